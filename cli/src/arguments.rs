@@ -135,8 +135,8 @@ impl Part {
     }
 
     /// Whether the shard at the position `shard` of the grid, in C order, belongs to this part.
-    pub(crate) fn has(self, shard: u64) -> bool {
-        shard % self.of == self.index
+    pub(crate) fn has(self, shard: u128) -> bool {
+        shard % u128::from(self.of.get()) == u128::from(self.index)
     }
 }
 

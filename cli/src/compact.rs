@@ -1,22 +1,19 @@
 //! `zarrs-cuda compact`: stores shards again without their unused bytes.
 
-use std::fs;
-use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
-use zarrs::array::Array;
-use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::maintenance::Shards;
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_cuda::maintenance::Compaction;
 
 use crate::arguments::shape_text;
+use crate::chosen::{Grid, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Opened, Store};
+use crate::open::{self, Opened};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::replacing::Replacing;
+use crate::work::{at_once, on_each};
 
 /// Store shards again without their unused bytes
 ///
@@ -50,14 +47,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
-    let grid = Grid::of(&opened.array);
-    let positions = args.shards.positions(&grid)?;
+    let grid = Grid::of(&opened.array)?;
+    let mut chosen = args.shards.chosen(&opened, &grid)?;
+    let stored = Sizes::default();
     // A shard and its new form.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
-    let done = on_each(
+    let mut done = on_each(
         ["compacting", "no shard was left torn"],
         &grid,
-        &positions,
+        &chosen,
         at_once,
         |shard| {
             let Some(usage) = shards.usage(shard)? else {
@@ -69,36 +67,37 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             #[allow(clippy::cast_precision_loss, reason = "a fraction")]
             let is_enough = unused as f64 > args.unused * usage.size as f64;
             if !is_enough || unused == 0 {
-                return Ok(Some((usage.size, usage.size)));
+                stored.add(usage.size, usage.size);
+                return Ok(None);
             }
-            if args.dry_run {
-                return Ok(Some((usage.size, usage.size - unused)));
+            let compaction = if args.dry_run {
+                shards.preview_compact(shard)?
+            } else {
+                replacing.compact(shard)?
+            };
+            if let Some(Compaction { before, after, .. }) = compaction {
+                stored.add(before, after);
             }
-            let compaction = replacing.compact(shard)?;
-            Ok(compaction.map(|compaction| (compaction.before, compaction.after)))
+            Ok(compaction.filter(|compaction| compaction.after < compaction.before))
         },
     )?;
 
     let mut lines = Vec::new();
     let mut rows = Vec::new();
-    let (mut before, mut after) = (0, 0);
-    for (shard, (was, is)) in &done.results {
-        before += was;
-        after += is;
-        if is < was {
-            lines.push(format!(
-                "shard {}: {} -> {}",
-                shape_text(shard),
-                bytes_text(*was),
-                bytes_text(*is)
-            ));
-            rows.push(json!({ "shard": shard, "before": was, "after": is }));
-        }
+    let mut unknown = 0_u64;
+    for (shard, compaction) in &done.results {
+        lines.push(in_words(shard, compaction, args.dry_run));
+        unknown = unknown.saturating_add(compaction.unknown);
+        rows.push(json!({
+            "shard": shard, "before": compaction.before, "after": compaction.after,
+            "unknown": compaction.unknown,
+        }));
     }
+    let [shards, before, after] = stored.get();
     lines.push(format!(
         "{} of {} {}: {} -> {}",
         rows.len(),
-        counted(done.results.len() + done.failures.len(), "stored shard"),
+        counted(shards + done.failures.len() as u64, "stored shard"),
         if args.dry_run {
             "to compact"
         } else {
@@ -107,15 +106,61 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         bytes_text(before),
         bytes_text(after)
     ));
+    if unknown > 0 {
+        let verb = if args.dry_run { "would be" } else { "were" };
+        lines.push(format!(
+            "{} {verb} dropped that no index in the shards knew: updates do not leave such bytes",
+            counted(unknown, "byte")
+        ));
+    }
+    lines.extend(chosen.outside_text());
     let json = json!({
         "array": opened.place.to_string(),
         "dry_run": args.dry_run,
-        "stored": done.results.len(),
+        "stored": shards,
+        "outside_of_grid": chosen.outside(),
         "before": before,
         "after": after,
+        "unknown": unknown,
         "compacted": rows,
     });
+    done.failures.extend(chosen.take_failures());
     Ok(Outcome::new(lines.join("\n"), json).with_errors(done.failures))
+}
+
+/// The number of stored shards, and their sizes in bytes before and after. Threads share it.
+#[derive(Default)]
+struct Sizes([AtomicU64; 3]);
+
+impl Sizes {
+    fn add(&self, before: u64, after: u64) {
+        for (sum, one) in self.0.iter().zip([1, before, after]) {
+            sum.fetch_add(one, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self) -> [u64; 3] {
+        self.0.each_ref().map(|sum| sum.load(Ordering::Relaxed))
+    }
+}
+
+fn in_words(shard: &[u64], compaction: &Compaction, is_dry: bool) -> String {
+    let Compaction { before, after, .. } = compaction;
+    let mut line = format!(
+        "shard {}: {} -> {}",
+        shape_text(shard),
+        bytes_text(*before),
+        bytes_text(*after)
+    );
+    if *after == 0 {
+        let verb = if is_dry { "is to be" } else { "was" };
+        line += &format!("; it had no subchunks, and {verb} erased");
+    }
+    if compaction.unknown > 0 {
+        let bytes = counted(compaction.unknown, "byte");
+        line += &format!("; no index in it knew {bytes} of that");
+    }
+    line
 }
 
 fn invalid_index(opened: &Opened, shard: &[u64]) -> Failure {
@@ -125,56 +170,4 @@ fn invalid_index(opened: &Opened, shard: &[u64]) -> Failure {
         opened.place
     ))
     .with_remedy("see it with `zarrs-cuda inspect`, and repair it with `zarrs-cuda recover` first")
-}
-
-/// The array, whose shards are replaced as a whole.
-enum Replacing<'a> {
-    /// In temporaries that are renamed.
-    Files {
-        array: Box<Array<AtomicWriteStorageAdapter<FilesystemStore>>>,
-        files: Arc<FilesystemStore>,
-    },
-    /// A value of an object store is replaced at once.
-    Objects(&'a Array<Store>),
-}
-
-impl<'a> Replacing<'a> {
-    fn of(opened: &'a Opened) -> Result<Self, Failure> {
-        let Some(files) = &opened.files else {
-            return Ok(Self::Objects(&opened.array));
-        };
-        let store = Arc::new(AtomicWriteStorageAdapter::new(files.clone()));
-        let metadata = opened.array.metadata().clone();
-        let array = Array::new_with_metadata(store, "/", metadata)
-            .map_err(|error| Failure::failed(format!("cannot open {}: {error}", opened.place)))?;
-        Ok(Self::Files {
-            array: Box::new(array),
-            files: files.clone(),
-        })
-    }
-
-    fn compact(
-        &self,
-        shard: &[u64],
-    ) -> Result<Option<zarrs_cuda::maintenance::Compaction>, Failure> {
-        match self {
-            Self::Files { array, files } => {
-                // The remains of a compaction that was killed, which the adapter would not replace.
-                let file = files.key_to_fspath(&array.chunk_key(shard));
-                let mut temporary = file.clone().into_os_string();
-                temporary.push(".tmp");
-                match fs::remove_file(&temporary) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(Failure::failed(format!(
-                            "cannot delete {}, which a compaction left that was killed: {error}",
-                            temporary.display()
-                        )));
-                    }
-                    _ => {}
-                }
-                Ok(Shards::of(array)?.compact(shard)?)
-            }
-            Self::Objects(array) => Ok(Shards::of(*array)?.compact(shard)?),
-        }
-    }
 }

@@ -5,12 +5,13 @@ use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
 
 use crate::arguments::shape_text;
+use crate::chosen::{Grid, Listed, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::work::{at_once, on_each};
 
 /// Pack subchunks that were written one by one into the shards of an array
 ///
@@ -61,7 +62,20 @@ impl Sparse {
     }
 }
 
-/// How many shards of `opened` have subchunks to pack.
+/// The shards of the grid that have subchunks to pack, and how many outside of the grid have some.
+fn listed(sparse: &Sparse, grid: &Grid) -> Result<Listed, Error> {
+    let mut listed = Listed::default();
+    for shard in sparse.pending()? {
+        match grid.position(&shard) {
+            Some(position) => listed.positions.push(position),
+            None => listed.outside += 1,
+        }
+    }
+    listed.positions.sort_unstable();
+    Ok(listed)
+}
+
+/// How many shards of the grid of `opened` have subchunks to pack.
 ///
 /// # Errors
 /// The store lists nothing, or fails. An array that cannot be consolidated has none.
@@ -76,7 +90,8 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
         }
         sparse => sparse?,
     };
-    Ok(sparse.pending()?.len())
+    let grid = Grid::of(&opened.array)?;
+    Ok(listed(&sparse, &grid)?.positions.len())
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
@@ -89,20 +104,28 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
     })?;
-    let grid = Grid::of(&opened.array);
-    let chosen = args.shards.positions(&grid)?;
-    let mut pending: Vec<_> = sparse
-        .pending()?
-        .iter()
-        .filter_map(|shard| grid.position(shard))
-        .collect();
-    pending.sort_unstable();
-    let positions: Vec<_> = chosen
-        .into_iter()
-        .filter(|position| pending.binary_search(position).is_ok())
-        .collect();
+    let grid = Grid::of(&opened.array)?;
+    let listed = listed(&sparse, &grid)?;
+    let outside = listed.outside;
+    let chosen = if args.shards.are_named() {
+        args.shards.named(&grid)?.only(&listed.positions)
+    } else {
+        args.shards.of_part(&grid, listed)
+    };
+    let outside_text = (outside > 0).then(|| {
+        let (lie, were) = if outside == 1 {
+            ("lies", "was")
+        } else {
+            ("lie", "were")
+        };
+        format!(
+            "{} with subchunks beside {lie} outside of the grid, left by a larger array, and {were} not packed",
+            counted(outside, "shard")
+        )
+    });
     if args.dry_run {
-        let shards: Vec<_> = positions
+        let shards: Vec<_> = chosen
+            .positions()
             .iter()
             .map(|&position| grid.indices(position))
             .collect();
@@ -111,7 +134,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .map(|shard| format!("shard {}", shape_text(shard)))
             .collect();
         lines.push(format!("{} to pack", counted(shards.len(), "shard")));
-        let json = json!({ "array": opened.place.to_string(), "dry_run": true, "pending": shards });
+        lines.extend(outside_text);
+        let json = json!({
+            "array": opened.place.to_string(), "dry_run": true, "pending": shards,
+            "outside_of_grid": outside,
+        });
         return Ok(Outcome::new(lines.join("\n"), json));
     }
     opened.must_be_plain("consolidate")?;
@@ -120,7 +147,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let done = on_each(
         ["consolidating", "nothing is lost"],
         &grid,
-        &positions,
+        &chosen,
         at_once,
         |shard| Ok(sparse.consolidate(shard)?),
     )?;
@@ -158,6 +185,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             sum.not_utf_8
         );
     }
-    let json = json!({ "array": opened.place.to_string(), "dry_run": false, "consolidated": rows });
+    if let Some(outside) = outside_text {
+        text += &format!("\n{outside}");
+    }
+    let json = json!({
+        "array": opened.place.to_string(), "dry_run": false, "consolidated": rows,
+        "outside_of_grid": outside,
+    });
     Ok(Outcome::new(text, json).with_errors(done.failures))
 }

@@ -11,6 +11,7 @@
 
 mod arguments;
 mod bench;
+mod chosen;
 mod codec;
 mod common;
 mod compact;
@@ -29,6 +30,7 @@ mod recover;
 mod reencode;
 #[cfg(feature = "remote")]
 mod remote;
+mod replacing;
 mod reshard;
 mod shapes;
 mod shell;

@@ -143,8 +143,8 @@ pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
 }
 
 /// A number of things as people read it: `1 shard`, `2 shards`.
-pub(crate) fn counted(number: impl TryInto<u64>, thing: &str) -> String {
-    let number = number.try_into().unwrap_or(u64::MAX);
+pub(crate) fn counted(number: impl TryInto<u128>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u128::MAX);
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
 }

@@ -1,17 +1,20 @@
 //! `zarrs-cuda recover`: repairs shards whose last update was interrupted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
 
 use crate::arguments::shape_text;
+use crate::chosen::{Grid, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open;
 use crate::outcome::Outcome;
 use crate::progress::counted;
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::replacing::Replacing;
+use crate::work::{at_once, on_each};
 
 /// Repair shards whose last update was interrupted
 ///
@@ -23,6 +26,14 @@ pub(crate) struct Args {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
+}
+
+/// A shard that is not intact, or was not.
+struct Found {
+    outcome: RecoveryOutcome,
+    unreadable: Vec<(usize, Arc<str>)>,
+    /// The number of names of its file, if it was replaced for that.
+    names: Option<u64>,
 }
 
 /// The subchunks that cannot be read: their numbers, and why.
@@ -43,50 +54,69 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         opened.must_be_plain("recover")?;
     }
     let shards = open::shards(&opened)?;
-    let grid = Grid::of(&opened.array);
-    let positions = args.shards.positions(&grid)?;
+    let replacing = Replacing::of(&opened)?;
+    let grid = Grid::of(&opened.array)?;
+    let mut chosen = args.shards.chosen(&opened, &grid)?;
+    let [stored, intact] = [AtomicU64::new(0), AtomicU64::new(0)];
     // A shard as it is stored, its repaired form, and the subchunks that threads decode.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
-    let done = on_each(
+    let mut done = on_each(
         ["recovering", "shards that were repaired stay so"],
         &grid,
-        &positions,
+        &chosen,
         at_once,
         |shard| {
-            let recovery = if args.dry_run {
-                shards.verify(shard)?.map(|found| {
-                    let outcome = found.inspection.recovery;
-                    (outcome, found.subchunks)
-                })
+            let mut names = None;
+            let (outcome, subchunks) = if args.dry_run {
+                let Some(found) = shards.verify(shard)? else {
+                    return Ok(None);
+                };
+                (found.inspection.recovery, found.subchunks)
             } else {
+                // A repair is written into the file: another name of it may be somebody's copy.
+                let several = Some(replacing.names(shard)).filter(|names| *names > 1);
+                let recovery = match several {
+                    Some(_) => replacing.recover(shard)?,
+                    None => shards.recover(shard)?,
+                };
                 let Recovery {
                     outcome, subchunks, ..
-                } = shards.recover(shard)?;
-                Some((outcome, subchunks))
+                } = recovery;
+                names = several.filter(|_| is_written(&outcome));
+                (outcome, subchunks)
             };
-            Ok(recovery.filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
+            if outcome == RecoveryOutcome::Absent {
+                return Ok(None);
+            }
+            stored.fetch_add(1, Ordering::Relaxed);
+            let is_intact = outcome == RecoveryOutcome::Intact;
+            intact.fetch_add(u64::from(is_intact), Ordering::Relaxed);
+            let unreadable = unreadable(&subchunks);
+            Ok((!is_intact || !unreadable.is_empty()).then_some(Found {
+                outcome,
+                unreadable,
+                names,
+            }))
         },
     )?;
+    let [stored, intact] = [stored.into_inner(), intact.into_inner()];
 
     let mut lines = Vec::new();
     let mut rows = Vec::new();
-    let (mut intact, mut repaired, mut not_well) = (0_u64, 0_u64, 0_u64);
-    for (shard, (outcome, subchunks)) in &done.results {
-        let unreadable = unreadable(subchunks);
+    let (mut repaired, mut not_well) = (0_u64, 0_u64);
+    for (shard, found) in &done.results {
+        let Found {
+            outcome,
+            unreadable,
+            names,
+        } = found;
         let is_unrecoverable = matches!(outcome, RecoveryOutcome::Unrecoverable { .. });
         // What a dry run decoded is the state before the repair.
-        let would_be_repaired =
-            args.dry_run && !is_unrecoverable && *outcome != RecoveryOutcome::Intact;
+        let is_repaired = !is_unrecoverable && *outcome != RecoveryOutcome::Intact;
+        let would_be_repaired = args.dry_run && is_repaired;
         let is_well = !is_unrecoverable && (unreadable.is_empty() || would_be_repaired);
-        match outcome {
-            RecoveryOutcome::Intact => intact += 1,
-            _ if is_unrecoverable => {}
-            _ => repaired += 1,
-        }
+        repaired += u64::from(is_repaired);
         not_well += u64::from(!is_well);
-        if *outcome == RecoveryOutcome::Intact && is_well {
-            continue;
-        }
         let mut line = format!(
             "shard {}: {}",
             shape_text(shard),
@@ -94,6 +124,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         );
         if !is_well && !unreadable.is_empty() {
             line += &format!("; {} unreadable", counted(unreadable.len(), "subchunk"));
+        }
+        if let Some(names) = names {
+            line += &format!(
+                "; it is a new file, because the old one has {names} names (hard links): the others keep the torn shard"
+            );
         }
         lines.push(line);
         rows.push(json!({
@@ -106,6 +141,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             "unreadable": unreadable.iter()
                 .map(|(number, reason)| json!({ "subchunk": number, "problem": &**reason }))
                 .collect::<Vec<_>>(),
+            "hard_links": names,
         }));
     }
     let verb = if args.dry_run {
@@ -114,15 +150,16 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "repaired"
     };
     lines.push(format!(
-        "{}, {} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
-        counted(positions.len(), "shard"),
-        done.results.len(),
+        "{}, {stored} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
+        counted(chosen.looked_at(), "shard"),
     ));
+    lines.extend(chosen.outside_text());
     let json = json!({
         "array": opened.place.to_string(),
         "dry_run": args.dry_run,
-        "shards": positions.len(),
-        "stored": done.results.len(),
+        "shards": chosen.looked_at_json(),
+        "stored": stored,
+        "outside_of_grid": chosen.outside(),
         "intact": intact,
         "repaired": repaired,
         "not_well": not_well,
@@ -134,7 +171,16 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     } else {
         outcome
     };
+    done.failures.extend(chosen.take_failures());
     Ok(outcome.with_errors(done.failures))
+}
+
+/// Whether the repair wrote bytes of the shard.
+fn is_written(outcome: &RecoveryOutcome) -> bool {
+    matches!(
+        outcome,
+        RecoveryOutcome::Undone | RecoveryOutcome::Completed
+    )
 }
 
 fn in_words(outcome: &RecoveryOutcome, is_dry: bool) -> String {

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,19 +49,38 @@ impl Files {
         key: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<()> {
-        let path = self.path(key);
-        let temporary = temporary(&path);
+        self.replace_at(&self.path(key), write)
+    }
+
+    fn replace_at(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let temporary = temporary(path);
         let written = self.create(&temporary).and_then(|mut file| {
             write(&mut file)?;
             self.sync_file(&file)
         });
-        let done = written.and_then(|()| fs::rename(&temporary, &path));
+        let done = written.and_then(|()| fs::rename(&temporary, path));
         if done.is_err() {
             // The first error is the one to report.
             let _ = fs::remove_file(&temporary);
         }
         done?;
-        self.sync_parent(&path)
+        self.sync_parent(path)
+    }
+
+    /// Copies the file at `path` to one that has no other name. Its other names (hard links), which may be
+    /// somebody's copy, keep the bytes that they have. A symbolic link stays one.
+    fn give_own_file(&self, path: &Path) -> io::Result<()> {
+        let path = fs::canonicalize(path)?;
+        let mut from = File::open(&path)?;
+        let rights = from.metadata()?.permissions();
+        self.replace_at(&path, |copy| {
+            copy.set_permissions(rights)?;
+            io::copy(&mut from, copy).map(drop)
+        })
     }
 
     fn sync_file(&self, file: &File) -> io::Result<()> {
@@ -237,7 +256,11 @@ impl WritableStorageTraits for Files {
         let path = self.path(key.as_str());
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
-        let file = self.open_to_write(&path, &options)?;
+        let mut file = self.open_to_write(&path, &options)?;
+        if file.metadata()?.nlink() > 1 {
+            self.give_own_file(&path)?;
+            file = options.open(&path)?;
+        }
         for (offset, value) in offset_values {
             file.write_all_at(&value, offset)?;
         }

@@ -50,7 +50,9 @@ pub(crate) fn consolidate(
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     for shard in work.pending {
         match number(&shard, &work.grid) {
-            Some(number) if number % parts == part => inside.push(shard),
+            Some(number) if number % u128::from(parts.max(1)) == u128::from(part) => {
+                inside.push(shard);
+            }
             None if part == 0 => outside.push(shard),
             _ => {}
         }
@@ -87,13 +89,15 @@ pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize,
 }
 
 /// The number of a shard in C order; `None` if it is not in the grid.
-fn number(shard: &[u64], grid: &[u64]) -> Option<u64> {
-    shard
-        .iter()
-        .zip(grid)
-        .try_fold(0_u64, |number, (index, count)| {
-            (index < count).then(|| number.wrapping_mul(*count).wrapping_add(*index))
+fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
+    let mut axes = shard.iter().zip(grid);
+    axes.try_fold(0_u128, |number, (&index, &count)| {
+        (index < count).then(|| {
+            // Of a grid with more shards than numbers, only the part that a shard belongs to is another.
+            let number = number.wrapping_mul(u128::from(count));
+            number.wrapping_add(u128::from(index))
         })
+    })
 }
 
 /// The array whose shards are looked after.
@@ -102,6 +106,14 @@ pub(crate) struct Maintained(pub(crate) Array<Store>);
 impl Maintained {
     fn shards(&self) -> Result<Shards<'_, Store>, Error> {
         Shards::of(&self.0).map_err(failed)
+    }
+
+    /// The stored shards within `grid`, in C order, by a listing. The array itself has no end.
+    pub(crate) fn stored(&self, grid: &[u64]) -> Result<Vec<Vec<u64>>, Error> {
+        let stored = self.shards()?.stored().map_err(failed)?;
+        let shards = stored.into_iter().map(|(shard, _)| shard);
+        let is_within = |shard: &Vec<u64>| number(shard, grid).is_some();
+        Ok(shards.filter(is_within).collect())
     }
 
     pub(crate) fn inspect(&self, shard: &[u64]) -> Result<Option<(String, String)>, Error> {

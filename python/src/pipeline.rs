@@ -415,6 +415,11 @@ impl Native {
         })
     }
 
+    /// The stored shards within the grid of shards, `grid`, in C order.
+    fn stored(&self, py: Python<'_>, path: &str, grid: Vec<u64>) -> PyResult<Vec<Vec<u64>>> {
+        detached(py, path, || self.maintained(path)?.stored(&grid))
+    }
+
     /// Describes the shard `shard`, in JSON and in words; None if there is none.
     fn inspect(
         &self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -46,6 +47,70 @@ def test_updates_in_place_leave_the_file_where_it_is(tmp_path: Path) -> None:
     # A rewrite makes another file.
     opened(tmp_path, OURS)[0, 1] = 8
     assert (tmp_path / "c/0/0").stat().st_ino != before
+
+
+def test_other_names_of_a_file_keep_what_they_have(tmp_path: Path) -> None:
+    create(tmp_path / "a", **KIND)[...] = 1
+    shard, copy = tmp_path / "a/c/0/0", tmp_path / "copy"
+    shard.chmod(0o640)
+    os.link(shard, copy)
+    # A symbolic link is followed, and stays one.
+    moved = tmp_path / "moved"
+    (tmp_path / "a/c/0/1").rename(moved)
+    (tmp_path / "a/c/0/1").symlink_to(moved)
+    before, far = copy.read_bytes(), moved.stat().st_ino
+    array = opened(tmp_path / "a", OURS, shards="in_place")
+    array[0, 0] = 6
+    array[0, 9] = 7
+    assert copy.read_bytes() == before
+    assert shard.stat().st_ino != copy.stat().st_ino
+    assert shard.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "a/c/0/1").is_symlink()
+    assert moved.stat().st_ino == far
+    own = shard.stat().st_ino
+    array[0, 1] = 8
+    assert shard.stat().st_ino == own
+    assert list(opened(tmp_path / "a", THEIRS)[0, [0, 1, 9]]) == [6, 8, 7]
+    # A repair is a write, too.
+    whole = shard.read_bytes()
+    array[4:6, 4:6] = 12345
+    shard.write_bytes(shard.read_bytes()[: len(whole) + 1])
+    copy.unlink()
+    os.link(shard, copy)
+    torn = copy.read_bytes()
+    zarrs_cuda.recover(array)
+    assert copy.read_bytes() == torn
+    assert list(opened(tmp_path / "a", THEIRS)[0, [0, 1, 9]]) == [6, 8, 7]
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (2**30, 2**30)])
+def test_vast_arrays_are_looked_after_by_a_listing(shape: tuple[int, ...], tmp_path: Path) -> None:
+    rank = len(shape)
+    of = {"chunks": (2,) * rank, "shards": (8,) * rank, "dtype": "uint16", "fill_value": 7}
+    create(tmp_path, shape=shape, **of)
+    array = opened(tmp_path, OURS, shards="in_place")
+    corner, far = (slice(0, 2),) * rank, tuple(slice(extent - 2, extent) for extent in shape)
+    array[corner], array[far] = 1, 2
+    for value in range(30):
+        array[far] = value + 10
+    assert zarrs_cuda.recover(array) == {}
+    last = tuple(extent // 8 - 1 for extent in shape)
+    seen = zarrs_cuda.inspect(array, last)
+    assert seen is not None
+    done = zarrs_cuda.compact(array)
+    assert set(done) <= {last}
+    assert seen.live == seen.size or done[last] == (seen.size, seen.live)
+    assert (array[far] == 39).all()
+    # A shard that a larger array left is no part of it.
+    document = json.loads((tmp_path / "zarr.json").read_text())
+    (tmp_path / "zarr.json").write_text(json.dumps(document | {"shape": [8] * rank}))
+    beyond = {path: (tmp_path / path).read_bytes() for path in files(tmp_path)}
+    outside = tmp_path / "c" / "/".join(map(str, last))
+    outside.write_bytes(b"torn")
+    beyond[str(outside.relative_to(tmp_path))] = b"torn"
+    assert zarrs_cuda.recover(array) == {}
+    assert zarrs_cuda.compact(array) == {}
+    assert {path: (tmp_path / path).read_bytes() for path in beyond} == beyond
 
 
 def test_shards_that_grew_are_compacted(tmp_path: Path) -> None:

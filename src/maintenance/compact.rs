@@ -8,6 +8,7 @@ use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
+use super::unknown::unknown;
 use crate::Error;
 use crate::codec::stored;
 use crate::metrics::counters;
@@ -23,6 +24,12 @@ pub struct Compaction {
     pub before: u64,
     /// The size of the shard now, in bytes; 0 if it had no subchunks and was erased.
     pub after: u64,
+    /// How many of the bytes that are gone no index in the shard knew, and were not zeros.
+    ///
+    /// Updates leave earlier subchunks, indices and records behind, which do not count. Another program
+    /// put these bytes there, or an update that was interrupted before its index, or the index that
+    /// knew them was written over.
+    pub unknown: u64,
 }
 
 /// Replaces the shard at `key` by one without unused bytes, with its subchunks in C order. Returns
@@ -77,6 +84,19 @@ pub(super) async fn compact_in<O: Reads + Writes>(
     Ok(Some(compaction))
 }
 
+/// What [`compact_in`] would do. Nothing is changed.
+pub(super) async fn preview_in<O: Reads>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Compaction>, Error> {
+    let Some(object) = read(store, key).await? else {
+        return Ok(None);
+    };
+    let (_, compaction) = compacted(&object, key, format)?;
+    Ok(Some(compaction))
+}
+
 /// The change that compacts `object`.
 fn compacted(
     object: &[u8],
@@ -110,5 +130,15 @@ fn compacted(
             }
         }
     };
-    Ok((change, Compaction { before, after }))
+    let unknown = if after < before {
+        unknown(object, shards)
+    } else {
+        0
+    };
+    let compaction = Compaction {
+        before,
+        after,
+        unknown,
+    };
+    Ok((change, compaction))
 }

@@ -75,7 +75,8 @@ pub enum ExtentProblem {
     Outside,
     /// It overlaps the index.
     OverIndex,
-    /// It overlaps the subchunk with this number. That is legal.
+    /// It overlaps the subchunk with this number, which says so, too, unless that one has another
+    /// problem. That is legal.
     Over(usize),
 }
 
@@ -421,23 +422,27 @@ fn subchunks(
             })
         })
         .collect();
-    // In the order in which they lie, each against the one before that reaches furthest.
+    // In the order in which they lie, each against the one before that reaches furthest. Both of a pair
+    // overlap.
     let mut order: Vec<usize> = (0..subchunks.len()).collect();
     order.sort_by_key(|&number| subchunks[number].map(|subchunk| subchunk.offset));
     let mut furthest: Option<(u64, usize)> = None;
     for number in order {
-        let Some(subchunk) = &mut subchunks[number] else {
+        let Some(subchunk) = subchunks[number] else {
             continue;
         };
         if subchunk.problem == Some(ExtentProblem::Outside) || subchunk.size == 0 {
             continue;
         }
         let end = subchunk.offset + subchunk.size;
-        match furthest {
-            Some((reach, other)) if subchunk.offset < reach => {
-                subchunk.problem.get_or_insert(ExtentProblem::Over(other));
+        if let Some((reach, other)) = furthest
+            && subchunk.offset < reach
+        {
+            for (one, over) in [(number, other), (other, number)] {
+                if let Some(one) = &mut subchunks[one] {
+                    one.problem.get_or_insert(ExtentProblem::Over(over));
+                }
             }
-            _ => {}
         }
         if furthest.is_none_or(|(reach, _)| reach < end) {
             furthest = Some((end, number));

@@ -17,9 +17,11 @@ mod diagnosis;
 mod format;
 mod inspect;
 mod io;
+mod keys;
 mod picture;
 mod recover;
 mod shards;
+mod unknown;
 mod verify;
 
 #[cfg(feature = "async")]

@@ -4,17 +4,23 @@ use std::sync::Arc;
 
 use zarrs::array::Array;
 #[cfg(feature = "async")]
-use zarrs_storage::AsyncReadableWritableStorageTraits;
-use zarrs_storage::{ReadableStorageTraits, ReadableWritableStorageTraits, StoreKey};
+use zarrs_storage::{
+    AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncReadableWritableStorageTraits,
+};
+use zarrs_storage::{
+    ListableStorageTraits, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError,
+    StoreKey,
+};
 
 #[cfg(feature = "async")]
 use super::compact::async_compact;
-use super::compact::{Compaction, compact, compact_in};
+use super::compact::{Compaction, compact, compact_in, preview_in};
 use super::format::ShardFormat;
 #[cfg(feature = "async")]
 use super::inspect::async_inspect;
 use super::inspect::{Inspection, inspect};
 use super::io::failed;
+use super::keys::ShardKeys;
 #[cfg(feature = "async")]
 use super::recover::async_recover;
 use super::recover::{Recovery, recover};
@@ -26,7 +32,7 @@ use crate::layout::RECORD_LEN;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::ranges::Merged;
-use crate::store::{Blocking, Reads, Writes, now};
+use crate::store::{Blocking, Lists, Reads, Writes, now};
 use crate::{CudaShardingCodec, Error, WriteStrategy};
 
 /// The shards of an array, each named by its chunk indices, in the array's own storage.
@@ -69,8 +75,22 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok((self.array.chunk_key(shard), format))
     }
 
-    async fn stored_in<O: Reads>(&self, store: &O) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+    async fn stored_in<O: Reads + Lists>(&self, store: &O) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+        let failed = |error: StorageError| {
+            let key = zarrs::node::meta_key_v3(self.array.path());
+            failed("list the shards beside", &key)(error)
+        };
+        let keys = ShardKeys::of(self.array).map_err(failed)?;
         let mut stored = Vec::new();
+        if keys.are_known() {
+            for shard in keys.listed(store).await.map_err(failed)? {
+                // A shard that was erased meanwhile has no size.
+                if let Some(size) = self.size_in(store, &shard).await? {
+                    stored.push((shard, size));
+                }
+            }
+            return Ok(stored);
+        }
         for shard in every_index(self.array.chunk_grid_shape()) {
             if let Some(size) = self.size_in(store, &shard).await? {
                 stored.push((shard, size));
@@ -79,22 +99,20 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(stored)
     }
 
-    async fn pending_in<O: Reads>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
+    async fn pending_in<O: Reads + Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
         let mut pending = Vec::new();
         if self.codec.options().write_strategy() == WriteStrategy::Slots {
             return Ok(pending);
         }
-        for shard in every_index(self.array.chunk_grid_shape()) {
-            if let Some(size) = self.size_in(store, &shard).await?
-                && self.is_pending(store, &shard, size).await?
-            {
+        for (shard, size) in self.stored_in(store).await? {
+            if self.is_pending(store, &shard, size).await? {
                 pending.push(shard);
             }
         }
         Ok(pending)
     }
 
-    async fn compact_pending_in<O: Reads + Writes>(
+    async fn compact_pending_in<O: Reads + Writes + Lists>(
         &self,
         store: &O,
     ) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
@@ -188,28 +206,35 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
         inspect(&*self.array.storage(), &key, &format)
     }
 
-    /// Returns the chunk indices of the stored shards, and the size of each in bytes.
-    ///
-    /// Sends one request for each shard of the grid.
+    /// Returns what [`compact`](Self::compact) would do to the shard with the chunk indices `shard`, and
+    /// changes nothing. The shard is read as a whole. Returns `None` if it is not stored.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the store fails.
-    pub fn stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
-        now(self.stored_in(&Blocking::new(&*self.array.storage())))
+    /// As for [`compact`](compact()) and [`ShardFormat::of`].
+    pub fn preview_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
+        let (key, format) = self.find(shard)?;
+        now(preview_in(
+            &Blocking::new(&*self.array.storage()),
+            &key,
+            &format,
+        ))
     }
 
-    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
-    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
-    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
-    /// do not add up.
+    /// Asks for each shard of the grid in C order, and returns the chunk indices and the size in bytes of
+    /// those that are stored: for stores that list nothing, as over HTTP. Where there is a listing use
+    /// [`stored`](Self::stored).
     ///
-    /// Asks the store for the size of each shard of the grid, and for the index of each stored
-    /// shard. Shards with an invalid index are left out: [`recover`](Self::recover) them.
+    /// Each step sends requests until a shard is found. There are as many requests as
+    /// [`Array::chunk_grid_shape`] has shards: look at it first. Nothing is kept from step to step.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the store fails.
-    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-        now(self.pending_in(&Blocking::new(&*self.array.storage())))
+    /// [`Error::Storage`] of a shard whose size the store does not say. The next step goes on behind it.
+    pub fn stored_by_asking(&self) -> impl Iterator<Item = Result<(Vec<u64>, u64), Error>> {
+        let storage = self.array.storage();
+        every_index(self.array.chunk_grid_shape()).filter_map(move |shard| {
+            let size = now(self.size_in(&Blocking::new(&*storage), &shard));
+            size.map(|size| Some((shard, size?))).transpose()
+        })
     }
 
     /// Verifies the shard with the chunk indices `shard`: see [`verify`](verify()).
@@ -233,6 +258,39 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     }
 }
 
+/// Which shards there are, by a listing.
+impl<S: ReadableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
+    /// Returns the chunk indices of the stored shards in C order, and the size of each in bytes. Shards
+    /// outside of the grid, which a larger array left, are not among them.
+    ///
+    /// Lists the array directory by directory, and asks for the size of each stored shard: time and
+    /// memory are in proportion to what is stored, however large the grid is. A chunk key encoding
+    /// that does not spell indices in decimal digits cannot be read back; then each shard of the grid
+    /// is asked for.
+    ///
+    /// zarrs' `FilesystemStore` lists nothing, without an error, in a directory that it cannot read.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+        now(self.stored_in(&Blocking::new(&*self.array.storage())))
+    }
+
+    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
+    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
+    /// do not add up.
+    ///
+    /// Finds the [stored](Self::stored) shards, and asks for the index of each. Shards with an invalid
+    /// index are left out: [`recover`](Self::recover) them.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        now(self.pending_in(&Blocking::new(&*self.array.storage())))
+    }
+}
+
 impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
     ///
@@ -251,7 +309,9 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         let (key, format) = self.find(shard)?;
         recover(&*self.array.storage(), &key, &format)
     }
+}
 
+impl<S: ReadableWritableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
     /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
     /// [`compact`](compact()).
     ///
@@ -302,6 +362,15 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         async_verify(&*self.array.storage(), &key, &format).await
     }
 
+    /// [`preview_compact`](Self::preview_compact) for an asynchronous store.
+    ///
+    /// # Errors
+    /// As for [`preview_compact`](Self::preview_compact).
+    pub async fn async_preview_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
+        let (key, format) = self.find(shard)?;
+        preview_in(&Awaited(&*self.array.storage()), &key, &format).await
+    }
+
     /// [`usage`](Self::usage) for an asynchronous store.
     ///
     /// # Errors
@@ -309,7 +378,11 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     pub async fn async_usage(&self, shard: &[u64]) -> Result<Option<Usage>, Error> {
         self.usage_in(&Awaited(&*self.array.storage()), shard).await
     }
+}
 
+/// Which shards there are, by a listing of an asynchronous store.
+#[cfg(feature = "async")]
+impl<S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards<'_, S> {
     /// [`stored`](Self::stored) for an asynchronous store, with one request after the other.
     ///
     /// # Errors
@@ -325,7 +398,10 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
         self.pending_in(&Awaited(&*self.array.storage())).await
     }
+}
 
+#[cfg(feature = "async")]
+impl<S: AsyncReadableWritableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards<'_, S> {
     /// [`compact_pending`](Self::compact_pending) for an asynchronous store, one shard after the other.
     ///
     /// # Errors

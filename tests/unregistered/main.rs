@@ -7,6 +7,7 @@
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `reader` | `ArrayReader` |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
+//! | `vast` | arrays of vast grids, of which next to nothing is stored |
 //! | `writer` | `ArrayWriter` |
 
 #![allow(
@@ -19,4 +20,5 @@ mod codec;
 mod maintenance;
 mod reader;
 mod sparse;
+mod vast;
 mod writer;

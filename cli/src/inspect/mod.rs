@@ -203,6 +203,7 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         "index": facts.index,
         "grid": survey.grid,
         "stored": survey.stored.len(),
+        "outside_of_grid": survey.outside,
         "bytes": survey.bytes(),
         "indices_read": survey.looks.len(),
         "states": states,

@@ -1,9 +1,13 @@
 //! Which objects an array has, by a listing.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use zarrs::array::ChunkKeyEncoding;
+
+use crate::failure::Failure;
+use crate::open::{Opened, Place};
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
 const FRAME: &str = ".frame";
@@ -63,6 +67,82 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// An object that a listing has found.
+pub(crate) struct Object<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) kind: ObjectKind<'a>,
+}
+
+pub(crate) enum ObjectKind<'a> {
+    File(&'a fs::DirEntry),
+    /// A directory, of which the objects are found, too.
+    Directory,
+    /// An object of a store that is none of files, and its size in bytes.
+    Sized(u64),
+}
+
+impl Object<'_> {
+    /// The size in bytes; `None` if it is no object with bytes, or was erased meanwhile.
+    pub(crate) fn size(&self) -> Option<u64> {
+        match self.kind {
+            ObjectKind::File(entry) => fs::metadata(entry.path()).ok().map(|found| found.len()),
+            ObjectKind::Directory => None,
+            ObjectKind::Sized(size) => Some(size),
+        }
+    }
+}
+
+/// Calls `on_object` with each object of an array, in any order. Returns the directories that cannot be read:
+/// nothing is known of what is in them.
+///
+/// # Errors
+/// The store lists nothing.
+pub(crate) fn objects(
+    opened: &Opened,
+    mut on_object: impl FnMut(&Object<'_>),
+) -> Result<Vec<Failure>, Failure> {
+    let mut failures = Vec::new();
+    match (&opened.place, &opened.sizes) {
+        (Place::Directory(root), _) => {
+            let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
+                let kind = if is_directory {
+                    ObjectKind::Directory
+                } else {
+                    ObjectKind::File(entry)
+                };
+                on_object(&Object { key: &key, kind });
+            };
+            let failed = |problem: String| {
+                let failure = Failure::failed(problem).with_remedy(
+                    "see to it that this process may read it, and run the command again",
+                );
+                failures.push(failure);
+                Ok(())
+            };
+            entries(root, each, failed).map_err(Failure::failed)?;
+        }
+        (Place::Url(_), Some(sizes)) => {
+            let sizes = sizes().map_err(|error| {
+                Failure::failed(format!(
+                    "cannot list the objects of {}: {error}",
+                    opened.place
+                ))
+            })?;
+            for (key, size) in sizes {
+                let kind = ObjectKind::Sized(size);
+                on_object(&Object { key: &key, kind });
+            }
+        }
+        (Place::Url(_), None) => {
+            return Err(Failure::failed(format!(
+                "cannot list the objects of {}",
+                opened.place
+            )));
+        }
+    }
+    Ok(failures)
+}
+
 /// The files in `root` and below, by their keys, in any order. Names that are not UTF-8 are no keys.
 ///
 /// # Errors
@@ -71,17 +151,54 @@ pub(crate) fn files(
     root: &Path,
     mut on_file: impl FnMut(String, &fs::DirEntry),
 ) -> Result<(), String> {
+    let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
+        if !is_directory {
+            on_file(key, entry);
+        }
+    };
+    entries(root, each, Err)
+}
+
+/// The files and directories below `root`, by their keys, and whether it is a directory. `failed` gets what
+/// cannot be read, and goes on or ends the listing.
+fn entries(
+    root: &Path,
+    mut on_entry: impl FnMut(String, &fs::DirEntry, bool),
+    mut failed: impl FnMut(String) -> Result<(), String>,
+) -> Result<(), String> {
     let mut directories: Vec<(PathBuf, String)> = vec![(root.to_path_buf(), String::new())];
     while let Some((directory, prefix)) = directories.pop() {
         let cannot = |error: &dyn std::fmt::Display| {
             format!("cannot list the directory {}: {error}", directory.display())
         };
-        for entry in fs::read_dir(&directory).map_err(|error| cannot(&error))? {
-            let entry = entry.map_err(|error| cannot(&error))?;
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // Another process has removed it since: a frame, for example.
+            Err(error) if error.kind() == ErrorKind::NotFound && !prefix.is_empty() => continue,
+            Err(error) => {
+                failed(cannot(&error))?;
+                continue;
+            }
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    failed(cannot(&error))?;
+                    break;
+                }
+            };
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let mut kind = entry.file_type().map_err(|error| cannot(&error))?;
+            let mut kind = match entry.file_type() {
+                Ok(kind) => kind,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => {
+                    failed(cannot(&error))?;
+                    continue;
+                }
+            };
             if kind.is_symlink() {
                 match fs::metadata(entry.path()) {
                     Ok(metadata) => kind = metadata.file_type(),
@@ -90,9 +207,10 @@ pub(crate) fn files(
             }
             let key = format!("{prefix}{name}");
             if kind.is_dir() {
+                on_entry(key.clone(), &entry, true);
                 directories.push((entry.path(), key + "/"));
             } else if kind.is_file() {
-                on_file(key, &entry);
+                on_entry(key, &entry, false);
             }
         }
     }

@@ -8,9 +8,9 @@ use zarrs::array::Array;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::look::{Look, State};
-use super::stored::{self, Keys};
+use super::stored::{self, Keys, ObjectKind};
 use crate::failure::Failure;
-use crate::open::{Opened, Place, Store};
+use crate::open::{Opened, Store};
 use crate::progress::{Progress, Unit};
 use crate::stop;
 
@@ -32,6 +32,8 @@ pub(super) struct Survey {
     /// The shards beside which subchunks wait in a frame. They need not be stored.
     pub(super) framed: BTreeSet<u64>,
     pub(super) sizes: Histogram,
+    /// The number of stored shards outside of the grid, which a larger array left.
+    pub(super) outside: u64,
 }
 
 /// How many subchunks there are of about each size: bin *b* counts sizes from 2^(b/4) bytes on, to
@@ -136,36 +138,35 @@ impl Survey {
         };
         if !keys.are_known() {
             // Each shard of the grid is asked for.
-            let stored = Shards::of(array)?.stored()?;
-            let number = |(indices, size): (Vec<u64>, u64)| (number_of(&indices, &grid), size);
-            survey.stored = stored.into_iter().map(number).collect();
+            for found in Shards::of(array)?.stored_by_asking() {
+                if stop::is_asked() {
+                    return Err(Failure::interrupted("not all shards were asked for"));
+                }
+                let (indices, size) = found?;
+                survey.stored.push((number_of(&indices, &grid), size));
+            }
             return Ok(survey);
         }
-        let mut add = |key: &str, size: &mut dyn FnMut() -> Option<u64>| {
-            if let Some(indices) = keys.in_grid(key) {
-                // A shard that was erased meanwhile has no size.
-                let shard = size().map(|size| (number_of(&indices, &grid), size));
-                survey.stored.extend(shard);
-            } else if let Some(shard) = keys.framed(key) {
+        let failures = stored::objects(opened, |object| {
+            if let Some(indices) = keys.parse(object.key) {
+                let is_there = indices.iter().zip(&grid).all(|(i, n)| i < n);
+                match object.kind {
+                    ObjectKind::Directory => {}
+                    _ if !is_there => survey.outside += 1,
+                    // A shard that was erased meanwhile has no size.
+                    _ => {
+                        let shard = object.size().map(|size| (number_of(&indices, &grid), size));
+                        survey.stored.extend(shard);
+                    }
+                }
+            } else if let Some(shard) = keys.framed(object.key)
+                && shard.iter().zip(&grid).all(|(i, n)| i < n)
+            {
                 survey.framed.insert(number_of(&shard, &grid));
             }
-        };
-        if let Place::Directory(path) = &opened.place {
-            stored::files(path, |key, entry| {
-                add(&key, &mut || entry.metadata().ok().map(|found| found.len()));
-            })
-            .map_err(Failure::failed)?;
-        }
-        if let Some(sizes) = &opened.sizes {
-            let sizes = sizes().map_err(|error| {
-                Failure::failed(format!(
-                    "cannot list the shards of {}: {error}",
-                    opened.place
-                ))
-            })?;
-            for (key, size) in sizes {
-                add(&key, &mut || Some(size));
-            }
+        })?;
+        if let Some(failure) = failures.into_iter().next() {
+            return Err(failure);
         }
         survey.stored.sort_unstable();
         Ok(survey)

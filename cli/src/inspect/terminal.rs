@@ -9,6 +9,7 @@ use zarrs_cuda::maintenance::Inspection;
 use super::facts::Facts;
 use super::look::State;
 use super::survey::{Survey, indices};
+use crate::chosen::outside_text;
 
 /// Cells of the map: columns and rows at most.
 const COLUMNS: u64 = 64;
@@ -114,6 +115,9 @@ pub(super) fn survey(
     row(&mut text, "codecs", &facts.chain, columns);
     row(&mut text, "index", &facts.index, columns);
     row(&mut text, "stored", &stored(facts, survey), columns);
+    if let Some(outside) = outside_text(survey.outside) {
+        row(&mut text, "outside", &outside, columns);
+    }
     if !survey.stored.is_empty() {
         row(&mut text, "sizes", &sizes(survey), columns);
     }

@@ -1,19 +1,23 @@
 //! `zarrs-cuda verify`: which shards and subchunks are damaged, or differ from another array.
 
 mod against;
+mod covered;
 mod damage;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::Shards;
 
 use self::damage::ShardDamage;
+use crate::chosen::{self, Chosen, Grid, ShardArgs};
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::work::{at_once, on_each};
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
 #[derive(clap::Args, Debug)]
@@ -25,13 +29,19 @@ pub(crate) struct Args {
     against: Option<Place>,
 }
 
-/// What was found in a shard.
+/// What is wrong with a shard.
 struct Found {
-    stored: bool,
-    size: u64,
-    subchunks: usize,
     damage: Option<ShardDamage>,
     differences: Vec<against::Difference>,
+}
+
+/// What was seen of all shards. Threads share it.
+#[derive(Default)]
+struct Seen {
+    stored: AtomicU64,
+    /// In bytes.
+    size: AtomicU64,
+    subchunks: AtomicU64,
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
@@ -49,66 +59,89 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         )
         .not_well());
     }
-    let grid = Grid::of(&opened.array);
-    let positions = args.shards.positions(&grid)?;
+    let grid = Grid::of(&opened.array)?;
+    let (mut chosen, unwritten) = match &other {
+        Some(other) => covered::chosen(&args.shards, &opened, other, &grid)?,
+        None => (args.shards.chosen(&opened, &grid)?, 0),
+    };
+    let seen = Seen::default();
     // A shard as it is stored, and the subchunks that threads decode; or two decoded shards.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
-    let done = on_each(
+    let mut done = on_each(
         ["verifying", "nothing was changed"],
         &grid,
-        &positions,
+        &chosen,
         at_once,
-        |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
+        |shard| look_at(&opened, &shards, other.as_ref(), shard, &seen),
     )?;
-    Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
+    done.failures.extend(chosen.take_failures());
+    let all = All {
+        chosen,
+        seen,
+        unwritten,
+        found: done.results,
+    };
+    Ok(report(args, common, &opened, all).with_errors(done.failures))
 }
 
-/// Looks at one shard. What cannot be read is damage; it is no failure.
+/// Looks at one shard. What cannot be read is damage; it is no failure. Nothing is kept of a shard without any.
 fn look_at(
     opened: &Opened,
     shards: &Shards<'_, open::Store>,
     other: Option<&Opened>,
     shard: &[u64],
-) -> Result<Found, Failure> {
+    seen: &Seen,
+) -> Result<Option<Found>, Failure> {
     let mut found = Found {
-        stored: true,
-        size: 0,
-        subchunks: 0,
         damage: None,
         differences: Vec::new(),
     };
     match shards.verify(shard) {
-        Ok(None) => found.stored = false,
+        Ok(None) => {}
         Ok(Some(verification)) => {
-            found.size = verification.inspection.size;
-            found.subchunks = verification.inspection.num_stored();
+            let inspection = &verification.inspection;
+            let subchunks = inspection.num_stored() as u64;
+            seen.stored.fetch_add(1, Ordering::Relaxed);
+            seen.size.fetch_add(inspection.size, Ordering::Relaxed);
+            seen.subchunks.fetch_add(subchunks, Ordering::Relaxed);
             found.damage = ShardDamage::of(&verification);
         }
-        Err(error) => found.damage = Some(ShardDamage::unreadable(&error)),
+        Err(error) => {
+            seen.stored.fetch_add(1, Ordering::Relaxed);
+            found.damage = Some(ShardDamage::unreadable(&error));
+        }
     }
     if let Some(other) = other {
         found.differences = against::differences(opened, other, shard)?;
     }
-    Ok(found)
+    let is_well = found.damage.is_none() && found.differences.is_empty();
+    Ok((!is_well).then_some(found))
 }
 
-fn report(
-    args: &Args,
-    common: &Common,
-    opened: &Opened,
-    found: &[(Vec<u64>, Found)],
-    looked_at: usize,
-) -> Outcome {
+/// Everything that was looked at.
+struct All {
+    chosen: Chosen,
+    seen: Seen,
+    /// The number of shards that are stored in neither array, whose fill values differ.
+    unwritten: u128,
+    found: Vec<(Vec<u64>, Found)>,
+}
+
+fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
+    let All {
+        chosen,
+        seen,
+        unwritten,
+        found,
+    } = all;
     let mut lines = Vec::new();
     // Of a million damaged shards either takes gigabytes: only one is made.
     let mut damaged: Vec<Value> = Vec::new();
     let mut different: Vec<Value> = Vec::new();
-    let (mut bad, mut differ) = (0_u64, 0_u64);
-    let (mut stored, mut size, mut subchunks, mut bad_subchunks) = (0_u64, 0, 0, 0);
-    for (shard, found) in found {
-        stored += u64::from(found.stored);
-        size += found.size;
-        subchunks += found.subchunks;
+    let (mut bad, mut differ, mut bad_subchunks) = (0_u64, unwritten, 0);
+    let [stored, size, subchunks] =
+        [seen.stored, seen.size, seen.subchunks].map(AtomicU64::into_inner);
+    for (shard, found) in &found {
         if let Some(damage) = &found.damage {
             bad_subchunks += damage.subchunks.len();
             bad += 1;
@@ -129,7 +162,7 @@ fn report(
     }
     let mut summary = format!(
         "{}, {stored} stored in {}, {}: ",
-        counted(looked_at, "shard"),
+        counted(chosen.looked_at(), "shard"),
         bytes_text(size),
         counted(subchunks, "subchunk")
     );
@@ -147,6 +180,14 @@ fn report(
             0 => format!("\nequal to {other}, bit for bit"),
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
+        if unwritten > 0 {
+            summary += &format!(
+                "\nof these {unwritten} are stored in neither, and the fill values differ"
+            );
+        }
+    }
+    if let Some(outside) = chosen.outside_text() {
+        summary += &format!("\n{outside}");
     }
     let waiting = consolidate::pending(opened);
     if let Err(failure) = &waiting {
@@ -164,17 +205,19 @@ fn report(
     lines.push(summary);
     let json = json!({
         "array": opened.place.to_string(),
-        "shards": looked_at,
+        "shards": chosen.looked_at_json(),
         "stored": stored,
+        "outside_of_grid": chosen.outside(),
         "stored_bytes": size,
         "subchunks": subchunks,
         "damaged": damaged,
         "against": args.against.as_ref().map(ToString::to_string),
         "different": different,
+        "different_fill_value": chosen::json_number(unwritten),
         "shards_to_consolidate": waiting.ok(),
     });
     let outcome = Outcome::new(lines.join("\n"), json);
-    if bad + differ > 0 {
+    if bad > 0 || differ > 0 {
         outcome.not_well()
     } else {
         outcome

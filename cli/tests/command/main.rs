@@ -23,3 +23,4 @@ mod reencode;
 mod remote;
 mod stream;
 mod unreadable;
+mod vast;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import os
 import re
@@ -22,8 +21,6 @@ from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zarrs_cuda._internal import Native
     from zarrs_cuda._settings import Mode
 
@@ -111,7 +108,12 @@ def consolidate(
 def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     """Store the shards without unused bytes, which updates in place leave behind.
 
-    Nothing else may write the shards meanwhile. Each is replaced at once.
+    Nothing else may write the shards meanwhile. Each is replaced at once. The stored shards are found by
+    a listing, however large the array is; those outside of its shape, which a larger array left, are
+    left alone.
+
+    The new file belongs to the user of this process, and its rights are those of new files. A symbolic
+    link to a shard is replaced by the file. Other names of the old file (hard links) keep its bytes.
 
     Parameters
     ----------
@@ -134,14 +136,16 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
         If a file cannot be read or written. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True)
-    done = {shard: ours.compact(path, list(shard)) for shard in _every(grid)}
+    done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
     return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
 
 def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     """Repair what processes left that were killed while they wrote.
 
-    Shards whose last update in place was interrupted are completed, or as they were before. Temporary
+    Shards whose last update in place was interrupted are completed, or as they were before. They are found
+    by a listing; shards outside of the shape of the array are left alone. A file with several names (hard
+    links) is not written to: the repaired shard is a new file, and the other names keep the torn one. Temporary
     files are deleted: those of zarr-python, too, and those of arrays without shards. Nothing else may
     write the array meanwhile.
 
@@ -165,8 +169,8 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     """
     ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()
-    shards = _every(grid) if ours.is_sharded else ()
-    found = {shard: ours.recover(path, list(shard), threads)[0] for shard in shards}
+    shards = ours.stored(path, grid) if ours.is_sharded else []
+    found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
     store = array.store_path.store
     if isinstance(store, LocalStore):
         for directory, _, names in os.walk(store.root / path):
@@ -314,7 +318,3 @@ def _grid(metadata: Any) -> list[int]:
     """Return the shape of the grid of shards."""
     chunk = metadata.chunk_grid.chunk_shape
     return [-(-extent // size) for extent, size in zip(metadata.shape, chunk, strict=True)]
-
-
-def _every(grid: list[int]) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*(range(count) for count in grid))
