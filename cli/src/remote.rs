@@ -5,7 +5,7 @@
 use std::error::Error as _;
 use std::sync::{Arc, OnceLock};
 
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
@@ -14,15 +14,11 @@ use object_store::{
     ClientConfigKey, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
 };
 use tokio::runtime::{Builder, Runtime};
-use zarrs_object_store::AsyncObjectStore;
 use zarrs_storage::byte_range::ByteRangeIterator;
-use zarrs_storage::storage_adapter::async_to_sync::{
-    AsyncToSyncBlockOn, AsyncToSyncStorageAdapter,
-};
 use zarrs_storage::{
-    AsyncReadableStorageTraits, Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
-    OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
-    StoreKeysPrefixes, StorePrefix, WritableStorageTraits, store_set_partial_many,
+    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    WritableStorageTraits, store_set_partial_many,
 };
 
 use crate::failure::Failure;
@@ -43,15 +39,6 @@ const SECRETS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "CREDENTIALS"];
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-
-/// Waits on the runtime, from any thread that is none of the runtime's.
-struct Wait(&'static Runtime);
-
-impl AsyncToSyncBlockOn for Wait {
-    fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.0.block_on(future)
-    }
-}
 
 fn runtime() -> Result<&'static Runtime, Failure> {
     if let Some(runtime) = RUNTIME.get() {
@@ -189,8 +176,6 @@ fn has_credentials() -> bool {
 pub(crate) struct Remote {
     is_http: bool,
     objects: Arc<dyn ObjectStore>,
-    store: Arc<AsyncObjectStore<Arc<dyn ObjectStore>>>,
-    blocking: AsyncToSyncStorageAdapter<AsyncObjectStore<Arc<dyn ObjectStore>>, Wait>,
     runtime: &'static Runtime,
 }
 
@@ -204,7 +189,7 @@ impl Remote {
         let runtime = runtime()?;
         let cannot = |error| address.failure(place, &error);
         let first = address.store(FIRST_RETRIES).map_err(cannot)?;
-        match runtime.block_on(first.get(&Path::from("zarr.json"))) {
+        match runtime.block_on(first.get(&Path::from_iter(["zarr.json"]))) {
             Ok(_) => {}
             Err(Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
             }
@@ -212,26 +197,29 @@ impl Remote {
         }
         let retries = RetryConfig::default().max_retries;
         let objects = address.store(retries).map_err(cannot)?;
-        let store = Arc::new(AsyncObjectStore::new(objects.clone()));
         Ok(Self {
             is_http: matches!(address, Address::Http(_)),
             objects,
-            blocking: AsyncToSyncStorageAdapter::new(store.clone(), Wait(runtime)),
-            store,
             runtime,
         })
     }
 
-    /// The keys of all objects, and their sizes in bytes. One request answers for a thousand.
+    /// The keys of all objects, and their sizes in bytes.
     ///
     /// # Errors
     /// As listings of the store.
     pub(crate) fn sizes(&self) -> Result<Vec<(String, u64)>> {
+        self.objects_below(&StorePrefix::root())
+    }
+
+    /// The keys of the objects below `prefix`, and their sizes in bytes. One request answers for a thousand.
+    fn objects_below(&self, prefix: &StorePrefix) -> Result<Vec<(String, u64)>> {
         self.must_list()?;
-        let listed = self.objects.list(None);
+        let below = path_below(prefix)?;
+        let listed = self.objects.list(below.as_ref());
         let sizes = listed.map_ok(|object| (object.location.to_string(), object.size));
         let sizes = self.runtime.block_on(sizes.try_collect());
-        sizes.map_err(|error| StorageError::Other(tidy(&error.to_string())))
+        sizes.map_err(|error| told(&error))
     }
 
     fn must_list(&self) -> Result<()> {
@@ -249,14 +237,11 @@ impl Remote {
         Ok(())
     }
 
-    async fn send(&self, key: &StoreKey, value: Bytes) -> object_store::Result<()> {
+    async fn send(&self, path: &Path, value: Bytes) -> object_store::Result<()> {
         /// Of parts that S3 takes.
         const MOST: usize = 10_000;
         let part = (LONG / 4).max(value.len().div_ceil(MOST));
-        let upload = self
-            .objects
-            .put_multipart(&Path::from(key.as_str()))
-            .await?;
+        let upload = self.objects.put_multipart(path).await?;
         let mut upload = WriteMultipart::new_with_chunk_size(upload, part);
         let mut rest = value;
         while !rest.is_empty() {
@@ -273,12 +258,39 @@ impl Remote {
     }
 }
 
-/// The error for people, without credentials.
-fn told(error: StorageError) -> StorageError {
-    match error {
-        StorageError::Other(text) => StorageError::Other(tidy(&text)),
-        error => error,
+/// The path of an object. Its characters stay as they are: `Path::from` would encode some of them, so that
+/// a key would have one name here and another where a path is parsed.
+fn path_of(key: &str) -> Result<Path> {
+    Path::parse(key.trim_end_matches('/')).map_err(|error| {
+        StorageError::Other(format!("no object can have the name {key:?}: {error}"))
+    })
+}
+
+/// The path below which objects with the prefix lie; `None` for all objects.
+fn path_below(prefix: &StorePrefix) -> Result<Option<Path>> {
+    let path = path_of(prefix.as_str())?;
+    Ok((!path.is_root()).then_some(path))
+}
+
+/// The name that `Path::from` gave the object whose name is `name` now, if it is another one. Earlier
+/// versions of this command, and zarrs, store objects so.
+pub(crate) fn encoded(name: &str) -> Option<String> {
+    let encoded = Path::from(name);
+    (encoded.as_ref() != name).then(|| encoded.to_string())
+}
+
+/// A value, or `None` if there is none.
+fn found<T>(result: object_store::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(told(&error)),
     }
+}
+
+/// The error for people, without credentials.
+fn told(error: &Error) -> StorageError {
+    StorageError::Other(tidy(&error.to_string()))
 }
 
 /// What servers say, in one line: of XML the code and the message, of pages nothing, of credentials nothing.
@@ -324,9 +336,9 @@ fn tidy(text: &str) -> String {
 
 impl ReadableStorageTraits for Remote {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
-        // The adapter's own would ask for the size first.
-        let value = self.runtime.block_on(self.store.get(key));
-        value.map_err(told)
+        let path = path_of(key.as_str())?;
+        let value = async { self.objects.get(&path).await?.bytes().await };
+        found(self.runtime.block_on(value))
     }
 
     fn get_partial_many<'a>(
@@ -334,27 +346,50 @@ impl ReadableStorageTraits for Remote {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
-        let parts = self.blocking.get_partial_many(key, byte_ranges);
-        parts.map_err(told)
+        let Some(size) = self.size_key(key)? else {
+            return Ok(None);
+        };
+        let path = path_of(key.as_str())?;
+        let ranges: Vec<_> = byte_ranges.map(|range| range.to_range(size)).collect();
+        let parts = self.objects.get_ranges(&path, &ranges);
+        let Some(parts) = found(self.runtime.block_on(parts))? else {
+            return Ok(None);
+        };
+        let parts = ranges.into_iter().zip(parts).map(|(range, bytes)| {
+            let wanted = range.end.saturating_sub(range.start);
+            if bytes.len() as u64 == wanted {
+                return Ok(bytes);
+            }
+            Err(StorageError::Other(format!(
+                "the server sent {} bytes, and {wanted} were asked for",
+                bytes.len()
+            )))
+        });
+        Ok(Some(Box::new(parts)))
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
-        self.blocking.size_key(key).map_err(told)
+        let path = path_of(key.as_str())?;
+        let object = found(self.runtime.block_on(self.objects.head(&path)))?;
+        Ok(object.map(|object| object.size))
     }
 
     fn supports_get_partial(&self) -> bool {
-        self.blocking.supports_get_partial()
+        true
     }
 }
 
 impl WritableStorageTraits for Remote {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         self.must_write()?;
-        if value.len() < LONG {
-            return self.blocking.set(key, value).map_err(told);
-        }
-        let sent = self.runtime.block_on(self.send(key, value));
-        sent.map_err(|error| StorageError::Other(tidy(&error.to_string())))
+        let path = path_of(key.as_str())?;
+        let stored = if value.len() < LONG {
+            let stored = self.runtime.block_on(self.objects.put(&path, value.into()));
+            stored.map(|_| ())
+        } else {
+            self.runtime.block_on(self.send(&path, value))
+        };
+        stored.map_err(|error| told(&error))
     }
 
     fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
@@ -363,38 +398,58 @@ impl WritableStorageTraits for Remote {
 
     fn erase(&self, key: &StoreKey) -> Result<()> {
         self.must_write()?;
-        self.blocking.erase(key).map_err(told)
+        let path = path_of(key.as_str())?;
+        found(self.runtime.block_on(self.objects.delete(&path))).map(drop)
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
         self.must_write()?;
-        self.blocking.erase_prefix(prefix).map_err(told)
+        let below = path_below(prefix)?;
+        let below = self.objects.list(below.as_ref());
+        let below = below.map_ok(|object| object.location).boxed();
+        let erased = self.objects.delete_stream(below);
+        let erased = erased.try_for_each(|_| std::future::ready(Ok(())));
+        self.runtime.block_on(erased).map_err(|error| told(&error))
     }
 
     fn supports_set_partial(&self) -> bool {
-        self.blocking.supports_set_partial()
+        false
     }
 }
 
 impl ListableStorageTraits for Remote {
     fn list(&self) -> Result<StoreKeys> {
-        self.must_list()?;
-        self.blocking.list().map_err(told)
+        self.list_prefix(&StorePrefix::root())
     }
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
-        self.must_list()?;
-        self.blocking.list_prefix(prefix).map_err(told)
+        let keys = self.objects_below(prefix)?;
+        let keys = keys.into_iter().map(|(key, _)| StoreKey::new(key));
+        let mut keys: StoreKeys = keys.collect::<std::result::Result<_, _>>()?;
+        keys.sort();
+        Ok(keys)
     }
 
     fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
         self.must_list()?;
-        self.blocking.list_dir(prefix).map_err(told)
+        let below = path_below(prefix)?;
+        let listed = self.objects.list_with_delimiter(below.as_ref());
+        let listed = self.runtime.block_on(listed);
+        let listed = listed.map_err(|error| told(&error))?;
+        let keys = listed.objects.iter();
+        let keys = keys.map(|object| StoreKey::new(object.location.as_ref()));
+        let mut keys: StoreKeys = keys.collect::<std::result::Result<_, _>>()?;
+        let prefixes = listed.common_prefixes.iter();
+        let prefixes = prefixes.map(|path| StorePrefix::new(format!("{path}/")));
+        let mut prefixes: Vec<_> = prefixes.collect::<std::result::Result<_, _>>()?;
+        keys.sort();
+        prefixes.sort();
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
     }
 
     fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        self.must_list()?;
-        self.blocking.size_prefix(prefix).map_err(told)
+        let objects = self.objects_below(prefix)?;
+        Ok(objects.iter().map(|(_, size)| size).sum())
     }
 }
 

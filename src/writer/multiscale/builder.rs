@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zarrs::array::{Array, ArrayMetadata, DataType};
-use zarrs::group::{Group, GroupBuilder};
-use zarrs::node::NodePath;
+use zarrs::group::{Group, GroupBuilder, GroupCreateError};
+use zarrs::metadata::GroupMetadata;
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::CodecOptions;
 use zarrs_storage::{
@@ -553,16 +553,18 @@ where
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let parent = if parent.is_empty() { "/" } else { parent };
         let storage = self.array().storage();
-        let key = NodePath::new(parent)
-            .map(|path| zarrs::node::meta_key_v3(&path))
-            .map_err(|error| error.to_string())?;
-        let is_there = storage.size_key(&key).map_err(|error| error.to_string())?;
-        let group = match is_there {
-            Some(_) => Group::open(storage, parent)
-                .map_err(|error| format!("the group {parent} cannot be read: {error}"))?,
-            None => GroupBuilder::new()
+        let group = match Group::open(storage.clone(), parent) {
+            Ok(group) if matches!(group.metadata(), GroupMetadata::V2(_)) => {
+                return Err(format!(
+                    "the group {parent} is one of Zarr v2, and an image is one of Zarr v3"
+                ));
+            }
+            Ok(group) => group,
+            Err(GroupCreateError::MissingMetadata) => GroupBuilder::new()
                 .build(storage, parent)
                 .map_err(|error| error.to_string())?,
+            // It is left alone, because nothing that cannot be read is replaced.
+            Err(error) => return Err(format!("the group {parent} cannot be read: {error}")),
         };
         let described = Described::of(group.attributes(), name);
         Ok((group, described))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use zarrs::array::Array;
-use zarrs::group::Group;
+use zarrs::group::{Group, GroupCreateError};
 use zarrs::node::meta_key_v3;
 use zarrs::storage::store::MemoryStore;
 use zarrs_storage::{
@@ -45,9 +45,14 @@ where
         key: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let group = &plan.group;
-        let stored = Group::open(self.array().storage(), group.path().as_str());
-        if stored.is_ok_and(|stored| stored.metadata() == group.metadata()) {
-            return Ok(None);
+        match Group::open(self.array().storage(), group.path().as_str()) {
+            Ok(stored) if stored.metadata() == group.metadata() => return Ok(None),
+            Ok(_) | Err(GroupCreateError::MissingMetadata) => {}
+            // Another program may have written metadata since the plan was made: they stay.
+            Err(error) => {
+                let reason = format!("it cannot be read, and is not replaced: {error}");
+                return Err(StorageError::InvalidMetadata(key.clone(), reason));
+            }
         }
         let scratch = Arc::new(MemoryStore::new());
         Group::new_with_metadata(

@@ -527,6 +527,51 @@ fn refused() {
     );
 }
 
+/// A group that cannot be read is not taken for one that is not there.
+#[test]
+fn groups_that_cannot_be_read_stay() {
+    let image = small();
+    for (name, text, expected) in [
+        ("zarr.json", "", "cannot be read"),
+        (
+            "zarr.json",
+            r#"{"zarr_format": 3, "node_type": "gr"#,
+            "cannot be read",
+        ),
+        (
+            "zarr.json",
+            r#"{"zarr_format": 3, "node_type": "group", "attributes": {"a": NaN}}"#,
+            "cannot be read",
+        ),
+        (
+            "zarr.json",
+            r#"{"zarr_format": 3, "node_type": "group", "later": {"must_understand": true}}"#,
+            "cannot be read",
+        ),
+        (".zgroup", r#"{"zarr_format": 2}"#, "Zarr v2"),
+    ] {
+        let key = format!("image/{name}").try_into().unwrap();
+        let store = Arc::new(MemoryStore::new());
+        store.set(&key, text.into()).unwrap();
+        let error = image.builder(&store).build().unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+        assert_eq!(store.get(&key).unwrap().unwrap(), text);
+        // It became so after the plan was made.
+        let store = Arc::new(MemoryStore::new());
+        let plan = image.builder(&store).plan().unwrap();
+        store.set(&key, text.into()).unwrap();
+        if name == "zarr.json" {
+            let error = image
+                .builder(&store)
+                .describe(&plan)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("is not replaced"), "{text}: {error}");
+            assert_eq!(store.get(&key).unwrap().unwrap(), text);
+        }
+    }
+}
+
 #[test]
 fn what_is_not_given_is_as_it_is_stored() {
     let image = small();
