@@ -10,7 +10,7 @@ use zarrs::array::{Array, ArrayBuilder, ArrayBytes, DataType, FillValue, data_ty
 use zarrs::group::Group;
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
-use zarrs_storage::{ReadableStorageTraits, WritableStorageTraits};
+use zarrs_storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 
 use super::super::interrupted::{Files, files, snapshot};
 use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
@@ -550,7 +550,7 @@ fn groups_that_cannot_be_read_stay() {
         ),
         (".zgroup", r#"{"zarr_format": 2}"#, "Zarr v2"),
     ] {
-        let key = format!("image/{name}").try_into().unwrap();
+        let key = StoreKey::new(format!("image/{name}")).unwrap();
         let store = Arc::new(MemoryStore::new());
         store.set(&key, text.into()).unwrap();
         let error = image.builder(&store).build().unwrap_err().to_string();
