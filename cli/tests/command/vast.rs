@@ -237,7 +237,7 @@ fn two_vast_arrays_are_compared_where_one_of_them_is_stored() {
     assert!(text.contains("shard 524288,3: 4 subchunks"), "{text}");
     assert!(text.contains("in 1 shard"), "{text}");
 
-    // What is stored in neither differs by the fill values.
+    // Shards that are stored in neither differ by the fill values.
     let filled = array(&path("filled"), &counts, &default_keys(), 1);
     fill(&filled, &[7, 9], 5);
     let text = said("filled", 3);
@@ -345,7 +345,7 @@ fn shards_outside_of_the_grid_are_counted_and_left() {
     each(|vast, array, counts| {
         let [first, _, last] = stored(counts);
         fill(array, &first, 5);
-        // As if the array had been larger.
+        // A larger array had this shard.
         let mut outside = last.clone();
         outside[0] += 1;
         let inside = vast.path.join(array.chunk_key(&first).as_str());
