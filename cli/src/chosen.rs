@@ -1,4 +1,4 @@
-//! Which shards of an array are worked on: the named ones, or those that are stored, by a listing.
+//! Chooses the shards of an array to work on: the named ones, or the stored ones, by a listing.
 
 use indicatif::HumanCount;
 use serde_json::{Value, json};
@@ -92,8 +92,12 @@ impl ShardArgs {
     /// of them has to be asked for.
     pub(crate) fn every(&self, grid: &Grid, why: &str) -> Chosen {
         let steps = self.steps(grid);
-        let many = u64::try_from(steps.len()).unwrap_or(u64::MAX);
-        eprintln!("{} shards to ask for, one by one: {why}", HumanCount(many));
+        let count = match u64::try_from(steps.len()) {
+            Ok(count) => HumanCount(count).to_string(),
+            Err(_) => steps.len().to_string(),
+        };
+        let plural = if steps.len() == 1 { "" } else { "s" };
+        eprintln!("{count} shard{plural} to ask for, one by one: {why}");
         Chosen {
             looked_at: steps.len(),
             positions: Positions::Every(steps),
@@ -167,7 +171,7 @@ impl Grid {
     }
 }
 
-/// What a listing says of the shards of an array.
+/// The shards of an array by a listing.
 #[derive(Default)]
 pub(crate) struct Listed {
     /// The positions of the stored shards in the grid, in any order.
@@ -190,7 +194,7 @@ pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, Stri
         let Some(indices) = keys.parse(object.key) else {
             return;
         };
-        // Whatever is in the place of a shard is looked at, and an error if it is none.
+        // A directory in the place of a shard is looked at, too: the work on it fails.
         match grid.position(&indices) {
             Some(position) => listed.positions.push(position),
             None => listed.outside += 1,
@@ -207,7 +211,7 @@ pub(crate) fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
     (!keys.are_known()).then(|| "the keys of its chunks do not spell out their indices".to_string())
 }
 
-/// What people are told of stored shards outside of the grid; nothing if there are none.
+/// The line for people about stored shards outside of the grid; `None` if there are none.
 pub(crate) fn outside_text(outside: u64) -> Option<String> {
     let (are, were) = if outside == 1 {
         ("lies", "was")
@@ -314,12 +318,12 @@ impl Chosen {
         self.outside
     }
 
-    /// What people are told of them.
+    /// The line for people about the stored shards outside of the grid.
     pub(crate) fn outside_text(&self) -> Option<String> {
         outside_text(self.outside.unwrap_or(0))
     }
 
-    /// What could not be listed. The rest is worked on nevertheless.
+    /// Takes the directories that could not be listed. The rest is worked on nevertheless.
     pub(crate) fn take_failures(&mut self) -> Vec<Failure> {
         std::mem::take(&mut self.failures)
     }

@@ -93,7 +93,7 @@ fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
     let mut axes = shard.iter().zip(grid);
     axes.try_fold(0_u128, |number, (&index, &count)| {
         (index < count).then(|| {
-            // Of a grid with more shards than numbers, only the part that a shard belongs to is another.
+            // In a grid with more shards than numbers, a shard belongs to another part, and to one only.
             let number = number.wrapping_mul(u128::from(count));
             number.wrapping_add(u128::from(index))
         })

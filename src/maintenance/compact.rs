@@ -84,7 +84,7 @@ pub(super) async fn compact_in<O: Reads + Writes>(
     Ok(Some(compaction))
 }
 
-/// What [`compact_in`] would do. Nothing is changed.
+/// Returns what [`compact_in`] would do. Nothing is changed.
 pub(super) async fn preview_in<O: Reads>(
     store: &O,
     key: &StoreKey,

@@ -258,7 +258,7 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     }
 }
 
-/// Which shards there are, by a listing.
+/// Finds shards by a listing.
 impl<S: ReadableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
     /// Returns the chunk indices of the stored shards in C order, and the size of each in bytes. Shards
     /// outside of the grid, which a larger array left, are not among them.
@@ -380,7 +380,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     }
 }
 
-/// Which shards there are, by a listing of an asynchronous store.
+/// Finds shards by a listing of an asynchronous store.
 #[cfg(feature = "async")]
 impl<S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards<'_, S> {
     /// [`stored`](Self::stored) for an asynchronous store, with one request after the other.

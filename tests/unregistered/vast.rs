@@ -122,7 +122,7 @@ fn links_to_directories_are_followed() {
     assert_eq!(shards, [[7, 8]]);
 }
 
-/// What updates leave is known by an index or a record of the shard; what others put there is not.
+/// An index or a record of the shard knows the bytes that updates leave, and no bytes of others.
 #[test]
 fn bytes_that_no_index_knows_are_counted() {
     for strategy in [WriteStrategy::Append, WriteStrategy::Auto] {

@@ -1,4 +1,4 @@
-//! Which shards are compared: those that are stored in one of two arrays.
+//! Chooses the shards to compare: the ones that are stored in one of two arrays.
 
 use crate::chosen::{Chosen, Grid, Listed, ShardArgs, cannot_list, listed};
 use crate::failure::Failure;

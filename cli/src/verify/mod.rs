@@ -29,13 +29,13 @@ pub(crate) struct Args {
     against: Option<Place>,
 }
 
-/// What is wrong with a shard.
+/// The damage of a shard, and where it differs.
 struct Found {
     damage: Option<ShardDamage>,
     differences: Vec<against::Difference>,
 }
 
-/// What was seen of all shards. Threads share it.
+/// Sums over all shards. Threads share it.
 #[derive(Default)]
 struct Seen {
     stored: AtomicU64,

@@ -237,7 +237,7 @@ fn two_vast_arrays_are_compared_where_one_of_them_is_stored() {
     assert!(text.contains("shard 524288,3: 4 subchunks"), "{text}");
     assert!(text.contains("in 1 shard"), "{text}");
 
-    // What is stored in neither differs by the fill values.
+    // Shards that are stored in neither differ by the fill values.
     let filled = array(&path("filled"), &counts, &default_keys(), 1);
     fill(&filled, &[7, 9], 5);
     let text = said("filled", 3);
@@ -345,7 +345,7 @@ fn shards_outside_of_the_grid_are_counted_and_left() {
     each(|vast, array, counts| {
         let [first, _, last] = stored(counts);
         fill(array, &first, 5);
-        // As if the array had been larger.
+        // A larger array had this shard.
         let mut outside = last.clone();
         outside[0] += 1;
         let inside = vast.path.join(array.chunk_key(&first).as_str());
@@ -449,6 +449,65 @@ fn a_shard_with_several_names_is_recovered_into_a_new_file() {
     let text = said_with_code(&in_time(command, "recover"), 0);
     assert!(!text.contains("new file"), "{text}");
     assert_eq!(inode(&file), number);
+}
+
+/// The program as a user who is not the administrator, whom no directory is closed to.
+fn as_a_user(folder: &Path, words: &[&str]) -> Output {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let open = |path: &Path| fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    let id = Command::new("id").arg("-u").output().unwrap();
+    let mut command = bounded(None, words);
+    if id.stdout == b"0\n" {
+        // Others may not reach the folder of the program.
+        let copy = folder.join("program");
+        if !copy.exists() {
+            fs::copy(program().get_program(), &copy).unwrap();
+        }
+        open(folder);
+        open(&copy);
+        let mut other = Command::new(&copy);
+        other.args(words).env("NO_COLOR", "1").uid(65_534);
+        other.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command = other;
+    }
+    in_time(command, "a user's command")
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_does_not_stop_the_others() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("array");
+    let array = array(&path, &[1 << 20, 1 << 20], &default_keys(), 0);
+    for shard in [[3, 4], [5, 6], [7, 8]] {
+        fill(&array, &shard, 5);
+    }
+    let closed = path.join("c/5");
+    let set = |mode| fs::set_permissions(&closed, PermissionsExt::from_mode(mode)).unwrap();
+    set(0o000);
+    let place = path.display().to_string();
+    for subcommand in ["verify", "recover", "compact"] {
+        let words = [subcommand, &place, "--dry-run"];
+        let words = &words[..if subcommand == "verify" { 2 } else { 3 }];
+        let text = said_with_code(&as_a_user(folder.path(), words), 1);
+        let said = format!("cannot list the directory {}", closed.display());
+        assert!(text.contains(&said), "{text}");
+        assert!(
+            text.contains("help: see to it that this process may read it"),
+            "{text}"
+        );
+        let stored = if subcommand == "compact" {
+            "2 stored shards"
+        } else {
+            "2 stored"
+        };
+        assert!(text.contains(stored), "{text}");
+    }
+    let text = said_with_code(&as_a_user(folder.path(), &["inspect", &place]), 1);
+    assert!(text.contains("cannot list the directory"), "{text}");
+    set(0o755);
+    said_with_code(&as_a_user(folder.path(), &["verify", &place]), 0);
 }
 
 /// Updates the shard at `file`, and cuts the update short. Returns what is stored then.

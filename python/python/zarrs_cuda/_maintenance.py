@@ -145,9 +145,9 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
 
     Shards whose last update in place was interrupted are completed, or as they were before. They are found
     by a listing; shards outside of the shape of the array are left alone. A file with several names (hard
-    links) is not written to: the repaired shard is a new file, and the other names keep the torn one. Temporary
-    files are deleted: those of zarr-python, too, and those of arrays without shards. Nothing else may
-    write the array meanwhile.
+    links) is not written to: the repaired shard is a new file, and the other names keep the torn one.
+    Temporary files are deleted: those of zarr-python, too, and those of arrays without shards. Nothing else
+    may write the array meanwhile.
 
     Parameters
     ----------
