@@ -7,6 +7,7 @@
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `reader` | `ArrayReader` |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
+//! | `trouble` | trouble of the machine, which is no damage |
 //! | `writer` | `ArrayWriter` |
 
 #![allow(
@@ -19,4 +20,5 @@ mod codec;
 mod maintenance;
 mod reader;
 mod sparse;
+mod trouble;
 mod writer;

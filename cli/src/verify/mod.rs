@@ -60,10 +60,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         at_once,
         |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
     )?;
-    Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
+    let undecided = positions.len() - done.results.len();
+    Ok(report(args, common, &opened, &done.results, undecided).with_errors(done.failures))
 }
 
-/// Looks at one shard. What cannot be read is damage; it is no failure.
+/// Looks at one shard. Damage is what its bytes show; a shard that cannot be read or decoded for another
+/// reason is a failure.
 fn look_at(
     opened: &Opened,
     shards: &Shards<'_, open::Store>,
@@ -77,14 +79,13 @@ fn look_at(
         damage: None,
         differences: Vec::new(),
     };
-    match shards.verify(shard) {
-        Ok(None) => found.stored = false,
-        Ok(Some(verification)) => {
+    match shards.verify(shard)? {
+        None => found.stored = false,
+        Some(verification) => {
             found.size = verification.inspection.size;
             found.subchunks = verification.inspection.num_stored();
             found.damage = ShardDamage::of(&verification);
         }
-        Err(error) => found.damage = Some(ShardDamage::unreadable(&error)),
     }
     if let Some(other) = other {
         found.differences = against::differences(opened, other, shard)?;
@@ -97,7 +98,7 @@ fn report(
     common: &Common,
     opened: &Opened,
     found: &[(Vec<u64>, Found)],
-    looked_at: usize,
+    undecided: usize,
 ) -> Outcome {
     let mut lines = Vec::new();
     // Of a million damaged shards either takes gigabytes: only one is made.
@@ -129,7 +130,7 @@ fn report(
     }
     let mut summary = format!(
         "{}, {stored} stored in {}, {}: ",
-        counted(looked_at, "shard"),
+        counted(found.len(), "shard"),
         bytes_text(size),
         counted(subchunks, "subchunk")
     );
@@ -144,9 +145,16 @@ fn report(
     };
     if let Some(other) = &args.against {
         summary += &match differ {
+            0 if undecided > 0 => String::new(),
             0 => format!("\nequal to {other}, bit for bit"),
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
+    }
+    if undecided > 0 {
+        summary += &format!(
+            "\n{} could not be read: nothing is known of what is in there",
+            counted(undecided, "more shard")
+        );
     }
     let waiting = consolidate::pending(opened);
     if let Err(failure) = &waiting {
@@ -164,7 +172,8 @@ fn report(
     lines.push(summary);
     let json = json!({
         "array": opened.place.to_string(),
-        "shards": looked_at,
+        "shards": found.len(),
+        "undecided": undecided,
         "stored": stored,
         "stored_bytes": size,
         "subchunks": subchunks,

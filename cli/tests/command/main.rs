@@ -15,6 +15,8 @@ mod docs;
 mod doctor;
 mod errors;
 mod full_disk;
+#[cfg(feature = "remote")]
+mod hostile;
 mod interrupted;
 mod maintenance;
 mod program;
@@ -22,3 +24,5 @@ mod pyramid;
 mod reencode;
 mod remote;
 mod stream;
+#[cfg(target_os = "linux")]
+mod trouble;
