@@ -67,8 +67,10 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     if opened.place.is_http() {
         return Err(Failure::failed("HTTP has no listing"));
     }
-    let Ok(sparse) = Sparse::of(opened, 0) else {
-        return Ok(0);
+    let sparse = match Sparse::of(opened, 0) {
+        Ok(sparse) => sparse,
+        Err(error @ Error::Storage { .. }) => return Err(error.into()),
+        Err(_) => return Ok(0),
     };
     Ok(sparse.pending()?.len())
 }

@@ -19,6 +19,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod failure;
+mod files;
 #[cfg(feature = "remote")]
 mod http;
 mod inspect;

@@ -14,6 +14,7 @@ use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey};
 
 use crate::failure::Failure;
+use crate::files::Files;
 
 /// A store of any kind.
 pub(crate) type Store = dyn ReadableWritableListableStorageTraits;
@@ -211,7 +212,7 @@ fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
     let files = files.map_err(|error| Failure::failed(format!("cannot open {place}: {error}")))?;
     let files = Arc::new(files);
     Ok(Stores {
-        store: files.clone(),
+        store: Arc::new(Files::new(files.clone())),
         files: Some(files),
         sizes: None,
     })

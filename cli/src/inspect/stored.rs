@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use zarrs::array::ChunkKeyEncoding;
 
+use crate::files::is_missing;
+
 /// The suffix of the directory in which subchunks wait for a consolidation.
 const FRAME: &str = ".frame";
 /// What the name of each subchunk there ends in.
@@ -85,7 +87,14 @@ pub(crate) fn files(
             if kind.is_symlink() {
                 match fs::metadata(entry.path()) {
                     Ok(metadata) => kind = metadata.file_type(),
-                    Err(_) => continue, // a link that leads nowhere
+                    Err(error) if is_missing(&error) => continue,
+                    Err(error) => {
+                        let link = entry.path();
+                        return Err(format!(
+                            "cannot follow the link {}: {error}",
+                            link.display()
+                        ));
+                    }
                 }
             }
             let key = format!("{prefix}{name}");

@@ -1,6 +1,7 @@
 //! All shards of an array: their sizes by a listing, and the indices of some of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::sync::Mutex;
 
 use rayon::prelude::*;
@@ -151,10 +152,21 @@ impl Survey {
             }
         };
         if let Place::Directory(path) = &opened.place {
+            let mut failed = None;
             stored::files(path, |key, entry| {
-                add(&key, &mut || entry.metadata().ok().map(|found| found.len()));
+                let mut size = || match entry.metadata() {
+                    Ok(found) => Some(found.len()),
+                    Err(error) if error.kind() == ErrorKind::NotFound => None,
+                    Err(error) => {
+                        let file = entry.path();
+                        failed.get_or_insert(format!("cannot look at {}: {error}", file.display()));
+                        None
+                    }
+                };
+                add(&key, &mut size);
             })
             .map_err(Failure::failed)?;
+            failed.map_or(Ok(()), |error| Err(Failure::failed(error)))?;
         }
         if let Some(sizes) = &opened.sizes {
             let sizes = sizes().map_err(|error| {

@@ -1,6 +1,7 @@
 //! Which array is level 0, and what its image says of itself.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -129,7 +130,16 @@ impl Image {
 impl Described {
     /// Reads the attributes of a group of OME-Zarr 0.5 or, in its attributes alone, of an older one.
     fn read(directory: &Path) -> Result<Self, Failure> {
-        let bytes = fs::read(directory.join("zarr.json")).unwrap_or_default();
+        let file = directory.join("zarr.json");
+        let bytes = match fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                let failure = format!("cannot read {}: {error}", file.display());
+                return Err(Failure::failed(failure)
+                    .with_remedy("what describes the image is in there: nothing was changed"));
+            }
+        };
         let metadata: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let attributes = &metadata["attributes"];
         let old = attributes["ome"].get("multiscales").is_none();

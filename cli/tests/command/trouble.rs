@@ -69,7 +69,7 @@ fn a_shard_that_cannot_be_read_is_no_damage() {
         let output = program().args(&words).output().unwrap();
         let text = said_with_code(&output, 1);
         assert!(text.contains("c/0/1"), "{line}: {text}");
-        assert!(text.contains("Is a directory"), "{line}: {text}");
+        assert!(text.contains("is a directory"), "{line}: {text}");
         names_no_damage(&text);
         assert!(shard.is_dir());
         assert_eq!(contents(folder.path()), before, "{line}");
@@ -115,8 +115,8 @@ fn too_many_open_files_are_no_damage() {
             let text = text(&output);
             match output.status.code() {
                 Some(1) => failed += 1,
-                // It is torn.
-                Some(0 | 3) => {}
+                // It is torn; or its libraries were not found.
+                Some(0 | 3 | 127) => {}
                 code => panic!("{subcommand}: {code:?}, {text}"),
             }
             if !text.contains("Too many open files") {

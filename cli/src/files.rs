@@ -1,0 +1,181 @@
+//! The directory of an array, as a store that returns each error.
+//!
+//! zarrs' `FilesystemStore` says that nothing is there, or lists nothing, whatever the reason: a process that may
+//! not look, or has too many open files, would take stored shards for shards that are not stored.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+
+use zarrs::filesystem::FilesystemStore;
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
+    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// The system's error for too many open files of a process.
+const MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
+
+/// Files whose errors are errors.
+pub(crate) struct Files(Arc<FilesystemStore>);
+
+/// Whether nothing is at a path, or a link that leads nowhere.
+pub(crate) fn is_missing(error: &io::Error) -> bool {
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
+    StorageError::Other(format!("cannot {doing} {}: {error}", path.display()))
+}
+
+/// What is at `path`, at the end of links; `None` if it is nothing.
+fn look(path: &Path) -> Result<Option<fs::Metadata>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(failed("look at", path, &error)),
+    }
+}
+
+impl Files {
+    pub(crate) fn new(files: Arc<FilesystemStore>) -> Self {
+        Self(files)
+    }
+
+    /// Why a file was not read, and what to do.
+    fn told(&self, key: &StoreKey, error: StorageError) -> StorageError {
+        let path = self.0.key_to_fspath(key);
+        if fs::metadata(&path).is_ok_and(|found| found.is_dir()) {
+            let path = path.display();
+            return StorageError::Other(format!("{path} is a directory, where a file should be"));
+        }
+        match &error {
+            StorageError::IOError(io) if io.raw_os_error() == Some(MANY_FILES) => {
+                StorageError::Other(format!(
+                    "{error}; let it have more (`ulimit -n`), or fewer threads"
+                ))
+            }
+            _ => error,
+        }
+    }
+
+    /// The names in the directory of `prefix`, whether each is a directory, and what is at the end of links. There
+    /// is none if there is no such directory.
+    fn entries(&self, prefix: &str) -> Result<Vec<(String, bool, fs::Metadata)>> {
+        let directory = self.0.prefix_to_fs_path(&StorePrefix::new(prefix)?);
+        let cannot = |error: &io::Error| failed("list the directory", &directory, error);
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(cannot(&error)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| cannot(&error))?;
+            // It may have been deleted meanwhile, or be a link that leads nowhere.
+            if let Some(metadata) = look(&entry.path())? {
+                let kind = entry.file_type().map_err(|error| cannot(&error))?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                found.push((name, kind.is_dir(), metadata));
+            }
+        }
+        found.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+        Ok(found)
+    }
+
+    /// The files below `prefix`, and their sizes in bytes. Links to directories are not followed.
+    fn below(&self, prefix: &StorePrefix) -> Result<Vec<(StoreKey, u64)>> {
+        let mut found = Vec::new();
+        let mut left = vec![prefix.as_str().to_string()];
+        while let Some(prefix) = left.pop() {
+            for (name, is_directory, metadata) in self.entries(&prefix)? {
+                if is_directory {
+                    left.push(format!("{prefix}{name}/"));
+                } else if metadata.is_file() {
+                    found.push((StoreKey::new(format!("{prefix}{name}"))?, metadata.len()));
+                }
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}
+
+impl ReadableStorageTraits for Files {
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>> {
+        let parts = self.0.get_partial_many(key, byte_ranges);
+        parts.map_err(|error| self.told(key, error))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
+        let found = look(&self.0.key_to_fspath(key))?;
+        Ok(found.map(|metadata| metadata.len()))
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.0.supports_get_partial()
+    }
+}
+
+impl WritableStorageTraits for Files {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.0.set(key, value)
+    }
+
+    fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
+        self.0.set_partial_many(key, parts)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.0.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        self.0.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        self.0.supports_set_partial()
+    }
+}
+
+impl ListableStorageTraits for Files {
+    fn list(&self) -> Result<StoreKeys> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        Ok(self
+            .below(prefix)?
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect())
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
+        for (name, _, metadata) in self.entries(prefix.as_str())? {
+            let path = format!("{prefix}{name}");
+            if metadata.is_dir() {
+                prefixes.push(StorePrefix::new(path + "/")?);
+            } else {
+                keys.push(StoreKey::new(path)?);
+            }
+        }
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        let sizes = self.below(prefix)?.into_iter().map(|(_, size)| size);
+        Ok(sizes.fold(0, u64::saturating_add))
+    }
+}
