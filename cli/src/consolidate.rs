@@ -87,8 +87,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     })?;
     let grid = Grid::of(&opened.array);
     let chosen = args.shards.positions(&grid)?;
-    let mut pending: Vec<_> = sparse
-        .pending()?
+    let waiting = sparse.pending().map_err(|error| {
+        Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
+            .with_remedy("see whether this process may list what is there")
+    })?;
+    let mut pending: Vec<_> = waiting
         .iter()
         .filter_map(|shard| grid.position(shard))
         .collect();

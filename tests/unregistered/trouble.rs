@@ -14,7 +14,7 @@ use zarrs::storage::{
 use zarrs_cuda::Error;
 use zarrs_cuda::maintenance::{RecoveryOutcome, Shards, SubchunkState};
 use zarrs_cuda::reader::{ArrayReader, ReaderError};
-use zarrs_cuda_testing::stores::{Fault, Faulty, Operation};
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation};
 use zarrs_cuda_testing::troubled::{self, while_troubled};
 
 use crate::maintenance::record;
@@ -162,7 +162,7 @@ impl ReadableStorageTraits for Short {
         let short = |part: Bytes| part.slice(..part.len() - part.len().min(5));
         Ok(parts.map(|parts| {
             let parts = parts.map(move |part| part.map(short));
-            Box::new(parts) as Box<dyn Iterator<Item = _> + Send>
+            Box::new(parts) as Box<dyn Iterator<Item = _>>
         }))
     }
 

@@ -174,6 +174,7 @@ impl Survey {
                     "cannot list the shards of {}: {error}",
                     opened.place
                 ))
+                .with_remedy("see whether this process may list what is there; one shard, as 0,1,0, needs no listing")
             })?;
             for (key, size) in sizes {
                 add(&key, &mut || Some(size));
