@@ -54,6 +54,15 @@ pub enum Error {
         /// What is left to do.
         reason: String,
     },
+    /// A shard could not be decoded for another reason than its bytes, which may be right: memory was short,
+    /// for example.
+    #[error("cannot decode the shard {key}, whose bytes may be right: {source}")]
+    Undecided {
+        /// The key of the shard.
+        key: StoreKey,
+        /// The reason.
+        source: CodecError,
+    },
     /// A store failed.
     #[error("cannot {doing} {key}: {source}")]
     Storage {

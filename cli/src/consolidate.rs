@@ -105,7 +105,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
     })?;
     let grid = Grid::of(&opened.array)?;
-    let listed = listed(&sparse, &grid)?;
+    let listed = listed(&sparse, &grid).map_err(|error| {
+        Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
+            .with_remedy("see whether this process may list what is there")
+    })?;
     let outside = listed.outside;
     let chosen = if args.shards.are_named() {
         args.shards.named(&grid)?.only(&listed.positions)

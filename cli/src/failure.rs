@@ -124,6 +124,10 @@ impl From<zarrs_cuda::Error> for Failure {
                 "`zarrs-cuda doctor` says what this machine has; without --backend the processor does \
                  what a device cannot",
             ),
+            zarrs_cuda::Error::Undecided { .. } => failure.with_remedy(
+                "give the process more memory, or let fewer threads work (--threads), and run the same \
+                 command again",
+            ),
             _ => failure,
         }
     }

@@ -20,6 +20,8 @@ mod demo;
 mod doctor;
 mod explain;
 mod failure;
+#[cfg(feature = "remote")]
+mod http;
 mod inspect;
 mod open;
 mod outcome;

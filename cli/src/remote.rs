@@ -22,6 +22,7 @@ use zarrs_storage::{
 };
 
 use crate::failure::Failure;
+use crate::http::{self, Checking};
 use crate::open::{Place, is_http, without_user};
 
 /// Longer values are sent in parts: S3 takes 5 GiB at once, and parts go up side by side.
@@ -103,6 +104,7 @@ impl<'a> Address<'a> {
         match self {
             Self::S3 { bucket, path } => {
                 let mut builder = AmazonS3Builder::from_env()
+                    .with_http_connector(Checking)
                     .with_bucket_name(*bucket)
                     .with_retry(retry);
                 let timeout = AmazonS3ConfigKey::Client(ClientConfigKey::Timeout);
@@ -116,6 +118,7 @@ impl<'a> Address<'a> {
                     .with_config(ClientConfigKey::Timeout, TIMEOUT)
                     .with_allow_http(url.as_bytes()[4] == b':'); // it is not https
                 let builder = HttpBuilder::new()
+                    .with_http_connector(Checking)
                     .with_url(*url)
                     .with_client_options(options)
                     .with_retry(retry);
@@ -142,6 +145,9 @@ impl<'a> Address<'a> {
             error,
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. }
         );
+        if !is_refused && let Some(remedy) = http::remedy(error, &text) {
+            return failure.with_remedy(remedy);
+        }
         match self {
             Self::S3 { bucket, .. } if text.contains("NoSuchBucket") => Failure::failed(format!(
                 "cannot open {place}: there is no bucket {bucket}"
@@ -317,8 +323,8 @@ fn tidy(text: &str) -> String {
     });
     let words: Vec<_> = text.split_whitespace().map(without_user).collect();
     let text = words.join(" ");
-    if text.contains("Range request not supported") {
-        return "the server does not send parts of files, as a server of Zarr arrays has to".into();
+    if let Some(text) = http::in_words(&text) {
+        return text.into();
     }
     let mut text = text.trim_end_matches([':', ' ']);
     // Whose error it is says the address; how often it was tried, nobody asked.

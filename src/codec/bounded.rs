@@ -31,6 +31,7 @@ use zarrs_codec::{
     PartialEncoderCapability, RecommendedConcurrency,
 };
 
+use super::error::not_decoded;
 use super::find;
 use super::subchunk_len::SubchunkLen;
 use crate::engine::subchunk::Compression;
@@ -307,15 +308,17 @@ impl BytesToBytesCodecTraits for Decompressor {
         let decompressed = self
             .compression
             .decompress(&encoded_value, most.unwrap_or(usize::MAX));
-        decompressed.map(Cow::Owned).map_err(|reason| {
-            let most = most.map_or_else(String::new, |most| {
-                format!(", of which the array's metadata justify at most {most} bytes,")
-            });
-            CodecError::Other(format!(
-                "`{}` could not decompress {} bytes to the content{most} of a subchunk: {reason}; the shard may be corrupted",
-                name_of(self.codec.as_ref()),
-                encoded_value.len()
-            ))
+        decompressed.map(Cow::Owned).map_err(|failed| {
+            not_decoded(failed, |reason| {
+                let most = most.map_or_else(String::new, |most| {
+                    format!(", of which the array's metadata justify at most {most} bytes,")
+                });
+                format!(
+                    "`{}` could not decompress {} bytes to the content{most} of a subchunk: {reason}; the shard may be corrupted",
+                    name_of(self.codec.as_ref()),
+                    encoded_value.len()
+                )
+            })
         })
     }
 }

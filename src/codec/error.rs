@@ -6,9 +6,11 @@ use std::io;
 use std::sync::Arc;
 
 use zarrs_codec::CodecError;
+use zarrs_storage::StorageError;
 
 use crate::Error;
 use crate::engine::EngineError;
+use crate::engine::subchunk::NotDecoded;
 
 /// `error`, which keeps its type and its sources.
 pub(crate) fn sourced(error: impl StdError + Send + Sync + 'static) -> CodecError {
@@ -41,10 +43,195 @@ pub(crate) fn codec_error(error: EngineError) -> CodecError {
     }
 }
 
+/// The error of a codec that did not decode a value. `told` makes a message of the reason, if the bytes are
+/// invalid.
+pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> String) -> CodecError {
+    match failed {
+        NotDecoded::Invalid(reason) => CodecError::Other(told(reason)),
+        NotDecoded::Memory { what, bytes } => sourced(EngineError::OutOfMemory { what, bytes }),
+    }
+}
+
+/// Whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store or a
+/// configuration kept them from being decoded, and they may be right.
+pub(crate) fn is_of_bytes(error: &CodecError) -> bool {
+    match error {
+        CodecError::IOError(error) => io_is_of_bytes(error),
+        CodecError::StorageError(error) => storage_is_of_bytes(error),
+        CodecError::UnsupportedDataType(..)
+        | CodecError::UnsupportedDataTypeCodec(_)
+        | CodecError::IncompatibleIndexer(_)
+        | CodecError::DataTypeFillValueError(_) => false,
+        _ => true,
+    }
+}
+
+/// A value that ends too soon is one of wrong bytes.
+fn storage_is_of_bytes(error: &StorageError) -> bool {
+    matches!(error, StorageError::InvalidByteRangeError(_))
+}
+
+fn io_is_of_bytes(error: &io::Error) -> bool {
+    // Decoders return these. Errors of the system have a number, and other kinds.
+    let may_be = error.raw_os_error().is_none()
+        && matches!(
+            error.kind(),
+            io::ErrorKind::InvalidData
+                | io::ErrorKind::InvalidInput
+                | io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::WriteZero
+                | io::ErrorKind::Other
+        );
+    may_be && error.get_ref().is_none_or(|cause| cause_is_of_bytes(cause))
+}
+
+fn cause_is_of_bytes(cause: &(dyn StdError + 'static)) -> bool {
+    if let Some(error) = cause.downcast_ref::<EngineError>() {
+        return engine_is_of_bytes(error);
+    }
+    if let Some(caused) = cause.downcast_ref::<Caused>() {
+        return is_of_bytes(&caused.source);
+    }
+    if let Some(error) = cause.downcast_ref::<CodecError>() {
+        return is_of_bytes(error);
+    }
+    if let Some(error) = cause.downcast_ref::<StorageError>() {
+        return storage_is_of_bytes(error);
+    }
+    if let Some(error) = cause.downcast_ref::<io::Error>() {
+        return io_is_of_bytes(error);
+    }
+    // Whatever else keeps this crate from its work is none of the bytes.
+    cause.downcast_ref::<Error>().is_none()
+}
+
+/// What there was no memory for, and how many bytes of it, if that is the error.
+pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)> {
+    let CodecError::IOError(error) = error else {
+        return None;
+    };
+    let cause = error.get_ref()?;
+    if let Some(caused) = cause.downcast_ref::<Caused>() {
+        return out_of_memory(&caused.source);
+    }
+    match cause.downcast_ref::<EngineError>()? {
+        EngineError::OutOfMemory { what, bytes } => Some((what, *bytes)),
+        EngineError::Foreign(error) => out_of_memory(error.downcast_ref::<CodecError>()?),
+        _ => None,
+    }
+}
+
+/// [`is_of_bytes`], of an engine's error.
+pub(crate) fn engine_is_of_bytes(error: &EngineError) -> bool {
+    match error {
+        EngineError::InputLength { .. }
+        | EngineError::Extent { .. }
+        | EngineError::Decode { .. }
+        | EngineError::DecodedLength { .. }
+        | EngineError::Checksum { .. } => true,
+        EngineError::OutOfMemory { .. }
+        | EngineError::Encode { .. }
+        | EngineError::Device(_)
+        | EngineError::Unsuitable(_)
+        | EngineError::Internal(_) => false,
+        EngineError::Foreign(error) => cause_is_of_bytes(&**error),
+    }
+}
+
 /// One of this crate's errors, where zarrs wants its own.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,
         error => sourced(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use zarrs_storage::StoreKey;
+    use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
+
+    use super::*;
+
+    fn memory() -> EngineError {
+        EngineError::OutOfMemory {
+            what: "a test",
+            bytes: 1,
+        }
+    }
+
+    fn io_error(error: io::Error) -> CodecError {
+        CodecError::IOError(Arc::new(error))
+    }
+
+    #[test]
+    fn trouble_of_the_machine_is_none_of_the_bytes() {
+        let storage = || StorageError::Other("403 Forbidden".to_string());
+        let own = Error::Storage {
+            doing: "read",
+            key: StoreKey::new("c/0").unwrap(),
+            source: storage(),
+        };
+        let foreign = |error: CodecError| codec_error(EngineError::Foreign(Box::new(error)));
+        for error in [
+            sourced(memory()),
+            foreign(sourced(memory())),
+            caused("cannot decode".to_string(), &sourced(memory())),
+            sourced(EngineError::Internal("a test")),
+            sourced(EngineError::Unsuitable("a test".to_string())),
+            storage().into(),
+            foreign(storage().into()),
+            caused("cannot read".to_string(), &storage().into()),
+            sourced(storage()),
+            other(own),
+            io_error(io::Error::from_raw_os_error(5)), // EIO
+            io_error(io::Error::from_raw_os_error(12)), // ENOMEM
+            io_error(io::Error::from_raw_os_error(24)), // EMFILE
+            sourced(io::Error::from_raw_os_error(5)),
+            io_error(ErrorKind::OutOfMemory.into()),
+            io_error(ErrorKind::PermissionDenied.into()),
+            io_error(io::Error::new(ErrorKind::ConnectionReset, "cut")),
+        ] {
+            assert!(!is_of_bytes(&error), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_bytes_are() {
+        let decode = || EngineError::Decode {
+            subchunk: 1,
+            stage: "zstd",
+            reason: "no frame".to_string(),
+        };
+        let range = InvalidByteRangeError::new(ByteRange::Suffix(4), 3);
+        for error in [
+            CodecError::InvalidChecksum,
+            CodecError::Other("no".to_string()),
+            sourced(decode()),
+            codec_error(EngineError::Foreign(Box::new(sourced(decode())))),
+            codec_error(EngineError::Foreign("no".into())),
+            caused("cannot decode".to_string(), &CodecError::InvalidChecksum),
+            range.clone().into(),
+            StorageError::from(range).into(),
+            io_error(io::Error::other("corrupt deflate stream")),
+            io_error(ErrorKind::UnexpectedEof.into()),
+            io_error(ErrorKind::InvalidData.into()),
+        ] {
+            assert!(is_of_bytes(&error), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_there_was_no_memory_for() {
+        for error in [
+            sourced(memory()),
+            codec_error(EngineError::Foreign(Box::new(sourced(memory())))),
+            caused("cannot decode".to_string(), &sourced(memory())),
+        ] {
+            assert_eq!(out_of_memory(&error), Some(("a test", 1)), "{error:?}");
+        }
+        assert_eq!(out_of_memory(&CodecError::InvalidChecksum), None);
     }
 }

@@ -7,7 +7,7 @@ use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{Change, apply, read};
+use super::io::{Change, apply, read, undecided};
 use super::unknown::unknown;
 use crate::Error;
 use crate::codec::stored;
@@ -46,6 +46,7 @@ pub struct Compaction {
 /// - [`Error::UpdatePending`] if an update of the shard was interrupted:
 ///   [`recover`](crate::recover) it first.
 /// - [`Error::Codec`] if its index is invalid, or memory cannot be allocated.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode its index.
 /// - [`Error::Storage`] if the store fails.
 pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -104,7 +105,8 @@ fn compacted(
     format: &ShardFormat,
 ) -> Result<(Change, Compaction), Error> {
     let shards = format.shards();
-    let pending = match diagnosis_of(shards, object) {
+    let diagnosis = diagnosis_of(shards, object).map_err(undecided(key))?;
+    let pending = match diagnosis {
         Diagnosis::Intact => None,
         Diagnosis::Undo(_) => Some("an update of it was torn, and has to be undone".to_string()),
         Diagnosis::Complete(_) => {

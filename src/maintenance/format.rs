@@ -1,5 +1,6 @@
 //! The format of a shard: all that its bytes do not say themselves.
 
+use std::cell::OnceCell;
 use std::num::{NonZeroU64, TryFromIntError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::CodecError;
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
+use crate::codec::error::is_of_bytes;
 use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
 use crate::codec::{find, stored};
@@ -162,13 +164,28 @@ impl ShardFormat {
 }
 
 /// Returns the diagnosis of `object`.
-pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Diagnosis {
-    let is_index = |index: &[u8], size| shards.entries(index, size).is_ok();
+///
+/// # Errors
+/// A [`CodecError`] if bytes that may be an index were not decoded for a reason that is none of the bytes: a
+/// repair must not be made of that.
+pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Result<Diagnosis, CodecError> {
+    let trouble = OnceCell::new();
+    let is_index = |index: &[u8], size| match shards.entries(index, size) {
+        Ok(_) => true,
+        Err(error) => {
+            if !is_of_bytes(&error) {
+                // The first is the one to report.
+                let _ = trouble.set(error);
+            }
+            false
+        }
+    };
     let geometry = Geometry {
         location: shards.index.location(),
         index_len: shards.index.len(),
         checksum: shards.index.has_checksum(),
         is_index: &is_index,
     };
-    diagnose(object, &geometry)
+    let diagnosis = diagnose(object, &geometry);
+    trouble.into_inner().map_or(Ok(diagnosis), Err)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_codec::CodecError;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::byte_range::ByteRange;
@@ -12,10 +13,11 @@ use zarrs_storage::{ReadableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{failed, read};
+use super::io::{failed, read, undecided};
 use super::picture::Picture;
 use super::recover::RecoveryOutcome;
 use crate::Error;
+use crate::codec::error::is_of_bytes;
 use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, RECORD_LEN, Record};
 #[cfg(feature = "async")]
@@ -103,6 +105,7 @@ pub struct UpdateRecord {
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode the index.
 /// - [`Error::Storage`] if the store fails.
 pub fn inspect<S: ReadableStorageTraits + ?Sized>(
     store: &S,
@@ -140,7 +143,8 @@ pub(super) async fn inspect_in<O: Reads>(
         return Ok(Some(found));
     }
     let object = read(store, key).await?;
-    Ok(object.map(|object| Inspection::of(&object, format)))
+    let found = object.map(|object| Inspection::of(&object, format));
+    found.transpose().map_err(undecided(key))
 }
 
 /// A shard of at most this many bytes is read as a whole, by one request.
@@ -201,9 +205,11 @@ async fn by_index<O: Reads>(
 }
 
 impl Inspection {
-    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Self {
+    /// # Errors
+    /// A [`CodecError`] if the index was not decoded for a reason that is none of its bytes.
+    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, CodecError> {
         let shards = format.shards();
-        let recovery = match diagnosis_of(shards, object) {
+        let recovery = match diagnosis_of(shards, object)? {
             Diagnosis::Intact => RecoveryOutcome::Intact,
             Diagnosis::Undo(_) => RecoveryOutcome::Undone,
             Diagnosis::Complete(_) => RecoveryOutcome::Completed,
@@ -212,7 +218,8 @@ impl Inspection {
         };
         let records = Record::all(object, shards.index.len()).collect();
         let size = object.len() as u64;
-        Self::new(shards, size, entries(shards, object), records, recovery)
+        let entries = entries(shards, object)?;
+        Ok(Self::new(shards, size, entries, records, recovery))
     }
 
     /// A shard of `size` bytes with these `entries`, or what is wrong with its index, and these
@@ -384,17 +391,24 @@ fn push_number(text: &mut String, mut number: u64, width: usize) {
 }
 
 /// The entries of the index of `object`, if it decodes, and what is wrong with it.
-fn entries<'b>(shards: &Sharding, object: &'b [u8]) -> (Option<Entries<'b>>, Option<String>) {
+///
+/// # Errors
+/// As for [`Inspection::of`].
+fn entries<'b>(
+    shards: &Sharding,
+    object: &'b [u8],
+) -> Result<(Option<Entries<'b>>, Option<String>), CodecError> {
     let index = match shards.index.of(object) {
         Ok(index) => index,
-        Err(error) => return (None, Some(error.to_string())),
+        Err(error) => return Ok((None, Some(error.to_string()))),
     };
     match shards.entries(index, object.len() as u64) {
-        Ok(entries) => (Some(entries), None),
-        Err(error) => {
+        Ok(entries) => Ok((Some(entries), None)),
+        Err(error) if is_of_bytes(&error) => {
             let entries = shards.entries_unchecked(index).ok();
-            (entries, Some(error.to_string()))
+            Ok((entries, Some(error.to_string())))
         }
+        Err(error) => Err(error),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The few operations of a store that maintenance needs, with errors that say what failed.
 
 use bytes::Bytes;
+use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey};
 
 use crate::Error;
@@ -24,6 +25,15 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     let key = key.clone();
     move |source| Error::Storage {
         doing,
+        key: key.clone(),
+        source,
+    }
+}
+
+/// An error of decoding the shard at `key` that is none of its bytes.
+pub(super) fn undecided(key: &StoreKey) -> impl Fn(CodecError) -> Error {
+    let key = key.clone();
+    move |source| Error::Undecided {
         key: key.clone(),
         source,
     }

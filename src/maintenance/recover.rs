@@ -12,8 +12,9 @@ use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{Change, apply, read};
+use super::io::{Change, apply, read, undecided};
 use crate::Error;
+use crate::codec::error::is_of_bytes;
 use crate::codec::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
@@ -64,7 +65,7 @@ pub enum SubchunkState {
     Empty,
     /// It decodes.
     Readable,
-    /// It does not decode.
+    /// Its bytes do not decode.
     Unreadable {
         /// Why.
         reason: Arc<str>,
@@ -141,6 +142,7 @@ impl fmt::Display for Recovery {
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid, or memory cannot be allocated.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode the shard. Nothing was changed then.
 /// - [`Error::Storage`] if the store fails.
 ///
 /// A shard that cannot be repaired is no error, but [`RecoveryOutcome::Unrecoverable`].
@@ -194,7 +196,8 @@ fn recovered(
         let whole = with_parts(key, object.clone(), &parts).map_err(CodecError::from)?;
         Ok::<_, Error>(Change::Write { parts, whole })
     };
-    let (change, outcome) = match diagnosis_of(format.shards(), object) {
+    let diagnosis = diagnosis_of(format.shards(), object).map_err(undecided(key))?;
+    let (change, outcome) = match diagnosis {
         Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
         Diagnosis::Undo(parts) => (write(parts)?, RecoveryOutcome::Undone),
         Diagnosis::Complete(parts) => (write(parts)?, RecoveryOutcome::Completed),
@@ -205,17 +208,26 @@ fn recovered(
     };
     let subchunks = match &change {
         Change::Erase => Vec::new(),
-        Change::Write { whole, .. } => states(whole, format)?,
-        Change::Keep | Change::Replace(_) => states(object, format)?,
+        Change::Write { whole, .. } => states(whole, key, format)?,
+        Change::Keep | Change::Replace(_) => states(object, key, format)?,
     };
     Ok((change, Recovery { outcome, subchunks }))
 }
 
-/// Whether each subchunk of `object` decodes.
-pub(super) fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
+/// Whether each subchunk of `object`, which is the shard at `key`, decodes.
+///
+/// # Errors
+/// [`Error::Undecided`] if something else than its bytes keeps a subchunk from being decoded, and
+/// [`Error::Codec`] if the codecs are for trusted data.
+pub(super) fn states(
+    object: &[u8],
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Vec<SubchunkState>, Error> {
     let shards = format.shards();
     let entries = match shards.index.decode_in(object, &stored::options()) {
         Ok(entries) => entries,
+        Err(error) if !is_of_bytes(&error) => return Err(undecided(key)(error)),
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();
             let unreadable = SubchunkState::Unreadable { reason };
@@ -227,11 +239,12 @@ pub(super) fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<Subchunk
         .iter()
         .zip(tried)
         .map(|(extent, tried)| match tried {
-            _ if extent.is_none() => SubchunkState::Empty,
-            Ok(()) => SubchunkState::Readable,
-            Err(error) => SubchunkState::Unreadable {
+            _ if extent.is_none() => Ok(SubchunkState::Empty),
+            Ok(()) => Ok(SubchunkState::Readable),
+            Err(error) if is_of_bytes(&error) => Ok(SubchunkState::Unreadable {
                 reason: error.to_string().into(),
-            },
+            }),
+            Err(error) => Err(undecided(key)(error)),
         });
-    Ok(states.collect())
+    states.collect()
 }

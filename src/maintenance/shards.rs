@@ -19,7 +19,7 @@ use super::format::ShardFormat;
 #[cfg(feature = "async")]
 use super::inspect::async_inspect;
 use super::inspect::{Inspection, inspect};
-use super::io::failed;
+use super::io::{failed, undecided};
 use super::keys::ShardKeys;
 #[cfg(feature = "async")]
 use super::recover::async_recover;
@@ -27,6 +27,7 @@ use super::recover::{Recovery, recover};
 #[cfg(feature = "async")]
 use super::verify::async_verify;
 use super::verify::{Verification, verify};
+use crate::codec::error::is_of_bytes;
 use crate::codec::find;
 use crate::layout::RECORD_LEN;
 #[cfg(feature = "async")]
@@ -169,8 +170,17 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         let Some(index) = index.and_then(|mut index| index.pop()) else {
             return Ok(None);
         };
-        let Ok(entries) = shards.entries(&index, size) else {
-            return Ok(None);
+        if index.len() != shards.index.len() {
+            let (got, wanted) = (index.len(), shards.index.len());
+            let short = format!("the store returned {got} bytes of {wanted}");
+            return Err(failed("read the index of", &key)(StorageError::Other(
+                short,
+            )));
+        }
+        let entries = match shards.entries(&index, size) {
+            Ok(entries) => entries,
+            Err(error) if is_of_bytes(&error) => return Ok(None),
+            Err(error) => return Err(undecided(&key)(error)),
         };
         let used = entries.iter().flatten().chain([place]);
         let used = used.map(|range| range.start as u64..range.end as u64);

@@ -6,7 +6,7 @@ use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use super::ShardFormat;
 use super::inspect::Inspection;
-use super::io::read;
+use super::io::{read, undecided};
 use super::recover::{SubchunkState, states};
 use crate::Error;
 #[cfg(feature = "async")]
@@ -31,7 +31,8 @@ pub struct Verification {
 /// unreadable then. A changed bit of a subchunk without a checksum may go unnoticed.
 ///
 /// # Errors
-/// - [`Error::Codec`] if the format is invalid, or memory cannot be allocated.
+/// - [`Error::Codec`] if the format is invalid.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode the shard: its bytes may be right.
 /// - [`Error::Storage`] if the store fails.
 pub fn verify<S: ReadableStorageTraits + ?Sized>(
     store: &S,
@@ -64,7 +65,7 @@ async fn verify_in<O: Reads>(
         return Ok(None);
     };
     Ok(Some(Verification {
-        inspection: Inspection::of(&object, format),
-        subchunks: states(&object, format)?,
+        inspection: Inspection::of(&object, format).map_err(undecided(key))?,
+        subchunks: states(&object, key, format)?,
     }))
 }

@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use zarrs::array::{ArrayError, DataType};
+use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey};
 
 /// An error of an [`ArrayReader`](super::ArrayReader). The output may have been written in part.
@@ -63,6 +64,14 @@ pub enum ReaderError {
         key: StoreKey,
         /// The store's error.
         error: StorageError,
+    },
+    /// A shard was not decoded for another reason than its bytes, which may be right.
+    #[error("cannot decode the shard {key}, whose bytes may be right: {error}")]
+    Undecided {
+        /// The key of the shard.
+        key: StoreKey,
+        /// The reason.
+        error: CodecError,
     },
     /// A shard, or a subchunk of it, cannot be decoded.
     #[error("cannot decode {}", .0)]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use zarrs_codec::CodecOptions;
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
@@ -22,6 +22,7 @@ use super::request::WantedShard;
 use super::source::{Fetched, Source};
 use super::threads::{self, Each, Later, Task, decoding};
 use super::{ReaderError, Settings};
+use crate::codec::error::{codec_error, engine_is_of_bytes, is_of_bytes, out_of_memory};
 use crate::codec::partial_decoder::check_memory;
 use crate::codec::sharding::Sharding;
 use crate::engine::disjoint::Window;
@@ -193,7 +194,7 @@ impl<S: Source> Call<'_, S> {
         };
         let options = &self.settings.codec_options;
         let entries = index.decode(Cow::Owned(encoded.clone()), i64::MAX as u64, options);
-        let entries = entries.map_err(|error| damage(shard, None, error))?;
+        let entries = entries.map_err(|error| not_decoded(shard, None, error))?;
         Ok(Some(Arc::new(Index::new(encoded, entries))))
     }
 
@@ -222,6 +223,19 @@ impl<S: Source> Call<'_, S> {
         let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
         let encoded = read.map(|read| first(read).unwrap_or_default());
         keep_buffer(buffer);
+        if let Some(encoded) = &encoded
+            && encoded.len() as u64 != len
+        {
+            // Some stores return what there is of a range, and some return less.
+            let got = encoded.len();
+            return Err(match self.source.size(opened).await {
+                Ok(Some(size)) if size < len => {
+                    let short = format!("it takes {len} bytes, and the shard has {size}");
+                    damage(shard, None, short)
+                }
+                _ => store_error(shard, other_bytes(got as u64, len)),
+            });
+        }
         Ok(encoded)
     }
 
@@ -523,7 +537,7 @@ impl<S: Source> Attempt<'_, S> {
                 let Err(error) = decoded else {
                     return Ok(());
                 };
-                if matches!(error, EngineError::OutOfMemory { .. }) {
+                if !engine_is_of_bytes(&error) {
                     return Err(failed(self.shard, None, error));
                 }
                 // Which one it is: without the elements that were written already.
@@ -539,7 +553,7 @@ impl<S: Source> Attempt<'_, S> {
                 let one = std::slice::from_ref(subchunk);
                 if let Err(error) = host_engine().decode_some(job, one, sink) {
                     let number = subchunk.number;
-                    if matches!(error, EngineError::OutOfMemory { .. }) {
+                    if !engine_is_of_bytes(&error) {
                         return Err(failed(self.shard, Some(number), error));
                     }
                     let damage = Damage::new(self.shard.key.clone(), Some(number), error);
@@ -625,8 +639,36 @@ fn damage(
 fn failed(shard: &Shard<'_>, subchunk: Option<usize>, error: EngineError) -> ReaderError {
     match error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
-        error => damage(shard, subchunk, error),
+        error if engine_is_of_bytes(&error) => damage(shard, subchunk, error),
+        error => undecided(shard, codec_error(error)),
     }
+}
+
+/// The error for an index, or for a subchunk, that codecs did not decode.
+fn not_decoded(shard: &Shard<'_>, subchunk: Option<usize>, error: CodecError) -> ReaderError {
+    if is_of_bytes(&error) {
+        return damage(shard, subchunk, error);
+    }
+    undecided(shard, error)
+}
+
+/// The error for bytes that were not decoded, and may be right.
+fn undecided(shard: &Shard<'_>, error: CodecError) -> ReaderError {
+    if let Some((what, bytes)) = out_of_memory(&error) {
+        return ReaderError::Memory { what, bytes };
+    }
+    match error {
+        CodecError::StorageError(error) => store_error(shard, error),
+        error => ReaderError::Undecided {
+            key: shard.key.clone(),
+            error,
+        },
+    }
+}
+
+/// The error of a store that was asked for `wanted` bytes which it has.
+fn other_bytes(got: u64, wanted: u64) -> StorageError {
+    StorageError::Other(format!("the store returned {got} bytes of {wanted}"))
 }
 
 fn store_error(shard: &Shard<'_>, error: StorageError) -> ReaderError {

@@ -8,6 +8,7 @@
 //! | [`panics`] | panics of `zarrs_cuda`, also caught ones |
 //! | [`stores`] | stores that fail, rename, or record requests |
 //! | [`codecs`], [`index`], [`types`] | metadata of codecs, the index of a shard, data types |
+//! | [`troubled`] | a codec that fails on demand |
 //! | [`xor`] | codecs that neither zarrs nor `zarrs_cuda` knows |
 //! | [`frames`] | arrays that are written as streams of frames |
 //! | [`tensors`] | tensors of other libraries |
@@ -39,6 +40,7 @@ mod rng;
 mod shards;
 pub mod stores;
 pub mod tensors;
+pub mod troubled;
 pub mod types;
 pub mod xor;
 

@@ -8,6 +8,7 @@
 //! | `reader` | `ArrayReader` |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
 //! | `vast` | arrays of vast grids, of which next to nothing is stored |
+//! | `trouble` | trouble of the machine, which is no damage |
 //! | `writer` | `ArrayWriter` |
 
 #![allow(
@@ -20,5 +21,6 @@ mod codec;
 mod maintenance;
 mod reader;
 mod sparse;
+mod trouble;
 mod vast;
 mod writer;

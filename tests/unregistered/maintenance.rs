@@ -188,7 +188,12 @@ fn a_compact_shard_is_not_stored_again() {
 }
 
 /// The record that `docs/reference/updates.md` describes.
-fn record(offset: usize, old: Option<(usize, &[u8])>, new_end: usize, new: &[u8]) -> Vec<u8> {
+pub(crate) fn record(
+    offset: usize,
+    old: Option<(usize, &[u8])>,
+    new_end: usize,
+    new: &[u8],
+) -> Vec<u8> {
     let print = twox_hash::XxHash3_64::oneshot;
     let (old_end, old_index) = old.map_or((0, 0), |(end, index)| (end, print(index)));
     let mut record = b"\x89zcupd\r\n".to_vec();

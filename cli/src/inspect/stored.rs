@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zarrs::array::ChunkKeyEncoding;
 
 use crate::failure::Failure;
-use crate::open::{Opened, Place};
+use crate::open::{Opened, Place, is_missing};
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
 const FRAME: &str = ".frame";
@@ -202,7 +202,14 @@ fn entries(
             if kind.is_symlink() {
                 match fs::metadata(entry.path()) {
                     Ok(metadata) => kind = metadata.file_type(),
-                    Err(_) => continue, // a link that leads nowhere
+                    Err(error) if is_missing(&error) => continue,
+                    Err(error) => {
+                        let link = entry.path();
+                        return Err(format!(
+                            "cannot follow the link {}: {error}",
+                            link.display()
+                        ));
+                    }
                 }
             }
             let key = format!("{prefix}{name}");

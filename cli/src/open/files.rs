@@ -1,108 +1,131 @@
-//! A directory as a store that never leaves out what it cannot list.
+//! The directory of an array, as a store that returns each error.
 //!
-//! zarrs' store of files lists a directory that it may not read as an empty one.
+//! zarrs' `FilesystemStore` says that nothing is there, or lists nothing, whatever the reason: a process that may
+//! not look, or has too many open files, would take stored shards for shards that are not stored.
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
+    Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
+    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
-/// The files of a directory. Values are read and written as by zarrs.
-#[derive(Debug)]
-pub(super) struct Files(pub(super) Arc<FilesystemStore>);
+type Result<T> = std::result::Result<T, StorageError>;
 
-impl Files {
-    /// The keys and prefixes directly below `prefix`, in order. A link is a key or a prefix as its target is.
-    fn below(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let directory = self.0.prefix_to_fs_path(prefix);
-        let cannot = |error: io::Error| cannot_list(&directory, &error);
-        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
-        let entries = match fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(StoreKeysPrefixes::new(keys, prefixes));
-            }
-            Err(error) => return Err(cannot(error)),
-        };
-        for entry in entries {
-            let entry = entry.map_err(cannot)?;
-            let is_directory = entry.path().is_dir();
-            let name = entry.file_name();
-            match name.to_str() {
-                Some(name) if is_directory => {
-                    prefixes.push(StorePrefix::new(format!("{}{name}/", prefix.as_str()))?);
-                }
-                Some(name) => keys.push(StoreKey::new(format!("{}{name}", prefix.as_str()))?),
-                // No key of Zarr has such a name, but a node might be below.
-                None if is_directory => {
-                    let error = io::Error::other(format!("the name {name:?} in it is not UTF-8"));
-                    return Err(cannot(error));
-                }
-                None => {}
-            }
-        }
-        keys.sort();
-        prefixes.sort();
-        Ok(StoreKeysPrefixes::new(keys, prefixes))
-    }
+/// The system's error for too many open files of a process.
+const MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
 
-    /// Calls `found` with each key below `prefix`. Directories that are links are not entered.
-    fn walk(
-        &self,
-        prefix: &StorePrefix,
-        found: &mut dyn FnMut(StoreKey) -> Result<(), StorageError>,
-    ) -> Result<(), StorageError> {
-        let mut waiting = vec![prefix.clone()];
-        while let Some(prefix) = waiting.pop() {
-            let below = self.below(&prefix)?;
-            for below in below.prefixes() {
-                let path = self.0.prefix_to_fs_path(below);
-                let target = fs::symlink_metadata(&path);
-                if !target
-                    .map_err(|error| cannot_list(&path, &error))?
-                    .is_symlink()
-                {
-                    waiting.push(below.clone());
-                }
-            }
-            for key in below.keys() {
-                found(key.clone())?;
-            }
-        }
-        Ok(())
+/// Files whose errors are errors.
+pub(super) struct Files(Arc<FilesystemStore>);
+
+/// Whether nothing is at a path, or a link that leads nowhere.
+pub(crate) fn is_missing(error: &io::Error) -> bool {
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
+    StorageError::Other(format!("cannot {doing} {}: {error}", path.display()))
+}
+
+/// What is at `path`, at the end of links; `None` if it is nothing.
+fn look(path: &Path) -> Result<Option<fs::Metadata>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(failed("look at", path, &error)),
     }
 }
 
-fn cannot_list(directory: &Path, error: &io::Error) -> StorageError {
-    StorageError::Other(format!(
-        "cannot list the directory {}: {error}",
-        directory.display()
-    ))
+impl Files {
+    pub(super) fn new(files: Arc<FilesystemStore>) -> Self {
+        Self(files)
+    }
+
+    /// Why a file was not read, and what to do.
+    fn told(&self, key: &StoreKey, error: StorageError) -> StorageError {
+        let path = self.0.key_to_fspath(key);
+        if fs::metadata(&path).is_ok_and(|found| found.is_dir()) {
+            let path = path.display();
+            return StorageError::Other(format!("{path} is a directory, where a file should be"));
+        }
+        match &error {
+            StorageError::IOError(io) if io.raw_os_error() == Some(MANY_FILES) => {
+                StorageError::Other(format!(
+                    "{error}; let it have more (`ulimit -n`), or fewer threads"
+                ))
+            }
+            _ => error,
+        }
+    }
+
+    /// The names in the directory of `prefix`, whether each is a directory, and what is at the end of links. There
+    /// is none if there is no such directory.
+    fn entries(&self, prefix: &str) -> Result<Vec<(String, bool, fs::Metadata)>> {
+        let directory = self.0.prefix_to_fs_path(&StorePrefix::new(prefix)?);
+        let cannot = |error: &io::Error| failed("list the directory", &directory, error);
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(cannot(&error)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| cannot(&error))?;
+            // It may have been deleted meanwhile, or be a link that leads nowhere.
+            if let Some(metadata) = look(&entry.path())? {
+                let kind = entry.file_type().map_err(|error| cannot(&error))?;
+                match entry.file_name().into_string() {
+                    Ok(name) => found.push((name, kind.is_dir(), metadata)),
+                    // No key has such a name, but a node may be below.
+                    Err(name) if metadata.is_dir() => {
+                        let why = format!("the name {} in it is not UTF-8", name.display());
+                        return Err(cannot(&io::Error::other(why)));
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        found.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+        Ok(found)
+    }
+
+    /// The files below `prefix`, and their sizes in bytes. Links to directories are not followed.
+    fn below(&self, prefix: &StorePrefix) -> Result<Vec<(StoreKey, u64)>> {
+        let mut found = Vec::new();
+        let mut left = vec![prefix.as_str().to_string()];
+        while let Some(prefix) = left.pop() {
+            for (name, is_directory, metadata) in self.entries(&prefix)? {
+                if is_directory {
+                    left.push(format!("{prefix}{name}/"));
+                } else if metadata.is_file() {
+                    found.push((StoreKey::new(format!("{prefix}{name}"))?, metadata.len()));
+                }
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
 }
 
 impl ReadableStorageTraits for Files {
-    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        self.0.get(key)
-    }
-
     fn get_partial_many<'a>(
         &'a self,
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        self.0.get_partial_many(key, byte_ranges)
+    ) -> Result<MaybeBytesIterator<'a>> {
+        let parts = self.0.get_partial_many(key, byte_ranges);
+        parts.map_err(|error| self.told(key, error))
     }
 
-    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        self.0.size_key(key)
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
+        let found = look(&self.0.key_to_fspath(key))?;
+        Ok(found.map(|metadata| metadata.len()))
     }
 
     fn supports_get_partial(&self) -> bool {
@@ -111,23 +134,19 @@ impl ReadableStorageTraits for Files {
 }
 
 impl WritableStorageTraits for Files {
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         self.0.set(key, value)
     }
 
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        parts: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
+    fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
         self.0.set_partial_many(key, parts)
     }
 
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+    fn erase(&self, key: &StoreKey) -> Result<()> {
         self.0.erase(key)
     }
 
-    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
         self.0.erase_prefix(prefix)
     }
 
@@ -137,38 +156,34 @@ impl WritableStorageTraits for Files {
 }
 
 impl ListableStorageTraits for Files {
-    fn list(&self) -> Result<StoreKeys, StorageError> {
+    fn list(&self) -> Result<StoreKeys> {
         self.list_prefix(&StorePrefix::root())
     }
 
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let mut keys = Vec::new();
-        self.walk(prefix, &mut |key| {
-            keys.push(key);
-            Ok(())
-        })?;
-        keys.sort();
-        Ok(keys)
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        Ok(self
+            .below(prefix)?
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect())
     }
 
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        self.below(prefix)
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let mut size = 0;
-        self.walk(prefix, &mut |key| {
-            // A link counts as the file that it names.
-            let path = self.0.key_to_fspath(&key);
-            match fs::metadata(&path) {
-                Ok(file) => size += file.len(),
-                // Another process erased it, or it is a dangling link.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(cannot_list(&path, &error)),
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
+        for (name, _, metadata) in self.entries(prefix.as_str())? {
+            let path = format!("{prefix}{name}");
+            if metadata.is_dir() {
+                prefixes.push(StorePrefix::new(path + "/")?);
+            } else {
+                keys.push(StoreKey::new(path)?);
             }
-            Ok(())
-        })?;
-        Ok(size)
+        }
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        let sizes = self.below(prefix)?.into_iter().map(|(_, size)| size);
+        Ok(sizes.fold(0, u64::saturating_add))
     }
 }
 
@@ -187,7 +202,7 @@ mod tests {
                 .set(&StoreKey::new(key).unwrap(), "12".into())
                 .unwrap();
         }
-        let files = Files(store.clone());
+        let files = Files::new(store.clone());
         assert_eq!(files.list().unwrap(), store.list().unwrap());
         assert_eq!(files.size().unwrap(), 8);
         for prefix in ["", "a/", "a/c/", "none/"] {
@@ -204,20 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_out() {
+    fn loops_of_links_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        let files = Files(Arc::new(FilesystemStore::new(path).unwrap()));
-        symlink("nowhere", path.join("dangling")).unwrap();
-        assert_eq!(files.list().unwrap(), [StoreKey::new("dangling").unwrap()]);
-        // A path that leads through a file is an error, not an empty directory.
+        let files = Files::new(Arc::new(FilesystemStore::new(path).unwrap()));
         fs::write(path.join("file"), "").unwrap();
-        let below = StorePrefix::new("file/").unwrap();
-        assert!(files.list_dir(&below).is_err());
-        // A loop of links ends.
         fs::create_dir(path.join("a")).unwrap();
         symlink("..", path.join("a/loop")).unwrap();
-        assert_eq!(files.list().unwrap().len(), 2);
+        assert_eq!(files.list().unwrap().len(), 1);
     }
 
     #[test]
@@ -226,7 +235,7 @@ mod tests {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt;
         let directory = tempfile::tempdir().unwrap();
-        let files = Files(Arc::new(FilesystemStore::new(directory.path()).unwrap()));
+        let files = Files::new(Arc::new(FilesystemStore::new(directory.path()).unwrap()));
         let name = directory.path().join(OsStr::from_bytes(b"\xff"));
         fs::write(&name, "").unwrap();
         assert!(files.list().unwrap().is_empty());

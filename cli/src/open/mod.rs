@@ -18,6 +18,7 @@ use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StorePrefix};
 
 use self::files::Files;
+pub(crate) use self::files::is_missing;
 pub(crate) use self::kind::{
     Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable,
 };
@@ -182,7 +183,7 @@ fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
     let files = files.map_err(|error| Failure::failed(format!("cannot open {place}: {error}")))?;
     let files = Arc::new(files);
     Ok(Stores::new(
-        Arc::new(Files(files.clone())),
+        Arc::new(Files::new(files.clone())),
         Some(files),
         None,
     ))

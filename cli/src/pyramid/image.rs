@@ -135,7 +135,10 @@ impl Described {
         let metadata = match fs::read(&file) {
             Ok(bytes) => parsed(&bytes, &shown)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Value::Null,
-            Err(error) => return Err(Failure::failed(format!("cannot read {shown}: {error}"))),
+            Err(error) => {
+                return Err(Failure::failed(format!("cannot read {shown}: {error}"))
+                    .with_remedy("the description of the image is in it: nothing was changed"));
+            }
         };
         let attributes = &metadata["attributes"];
         let old = attributes["ome"].get("multiscales").is_none();

@@ -3,7 +3,7 @@
 use serde_json::json;
 use zarrs::metadata::GroupMetadata;
 use zarrs::metadata::v3::GroupMetadataV3;
-use zarrs::node::{Node, NodeMetadata};
+use zarrs::node::{Node, NodeCreateError, NodeMetadata};
 
 use super::target::Target;
 use super::{Args, Job};
@@ -75,7 +75,19 @@ fn members(input: &Place) -> Result<Vec<Member>, Failure> {
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
-    let root = Node::open(&store, "/").map_err(|error| cannot(&error))?;
+    let root = Node::open(&store, "/").map_err(|error| match error {
+        // zarrs calls the place "/".
+        NodeCreateError::MissingMetadata(path) => {
+            let place = input.join(path.trim_start_matches('/'));
+            let place = place.to_string();
+            let place = place.trim_end_matches('/');
+            cannot(&format_args!(
+                "there is neither a group nor an array at {place}"
+            ))
+            .with_remedy("name a group: it has a zarr.json or a .zgroup")
+        }
+        error => cannot(&error),
+    })?;
     let mut members = Vec::new();
     let mut nodes = vec![&root];
     while let Some(node) = nodes.pop() {

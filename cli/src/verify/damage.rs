@@ -48,14 +48,6 @@ impl ShardDamage {
         (shard.is_some() || !subchunks.is_empty()).then_some(Self { shard, subchunks })
     }
 
-    /// A shard that the store does not give.
-    pub(crate) fn unreadable(error: &zarrs_cuda::Error) -> Self {
-        Self {
-            shard: Some(error.to_string()),
-            subchunks: Vec::new(),
-        }
-    }
-
     pub(crate) fn text(&self, shard: &[u64]) -> String {
         let mut lines = vec![format!("shard {}:", shape_text(shard))];
         if let Some(problem) = &self.shard {

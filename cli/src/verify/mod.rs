@@ -38,6 +38,8 @@ struct Found {
 /// Sums over all shards. Threads share it.
 #[derive(Default)]
 struct Seen {
+    /// The shards about which something is known.
+    decided: AtomicU64,
     stored: AtomicU64,
     /// In bytes.
     size: AtomicU64,
@@ -84,7 +86,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(report(args, common, &opened, all).with_errors(done.failures))
 }
 
-/// Looks at one shard. What cannot be read is damage; it is no failure. Nothing is kept of a shard without any.
+/// Looks at one shard. Damage is what its bytes show; a shard that cannot be read or decoded for another
+/// reason is a failure. Nothing is kept of a shard without damage and differences.
 fn look_at(
     opened: &Opened,
     shards: &Shards<'_, open::Store>,
@@ -96,24 +99,18 @@ fn look_at(
         damage: None,
         differences: Vec::new(),
     };
-    match shards.verify(shard) {
-        Ok(None) => {}
-        Ok(Some(verification)) => {
-            let inspection = &verification.inspection;
-            let subchunks = inspection.num_stored() as u64;
-            seen.stored.fetch_add(1, Ordering::Relaxed);
-            seen.size.fetch_add(inspection.size, Ordering::Relaxed);
-            seen.subchunks.fetch_add(subchunks, Ordering::Relaxed);
-            found.damage = ShardDamage::of(&verification);
-        }
-        Err(error) => {
-            seen.stored.fetch_add(1, Ordering::Relaxed);
-            found.damage = Some(ShardDamage::unreadable(&error));
-        }
+    if let Some(verification) = shards.verify(shard)? {
+        let inspection = &verification.inspection;
+        let subchunks = inspection.num_stored() as u64;
+        seen.stored.fetch_add(1, Ordering::Relaxed);
+        seen.size.fetch_add(inspection.size, Ordering::Relaxed);
+        seen.subchunks.fetch_add(subchunks, Ordering::Relaxed);
+        found.damage = ShardDamage::of(&verification);
     }
     if let Some(other) = other {
         found.differences = against::differences(opened, other, shard)?;
     }
+    seen.decided.fetch_add(1, Ordering::Relaxed);
     let is_well = found.damage.is_none() && found.differences.is_empty();
     Ok((!is_well).then_some(found))
 }
@@ -134,6 +131,8 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         unwritten,
         found,
     } = all;
+    let undecided = chosen.len() - u128::from(seen.decided.into_inner());
+    let looked_at = chosen.looked_at() - undecided;
     let mut lines = Vec::new();
     // Of a million damaged shards either takes gigabytes: only one is made.
     let mut damaged: Vec<Value> = Vec::new();
@@ -162,7 +161,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     }
     let mut summary = format!(
         "{}, {stored} stored in {}, {}: ",
-        counted(chosen.looked_at(), "shard"),
+        counted(looked_at, "shard"),
         bytes_text(size),
         counted(subchunks, "subchunk")
     );
@@ -177,6 +176,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     };
     if let Some(other) = &args.against {
         summary += &match differ {
+            0 if undecided > 0 => String::new(),
             0 => format!("\nequal to {other}, bit for bit"),
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
@@ -188,6 +188,12 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     }
     if let Some(outside) = chosen.outside_text() {
         summary += &format!("\n{outside}");
+    }
+    if undecided > 0 {
+        summary += &format!(
+            "\n{} could not be read: nothing is known of what is in there",
+            counted(undecided, "more shard")
+        );
     }
     let waiting = consolidate::pending(opened);
     if let Err(failure) = &waiting {
@@ -205,7 +211,8 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
     lines.push(summary);
     let json = json!({
         "array": opened.place.to_string(),
-        "shards": chosen.looked_at_json(),
+        "shards": chosen::json_number(looked_at),
+        "undecided": chosen::json_number(undecided),
         "stored": stored,
         "outside_of_grid": chosen.outside(),
         "stored_bytes": size,

@@ -15,6 +15,8 @@ mod docs;
 mod doctor;
 mod errors;
 mod full_disk;
+#[cfg(feature = "remote")]
+mod hostile;
 mod interrupted;
 mod maintenance;
 mod program;
@@ -22,5 +24,7 @@ mod pyramid;
 mod reencode;
 mod remote;
 mod stream;
+#[cfg(target_os = "linux")]
+mod trouble;
 mod unreadable;
 mod vast;

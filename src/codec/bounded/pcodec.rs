@@ -26,6 +26,9 @@ use zarrs_codec::{
     RecommendedConcurrency,
 };
 
+use crate::codec::error::not_decoded;
+use crate::engine::subchunk::NotDecoded;
+
 /// `codec` with a decoder that is bounded, if it is pcodec.
 pub(super) fn bounded(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
@@ -149,11 +152,13 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
             PcodecElementType::F32 => numbers!(f32),
             PcodecElementType::F64 => numbers!(f64),
         };
-        decoded.map(ArrayBytes::from).map_err(|reason| {
-            CodecError::Other(format!(
-                "pcodec could not decode {} bytes to {count} numbers: {reason}; the shard may be corrupted",
-                bytes.len()
-            ))
+        decoded.map(ArrayBytes::from).map_err(|failed| {
+            not_decoded(failed, |reason| {
+                format!(
+                    "pcodec could not decode {} bytes to {count} numbers: {reason}; the shard may be corrupted",
+                    bytes.len()
+                )
+            })
         })
     }
 }
@@ -161,8 +166,9 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
 /// The `count` numbers of the file `bytes`.
 ///
 /// # Errors
-/// The reason: there are others, `bytes` is invalid, or memory cannot be had.
-fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, String> {
+/// [`NotDecoded::Invalid`] if there are others, or `bytes` is invalid. [`NotDecoded::Memory`] if memory cannot
+/// be had.
+fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, NotDecoded> {
     let invalid = |error: PcoError| error.to_string();
     let (file, mut rest) = standalone::FileDecompressor::new(bytes).map_err(invalid)?;
     // The library's decoder of whole chunks allocates before their metadata can be seen. This one does
@@ -175,14 +181,12 @@ fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, Str
     while let Some(chunk) = Chunk::<T>::of(rest)? {
         let start = numbers.len();
         if chunk.count > count - start {
-            return Err(format!(
-                "it says that there are {} more after {start}",
-                chunk.count
-            ));
+            let reason = format!("it says that there are {} more after {start}", chunk.count);
+            return Err(reason.into());
         }
         let of_file = file.uniform_type();
         if of_file.is_some_and(|number_type| number_type as u8 != chunk.number_type) {
-            return Err("it has numbers of two types".to_string());
+            return Err("it has numbers of two types".to_string().into());
         }
         let (mut metadata, page) = chunks
             .chunk_decompressor::<T, _>(chunk.encoded)
@@ -190,24 +194,25 @@ fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, Str
         check_window(&metadata.meta().delta_encoding, count)?;
         numbers
             .try_reserve_exact(chunk.count)
-            .map_err(|_| format!("out of memory: {} numbers", chunk.count))?;
+            .map_err(|_| NotDecoded::Memory {
+                what: "the numbers of a chunk of pcodec",
+                bytes: chunk.count.saturating_mul(size_of::<T>()),
+            })?;
         numbers.resize(start + chunk.count, T::default());
         let mut page = metadata
             .page_decompressor(page, chunk.count)
             .map_err(invalid)?;
         let progress = page.read(&mut numbers[start..]).map_err(invalid)?;
         if !progress.finished || progress.n_processed != chunk.count {
-            return Err(format!(
-                "it has {} of {} numbers of a chunk",
-                progress.n_processed, chunk.count
-            ));
+            let (got, count) = (progress.n_processed, chunk.count);
+            return Err(format!("it has {got} of {count} numbers of a chunk").into());
         }
         rest = page.into_src();
     }
     if numbers.len() == count {
         Ok(numbers)
     } else {
-        Err(format!("it has {}", numbers.len()))
+        Err(format!("it has {}", numbers.len()).into())
     }
 }
 

@@ -11,12 +11,13 @@ mod shuffle;
 use std::ffi::{CStr, c_int};
 
 use blosc_src::{
-    BLOSC_BITSHUFFLE, BLOSC_MAX_OVERHEAD, BLOSC_NOSHUFFLE, BLOSC_SHUFFLE, blosc_cbuffer_validate,
-    blosc_compress_ctx, blosc_decompress_ctx,
+    BLOSC_BITSHUFFLE, BLOSC_MAX_OVERHEAD, BLOSC_NOSHUFFLE, BLOSC_SHUFFLE, blosc_cbuffer_sizes,
+    blosc_cbuffer_validate, blosc_compress_ctx, blosc_decompress_ctx,
 };
 
 use crate::engine::{BloscStage, Cname, Shuffle};
 
+use super::not_decoded::{NotDecoded, check_memory};
 use frame::Frame;
 
 /// Blosc's state.
@@ -59,25 +60,44 @@ impl Blosc {
     /// Decompress the frame `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The reason; also if the content is longer than `to`.
-    pub(super) fn decompress(from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+    /// The reason, also if the content is longer than `to`; or that there is no memory.
+    pub(super) fn decompress(from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
         let len = content_len(from)?;
         if len > to.len() {
-            return Err(format!(
-                "the content has {len} bytes where at most {} are expected",
-                to.len()
-            ));
+            let room = to.len();
+            let reason = format!("the content has {len} bytes where at most {room} are expected");
+            return Err(reason.into());
         }
         if len == 0 {
             return Ok(0);
         }
+        // C-Blosc uses the address without looking at it.
+        check_memory("blocks of Blosc", block_memory(from))?;
         // SAFETY: the frame's header was checked against the length of `from`, which is what the
         // function reads by; it writes at most `len` bytes to `to`, which has as many. It refuses
         // blocks larger than that, so that what is valid does not depend on the room there is.
         let written =
             unsafe { blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), len, 1) };
-        usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}"))
+        usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}").into())
     }
+}
+
+/// The memory that C-Blosc takes to decompress the frame `from`, whose header was checked, in bytes.
+fn block_memory(from: &[u8]) -> usize {
+    /// Beside each block, for each byte of an element: four bytes.
+    const EXTRA: usize = 4 * 255;
+    let (mut content, mut frame, mut block) = (0, 0, 0);
+    // SAFETY: the header was checked, so `from` has its 16 bytes, and the function reads no more. It writes
+    // one integer to each of the others.
+    unsafe {
+        blosc_cbuffer_sizes(
+            from.as_ptr().cast(),
+            &raw mut content,
+            &raw mut frame,
+            &raw mut block,
+        );
+    }
+    block.saturating_mul(2).saturating_add(EXTRA)
 }
 
 /// Compress with C-Blosc.

@@ -1,6 +1,7 @@
 //! One compressed value, decompressed into no more memory than it may have.
 
 use super::blosc::{self, Blosc};
+use super::not_decoded::NotDecoded;
 use super::scratch::Scratch;
 use super::zstd;
 use crate::engine::memory::at_least;
@@ -40,8 +41,9 @@ impl Compression {
     /// of `most`, what the value says, and what its format can make of so many bytes.
     ///
     /// # Errors
-    /// The reason: the content is longer than that, `from` is invalid, or memory cannot be had.
-    pub(crate) fn decompress(self, from: &[u8], most: usize) -> Result<Vec<u8>, String> {
+    /// [`NotDecoded::Invalid`] if the content is longer than that, or `from` is invalid.
+    /// [`NotDecoded::Memory`] if memory cannot be had.
+    pub(crate) fn decompress(self, from: &[u8], most: usize) -> Result<Vec<u8>, NotDecoded> {
         let most = most.min(self.most(from.len()));
         let len = match self {
             Self::Gzip | Self::Zlib => most,
@@ -50,13 +52,16 @@ impl Compression {
             Self::Blosc => {
                 let len = blosc::content_len(from)?;
                 if len > most {
-                    return Err(format!("its header says {len} bytes"));
+                    return Err(format!("its header says {len} bytes").into());
                 }
                 len
             }
         };
         let mut content = Vec::new();
-        let to = at_least(&mut content, len).map_err(|error| error.to_string())?;
+        let to = at_least(&mut content, len).map_err(|_| NotDecoded::Memory {
+            what: "the content of a subchunk",
+            bytes: len,
+        })?;
         let contexts = &mut Scratch::take().contexts;
         let written = match self {
             Self::Zstd => contexts.zstd.decompress(from, to),

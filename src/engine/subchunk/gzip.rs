@@ -3,6 +3,8 @@
 
 use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
+use super::not_decoded::{NotDecoded, check_memory};
+
 /// libdeflate's contexts.
 #[derive(Default)]
 pub(super) struct Gzip {
@@ -48,23 +50,38 @@ impl Gzip {
     /// Decompress the member at the start of `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The reason; also if the content is longer than `to`.
-    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
-        self.decompressor
-            .get_or_insert_with(Decompressor::new)
+    /// The reason, also if the content is longer than `to`; or that there is no memory.
+    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
+        self.decompressor()?
             .gzip_decompress(from, to)
-            .map_err(|error| reason(&error, "gzip member"))
+            .map_err(|error| reason(&error, "gzip member").into())
     }
 
     /// Decompress the zlib stream at the start of `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The reason; also if the content is longer than `to`.
-    pub(super) fn decompress_zlib(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
-        self.decompressor
-            .get_or_insert_with(Decompressor::new)
+    /// As for [`decompress`](Self::decompress).
+    pub(super) fn decompress_zlib(
+        &mut self,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<usize, NotDecoded> {
+        self.decompressor()?
             .zlib_decompress(from, to)
-            .map_err(|error| reason(&error, "zlib stream"))
+            .map_err(|error| reason(&error, "zlib stream").into())
+    }
+
+    fn decompressor(&mut self) -> Result<&mut Decompressor, NotDecoded> {
+        /// What it takes, in bytes: this much, or less.
+        const LEN: usize = 64 << 10;
+        Ok(match &mut self.decompressor {
+            Some(decompressor) => decompressor,
+            none => {
+                // The library panics without memory.
+                check_memory("libdeflate's decompressor", LEN)?;
+                none.insert(Decompressor::new())
+            }
+        })
     }
 }
 

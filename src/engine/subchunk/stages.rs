@@ -1,6 +1,7 @@
 //! The bytes-to-bytes stages of a chain, one after the other, in the buffers of one thread.
 
 use super::blosc::{self, Blosc};
+use super::not_decoded::NotDecoded;
 use super::scratch::Contexts;
 use super::{crc32c, gzip, zstd};
 use crate::engine::memory::at_least;
@@ -174,7 +175,7 @@ fn run(
 ///
 /// # Errors
 /// [`EngineError::Decode`], [`EngineError::DecodedLength`] or [`EngineError::Checksum`] if the
-/// bytes are not what the stages wrote.
+/// bytes are not what the stages wrote; [`EngineError::OutOfMemory`].
 pub(in crate::engine) fn decode(
     chain: &KnownChain,
     subchunk: usize,
@@ -197,16 +198,12 @@ pub(in crate::engine) fn decode(
         at: At::Input,
     };
     for (position, stage) in chain.stages.iter().enumerate().rev() {
-        let fail = |reason| EngineError::Decode {
-            subchunk,
-            stage: stage.name(),
-            reason,
-        };
+        let fail = |failed: NotDecoded| failed.at(subchunk, stage.name());
         let mut decompress = |from: &[u8], to: &mut [u8]| match stage {
             Stage::Zstd { .. } => contexts.zstd.decompress(from, to),
             Stage::Gzip { .. } => contexts.gzip.decompress(from, to),
             Stage::Blosc(_) => Blosc::decompress(from, to),
-            Stage::Crc32c => Err("a checksum is no compressor".to_string()),
+            Stage::Crc32c => Err("a checksum is no compressor".to_string().into()),
         };
         if let Stage::Crc32c = stage {
             turns.strip(subchunk, validate_checksums)?;
@@ -219,7 +216,7 @@ pub(in crate::engine) fn decode(
             };
         } else {
             let limit = decoded_limit(&chain.stages[..position], expected)
-                .ok_or_else(|| fail(format!("{expected} bytes are too many")))?;
+                .ok_or_else(|| fail(format!("{expected} bytes are too many").into()))?;
             let (from, to) = turns.next(limit)?;
             let got = decompress(from, to).map_err(fail)?;
             turns.turn(got);

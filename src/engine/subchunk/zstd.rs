@@ -2,6 +2,11 @@
 
 use zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, get_error_name};
 
+use super::not_decoded::NotDecoded;
+
+/// What a context to decompress with takes, in bytes: this much, or less.
+const DECOMPRESSOR_LEN: usize = 192 << 10;
+
 /// Zstandard contexts.
 #[derive(Default)]
 pub(super) struct Zstd {
@@ -53,16 +58,39 @@ impl Zstd {
     /// Decompress the frames in `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The library's reason; also if the content is longer than `to`.
-    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+    /// The library's reason, also if the content is longer than `to`; or that there is no memory.
+    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
+        let no_memory = || NotDecoded::Memory {
+            what: "a context of zstd",
+            bytes: DECOMPRESSOR_LEN,
+        };
         let context = match &mut self.decompressor {
             Some(context) => context,
-            none => none.insert(DCtx::try_create().ok_or("no memory for a context")?),
+            none => none.insert(DCtx::try_create().ok_or_else(no_memory)?),
         };
-        context.decompress(to, from).map_err(reason)
+        let decompressed = context.decompress(to, from);
+        decompressed.map_err(|code| match code {
+            NO_MEMORY => no_memory(),
+            code => reason(code).into(),
+        })
     }
 }
 
+/// The library's `ZSTD_error_memory_allocation`, as its functions return it.
+const NO_MEMORY: ErrorCode = 0_usize.wrapping_sub(64);
+
 fn reason(code: ErrorCode) -> String {
     get_error_name(code).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_library_says_of_memory() {
+        assert!(reason(NO_MEMORY).contains("not enough memory"));
+        let context = DCtx::try_create().expect("memory");
+        assert!(context.sizeof() <= DECOMPRESSOR_LEN, "{}", context.sizeof());
+    }
 }
