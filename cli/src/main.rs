@@ -11,17 +11,21 @@
 
 mod arguments;
 mod bench;
+mod claim;
 mod codec;
 mod common;
 mod compact;
 mod consolidate;
+mod consolidated;
 mod demo;
 mod doctor;
+mod evidence;
 mod explain;
 mod failure;
 mod inspect;
 mod open;
 mod outcome;
+mod owner;
 mod plan;
 mod progress;
 mod pyramid;
@@ -29,6 +33,7 @@ mod recover;
 mod reencode;
 #[cfg(feature = "remote")]
 mod remote;
+mod replace;
 mod reshard;
 mod shapes;
 mod shell;

@@ -234,6 +234,22 @@ impl Remote {
         sizes.map_err(|error| StorageError::Other(tidy(&error.to_string())))
     }
 
+    /// The keys of all objects, their sizes in bytes, and what changes with their contents: the entity tag,
+    /// or the time if there is none.
+    ///
+    /// # Errors
+    /// As listings of the store.
+    pub(crate) fn versions(&self) -> Result<Vec<(String, u64, String)>> {
+        self.must_list()?;
+        let versions = self.objects.list(None).map_ok(|object| {
+            let time = || object.last_modified.to_rfc3339();
+            let version = object.e_tag.clone().unwrap_or_else(time);
+            (object.location.to_string(), object.size, version)
+        });
+        let versions = self.runtime.block_on(versions.try_collect());
+        versions.map_err(|error| StorageError::Other(tidy(&error.to_string())))
+    }
+
     fn must_list(&self) -> Result<()> {
         if self.is_http {
             return Err(StorageError::Unsupported("HTTP has no listing".to_string()));
