@@ -77,11 +77,16 @@ pub(crate) fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
         if !is_in(&members) {
             return Ok(false);
         }
-        let copies = copies_of(&members).ok_or_else(|| cannot(&"they are not understood"))?;
-        let mut copies: Members = copies;
+        let copies = copies_of(&members);
+        let mut copies = copies.ok_or_else(|| cannot(&"they are not understood"))?;
         for name in changed {
-            let metadata = fs::read(group.join(name).join("zarr.json"));
-            let metadata = metadata.map_err(|error| cannot(&error))?;
+            let metadata = match fs::read(group.join(name).join("zarr.json")) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    copies.remove(name);
+                    continue;
+                }
+                read => read.map_err(|error| cannot(&error))?,
+            };
             let metadata = serde_json::from_slice(&metadata).map_err(|error| cannot(&error))?;
             copies.insert(name.clone(), metadata);
         }
@@ -102,32 +107,32 @@ fn copies_of(group: &Members) -> Option<Members> {
     serde_json::from_str(consolidated.get("metadata")?.get()).ok()
 }
 
-/// A note that groups above the array or group at `place` have copies of its metadata, or of metadata
-/// below it, that are not as they are now, with the command that renews the copies. `None` if no group
-/// has.
-pub(crate) fn stale_above(place: &Place) -> Option<String> {
-    let mut stale: Vec<Place> = Vec::new();
-    let mut path = String::new();
+/// A note that groups above the array or group at `place` have copies of its metadata, or of those of the
+/// nodes `below` it, that are not as they are now, with the command that renews the copies. `None` if no
+/// group has.
+pub(crate) fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
     let mut here = match place {
         Place::Directory(directory) => Place::Directory(canonical(directory)),
         Place::Url(_) => place.clone(),
     };
-    let now = metadata_of(&here)?;
+    let mut nodes = vec![(String::new(), metadata_of(&here)?)];
+    for path in below {
+        nodes.extend(metadata_of(&here.join(path)).map(|now| ((*path).to_string(), now)));
+    }
+    let mut stale: Vec<Place> = Vec::new();
     while let Some((above, name)) = above(&here) {
-        path = match &*path {
-            "" => name,
-            path => format!("{name}/{path}"),
-        };
-        let Some(group) = metadata_of(&above) else {
+        for (path, _) in &mut nodes {
+            *path = match &**path {
+                "" => name.clone(),
+                path => format!("{name}/{path}"),
+            };
+        }
+        let Some(group) = metadata_of(&above).filter(|group| group["node_type"] == "group") else {
             break; // the hierarchy ends
         };
-        if group["node_type"] != "group" {
-            break;
-        }
         let copies = &group[OF_V3];
-        // Of a group nothing is known of what is below it.
-        let is_current = now["node_type"] != "group" && is_equal(&copies["metadata"][&path], &now);
-        if !copies.is_null() && !is_current {
+        let is_stale = |(path, now): &(String, Value)| !is_equal(&copies["metadata"][path], now);
+        if !copies.is_null() && nodes.iter().any(is_stale) {
             stale.push(above.clone());
         }
         here = above;
@@ -138,7 +143,7 @@ pub(crate) fn stale_above(place: &Place) -> Option<String> {
         .collect();
     (!commands.is_empty()).then(|| {
         format!(
-            "note: the consolidated metadata of a group above describe {place} as it was, and readers \
+            "note: a group above has consolidated metadata that describe {place} as it was, and readers \
              that use them see that. This renews them:{}",
             commands.concat()
         )

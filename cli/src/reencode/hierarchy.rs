@@ -98,8 +98,8 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         drop(begun); // the marker stays, so that --resume can add what is missing
     }
     let mut text = format!("{arrays} arrays and {groups} groups in {}", args.output);
-    let above = consolidated::stale_above(&args.output);
-    if let Some(note) = &above {
+    let below: Vec<_> = paths.iter().filter(|path| !path.is_empty()).copied().collect();
+    if let Some(note) = consolidated::stale_above(&args.output, &below) {
         text += &format!("\n{note}");
     }
     if !failed.is_empty() {

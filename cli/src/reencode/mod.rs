@@ -278,7 +278,7 @@ impl Plan<'_> {
             notes.push(left.to_string());
         }
         if !args.recursive {
-            notes.extend(consolidated::stale_above(&job.output));
+            notes.extend(consolidated::stale_above(&job.output, &[]));
         }
         let json = json!({
             "input": job.input.to_string(),
