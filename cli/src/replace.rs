@@ -19,6 +19,7 @@ use zarrs_storage::{
 };
 
 use crate::owner::{Life, Owner};
+use crate::progress::counted;
 
 /// The suffix of all temporaries, also of those of other programs.
 const SUFFIX: &str = ".tmp";
@@ -138,9 +139,9 @@ impl fmt::Display for Left {
         let first = paths.first().map_or("", String::as_str);
         write!(
             f,
-            "note: {} temporary files are left, because their processes may still run: delete them if \
-             none does. The first is {first}",
-            paths.len()
+            "note: {} left, because its process may still run: delete it if no run writes there. The \
+             first is {first}",
+            counted(paths.len(), "temporary file")
         )
     }
 }
@@ -267,5 +268,16 @@ mod tests {
         }
         assert_eq!(left.paths().len(), 3);
         assert!(left.to_string().contains("3 temporary files"), "{left}");
+
+        // A process that has ended.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = child.id();
+        child.wait().unwrap();
+        let this = Owner::this().to_string();
+        let machine = this.split('-').next().unwrap();
+        let path = folder.path().join(format!("1.{machine}-{process}-1-0.tmp"));
+        fs::write(&path, "").unwrap();
+        left.tidy(&path).unwrap();
+        assert_eq!(path.exists(), !cfg!(target_os = "linux"));
     }
 }

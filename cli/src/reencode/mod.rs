@@ -41,6 +41,7 @@ use crate::explain;
 use crate::failure::Failure;
 use crate::open::{self, Place};
 use crate::outcome::{Outcome, wrapped};
+use crate::progress::counted;
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
@@ -253,8 +254,8 @@ impl Plan<'_> {
         let begun = self.target.begin(self.mode, &self.run)?;
         if let Some(changes) = &begun.changes {
             common.say(format!(
-                "note: {} chunks of {} were written or deleted since the run began: shards of them are written again",
-                changes.len(),
+                "note: {} of {} changed since the run began: shards of them are written again",
+                counted(changes.len(), "chunk"),
                 job.input
             ));
         }

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 use super::shapes::Shapes;
+use crate::arguments::shape_text;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::owner::{Life, Owner};
-use crate::shapes::edges;
 
 /// The member that says the run.
 const MEMBER: &str = "zarrs_cuda_run";
@@ -32,15 +32,15 @@ impl Run {
         input: Evidence,
         metadata: Vec<u8>,
     ) -> Self {
-        let shard = json!(edges(&shapes.shard));
-        Self::new(args, [shard, json!(edges(&shapes.subchunk))], input, metadata)
+        let shapes = [&shapes.shard, &shapes.subchunk].map(|shape| shape_text(shape).into());
+        Self::new(args, shapes, input, metadata)
     }
 
     /// A run for all arrays of a group.
     pub(super) fn of_group(args: &Args, input: Evidence, metadata: Vec<u8>) -> Self {
         let shapes = &args.shapes;
         let asked = [&shapes.shard, &shapes.subchunk]
-            .map(|shape| json!(shape.as_ref().map(|shape| edges(&shape.0))));
+            .map(|shape| json!(shape.as_ref().map(|shape| shape_text(&shape.0))));
         let mut run = Self::new(args, asked, input, metadata);
         for (option, size) in [
             ("--shard-size", shapes.shard_size),

@@ -11,14 +11,17 @@ mod bench;
 #[path = "../inspect/browser.rs"]
 #[allow(dead_code, reason = "the tests of `inspect` use the rest")]
 mod browser;
+mod consolidated;
 mod docs;
 mod doctor;
 mod errors;
 mod full_disk;
+mod hierarchy;
 mod interrupted;
 mod maintenance;
 mod program;
 mod pyramid;
 mod reencode;
 mod remote;
+mod resume;
 mod stream;
