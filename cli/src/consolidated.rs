@@ -25,7 +25,9 @@ type Members = BTreeMap<String, Box<RawValue>>;
 /// Whether a group with these members of its `zarr.json` has consolidated metadata. A group that another
 /// group has a copy of has empty ones in the copy, or null.
 pub(crate) fn is_in(members: &Members) -> bool {
-    members.get(OF_V3).is_some_and(|value| value.get() != "null")
+    members
+        .get(OF_V3)
+        .is_some_and(|value| value.get() != "null")
 }
 
 /// The metadata of a group with a copy of the metadata of `below`, by their paths from the group.
@@ -37,7 +39,10 @@ pub(crate) fn with<'a>(
     let mut copies = Members::new();
     for (path, metadata) in below {
         let mut members: Members = serde_json::from_str(metadata.get())?;
-        if members.get("node_type").is_some_and(|kind| kind.get() == "\"group\"") {
+        if members
+            .get("node_type")
+            .is_some_and(|kind| kind.get() == "\"group\"")
+        {
             // All copies are in one list.
             members.insert(OF_V3.to_string(), inline(&Members::new())?);
         }
@@ -65,7 +70,10 @@ fn inline(copies: &Members) -> serde_json::Result<Box<RawValue>> {
 pub(crate) fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
     let path = group.join("zarr.json");
     let cannot = |error: &dyn std::fmt::Display| {
-        format!("cannot renew the consolidated metadata in {}: {error}", path.display())
+        format!(
+            "cannot renew the consolidated metadata in {}: {error}",
+            path.display()
+        )
     };
     // Another process may change the group at the same time.
     for _ in 0..8 {
@@ -159,7 +167,8 @@ fn is_equal(copy: &Value, now: &Value) -> bool {
             // zarr-python writes these also if they say nothing.
             members.retain(|name, value| {
                 let is_empty = *value == json!({}) || *value == json!([]) || value.is_null();
-                !(is_empty && ["attributes", "storage_transformers", "dimension_names"].contains(&&**name))
+                !(is_empty
+                    && ["attributes", "storage_transformers", "dimension_names"].contains(&&**name))
             });
         }
         metadata
@@ -182,7 +191,9 @@ fn above(place: &Place) -> Option<(Place, String)> {
         }
         Place::Url(url) => {
             let (above, name) = url.trim_end_matches('/').rsplit_once('/')?;
-            let has_more = above.split_once("://").is_some_and(|(_, rest)| !rest.is_empty());
+            let has_more = above
+                .split_once("://")
+                .is_some_and(|(_, rest)| !rest.is_empty());
             has_more.then(|| (Place::Url(above.to_string()), name.to_string()))
         }
     }

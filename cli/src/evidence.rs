@@ -166,7 +166,10 @@ impl Changes {
 
     /// Whether a key below `path` was written, or may have been deleted.
     pub(crate) fn are_below(&self, path: &str) -> bool {
-        let below = |key: &String| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
+        let below = |key: &String| {
+            key.strip_prefix(path)
+                .is_some_and(|rest| rest.starts_with('/'))
+        };
         self.deleted > 0 || self.written.iter().any(below)
     }
 
@@ -268,7 +271,10 @@ mod tests {
         fs::write(array.join(".zmetadata"), "{}").unwrap();
         assert!(before.changes(&of(&array)).is_none());
         let moved = before.difference(&of(&other)).unwrap();
-        assert!(moved.contains("and is") && moved.contains("other"), "{moved}");
+        assert!(
+            moved.contains("and is") && moved.contains("other"),
+            "{moved}"
+        );
 
         let time = fs::metadata(&chunk).unwrap().modified().unwrap();
         let set = |time: SystemTime| {

@@ -48,7 +48,11 @@ impl Outcome {
     /// Adds what a person should know besides.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         let lines = [self.text.as_str(), note];
-        self.text = lines.into_iter().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+        self.text = lines
+            .into_iter()
+            .filter(|line| !line.is_empty())
+            .collect::<Vec<_>>()
+            .join("\n");
         match &mut self.json["notes"] {
             Value::Array(notes) => notes.push(note.into()),
             notes => *notes = vec![note].into(),
@@ -98,7 +102,9 @@ pub(crate) fn print(text: &str) {
 
 /// Stores a page for a browser, as a whole or not at all.
 pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     let is_there = folder.map_or(Ok(()), |folder| fs::metadata(folder).map(|_| ()));
     let written = is_there.and_then(|()| replace::file(file, page.as_bytes()));
     written.map_err(|error| {

@@ -127,7 +127,11 @@ impl Left {
     }
 
     pub(crate) fn paths(&self) -> Vec<String> {
-        let mut paths: Vec<_> = self.0.iter().map(|path| path.display().to_string()).collect();
+        let mut paths: Vec<_> = self
+            .0
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
         paths.sort();
         paths
     }

@@ -117,7 +117,9 @@ pub(super) fn hide_group(root: &Path) -> Result<(), Failure> {
         match fs::remove_file(root.join(metadata)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let shown = root.display();
-                return Err(Failure::failed(format!("cannot make {shown} ready: {error}")));
+                return Err(Failure::failed(format!(
+                    "cannot make {shown} ready: {error}"
+                )));
             }
             _ => {}
         }
@@ -190,7 +192,10 @@ pub(super) fn publish(path: &Path, metadata: &[u8]) -> Result<(), Failure> {
 /// The paths relative to `root` of the arrays and groups below it.
 pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
     let cannot = |path: &Path, error: io::Error| {
-        Failure::failed(format!("cannot list the directory {}: {error}", path.display()))
+        Failure::failed(format!(
+            "cannot list the directory {}: {error}",
+            path.display()
+        ))
     };
     let mut found = BTreeSet::new();
     let mut directories = vec![root.to_path_buf()];

@@ -61,7 +61,8 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
     if !failed.is_empty() && !args.keep_going {
         let text = format!(
-            "nothing was written: {} of {} arrays and groups in {} cannot be re-encoded",
+            "nothing was written: {} of {} arrays and groups in {} cannot be re-encoded. --keep-going \
+             does the others",
             failed.len(),
             members.len(),
             args.input
@@ -69,10 +70,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         let json = json!({
             "input": args.input.to_string(), "output": args.output.to_string(), "arrays": [],
         });
-        return Ok(Outcome::new(text, json).with_errors(with_remedy(
-            failed,
-            "leave the others out with --keep-going, which does the rest",
-        )));
+        return Ok(Outcome::new(text, json).with_errors(failed));
     }
 
     let begun = root.begin_group(args.mode(), &run)?;
@@ -98,7 +96,11 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         drop(begun); // the marker stays, so that --resume can add what is missing
     }
     let mut text = format!("{arrays} arrays and {groups} groups in {}", args.output);
-    let below: Vec<_> = paths.iter().filter(|path| !path.is_empty()).copied().collect();
+    let below: Vec<_> = paths
+        .iter()
+        .filter(|path| !path.is_empty())
+        .copied()
+        .collect();
     if let Some(note) = consolidated::stale_above(&args.output, &below) {
         text += &format!("\n{note}");
     }
@@ -145,20 +147,8 @@ fn plans<'a>(
     (plans, failed)
 }
 
-/// Adds to the last failure what to do.
-fn with_remedy(mut failures: Vec<Failure>, remedy: &str) -> Vec<Failure> {
-    if let Some(last) = failures.pop() {
-        failures.push(last.with_remedy(remedy));
-    }
-    failures
-}
-
 /// Makes the groups visible, the deepest first. Returns how many there are.
-fn write_groups(
-    root: &Target,
-    begun: &Begun<'_>,
-    members: &[Member],
-) -> Result<usize, Failure> {
+fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
     let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
     let read = |path: &str, text: &[u8]| {
         serde_json::from_slice::<Box<RawValue>>(text).map_err(|error| {
@@ -166,10 +156,19 @@ fn write_groups(
         })
     };
     let consolidates = members.iter().any(|member| {
-        matches!(member.node, Node::Group { is_consolidated: true, .. })
+        matches!(
+            member.node,
+            Node::Group {
+                is_consolidated: true,
+                ..
+            }
+        )
     });
     if consolidates {
-        for member in members.iter().filter(|member| matches!(member.node, Node::Array)) {
+        for member in members
+            .iter()
+            .filter(|member| matches!(member.node, Node::Array))
+        {
             // An array that failed is not there.
             if let Some(text) = root.metadata(&member.path)? {
                 written.insert(&member.path, read(&member.path, &text)?);
@@ -196,7 +195,9 @@ fn write_groups(
                 .filter_map(|(path, text)| Some((path.strip_prefix(&*prefix)?, &**text)));
             consolidated::with(metadata, below).map_err(|error| {
                 let path = &member.path;
-                Failure::failed(format!("cannot consolidate the metadata of {path}: {error}"))
+                Failure::failed(format!(
+                    "cannot consolidate the metadata of {path}: {error}"
+                ))
             })?
         } else {
             metadata.clone()
@@ -219,10 +220,10 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
     while let Some(path) = paths.pop() {
         let Some(node) = node(input, store, &path) else {
             if path.is_empty() {
-                return Err(
-                    Failure::failed(format!("{input} is neither a Zarr array nor a group"))
-                        .with_remedy("name the directory of a Zarr group"),
-                );
+                return Err(Failure::failed(format!(
+                    "{input} is neither a Zarr array nor a group"
+                ))
+                .with_remedy("name the directory of a Zarr group"));
             }
             continue; // a directory that is no part of the hierarchy
         };
@@ -286,8 +287,10 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
     };
     let found = || -> Result<Option<Node>, Failure> {
         if let Some(bytes) = get("zarr.json")? {
-            let members: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(&bytes)
-                .map_err(|error| unreadable(&format!("its zarr.json is not valid JSON: {error}")))?;
+            let members: BTreeMap<String, Box<RawValue>> =
+                serde_json::from_slice(&bytes).map_err(|error| {
+                    unreadable(&format!("its zarr.json is not valid JSON: {error}"))
+                })?;
             let kind = members.get("node_type").map(|kind| kind.get());
             return match kind {
                 Some("\"array\"") => Ok(Some(Node::Array)),

@@ -190,8 +190,7 @@ impl<'a> Job<'a> {
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.args, &shapes, evidence, metadata_json(&output)?);
         let mut mode = self.args.mode();
-        let is_published =
-            self.args.recursive && self.args.resume && target.is_published(&run)?;
+        let is_published = self.args.recursive && self.args.resume && target.is_published(&run)?;
         let is_done = is_published && !is_stale;
         if is_published && is_stale {
             mode = Mode {

@@ -1,7 +1,7 @@
 //! Which shards of an incomplete output are whole and current, so that `--resume` keeps them.
 
 use zarrs::array::ArraySubset;
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -35,22 +35,20 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// Whether the shard with these indices, which is of this region of the array, is stored and whole:
-    /// its index decodes, which compares its checksum; all subchunks lie inside; and they and the index
-    /// fill the shard. No chunk of the input in the region may have been written since. Otherwise the shard
-    /// is to be written again.
+    /// Whether the shard with these indices, which is of this region of the array, is stored and
+    /// [whole](is_whole), and no chunk of the input in the region was written since. Otherwise the shard is
+    /// to be written again.
     pub(super) fn has(&self, indices: &[u64], region: &ArraySubset) -> Result<bool, Failure> {
         let Some(shards) = &self.shards else {
             return Ok(false);
         };
-        let usage = shards.usage(indices).map_err(|error| {
+        let found = shards.inspect(indices).map_err(|error| {
             Failure::failed(format!(
                 "cannot tell whether the shard {indices:?} of {} is whole: {error}",
                 self.place
             ))
         })?;
-        let is_whole = usage.is_some_and(|usage| usage.unused == Some(0));
-        Ok(is_whole && !self.is_changed(region))
+        Ok(found.is_some_and(|shard| is_whole(&shard)) && !self.is_changed(region))
     }
 
     fn is_changed(&self, region: &ArraySubset) -> bool {
@@ -65,4 +63,19 @@ impl<'a> Stored<'a> {
             _ => true, // nothing is known of its chunks
         }
     }
+}
+
+/// Whether a shard is as this program writes it: its index decodes, which compares its checksum, and the
+/// subchunks and the index lie side by side and fill the shard.
+fn is_whole(shard: &Inspection) -> bool {
+    let mut subchunks = shard.subchunks.iter().flatten();
+    let index = shard.index.as_ref().map(|index| index.end - index.start);
+    let size = shard
+        .subchunks
+        .iter()
+        .flatten()
+        .map(|subchunk| subchunk.size);
+    shard.index_problem.is_none()
+        && subchunks.all(|subchunk| subchunk.problem.is_none())
+        && index.map(|index| size.fold(index, u64::saturating_add)) == Some(shard.size)
 }

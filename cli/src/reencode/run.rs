@@ -46,7 +46,8 @@ impl Run {
             ("--shard-size", shapes.shard_size),
             ("--subchunk-size", shapes.subchunk_size),
         ] {
-            run.arguments.insert(option.to_string(), size.bytes().into());
+            run.arguments
+                .insert(option.to_string(), size.bytes().into());
         }
         run
     }
@@ -125,7 +126,11 @@ impl Run {
         for (option, now) in &self.arguments {
             let was = arguments.get(option);
             if was != Some(now) {
-                differences.push(format!("{option} was {}, and is {}", said(was), said(Some(now))));
+                differences.push(format!(
+                    "{option} was {}, and is {}",
+                    said(was),
+                    said(Some(now))
+                ));
             }
         }
         if differences.is_empty() && metadata != self.metadata {

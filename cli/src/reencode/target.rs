@@ -372,7 +372,9 @@ impl Begun<'_> {
                     return Err(Failure::failed(format!(
                         "cannot finish {place}: another run has begun to write there"
                     ))
-                    .with_remedy("let one run at a time write there, and start again with --overwrite"));
+                    .with_remedy(
+                        "let one run at a time write there, and start again with --overwrite",
+                    ));
                 }
                 objects::set(&*self.target.store, "zarr.json", metadata).map_err(cannot)
             }

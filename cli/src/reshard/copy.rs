@@ -201,7 +201,11 @@ impl Thread<'_> {
             extents.push(Some(start..end));
         }
         let at = if is_first { 0 } else { end };
-        let size = if is_first { end } else { end.saturating_add(index_len) };
+        let size = if is_first {
+            end
+        } else {
+            end.saturating_add(index_len)
+        };
         if found != size {
             return Ok(false);
         }

@@ -310,12 +310,19 @@ fn wanted(
 fn agrees(args: &Args, metadata: &Map<String, Value>) -> bool {
     let index = args.index.is_none_or(|index| {
         let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
-        let said = sharding.map(|sharding| &sharding["configuration"]["index_location"]);
-        let is_start = matches!(index, IndexPlace::Start);
-        said.is_some_and(|said| (said == "start") == is_start)
+        let said = sharding.and_then(|sharding| {
+            let configuration = &sharding["configuration"];
+            let is_sharded = chain::name_of(sharding) == "sharding_indexed";
+            let location = configuration["index_location"].as_str().unwrap_or("end");
+            is_sharded.then_some(location == "start")
+        });
+        said == Some(matches!(index, IndexPlace::Start))
     });
     let keys = metadata.get("chunk_key_encoding");
-    index && args.chunk_keys.is_none_or(|encoding| keys == Some(&encoding.metadata()))
+    index
+        && args
+            .chunk_keys
+            .is_none_or(|encoding| keys == Some(&encoding.metadata()))
 }
 
 /// IN's metadata, with the shards and keys of the command line.

@@ -93,8 +93,7 @@ pub(super) fn look(
     let mut others = 0_usize;
     if output.exists() {
         let found = stored::files(output, |key, _| {
-            let is_marker =
-                key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
+            let is_marker = key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
             others += usize::from(key != METADATA && !is_marker);
         });
         found.map_err(|error| cannot(&error))?;

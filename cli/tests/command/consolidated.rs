@@ -93,7 +93,11 @@ fn reencode_writes_them_if_the_input_has_them() {
     // In a group within, and with an array that is left out.
     group(&input.join("a"), Some(inline(&json!({}))));
     fs::write(input.join("x/zarr.json"), "{").unwrap();
-    run(folder.path(), "reencode in some --recursive --keep-going", 1);
+    run(
+        folder.path(),
+        "reencode in some --recursive --keep-going",
+        1,
+    );
     check_copies(&folder.path().join("some/a"), &["y"]);
     let copies = &json_of(&folder.path().join("some/zarr.json"))["consolidated_metadata"];
     assert!(copies["metadata"].get("x").is_none());
@@ -143,7 +147,12 @@ fn others_say_how_they_are_renewed() {
     // Copies that are as they should be.
     let copies: Value = ["deep", "deep/frames", "deep/new", "chunks"]
         .into_iter()
-        .map(|member| (member.to_string(), json_of(&root.join(member).join("zarr.json"))))
+        .map(|member| {
+            (
+                member.to_string(),
+                json_of(&root.join(member).join("zarr.json")),
+            )
+        })
         .collect::<serde_json::Map<_, _>>()
         .into();
     group(&root, Some(inline(&copies)));
@@ -159,9 +168,16 @@ fn pyramid_renews_them() {
     let folder = TempDir::new().unwrap();
     let image = folder.path().join("store/image");
     array(&folder.path().join("in"), "/");
-    run(folder.path(), "reencode in store/image/0 --shard 4,4 --subchunk 2,2", 0);
+    run(
+        folder.path(),
+        "reencode in store/image/0 --shard 4,4 --subchunk 2,2",
+        0,
+    );
     group(&folder.path().join("store"), Some(inline(&json!({}))));
-    group(&image, Some(inline(&json!({ "labels": { "node_type": "group" } }))));
+    group(
+        &image,
+        Some(inline(&json!({ "labels": { "node_type": "group" } }))),
+    );
     let line = "pyramid store/image --axis y --axis x --levels 2";
     let text = run(folder.path(), line, 0);
     assert!(

@@ -81,14 +81,22 @@ fn what_cannot_be_planned() {
     fs::write(&c, unknown.replace("\"bytes\"", "\"mystery\"")).unwrap();
     for options in ["", "--resume", "--overwrite"] {
         let text = case.run(&format!("one out {options}"), 1);
-        for words in ["nothing was written: 2 of 5", "one/b", "one/deep/c", "mystery", "--keep-going"] {
+        for words in [
+            "nothing was written: 2 of 5",
+            "one/b",
+            "one/deep/c",
+            "mystery",
+            "--keep-going",
+        ] {
             assert!(text.contains(words), "no {words} in {text}");
         }
         assert!(!case.at("out").exists());
     }
     let text = case.run("one out --keep-going", 1);
     assert!(
-        text.contains("1 arrays and 2 groups") && text.contains("2 are missing") && text.contains("mystery"),
+        text.contains("1 arrays and 2 groups")
+            && text.contains("2 are missing")
+            && text.contains("mystery"),
         "{text}"
     );
     assert_eq!(values(&case.at("out/a")), values(&case.at("one/a")));
@@ -115,7 +123,10 @@ fn what_fails_late() {
     let whole = fs::read(&chunk).unwrap();
     fs::write(&chunk, "").unwrap();
     let text = case.run("one out --keep-going", 1);
-    assert!(text.contains("failed: ") && text.contains("2 arrays and 2 groups"), "{text}");
+    assert!(
+        text.contains("failed: ") && text.contains("2 arrays and 2 groups"),
+        "{text}"
+    );
     for array in ["b", "deep/c"] {
         let [input, output] = ["one", "out"].map(|root| values(&case.at(root).join(array)));
         assert_eq!(input, output);
@@ -155,6 +166,9 @@ fn a_replaced_hierarchy_is_not_mixed() {
     let text = case.run(&format!("two {} --resume", out.display()), 0);
     assert!(!text.contains("done before"), "{text}");
     for array in ["a", "b", "deep/c"] {
-        assert_eq!(values(&out.join(array)), values(&case.at("two").join(array)));
+        assert_eq!(
+            values(&out.join(array)),
+            values(&case.at("two").join(array))
+        );
     }
 }

@@ -83,7 +83,9 @@ fn another_input_is_refused() {
     let before = case.output();
     let text = case.run(&format!("b out {SHAPES} --resume"), 1);
     assert!(
-        text.contains("another input: IN was") && text.contains("/a, and is") && text.contains("/b"),
+        text.contains("another input: IN was")
+            && text.contains("/a, and is")
+            && text.contains("/b"),
         "{text}"
     );
     // Another array in the place of the input.
@@ -96,7 +98,10 @@ fn another_input_is_refused() {
     let changed = serde_json::to_vec(&changed).unwrap();
     fs::write(case.at("a/zarr.json"), changed).unwrap();
     let text = case.run(&format!("a out {SHAPES} --resume"), 1);
-    assert!(text.contains("metadata of") && text.contains("changed"), "{text}");
+    assert!(
+        text.contains("metadata of") && text.contains("changed"),
+        "{text}"
+    );
     assert_eq!(case.output(), before);
 
     // Equal metadata, other chunks: none of the old shards is kept.
@@ -185,7 +190,11 @@ fn shards_of_chunks_that_changed_are_written_again() {
     // A chunk of a shard that is stored.
     let changed = vec![7_u16; 100];
     open(&case.at("a")).store_chunk(&[0, 1], changed).unwrap();
-    let time = |name: &str| fs::metadata(case.at("out/c").join(name)).unwrap().modified();
+    let time = |name: &str| {
+        fs::metadata(case.at("out/c").join(name))
+            .unwrap()
+            .modified()
+    };
     let (first, second) = (time("0/0").unwrap(), time("0/1").unwrap());
     let text = case.run(&format!("a out {options} --resume"), 0);
     assert!(text.contains("2 chunks of a changed since"), "{text}");
@@ -202,7 +211,11 @@ fn a_marker_that_says_no_run() {
     let text = fs::read_to_string(&marker).unwrap();
     let (_, metadata) = text.split_once('\n').unwrap();
     // Of an older version, torn, or of a run that was stopped as soon as it began.
-    for bytes in [format!("{{{metadata}"), text[..40].to_string(), String::new()] {
+    for bytes in [
+        format!("{{{metadata}"),
+        text[..40].to_string(),
+        String::new(),
+    ] {
         fs::write(&marker, bytes).unwrap();
         let text = case.run(&format!("a out {SHAPES} --resume"), 1);
         assert!(
