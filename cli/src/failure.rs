@@ -31,7 +31,7 @@ impl Exit {
 }
 
 /// Why a subcommand stopped, and what to do about it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     exit: Exit,
     message: String,

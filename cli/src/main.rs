@@ -12,19 +12,24 @@
 mod arguments;
 mod bench;
 mod chosen;
+mod claim;
 mod codec;
 mod common;
 mod compact;
 mod consolidate;
+mod consolidated;
 mod demo;
 mod doctor;
+mod evidence;
 mod explain;
 mod failure;
 #[cfg(feature = "remote")]
 mod http;
 mod inspect;
+mod names;
 mod open;
 mod outcome;
+mod owner;
 mod plan;
 mod progress;
 mod pyramid;
@@ -32,6 +37,7 @@ mod recover;
 mod reencode;
 #[cfg(feature = "remote")]
 mod remote;
+mod replace;
 mod replacing;
 mod reshard;
 mod shapes;

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::common::Common;
 use crate::failure::{Exit, Failure};
+use crate::replace;
 
 /// What a subcommand found or did: for people, and as a JSON object.
 #[derive(Debug)]
@@ -41,6 +42,21 @@ impl Outcome {
             self.exit = Exit::Failed;
         }
         self.failures.extend(failures);
+        self
+    }
+
+    /// Adds what a person should know besides.
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        let lines = [self.text.as_str(), note];
+        self.text = lines
+            .into_iter()
+            .filter(|line| !line.is_empty())
+            .collect::<Vec<_>>()
+            .join("\n");
+        match &mut self.json["notes"] {
+            Value::Array(notes) => notes.push(note.into()),
+            notes => *notes = vec![note].into(),
+        }
         self
     }
 
@@ -86,10 +102,12 @@ pub(crate) fn print(text: &str) {
 
 /// Stores a page for a browser, as a whole or not at all.
 pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
-    let temporary = file.with_added_extension("tmp");
-    let written = fs::write(&temporary, page).and_then(|()| fs::rename(&temporary, file));
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let is_there = folder.map_or(Ok(()), |folder| fs::metadata(folder).map(|_| ()));
+    let written = is_there.and_then(|()| replace::file(file, page.as_bytes()));
     written.map_err(|error| {
-        let _ = fs::remove_file(&temporary);
         Failure::failed(format!("cannot write {}: {error}", file.display()))
             .with_remedy("name another --html FILE, in a directory that exists and has room")
     })

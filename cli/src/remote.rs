@@ -228,6 +228,22 @@ impl Remote {
         sizes.map_err(|error| told(&error))
     }
 
+    /// The keys of all objects, their sizes in bytes, and what changes with their contents: the entity tag,
+    /// or the time if there is none.
+    ///
+    /// # Errors
+    /// As listings of the store.
+    pub(crate) fn versions(&self) -> Result<Vec<(String, u64, String)>> {
+        self.must_list()?;
+        let versions = self.objects.list(None).map_ok(|object| {
+            let time = || object.last_modified.to_rfc3339();
+            let version = object.e_tag.clone().unwrap_or_else(time);
+            (object.location.to_string(), object.size, version)
+        });
+        let versions = self.runtime.block_on(versions.try_collect());
+        versions.map_err(|error| StorageError::Other(tidy(&error.to_string())))
+    }
+
     fn must_list(&self) -> Result<()> {
         if self.is_http {
             return Err(StorageError::Unsupported("HTTP has no listing".to_string()));
@@ -276,13 +292,6 @@ fn path_of(key: &str) -> Result<Path> {
 fn path_below(prefix: &StorePrefix) -> Result<Option<Path>> {
     let path = path_of(prefix.as_str())?;
     Ok((!path.is_root()).then_some(path))
-}
-
-/// The name that `Path::from` gave the object whose name is `name` now, if it is another one. Earlier
-/// versions of this command, and zarrs, store objects so.
-pub(crate) fn encoded(name: &str) -> Option<String> {
-    let encoded = Path::from(name);
-    (encoded.as_ref() != name).then(|| encoded.to_string())
 }
 
 /// A value, or `None` if there is none.

@@ -26,6 +26,7 @@ use self::plan::Plan;
 use crate::arguments::{Count, Part};
 use crate::common::Common;
 use crate::consolidate;
+use crate::consolidated;
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place};
 use crate::outcome::Outcome;
@@ -158,11 +159,31 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 .with_remedy(goes_on(args))
         }
         error => failed(args, &error),
+    });
+    let note = renewed(&image, &plan);
+    let made = made.map_err(|failure| match &note {
+        Some(note) => failure.with_note(note),
+        None => failure,
     })?;
     json["dry_run"] = false.into();
     json["part"] = json!(args.part.map(|part| part.to_string()));
     json["made"] = made.json();
-    Ok(Outcome::new(made.text(), json))
+    let outcome = Outcome::new(made.text(), json);
+    Ok(match &note {
+        Some(note) => outcome.with_note(note),
+        None => outcome,
+    })
+}
+
+/// Renews what the group of the image has of the metadata of its arrays. Returns what cannot be renewed, as
+/// groups above the image.
+fn renewed(image: &Image, plan: &Plan) -> Option<String> {
+    let names = plan.names();
+    let renewed = consolidated::renew(&image.directory, &names);
+    let below: Vec<_> = names.iter().map(String::as_str).collect();
+    let above = consolidated::stale_above(&Place::Directory(image.directory.clone()), &below);
+    let notes: Vec<_> = renewed.err().into_iter().chain(above).collect();
+    (!notes.is_empty()).then(|| notes.join("\n"))
 }
 
 /// Checks that level 0 can be read as shards. Returns the store of its image.

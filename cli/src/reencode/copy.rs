@@ -12,6 +12,7 @@ use zarrs::storage::{ReadableStorageTraits, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
+use super::resume::Stored;
 use super::shapes::Shapes;
 use crate::failure::Failure;
 use crate::progress::{Progress, Unit};
@@ -97,29 +98,26 @@ impl Counter {
     }
 }
 
-/// Writes every shard.
+/// Writes every shard that is not stored.
 pub(super) fn copy(
     job: &Job<'_>,
     shapes: &Shapes,
     input: &Input,
     output: &Output,
+    stored: &Stored<'_>,
 ) -> Result<Copied, Failure> {
     let start = Instant::now();
     let mut counter = Counter::new("writing", output);
     let mut bytes_decoded = 0;
-    let is_written = |indices: &[u64]| {
-        let size = output.storage().size_key(&output.chunk_key(indices));
-        job.args.resume && matches!(size, Ok(Some(_)))
-    };
     thread::scope(|scope| {
         // The channel has no buffer: one shard is read while another is written.
         let (sender, receiver) = mpsc::sync_channel(0);
         scope.spawn(move || {
             for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
-                let bytes = if is_written(&indices) {
-                    Ok(None)
-                } else {
-                    read(input, &job.input, &region).map(Some)
+                let bytes = match stored.has(&indices, &region) {
+                    Ok(true) => Ok(None),
+                    Ok(false) => read(input, &job.input, &region).map(Some),
+                    Err(failure) => Err(failure),
                 };
                 if sender.send((indices, region, bytes)).is_err() {
                     break; // the writer has stopped

@@ -1,17 +1,17 @@
-//! The output directory.
+//! The output in a directory.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::target::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key, of_another_command};
-use super::{Args, objects};
+use super::run::{self, busy};
+use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use crate::claim::{Claim, Refused};
+use crate::evidence::canonical;
 use crate::failure::Failure;
-use crate::open::{Store, is_array, is_group};
-
-/// The suffix of a value's file until it is renamed.
-const TEMPORARY: &str = ".tmp";
+use crate::open::{is_array, is_group};
+use crate::replace::{self, Left, temporary_of};
 
 /// Checks that neither of two directories is within the other.
 pub(super) fn must_lie_apart(input: &Path, output: &Path) -> Result<(), Failure> {
@@ -26,71 +26,100 @@ pub(super) fn must_lie_apart(input: &Path, output: &Path) -> Result<(), Failure>
     Ok(())
 }
 
-/// Checks that the output directory only has files of this run, or deletes the array that is to be replaced.
-pub(super) fn prepare(
-    path: &Path,
-    args: &Args,
-    store: &Store,
-    metadata: Vec<u8>,
-) -> Result<(), Failure> {
-    let shown = path.display();
+/// Looks at the directory. A marker that `claim` made new does not count.
+pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
+    let cannot =
+        |error: io::Error| Failure::failed(format!("cannot look at {}: {error}", path.display()));
     let marker = path.join(INCOMPLETE);
-    let cannot = |error: io::Error| Failure::failed(format!("cannot make {shown} ready: {error}"));
-    fs::create_dir_all(path).map_err(cannot)?;
-    let is_empty = fs::read_dir(path).map_err(cannot)?.next().is_none();
-    let is_incomplete = marker.is_file();
-    let found = Found {
-        is_empty,
-        is_incomplete,
-        is_foreign: !is_empty && !is_incomplete && !is_array(path)?,
-    };
-    found.must_be_free(args, &shown, "array")?;
-    if is_incomplete && args.resume {
-        if fs::read(&marker).map_err(cannot)? != metadata {
-            return Err(of_another_command(&shown));
+    let is_new = claim.is_some_and(|claim| !claim.was_there());
+    let mut others = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Found {
+                is_empty: true,
+                ..Found::default()
+            });
         }
-        return remove_temporaries(path);
-    }
-    delete_array(path)?;
-    objects::set(store, INCOMPLETE, metadata)
-        .map_err(|error| Failure::failed(format!("cannot make {shown} ready: {error}")))
+        Err(error) => return Err(cannot(error)),
+    };
+    let other = others.find(|entry| {
+        let name = entry.as_ref().map(fs::DirEntry::file_name);
+        !(is_new && name.is_ok_and(|name| name == INCOMPLETE))
+    });
+    let is_empty = other.transpose().map_err(cannot)?.is_none();
+    let marker = match fs::read(&marker) {
+        _ if is_new => None,
+        Ok(marker) => Some(marker),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(cannot(error)),
+    };
+    let (is_array, is_group) = (is_array(path)?, is_group(path)?);
+    // Only the files of an array are told apart from others: a group has arrays in it.
+    let files = match () {
+        () if is_array || marker.is_some() => files(path).map_err(cannot)?,
+        () => Files::default(),
+    };
+    let values = files.files.iter().filter(|file| {
+        let name = file.file_name().and_then(|name| name.to_str());
+        file.parent() != Some(path) || name != Some(INCOMPLETE)
+    });
+    Ok(Found {
+        is_empty,
+        is_array,
+        is_group,
+        holds_values: values.count() > 0 || files.foreign.is_some(),
+        foreign: files.foreign.map(|path| path.display().to_string()),
+        marker,
+    })
 }
 
-/// Checks that the directory has no nodes but those with the paths `members`, and hides its root from readers.
-pub(super) fn prepare_group(
-    root: &Path,
-    args: &Args,
-    members: &[&str],
-    metadata: &[u8],
-) -> Result<(), Failure> {
-    let shown = root.display();
-    let cannot = |error: io::Error| Failure::failed(format!("cannot make {shown} ready: {error}"));
-    fs::create_dir_all(root).map_err(cannot)?;
-    let marker = root.join(INCOMPLETE);
-    let is_incomplete = marker.is_file();
-    let is_empty = fs::read_dir(root).map_err(cannot)?.next().is_none();
-    let found = Found {
-        is_empty,
-        is_incomplete,
-        is_foreign: is_array(root)? || !(is_empty || is_incomplete || is_group(root)?),
-    };
-    found.must_be_free(args, &shown, "group")?;
-    let expected: BTreeSet<_> = members.iter().map(|member| root.join(member)).collect();
-    if let Some(foreign) = nodes_in(root)?
-        .into_iter()
-        .find(|node| !expected.contains(node))
-    {
-        return Err(Failure::failed(format!(
-            "{} is in OUT, but IN has nothing there",
-            foreign.display()
-        ))
-        .with_remedy("name another OUT, or delete it yourself"));
+/// Takes the marker of the output, so that no other run writes there.
+pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
+    let shown = path.display();
+    let marker = path.join(INCOMPLETE);
+    let owner = || run::owner_of(&fs::read(&marker).unwrap_or_default());
+    let mut claim = Claim::take(&marker).map_err(|refused| match refused {
+        Refused::Busy => busy(&shown, owner().as_ref()),
+        Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),
+    })?;
+    // Some file systems have no locks.
+    run::must_have_ended(&claim.read().unwrap_or_default(), &shown)?;
+    Ok(claim)
+}
+
+/// Deletes the array at `path`. Afterwards there is a marker, which is empty.
+pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failure> {
+    let cannot =
+        |error: io::Error| Failure::failed(format!("cannot empty {}: {error}", path.display()));
+    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
+    claim.write(b"").map_err(cannot)?;
+    let mut files = files(path).map_err(cannot)?;
+    let marker = path.join(INCOMPLETE);
+    files.files.retain(|file| *file != marker);
+    files.files.sort_by_key(|file| file.parent() != Some(path));
+    for file in files.files {
+        fs::remove_file(file).map_err(cannot)?;
     }
-    fs::write(&marker, metadata).map_err(cannot)?;
-    for metadata in ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"] {
+    let left = tidied(&files.temporaries).map_err(cannot)?;
+    for directory in files.directories.iter().rev() {
+        match fs::remove_dir(directory) {
+            // A temporary is left there.
+            Err(error) if !left.is_empty() && error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            removed => removed.map_err(cannot)?,
+        }
+    }
+    Ok(left)
+}
+
+/// Hides the group at `root` from readers.
+pub(super) fn hide_group(root: &Path) -> Result<(), Failure> {
+    for metadata in GROUP_METADATA {
         match fs::remove_file(root.join(metadata)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(cannot(error));
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                let shown = root.display();
+                return Err(Failure::failed(format!(
+                    "cannot make {shown} ready: {error}"
+                )));
             }
             _ => {}
         }
@@ -98,31 +127,20 @@ pub(super) fn prepare_group(
     Ok(())
 }
 
-/// Writes a group, which readers see.
-///
-/// # Errors
-/// Why it could not be written.
-pub(super) fn write_group(group: &Path, metadata: &[u8]) -> Result<(), String> {
-    let marker = group.join(INCOMPLETE);
-    fs::create_dir_all(group)
-        .and_then(|()| fs::write(&marker, metadata))
-        .and_then(|()| fs::rename(&marker, group.join("zarr.json")))
-        .map_err(|error| error.to_string())
+/// The files and directories in an array's directory.
+#[derive(Default)]
+struct Files {
+    /// Those of the array.
+    files: Vec<PathBuf>,
+    temporaries: Vec<PathBuf>,
+    /// A directory comes before those in it.
+    directories: Vec<PathBuf>,
+    /// The first path that belongs to no array.
+    foreign: Option<PathBuf>,
 }
 
-/// The path without `..` and symbolic links, whether it exists or not.
-fn canonical(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (path.canonicalize(), path.parent(), path.file_name()) {
-        (Ok(path), _, _) => path,
-        (Err(_), Some(parent), Some(name)) => canonical(parent).join(name),
-        _ => path,
-    }
-}
-
-/// The files in `path` that belong to an array, and the first path that does not.
-fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
-    let (mut files, mut foreign) = (Vec::new(), None);
+fn files(path: &Path) -> io::Result<Files> {
+    let mut found = Files::default();
     let mut directories = vec![path.to_path_buf()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(&directory)? {
@@ -130,86 +148,71 @@ fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
             let file_type = entry.file_type()?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
-            let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
+            let temporary = temporary_of(name);
+            let name = temporary.as_ref().map_or(name, |(of, _)| of);
             let is_metadata = directory == path && METADATA.contains(&name);
             if file_type.is_dir() && is_part_of_chunk_key(name) {
                 directories.push(entry.path());
-            } else if file_type.is_file() && (is_metadata || is_part_of_chunk_key(name)) {
-                files.push(entry.path());
+            } else if !file_type.is_file() || !(is_metadata || is_part_of_chunk_key(name)) {
+                found.foreign.get_or_insert_with(|| entry.path());
+            } else if temporary.is_some() {
+                found.temporaries.push(entry.path());
             } else {
-                foreign = Some(entry.path());
+                found.files.push(entry.path());
             }
         }
-    }
-    Ok((files, foreign))
-}
-
-/// Deletes the array in `path`. Deletes nothing if there are other files.
-fn delete_array(path: &Path) -> Result<(), Failure> {
-    let cannot =
-        |error: io::Error| Failure::failed(format!("cannot empty {}: {error}", path.display()));
-    let (mut files, foreign) = files(path).map_err(cannot)?;
-    if let Some(foreign) = foreign {
-        return Err(Failure::failed(format!(
-            "{} is not a part of the array in {}: nothing is deleted while it is there",
-            foreign.display(),
-            path.display()
-        ))
-        .with_remedy("name another OUT, or move that file away"));
-    }
-    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
-    let marker = path.join(INCOMPLETE);
-    fs::write(&marker, "").map_err(cannot)?;
-    files.retain(|file| *file != marker);
-    files.sort_by_key(|file| file.parent() != Some(path));
-    for file in files {
-        fs::remove_file(file).map_err(cannot)?;
-    }
-    for entry in fs::read_dir(path).map_err(cannot)? {
-        let entry = entry.map_err(cannot)?;
-        if entry.file_type().map_err(cannot)?.is_dir() {
-            fs::remove_dir_all(entry.path()).map_err(cannot)?;
+        if directory != path {
+            found.directories.push(directory);
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-/// Deletes the temporaries of a killed run, or of a full disk. The store would refuse to write
-/// these shards otherwise.
-pub(super) fn remove_temporaries(path: &Path) -> Result<(), Failure> {
-    let cannot =
-        |error: io::Error| Failure::failed(format!("cannot tidy {}: {error}", path.display()));
-    for file in files(path).map_err(cannot)?.0 {
-        if file.to_str().is_some_and(|file| file.ends_with(TEMPORARY)) {
-            fs::remove_file(&file).map_err(cannot)?;
-        }
+fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
+    let mut left = Left::default();
+    for temporary in temporaries {
+        left.tidy(temporary)?;
     }
-    Ok(())
+    Ok(left)
+}
+
+/// Deletes the temporaries of runs that have ended, and returns the others.
+pub(super) fn remove_temporaries(path: &Path) -> Result<Left, Failure> {
+    files(path)
+        .and_then(|files| tidied(&files.temporaries))
+        .map_err(|error| Failure::failed(format!("cannot tidy {}: {error}", path.display())))
 }
 
 /// Makes the array or group visible to readers.
-pub(super) fn publish(path: &Path) -> Result<(), Failure> {
-    fs::rename(path.join(INCOMPLETE), path.join("zarr.json"))
+pub(super) fn publish(path: &Path, metadata: &[u8]) -> Result<(), Failure> {
+    replace::file(&path.join("zarr.json"), metadata)
         .map_err(|error| Failure::failed(format!("cannot finish {}: {error}", path.display())))
 }
 
-/// The arrays and groups below `root`.
-fn nodes_in(root: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let mut found = Vec::new();
+/// The paths relative to `root` of the arrays and groups below it.
+pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
+    let cannot = |path: &Path, error: io::Error| {
+        Failure::failed(format!(
+            "cannot list the directory {}: {error}",
+            path.display()
+        ))
+    };
+    let mut found = BTreeSet::new();
     let mut directories = vec![root.to_path_buf()];
     while let Some(directory) = directories.pop() {
-        let cannot = |error: io::Error| {
-            Failure::failed(format!("cannot list {}: {error}", directory.display()))
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            entries => entries.map_err(|error| cannot(&directory, error))?,
         };
-        for entry in fs::read_dir(&directory).map_err(cannot)? {
-            let entry = entry.map_err(cannot)?;
-            let path = entry.path();
-            if is_array(&path)? || path.join(INCOMPLETE).is_file() && path != root {
-                found.push(path);
-            } else if path.is_dir() {
-                if is_group(&path)? {
-                    found.push(path.clone());
-                }
+        for entry in entries {
+            let path = entry.map_err(|error| cannot(&directory, error))?.path();
+            let is_array = is_array(&path)? || path.join(INCOMPLETE).is_file();
+            if (is_array || is_group(&path)?)
+                && let Ok(relative) = path.strip_prefix(root)
+            {
+                found.insert(relative.to_string_lossy().into_owned());
+            }
+            if path.is_dir() && !is_array {
                 directories.push(path);
             }
         }

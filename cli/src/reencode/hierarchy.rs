@@ -1,123 +1,388 @@
 //! All arrays of a group, one after the other.
 
-use serde_json::json;
-use zarrs::metadata::GroupMetadata;
-use zarrs::metadata::v3::GroupMetadataV3;
-use zarrs::node::{Node, NodeCreateError, NodeMetadata};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::target::Target;
-use super::{Args, Job};
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use zarrs_storage::{StoreKey, StorePrefix};
+
+use super::run::Run;
+use super::target::{Begun, Target};
+use super::{Args, Job, NEW_FORM, Plan};
 use crate::common::Common;
+use crate::consolidated;
+use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::names;
+use crate::open::{self, Kind, Place, Store};
 use crate::outcome::Outcome;
+use crate::stop;
 
 /// A group of the input, or an array of it.
 struct Member {
     /// Relative to the root, without a slash in front.
     path: String,
-    /// A group's metadata in Zarr v3.
-    group: Option<Vec<u8>>,
+    node: Node,
 }
 
-/// Re-encodes every array. Groups become visible to readers when all of their arrays are, the root last.
+enum Node {
+    Array,
+    Group {
+        /// In Zarr v3, without consolidated metadata: they describe the input.
+        metadata: Vec<u8>,
+        is_consolidated: bool,
+    },
+    /// Why it is neither.
+    Unreadable(Failure),
+}
+
+/// Re-encodes every array. All are planned before the first byte is written. Groups become visible to
+/// readers when all of their arrays are, the root last.
 pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    let members = members(&args.input)?;
-    let Some(root_metadata) = members.first().and_then(|root| root.group.clone()) else {
-        return Err(
-            Failure::usage(format!("{} is an array, not a group", args.input))
-                .with_remedy("leave out --recursive"),
-        );
-    };
-    let root = Target::new(&args.output)?;
-    let paths: Vec<_> = members.iter().map(|member| &*member.path).collect();
-    root.prepare_group(args, &paths, root_metadata)?;
-    let mut done = Vec::new();
-    for member in members.iter().filter(|member| member.group.is_none()) {
-        let job = Job {
-            args,
-            common,
-            input: args.input.join(&member.path),
-            output: args.output.join(&member.path),
-        };
-        let outcome = job.run()?;
-        common.say(outcome.text());
-        done.push(outcome.into_json());
-    }
-    let mut groups = 0;
-    for member in members.iter().skip(1).rev() {
-        if let Some(metadata) = &member.group {
-            root.write_group(&member.path, metadata)?;
-            groups += 1;
-        }
-    }
-    root.publish()?;
-    let text = format!(
-        "{} arrays and {} groups in {}",
-        members.len() - groups - 1,
-        groups + 1,
-        args.output
-    );
-    let json = json!({
-        "input": args.input.to_string(), "output": args.output.to_string(), "groups": groups + 1,
-        "arrays": done,
-    });
-    Ok(Outcome::new(text, json))
-}
-
-/// The root and everything below it, the root first.
-fn members(input: &Place) -> Result<Vec<Member>, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!("cannot list the arrays in {input}: {error}"))
-    };
-    let store = open::store(input)?.store;
-    input.must_be_listed(
+    let stores = open::store(&args.input)?;
+    let store = &*stores.store;
+    args.input.must_be_listed(
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
-    let root = Node::open(&store, "/").map_err(|error| match error {
-        // zarrs calls the place "/".
-        NodeCreateError::MissingMetadata(path) => {
-            let place = input.join(path.trim_start_matches('/'));
-            let place = place.to_string();
-            let place = place.trim_end_matches('/');
-            cannot(&format_args!(
-                "there is neither a group nor an array at {place}"
-            ))
-            .with_remedy("name a group: it has a zarr.json or a .zgroup")
+    let members = members(&args.input, store)?;
+    let repairs = stores.repairs();
+    must_be_named_alike(&args.input, &members, common)?;
+    let metadata = match members.first().map(|root| &root.node) {
+        Some(Node::Group { metadata, .. }) => metadata.clone(),
+        _ => {
+            return Err(
+                Failure::usage(format!("{} is an array, not a group", args.input))
+                    .with_remedy("leave out --recursive"),
+            );
         }
-        error => cannot(&error),
-    })?;
-    let mut members = Vec::new();
-    let mut nodes = vec![&root];
-    while let Some(node) = nodes.pop() {
-        let group = match node.metadata() {
-            NodeMetadata::Array(_) => None,
-            NodeMetadata::Group(metadata) => {
-                let metadata = serde_json::to_vec_pretty(&in_v3(metadata));
-                Some(metadata.map_err(|error| cannot(&error))?)
-            }
-        };
-        members.push(Member {
-            path: node.path().as_str().trim_start_matches('/').to_string(),
-            group,
+    };
+    let evidence = Evidence::of(&args.input, store)?;
+    let run = Run::of_group(args, evidence, metadata);
+    let root = Target::new(&args.output)?;
+    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
+    let changes = root.check_group(args.mode(), &run, &paths)?;
+    let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
+    if !failed.is_empty() && !args.keep_going {
+        let text = format!(
+            "nothing was written: {} of {} arrays and groups in {} cannot be re-encoded. --keep-going \
+             does the others",
+            failed.len(),
+            members.len(),
+            args.input
+        );
+        let json = json!({
+            "input": args.input.to_string(), "output": args.output.to_string(), "arrays": [],
         });
-        nodes.extend(node.children());
+        return Ok(Outcome::new(text, json).with_errors(failed));
+    }
+
+    for repair in &repairs {
+        common.say(format!("note: {repair}; {NEW_FORM}"));
+    }
+    let begun = root.begin_group(args.mode(), &run)?;
+    let mut done = Vec::new();
+    for plan in plans {
+        match plan.run() {
+            Ok(outcome) => {
+                common.say(outcome.text());
+                done.push(outcome.into_json());
+            }
+            Err(failure) if args.keep_going && !stop::is_asked() => {
+                common.say(format!("failed: {failure}"));
+                failed.push(failure);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let arrays = done.len();
+    let groups = write_groups(&root, &begun, &members)?;
+    if failed.is_empty() {
+        begun.remove_marker()?;
+    } else {
+        drop(begun); // the marker stays, so that --resume can add what is missing
+    }
+    let mut text = format!("{arrays} arrays and {groups} groups in {}", args.output);
+    let below: Vec<_> = paths
+        .iter()
+        .filter(|path| !path.is_empty())
+        .copied()
+        .collect();
+    if let Some(note) = consolidated::stale_above(&args.output, &below) {
+        text += &format!("\n{note}");
+    }
+    if !failed.is_empty() {
+        text += &format!(
+            "\n{} are missing: when the cause is gone, --resume adds them",
+            failed.len()
+        );
+    }
+    let json = json!({
+        "input": args.input.to_string(), "output": args.output.to_string(), "groups": groups,
+        "arrays": done, "repaired_metadata": repairs,
+    });
+    Ok(Outcome::new(text, json).with_errors(failed))
+}
+
+/// Checks that no two members have one name, once as it is and once with some characters encoded: an earlier
+/// version of this command stored groups under such names, beside their arrays.
+fn must_be_named_alike(input: &Place, members: &[Member], common: &Common) -> Result<(), Failure> {
+    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
+    for path in &paths {
+        let Some(decoded) = names::decoded(path) else {
+            continue;
+        };
+        if paths.contains(&*decoded) {
+            return Err(Failure::failed(format!(
+                "{input} has both {path} and {decoded}: the first is the second with encoded \
+                 characters, as zarrs and an earlier version of this command store names in object stores"
+            ))
+            .with_remedy(format!(
+                "move the objects of {path}/ to {decoded}/, if they belong to one node"
+            )));
+        }
+        common.say(format!(
+            "note: {path} may be meant to be {decoded}: zarrs and an earlier version of this command \
+             encode such characters in object stores"
+        ));
+    }
+    Ok(())
+}
+
+/// Plans for all arrays, and why others cannot be done.
+fn plans<'a>(
+    args: &'a Args,
+    common: &'a Common,
+    members: &[Member],
+    changes: Option<&Changes>,
+) -> (Vec<Plan<'a>>, Vec<Failure>) {
+    let (mut plans, mut failed) = (Vec::new(), Vec::new());
+    for member in members {
+        match &member.node {
+            Node::Group { .. } => {}
+            Node::Unreadable(failure) => failed.push(failure.clone()),
+            Node::Array => {
+                let job = Job {
+                    args,
+                    common,
+                    input: args.input.join(&member.path),
+                    output: args.output.join(&member.path),
+                };
+                let is_stale = changes.is_some_and(|changes| changes.are_below(&member.path));
+                match job.plan(is_stale) {
+                    Ok(plan) => plans.push(plan),
+                    Err(failure) => failed.push(failure),
+                }
+            }
+        }
+    }
+    (plans, failed)
+}
+
+/// Makes the groups visible, the deepest first. Returns how many there are.
+fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
+    let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
+    let read = |path: &str, text: &[u8]| {
+        serde_json::from_slice::<Box<RawValue>>(text).map_err(|error| {
+            Failure::failed(format!("cannot understand the metadata of {path}: {error}"))
+        })
+    };
+    let consolidates = members.iter().any(|member| {
+        matches!(
+            member.node,
+            Node::Group {
+                is_consolidated: true,
+                ..
+            }
+        )
+    });
+    if consolidates {
+        for member in members
+            .iter()
+            .filter(|member| matches!(member.node, Node::Array))
+        {
+            // An array that failed is not there.
+            if let Some(text) = root.metadata(&member.path)? {
+                written.insert(&member.path, read(&member.path, &text)?);
+            }
+        }
+    }
+    let mut groups = 0;
+    for member in members.iter().rev() {
+        let Node::Group {
+            metadata,
+            is_consolidated,
+        } = &member.node
+        else {
+            continue;
+        };
+        groups += 1;
+        let metadata = if *is_consolidated {
+            let prefix = prefix_of(&member.path);
+            let below = written
+                .iter()
+                .filter_map(|(path, text)| Some((path.strip_prefix(&*prefix)?, &**text)));
+            consolidated::with(metadata, below).map_err(|error| {
+                let path = &member.path;
+                Failure::failed(format!(
+                    "cannot consolidate the metadata of {path}: {error}"
+                ))
+            })?
+        } else {
+            metadata.clone()
+        };
+        match &*member.path {
+            "" => begun.show(&metadata)?,
+            path => {
+                root.write_group(path, &metadata)?;
+                written.insert(path, read(path, &metadata)?);
+            }
+        }
+    }
+    Ok(groups)
+}
+
+/// The root and everything below it, the root first.
+fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
+    let mut members = Vec::new();
+    let mut paths = vec![String::new()];
+    while let Some(path) = paths.pop() {
+        let Some(node) = node(input, store, &path) else {
+            if path.is_empty() {
+                return Err(Failure::failed(format!(
+                    "{input} is neither a Zarr array nor a group"
+                ))
+                .with_remedy("name the directory of a Zarr group"));
+            }
+            continue; // a directory that is no part of the hierarchy
+        };
+        if path.is_empty()
+            && let Node::Unreadable(failure) = node
+        {
+            return Err(failure);
+        }
+        if let Node::Group { .. } = node {
+            paths.extend(children(input, store, &path)?);
+        }
+        members.push(Member { path, node });
     }
     members.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(members)
 }
 
-/// The group's metadata in Zarr v3. Consolidated metadata are left out: they describe the input.
-fn in_v3(metadata: &GroupMetadata) -> GroupMetadataV3 {
-    match metadata {
-        GroupMetadata::V3(metadata) => {
-            let mut metadata = metadata.clone();
-            metadata.additional_fields.remove("consolidated_metadata");
-            metadata
-        }
-        GroupMetadata::V2(metadata) => {
-            GroupMetadataV3::default().with_attributes(metadata.attributes.clone())
-        }
+/// The paths of the directories in a group.
+fn children(input: &Place, store: &Store, path: &str) -> Result<Vec<String>, Failure> {
+    let group = if path.is_empty() {
+        input.clone()
+    } else {
+        input.join(path)
+    };
+    let cannot = |error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot list the arrays in {group}: {error}"))
+    };
+    let prefix = StorePrefix::new(prefix_of(path)).map_err(|error| cannot(&error))?;
+    let listed = store.list_dir(&prefix).map_err(|error| cannot(&error))?;
+    let children = listed.prefixes().iter();
+    Ok(children
+        .map(|child| child.as_str().trim_end_matches('/').to_string())
+        .collect())
+}
+
+/// What is at a path of the input; `None` if there are no metadata.
+fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
+    let place = if path.is_empty() {
+        input.clone()
+    } else {
+        input.join(path)
+    };
+    let file = |name: &str| place.join(name).to_string();
+    let unreadable = |name: &str, error: &dyn std::fmt::Display| {
+        open::unreadable(&file(name), &error.to_string())
+    };
+    let cannot = |name: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot read {}: {error}", file(name)))
+    };
+    let get = |name: &str| {
+        let key = match path {
+            "" => name.to_string(),
+            path => format!("{path}/{name}"),
+        };
+        let key = StoreKey::new(key).map_err(|error| cannot(name, &error))?;
+        store.get(&key).map_err(|error| cannot(name, &error))
+    };
+    let found = || -> Result<Option<Node>, Failure> {
+        let kind = Kind::below(store, &prefix_of(path), input)?;
+        let (attributes, members) = match kind {
+            Kind::Nothing => return Ok(None),
+            Kind::Array => return Ok(Some(Node::Array)),
+            Kind::Group => (get(".zattrs")?, get("zarr.json")?),
+        };
+        let wrong = |name: &'static str| move |error: serde_json::Error| unreadable(name, &error);
+        let (is_consolidated, members, attributes) = match members {
+            Some(text) => {
+                let members = serde_json::from_slice(&text).map_err(wrong("zarr.json"))?;
+                if let Some(member) = not_understood(&members) {
+                    return Err(unreadable(
+                        "zarr.json",
+                        &format!(
+                            "nothing is known of its member `{member}`, which must be understood"
+                        ),
+                    ));
+                }
+                (consolidated::is_in(&members), members, None)
+            }
+            None => {
+                let attributes = attributes.map(|text| serde_json::from_slice(&text));
+                let attributes = attributes.transpose().map_err(wrong(".zattrs"))?;
+                let is_consolidated = get(consolidated::OF_V2)?.is_some();
+                (is_consolidated, BTreeMap::new(), attributes)
+            }
+        };
+        Ok(Some(Node::Group {
+            is_consolidated,
+            metadata: group_of(members, attributes).map_err(wrong("zarr.json"))?,
+        }))
+    };
+    found().unwrap_or_else(|failure| Some(Node::Unreadable(failure)))
+}
+
+/// The prefix of the keys of the node with this path.
+fn prefix_of(path: &str) -> String {
+    match path {
+        "" => String::new(),
+        path => format!("{path}/"),
     }
+}
+
+/// A member of a group that Zarr v3 does not have, and that a reader must understand.
+fn not_understood(members: &BTreeMap<String, Box<RawValue>>) -> Option<&str> {
+    const KNOWN: [&str; 4] = [
+        "zarr_format",
+        "node_type",
+        "attributes",
+        consolidated::OF_V3,
+    ];
+    let mut members = members.iter();
+    let found = members.find(|(name, value)| {
+        let value: Value = serde_json::from_str(value.get()).unwrap_or_default();
+        !KNOWN.contains(&name.as_str()) && value["must_understand"] != Value::Bool(false)
+    });
+    found.map(|(name, _)| name.as_str())
+}
+
+/// The metadata of a group in Zarr v3. What the input says keeps its text: numbers stay as they were
+/// written.
+fn group_of(
+    mut members: BTreeMap<String, Box<RawValue>>,
+    attributes: Option<Box<RawValue>>,
+) -> serde_json::Result<Vec<u8>> {
+    members.remove(consolidated::OF_V3);
+    members.insert("zarr_format".to_string(), to_raw_value(&3)?);
+    members.insert("node_type".to_string(), to_raw_value("group")?);
+    if let Some(attributes) = attributes
+        && serde_json::from_str::<Value>(attributes.get())? != json!({})
+    {
+        members.insert("attributes".to_string(), attributes);
+    }
+    serde_json::to_vec_pretty(&members)
 }

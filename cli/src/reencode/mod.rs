@@ -16,6 +16,8 @@ mod copy;
 mod directory;
 mod hierarchy;
 mod objects;
+mod resume;
+mod run;
 mod shapes;
 mod target;
 mod verify;
@@ -24,17 +26,22 @@ use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::codec::ShardingIndexLocation;
 
-use self::arrays::{Input, describe};
+use self::arrays::{Input, Output, describe, metadata_json};
 use self::copy::copy;
+use self::resume::Stored;
+use self::run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
+use crate::consolidated;
+use crate::evidence::Evidence;
 use crate::explain;
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::open::{self, Opened, Place};
 use crate::outcome::{Outcome, wrapped};
+use crate::progress::counted;
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
@@ -61,6 +68,9 @@ pub(crate) struct Args {
     /// Re-encode every array of the group IN; shapes are for arrays of as many dimensions
     #[arg(long)]
     pub(crate) recursive: bool,
+    /// With --recursive: leave out arrays that cannot be done, and do the others
+    #[arg(long, requires = "recursive")]
+    pub(crate) keep_going: bool,
     /// Say what happens to a shard, and why
     #[arg(long)]
     pub(crate) explain: bool,
@@ -70,7 +80,7 @@ pub(crate) struct Args {
     /// Replace the arrays that are in OUT
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Go on with an interrupted run of the same command; IN must be unchanged
+    /// Go on with an interrupted run of the same command: what is whole in OUT is kept
     #[arg(long, conflicts_with = "overwrite")]
     pub(crate) resume: bool,
 }
@@ -86,6 +96,15 @@ impl From<IndexLocation> for ShardingIndexLocation {
         match location {
             IndexLocation::Start => Self::Start,
             IndexLocation::End => Self::End,
+        }
+    }
+}
+
+impl Args {
+    fn mode(&self) -> Mode {
+        Mode {
+            resume: self.resume,
+            overwrite: self.overwrite,
         }
     }
 }
@@ -124,6 +143,15 @@ fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
     }
 }
 
+/// What may be in the place of an output.
+#[derive(Clone, Copy)]
+struct Mode {
+    /// The output of an interrupted run, which this run goes on with.
+    resume: bool,
+    /// An array, which this run replaces.
+    overwrite: bool,
+}
+
 /// One array to re-encode.
 struct Job<'a> {
     args: &'a Args,
@@ -132,34 +160,98 @@ struct Job<'a> {
     output: Place,
 }
 
-impl Job<'_> {
-    fn run(&self) -> Result<Outcome, Failure> {
-        let Self { args, common, .. } = self;
-        // From here on, all sharded arrays use our codec, also a sharded input.
-        let registration = zarrs_cuda::register(common.options())?;
-        let opened = open::array(&self.input)?;
-        let (input, repairs) = (opened.array, opened.repairs);
-        let shapes = Shapes::choose(self, &input)?;
+/// The end of a note about metadata that are repaired.
+const NEW_FORM: &str = "the new metadata have it in the form of JSON";
+
+/// What is to be done for an array, before anything is written.
+struct Plan<'a> {
+    job: Job<'a>,
+    shapes: Shapes,
+    input: Input,
+    /// The metadata of the input that are read otherwise than they are stored, as lines for people.
+    repairs: Vec<String>,
+    target: Target,
+    output: Output,
+    run: Run,
+    mode: Mode,
+    /// An earlier run has done it.
+    is_done: bool,
+}
+
+impl<'a> Job<'a> {
+    fn run(self) -> Result<Outcome, Failure> {
+        self.plan(false)?.run()
+    }
+
+    /// Opens the input, and decides what the output becomes. Writes nothing. `is_stale`: the input was
+    /// written since an earlier run may have done it.
+    fn plan(self, is_stale: bool) -> Result<Plan<'a>, Failure> {
+        // All sharded arrays use our codec, also a sharded input.
+        let _registration = zarrs_cuda::register(self.common.options())?;
+        let Opened {
+            array: input,
+            repairs,
+            ..
+        } = open::array(&self.input)?;
+        let shapes = Shapes::choose(&self, &input)?;
         let target = Target::new(&self.output)?;
-        let output = describe(self, &target, &input, &shapes)?;
-        common.say(format!("{} -> {}", self.input, self.output));
-        if args.recursive && args.resume && target.is_published(&output)? {
-            let json = json!({
-                "input": self.input.to_string(), "output": self.output.to_string(),
-            });
+        let output = describe(&self, &target, &input, &shapes)?;
+        let evidence = Evidence::of(&self.input, &*input.storage())?;
+        let run = Run::of_array(self.args, &shapes, evidence, metadata_json(&output)?);
+        let mut mode = self.args.mode();
+        let is_published = self.args.recursive && self.args.resume && target.is_published(&run)?;
+        let is_done = is_published && !is_stale;
+        if is_published && is_stale {
+            mode = Mode {
+                resume: false,
+                overwrite: true,
+            };
+        }
+        if !is_done {
+            target.check(mode, &run)?;
+        }
+        Ok(Plan {
+            job: self,
+            shapes,
+            input,
+            repairs,
+            target,
+            output,
+            run,
+            mode,
+            is_done,
+        })
+    }
+
+    fn open(&self) -> Result<Input, Failure> {
+        Ok(open::array(&self.input)?.array)
+    }
+}
+
+impl Plan<'_> {
+    fn run(&self) -> Result<Outcome, Failure> {
+        let Self {
+            job,
+            shapes,
+            input,
+            output,
+            ..
+        } = self;
+        let Job { args, common, .. } = job;
+        common.say(format!("{} -> {}", job.input, job.output));
+        if self.is_done {
+            let json = json!({ "input": job.input.to_string(), "output": job.output.to_string() });
             return Ok(Outcome::new("done before", json));
         }
         common.say(format!("{shapes}, {}", args.codec));
-        for repair in &repairs {
-            common.say(format!(
-                "note: {repair}; the new metadata have it in the form of JSON"
-            ));
-        }
         if let Some(note) = shapes.reading_twice() {
             common.say(note);
         }
+        for repair in &self.repairs {
+            common.say(format!("note: {repair}; {NEW_FORM}"));
+        }
         let explanation = if args.explain {
-            let explanation = zarrs_cuda::explain(&output);
+            let explanation = zarrs_cuda::explain(output);
             match &explanation {
                 Ok(explanation) => common.say(wrapped(&explanation.to_string(), common.columns())),
                 Err(error) => common.say(format!("nothing to explain: {error}")),
@@ -169,41 +261,52 @@ impl Job<'_> {
             None
         };
 
-        target.prepare(args, &output)?;
-        let outcome = copy(self, &shapes, &input, &output).and_then(|copied| {
-            drop(registration);
-            if args.verify {
-                verify(self, &shapes, &output)?;
-            }
-            target.publish()?;
-            Ok(copied)
-        });
-        let tidied = target.remove_temporaries();
-        let copied = outcome.map_err(|failure| {
+        let registration = zarrs_cuda::register(common.options())?;
+        let begun = self.target.begin(self.mode, &self.run)?;
+        if let Some(changes) = &begun.changes {
+            common.say(format!(
+                "note: {} of {} changed since the run began: shards of them are written again",
+                counted(changes.len(), "chunk"),
+                job.input
+            ));
+        }
+        let stored = Stored::of(job, input, output, begun.changes.as_ref())?;
+        let incomplete = |failure: Failure| {
             failure.with_remedy(format!(
                 "{} is incomplete, and no Zarr reader opens it: run the same command with --resume \
                  to go on, or with --overwrite to start again",
-                self.output
+                job.output
             ))
-        })?;
-        tidied?;
+        };
+        let copied = copy(job, shapes, input, output, &stored).map_err(incomplete)?;
+        drop(registration);
+        if args.verify {
+            verify(job, shapes, output).map_err(incomplete)?;
+        }
+        let left = begun.remove_temporaries()?;
+        begun.publish().map_err(incomplete)?;
+        let mut notes = Vec::new();
+        if !left.is_empty() {
+            notes.push(left.to_string());
+        }
+        if !args.recursive {
+            notes.extend(consolidated::stale_above(&job.output, &[]));
+        }
         let json = json!({
-            "input": self.input.to_string(),
-            "output": self.output.to_string(),
+            "input": job.input.to_string(),
+            "output": job.output.to_string(),
             "shape": shapes.array,
             "shard": shapes.shard,
             "subchunk": shapes.subchunk,
             "codec": args.codec.to_string(),
             "explanation": explanation.as_ref().map(explain::json_of),
             "verified": args.verify,
-            "repaired_metadata": repairs,
-            "copied": copied.json(self, &input, &output)?,
+            "copied": copied.json(job, input, output)?,
+            "notes": notes,
+            "repaired_metadata": self.repairs,
         });
-        Ok(Outcome::new(copied.summary(self, &input, &output)?, json))
-    }
-
-    fn open(&self) -> Result<Input, Failure> {
-        let opened = open::array(&self.input)?;
-        Ok(opened.array)
+        let mut lines = vec![copied.summary(job, input, output)?];
+        lines.extend(notes);
+        Ok(Outcome::new(lines.join("\n"), json))
     }
 }

@@ -1,20 +1,26 @@
 //! Where the output goes: a directory, or a prefix of an object store.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
-use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs::storage::{StorageError, StoreKey};
 
-use super::arrays::{Output, metadata_json};
-use super::{Args, directory, objects};
+use super::run::{self, GoesOn, Run};
+use super::{Mode, directory, objects};
+use crate::claim::Claim;
+use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
+use crate::replace::{Left, Replacing};
 
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// What is the metadata of an array, of Zarr v2 or v3.
 pub(super) const METADATA: [&str; 5] =
     ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
+/// What is the metadata of a group, of Zarr v2 or v3.
+pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
 
 /// Where an array or a group goes.
 pub(super) struct Target {
@@ -23,53 +29,106 @@ pub(super) struct Target {
     pub(super) store: Arc<Store>,
 }
 
-/// The state of a target before anything is written.
+/// What is at a target.
+#[derive(Default)]
 pub(super) struct Found {
     pub(super) is_empty: bool,
-    /// The output of an interrupted run.
-    pub(super) is_incomplete: bool,
-    /// Something else than `reencode` writes.
-    pub(super) is_foreign: bool,
+    /// The marker of an output that is incomplete, or of which some is missing.
+    pub(super) marker: Option<Vec<u8>>,
+    pub(super) is_array: bool,
+    pub(super) is_group: bool,
+    /// Whether there is more than a marker and temporaries.
+    pub(super) holds_values: bool,
+    /// A file or object that is no part of an array. Of a directory it is looked for only in an array, or
+    /// beside a marker.
+    pub(super) foreign: Option<String>,
 }
 
-impl Found {
-    /// Checks that a run may write there. `what` it writes is an array or a group.
-    pub(super) fn must_be_free(
-        &self,
-        args: &Args,
-        shown: &dyn std::fmt::Display,
-        what: &str,
-    ) -> Result<(), Failure> {
-        if self.is_foreign {
-            return Err(
-                Failure::failed(format!("{shown} is not empty, and not a Zarr {what}"))
-                    .with_remedy("name another OUT, or empty it yourself"),
-            );
-        }
-        if self.is_incomplete && !args.resume && !args.overwrite {
-            return Err(
-                Failure::failed(format!("{shown} holds the output of an interrupted run"))
-                    .with_remedy("go on with --resume, or start again with --overwrite"),
-            );
-        }
-        if !self.is_empty && !self.is_incomplete && !args.overwrite {
-            let replaced = if what == "group" { "its arrays" } else { "it" };
-            return Err(
-                Failure::failed(format!("{shown} holds a Zarr {what}")).with_remedy(format!(
-                    "name another OUT, or replace {replaced} with --overwrite"
-                )),
-            );
-        }
-        Ok(())
+/// An array or a group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Node {
+    Array,
+    Group,
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Array => "array",
+            Self::Group => "group",
+        })
     }
 }
 
-/// The incomplete output at `shown` has other metadata than this run writes.
-pub(super) fn of_another_command(shown: &dyn std::fmt::Display) -> Failure {
-    Failure::failed(format!(
-        "{shown} is the incomplete output of another command"
-    ))
-    .with_remedy("resume with that one, or start again with --overwrite")
+/// How a run begins.
+enum Start {
+    /// Nothing is there, or what is there is to be deleted.
+    Anew,
+    /// The output of an interrupted run of the same command is there.
+    GoOn(GoesOn),
+}
+
+impl Found {
+    /// Checks that `run` may write there, an array or a group.
+    fn start(
+        &self,
+        mode: Mode,
+        run: &Run,
+        shown: &dyn fmt::Display,
+        node: Node,
+    ) -> Result<Start, Failure> {
+        let is_foreign = match node {
+            Node::Array => !(self.is_empty || self.marker.is_some() || self.is_array),
+            Node::Group => {
+                self.is_array || !(self.is_empty || self.marker.is_some() || self.is_group)
+            }
+        };
+        if is_foreign {
+            return Err(
+                Failure::failed(format!("{shown} is not empty, and not a Zarr {node}"))
+                    .with_remedy("name another OUT, or empty it yourself"),
+            );
+        }
+        match &self.marker {
+            Some(marker) => {
+                run::must_have_ended(marker, shown)?;
+                if mode.resume {
+                    // Where nothing is stored yet, nothing can be of another run.
+                    if !run::is_noted(marker) && !self.holds_values {
+                        return Ok(Start::Anew);
+                    }
+                    return run.goes_on(marker, shown).map(Start::GoOn);
+                }
+                if !mode.overwrite {
+                    return Err(Failure::failed(format!(
+                        "{shown} holds the output of an interrupted run"
+                    ))
+                    .with_remedy("go on with --resume, or start again with --overwrite"));
+                }
+            }
+            None if !self.is_empty && !mode.overwrite => {
+                let replaced = match node {
+                    Node::Array => "it",
+                    Node::Group => "its arrays",
+                };
+                return Err(
+                    Failure::failed(format!("{shown} holds a Zarr {node}")).with_remedy(format!(
+                        "name another OUT, or replace {replaced} with --overwrite"
+                    )),
+                );
+            }
+            None => {}
+        }
+        if node == Node::Array
+            && let Some(foreign) = &self.foreign
+        {
+            return Err(Failure::failed(format!(
+                "{foreign} is not a part of the array in {shown}: nothing is deleted while it is there"
+            ))
+            .with_remedy("name another OUT, or move it away"));
+        }
+        Ok(Start::Anew)
+    }
 }
 
 /// For example `c`, `0`, `0.1.2`, `c.0.1`.
@@ -84,76 +143,253 @@ impl Target {
         Ok(Self {
             place: place.clone(),
             store: match stores.files {
-                Some(files) => Arc::new(AtomicWriteStorageAdapter::new(files)),
+                Some(files) => Arc::new(Replacing(files)),
                 None => stores.store,
             },
         })
     }
 
-    /// Checks that only values of this run are there, or deletes the array that is to be replaced.
-    pub(super) fn prepare(&self, args: &Args, output: &Output) -> Result<(), Failure> {
-        let metadata = metadata_json(output)?;
+    fn look(&self, claim: Option<&Claim>) -> Result<Found, Failure> {
         match &self.place {
-            Place::Directory(path) => directory::prepare(path, args, &self.store, metadata),
-            Place::Url(_) => objects::prepare(&self.place, args, &self.store, metadata),
+            Place::Directory(path) => directory::look(path, claim),
+            Place::Url(_) => objects::look(&self.place, &self.store),
         }
     }
 
-    /// Checks that nothing is there but nodes with the paths `members`, and hides the root from readers.
-    pub(super) fn prepare_group(
+    /// Checks that `run` may write an array. Writes nothing.
+    pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
+        let found = self.look(None)?;
+        found.start(mode, run, &self.place, Node::Array)?;
+        Ok(())
+    }
+
+    /// Checks that `run` may write a group whose arrays and groups have the paths `members`. Writes
+    /// nothing. Returns what was written to the input since the run that it goes on with began.
+    pub(super) fn check_group(
         &self,
-        args: &Args,
-        members: &[&str],
-        metadata: Vec<u8>,
-    ) -> Result<(), Failure> {
+        mode: Mode,
+        run: &Run,
+        members: &BTreeSet<&str>,
+    ) -> Result<Option<Changes>, Failure> {
+        let found = self.look(None)?;
+        let start = found.start(mode, run, &self.place, Node::Group)?;
+        let nodes = self.nodes()?;
+        if let Some(foreign) = nodes.iter().find(|node| !members.contains(node.as_str())) {
+            return Err(Failure::failed(format!(
+                "{} is in OUT, but IN has nothing there",
+                self.place.join(foreign)
+            ))
+            .with_remedy("name another OUT, or delete it yourself"));
+        }
+        Ok(match start {
+            Start::Anew => None,
+            Start::GoOn(goes_on) => goes_on.changes,
+        })
+    }
+
+    /// The paths of the arrays and groups below.
+    fn nodes(&self) -> Result<BTreeSet<String>, Failure> {
         match &self.place {
-            Place::Directory(path) => directory::prepare_group(path, args, members, &metadata),
-            Place::Url(_) => {
-                objects::prepare_group(&self.place, args, &self.store, members, metadata)
+            Place::Directory(path) => directory::nodes_in(path),
+            Place::Url(_) => objects::nodes_in(&self.place, &self.store),
+        }
+    }
+
+    /// Takes the target for `run`, which writes an array. Deletes the array that is to be replaced.
+    pub(super) fn begin<'a>(&'a self, mode: Mode, run: &'a Run) -> Result<Begun<'a>, Failure> {
+        self.begin_node(mode, run, Node::Array)
+    }
+
+    /// Takes the target for `run`, which writes a group, and hides the group from readers. Deletes the
+    /// arrays that are to be replaced.
+    pub(super) fn begin_group<'a>(
+        &'a self,
+        mode: Mode,
+        run: &'a Run,
+    ) -> Result<Begun<'a>, Failure> {
+        self.begin_node(mode, run, Node::Group)
+    }
+
+    fn begin_node<'a>(
+        &'a self,
+        mode: Mode,
+        run: &'a Run,
+        node: Node,
+    ) -> Result<Begun<'a>, Failure> {
+        let claim = match &self.place {
+            Place::Directory(path) => Some(directory::claim(path)?),
+            Place::Url(_) => None,
+        };
+        // Another run may have been there since it was checked.
+        let start = self
+            .look(claim.as_ref())?
+            .start(mode, run, &self.place, node)?;
+        let mut begun = Begun {
+            target: self,
+            run,
+            claim,
+            changes: None,
+            marker: run.marker(),
+        };
+        match (start, node) {
+            (Start::GoOn(goes_on), _) => {
+                (begun.marker, begun.changes) = (goes_on.marker, goes_on.changes);
             }
+            (Start::Anew, Node::Array) => begun.delete_array()?,
+            (Start::Anew, Node::Group) if mode.overwrite => begun.delete_members()?,
+            (Start::Anew, Node::Group) => {}
         }
+        begun.write_marker(&begun.marker.clone())?;
+        if node == Node::Group {
+            self.hide_group("")?;
+        }
+        Ok(begun)
     }
 
-    /// Deletes what a killed run, or a full disk, left beside the values.
-    pub(super) fn remove_temporaries(&self) -> Result<(), Failure> {
+    /// Hides the group with this path from readers; the root has the path "".
+    fn hide_group(&self, path: &str) -> Result<(), Failure> {
         match &self.place {
-            Place::Directory(path) => directory::remove_temporaries(path),
-            Place::Url(_) => Ok(()), // a value that was not sent to its end does not exist
+            Place::Directory(root) => directory::hide_group(&root.join(path)),
+            Place::Url(_) => objects::hide_group(&self.place, &self.store, path),
         }
     }
 
-    /// Whether the array `output` is there and readers see it.
-    pub(super) fn is_published(&self, output: &Output) -> Result<bool, Failure> {
-        let metadata = metadata_json(output)?;
-        let stored = objects::get(&*self.store, "zarr.json");
-        Ok(stored.is_ok_and(|stored| stored.is_some_and(|stored| stored == metadata)))
+    /// Whether the array of `run` is there, complete.
+    pub(super) fn is_published(&self, run: &Run) -> Result<bool, Failure> {
+        let get = |key| {
+            objects::get(&*self.store, key).map_err(|error| {
+                Failure::failed(format!("cannot read {key} of {}: {error}", self.place))
+            })
+        };
+        let is_there = get("zarr.json")?.is_some_and(|stored| *stored == *run.metadata());
+        Ok(is_there && get(INCOMPLETE)?.is_none())
     }
 
-    /// Makes the array or group visible to readers.
-    pub(super) fn publish(&self) -> Result<(), Failure> {
-        match &self.place {
-            Place::Directory(path) => directory::publish(path),
-            Place::Url(_) => objects::publish(&self.place, &self.store),
-        }
+    /// The metadata of the array or group with the path `path` below, if readers see it.
+    pub(super) fn metadata(&self, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let stored = objects::get(&*self.store, &format!("{path}/zarr.json"));
+        let stored = stored.map_err(|error| {
+            let node = self.place.join(path);
+            Failure::failed(format!("cannot read the metadata of {node}: {error}"))
+        })?;
+        Ok(stored.map(|stored| stored.to_vec()))
     }
 
     /// Writes a group with the path `path` below.
     pub(super) fn write_group(&self, path: &str, metadata: &[u8]) -> Result<(), Failure> {
-        let written = match &self.place {
-            Place::Directory(root) => {
-                let group: PathBuf = root.join(path);
-                directory::write_group(&group, metadata)
-            }
-            Place::Url(_) => {
-                let key = format!("{path}/zarr.json");
-                objects::set(&*self.store, &key, metadata.to_vec())
-                    .map_err(|error| error.to_string())
-            }
-        };
-        written.map_err(|error| {
+        let key = format!("{path}/zarr.json");
+        objects::set(&*self.store, &key, metadata).map_err(|error| {
             let group = self.place.join(path);
             Failure::failed(format!("cannot write the group {group}: {error}"))
                 .with_remedy("run the same command with --resume to go on")
         })
+    }
+}
+
+/// A target that a run writes to.
+pub(super) struct Begun<'a> {
+    target: &'a Target,
+    run: &'a Run,
+    /// Of a directory.
+    claim: Option<Claim>,
+    marker: Vec<u8>,
+    /// What was written to the input since the run that this one goes on with began.
+    pub(super) changes: Option<Changes>,
+}
+
+impl Begun<'_> {
+    fn write_marker(&mut self, marker: &[u8]) -> Result<(), Failure> {
+        let place = &self.target.place;
+        let written = match &mut self.claim {
+            Some(claim) => claim.write(marker).map_err(StorageError::from),
+            None => objects::set(&*self.target.store, INCOMPLETE, marker),
+        };
+        written.map_err(|error| Failure::failed(format!("cannot make {place} ready: {error}")))
+    }
+
+    fn delete_array(&mut self) -> Result<(), Failure> {
+        match (&self.target.place, &mut self.claim) {
+            (Place::Directory(path), Some(claim)) => {
+                directory::delete_array(path, claim).map(|_| ())
+            }
+            (place, _) => objects::delete_array(place, &self.target.store),
+        }
+    }
+
+    /// Deletes the arrays below, and hides the groups. Otherwise a later run could take an old array for
+    /// one that this run has written.
+    fn delete_members(&mut self) -> Result<(), Failure> {
+        let target = self.target;
+        self.write_marker(b"")?;
+        target.hide_group("")?;
+        for path in target.nodes()? {
+            let member = Target::new(&target.place.join(&path))?;
+            let found = member.look(None)?;
+            if found.is_array || found.marker.is_some() {
+                let mut begun = Begun {
+                    target: &member,
+                    run: self.run,
+                    claim: match &member.place {
+                        Place::Directory(path) => Some(directory::claim(path)?),
+                        Place::Url(_) => None,
+                    },
+                    marker: Vec::new(),
+                    changes: None,
+                };
+                begun.delete_array()?;
+            } else {
+                target.hide_group(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the temporaries of runs that have ended. Returns those that are left.
+    pub(super) fn remove_temporaries(&self) -> Result<Left, Failure> {
+        match &self.target.place {
+            Place::Directory(path) => directory::remove_temporaries(path),
+            Place::Url(_) => Ok(Left::default()), // a value that was not sent to its end does not exist
+        }
+    }
+
+    /// Makes the array or group visible to readers.
+    pub(super) fn publish(self) -> Result<(), Failure> {
+        self.show(self.run.metadata())?;
+        self.remove_marker()
+    }
+
+    /// Stores the metadata that readers see. The marker stays.
+    pub(super) fn show(&self, metadata: &[u8]) -> Result<(), Failure> {
+        let place = &self.target.place;
+        match place {
+            Place::Directory(path) => directory::publish(path, metadata),
+            Place::Url(_) => {
+                let cannot = |error: StorageError| {
+                    Failure::failed(format!("cannot finish {place}: {error}"))
+                };
+                let marker = objects::get(&*self.target.store, INCOMPLETE).map_err(cannot)?;
+                if marker.is_none_or(|marker| *marker != *self.marker) {
+                    return Err(Failure::failed(format!(
+                        "cannot finish {place}: another run has begun to write there"
+                    ))
+                    .with_remedy(
+                        "let one run at a time write there, and start again with --overwrite",
+                    ));
+                }
+                objects::set(&*self.target.store, "zarr.json", metadata).map_err(cannot)
+            }
+        }
+    }
+
+    /// Deletes the marker: nothing is missing.
+    pub(super) fn remove_marker(self) -> Result<(), Failure> {
+        let place = &self.target.place;
+        let removed = match self.claim {
+            Some(claim) => claim.remove().map_err(StorageError::from),
+            None => StoreKey::new(INCOMPLETE)
+                .map_err(StorageError::from)
+                .and_then(|marker| self.target.store.erase(&marker)),
+        };
+        removed.map_err(|error| Failure::failed(format!("cannot finish {place}: {error}")))
     }
 }

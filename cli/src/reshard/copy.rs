@@ -1,7 +1,8 @@
 //! Copies encoded subchunks from the objects of IN to the objects of OUT.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,11 +14,10 @@ use zarrs_cuda::maintenance::ShardFormat;
 
 use super::plan::{Piece, Plan};
 use super::source::{Objects, Place, Source};
+use crate::evidence::Changes;
 use crate::progress::Progress;
+use crate::replace::Temporary;
 use crate::stop;
-
-/// The suffix of a shard's file until the shard is whole.
-pub(super) const TEMPORARY: &str = ".tmp";
 
 /// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for
 /// page cache in pieces of the size of a write, and large ones are not always to be had.
@@ -31,6 +31,8 @@ pub(super) struct Target<'a> {
     pub(super) format: Option<&'a ShardFormat>,
     /// Whether objects may be there already, from a run that was killed.
     pub(super) resumes: bool,
+    /// What was written to IN since that run began.
+    pub(super) changes: Option<&'a Changes>,
 }
 
 /// What was copied.
@@ -136,7 +138,10 @@ impl Thread<'_> {
         }
         if places.iter().any(Option::is_some) {
             let path = self.path(indices);
-            if self.target.resumes && self.is_whole(&path, &places)? {
+            if self.target.resumes
+                && !self.is_changed(plan, indices)
+                && self.is_whole(&path, &places)?
+            {
                 self.copied.kept += 1;
             } else {
                 let bytes = match self.target.format {
@@ -157,16 +162,56 @@ impl Thread<'_> {
         self.target.root.join(key.as_str())
     }
 
-    /// Whether an object of OUT is there, with the size that it has to have.
+    /// Whether an object of IN that this object of OUT is made of was written since the run began that is
+    /// gone on with.
+    fn is_changed(&self, plan: &Plan, indices: &[u64]) -> bool {
+        self.target.changes.is_some_and(|changes| {
+            let objects: BTreeSet<u64> = plan
+                .sources(indices)
+                .flatten()
+                .map(|(object, _)| object)
+                .collect();
+            objects
+                .into_iter()
+                .any(|object| changes.has(&self.source.key(object)))
+        })
+    }
+
+    /// Whether an object of OUT is there, and whole: it has the size of its subchunks and the index, and
+    /// the index says that these subchunks lie there one behind the other.
     fn is_whole(&self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
         let Some(found) = size_of(path)? else {
             return Ok(false);
         };
-        let mut size = self.target.format.map_or(0, ShardFormat::index_len);
-        for place in places.iter().flatten() {
-            size = size.saturating_add(self.source.size(place)?);
+        let Some(format) = self.target.format else {
+            let size = places.iter().flatten().next();
+            return Ok(Some(found) == size.map(|place| self.source.size(place)).transpose()?);
+        };
+        let index_len = format.index_len();
+        let is_first = format.index_location() == ShardingIndexLocation::Start;
+        let mut end = if is_first { index_len } else { 0 };
+        let mut extents: Vec<Option<Range<u64>>> = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(place) = place else {
+                extents.push(None);
+                continue;
+            };
+            let start = end;
+            end = end.saturating_add(self.source.size(place)?);
+            extents.push(Some(start..end));
         }
-        Ok(found == size)
+        let at = if is_first { 0 } else { end };
+        let size = if is_first {
+            end
+        } else {
+            end.saturating_add(index_len)
+        };
+        if found != size {
+            return Ok(false);
+        }
+        let index = index_at(path, at, index_len).map_err(|error| cannot("read", path, &error))?;
+        let decoded = format.decode_index(&index, size);
+        Ok(decoded.is_ok_and(|decoded| decoded == extents))
     }
 
     /// Writes a chunk from front to back, so that one that a killed run left is shorter than its subchunk.
@@ -194,19 +239,17 @@ impl Thread<'_> {
         places: &[Option<Place>],
     ) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the shard", path, &error);
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(TEMPORARY);
-        let temporary = PathBuf::from(temporary);
-        let file = created(&temporary).map_err(failed)?;
+        let temporary = Temporary::of(path).map_err(failed)?;
+        let file = temporary.file();
         let is_first = format.index_location() == ShardingIndexLocation::Start;
         let first = if is_first { format.index_len() } else { 0 };
         self.buffer.resize(BUFFER, 0);
         let mut shard = Writer {
-            file: &file,
+            file,
             buffer: &mut self.buffer,
             len: 0,
         };
-        (&file).seek(SeekFrom::Start(first)).map_err(failed)?;
+        (&*file).seek(SeekFrom::Start(first)).map_err(failed)?;
         let mut extents: Vec<Option<Range<u64>>> = Vec::with_capacity(places.len());
         let mut end = first;
         // Subchunks that follow one another on both sides are read together.
@@ -245,14 +288,13 @@ impl Thread<'_> {
             .map_err(|error| format!("cannot write the shard {}: {error}", path.display()))?;
         let finished = (|| {
             if is_first {
-                (&file).seek(SeekFrom::Start(0))?;
+                (&*file).seek(SeekFrom::Start(0))?;
             }
-            (&file).write_all(&index)?;
-            written(&file)
+            (&*file).write_all(&index)?;
+            written(file)
         })();
         finished.map_err(failed)?;
-        drop(file);
-        fs::rename(&temporary, path).map_err(failed)?;
+        temporary.rename_to(path).map_err(failed)?;
         Ok(end - first)
     }
 }
@@ -349,6 +391,15 @@ fn created(path: &Path) -> io::Result<File> {
         }
         created => created,
     }
+}
+
+/// So many bytes of a file, from `start` on.
+fn index_at(path: &Path, start: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut index = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(&mut index)?;
+    Ok(index)
 }
 
 /// The size of a file, if there is one.

@@ -28,6 +28,8 @@ use serde_json::{Map, Value, json};
 
 use crate::arguments::Shape;
 use crate::common::Common;
+use crate::consolidated;
+use crate::evidence::{Evidence, canonical};
 use crate::failure::Failure;
 use crate::inspect::stored::{self, Keys};
 use crate::open::{self, Place};
@@ -38,7 +40,7 @@ use copy::Target;
 use plan::Plan;
 use side::Side;
 use source::Objects;
-use target::Before;
+use target::{Before, Begun};
 
 const EXAMPLES: &str = "\
 Valid if IN and OUT have the same shape, data type, fill value, subchunk shape and codecs of a
@@ -117,7 +119,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let calls_before = codec_calls();
     let document = read_metadata(input, args)?;
     let side = Side::of(&document).map_err(|reason| cannot_move(args, &reason))?;
-    let (from, to) = (target::canonical(input), target::canonical(output));
+    let (from, to) = (canonical(input), canonical(output));
     if from.starts_with(&to) || to.starts_with(&from) {
         return Err(refused(
             format!(
@@ -128,9 +130,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             args,
         ));
     }
-    let before = target::look(output, &from)?;
-    let resumes = matches!(before, Before::Begun(_));
-    let wanted = wanted(args, &document, &side, before)?;
+    let evidence = Evidence::of(&args.input, &*open::store(&args.input)?.store)?;
+    let before = target::look(output, &evidence, None)?;
+    let wanted = wanted(args, &document, &side, &before)?;
     let goal = Side::of(&wanted)
         .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
     let differences = side.differences(&goal);
@@ -154,13 +156,21 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let formats = [&side, &goal].map(Side::format);
     let [of_input, of_output] = formats;
     let (of_input, of_output) = (of_input?, of_output?);
-    if resumes {
-        target::tidy(output).map_err(Failure::failed)?;
-    } else {
-        target::begin(output, &from, &metadata).map_err(|error| cannot("begin", &error))?;
-    }
-
     let _guard = stop::wait_for_me();
+    let mut claim = target::claim(output)?;
+    // Another run may have been there since.
+    let now = target::look(output, &evidence, Some(&claim))?;
+    if std::mem::discriminant(&before) != std::mem::discriminant(&now) {
+        return Err(cannot("begin", &"another run was there at the same time")
+            .with_remedy("run the same command again"));
+    }
+    let begun = match &before {
+        Before::Begun(begun) => Some(begun),
+        Before::Empty | Before::Described(_) => None,
+    };
+    let changes = target::begin(&mut claim, begun, &evidence, &metadata)
+        .map_err(|error| cannot("begin", &error))?;
+
     let start = Instant::now();
     let pieces = plan.pieces(&stored, common.threads());
     let progress = Progress::new("resharding", Unit::Things("parts"), pieces.len() as u64);
@@ -175,7 +185,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         root: output,
         keys: &goal.keys,
         format: of_output.as_ref(),
-        resumes,
+        resumes: begun.is_some(),
+        changes: changes.as_ref(),
     };
     let goes_on = format!(
         "run the same command again to go on: what is whole in {} is kept",
@@ -202,7 +213,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ))
         .with_remedy(goes_on));
     }
-    target::publish(output, &metadata).map_err(|error| cannot("complete", &error))?;
+    let left = target::tidy(output).map_err(Failure::failed)?;
+    target::publish(output, claim, &metadata).map_err(|error| cannot("complete", &error))?;
+    let mut notes = Vec::new();
+    if !left.is_empty() {
+        notes.push(left.to_string());
+    }
+    notes.extend(consolidated::stale_above(&args.output, &[]));
     let done = report::Done {
         copied,
         time: start.elapsed(),
@@ -210,6 +227,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         stored: stored.len() as u64,
         to: goal.noun(),
         codec_calls: codec_calls() - calls_before,
+        notes,
     };
     Ok(Outcome::new(done.text(&args.output), done.json()))
 }
@@ -252,7 +270,7 @@ fn wanted(
     args: &Args,
     document: &Map<String, Value>,
     side: &Side,
-    before: Before,
+    before: &Before,
 ) -> Result<Map<String, Value>, Failure> {
     let has_wishes =
         args.shard.is_some() || args.chunks || args.index.is_some() || args.chunk_keys.is_some();
@@ -269,31 +287,50 @@ fn wanted(
         })
     };
     match before {
-        Before::Begun(metadata) => {
-            let new = if has_wishes && (args.shard.is_some() || args.chunks) {
-                Some(described(args, document, side)?)
+        Before::Begun(Begun { metadata, .. }) => {
+            let agrees = if args.shard.is_some() || args.chunks {
+                described(args, document, side)? == *metadata
             } else {
-                None
+                agrees(args, metadata)
             };
-            if new.is_some_and(|new| new != metadata) {
+            if !agrees {
                 return Err(Failure::failed(format!(
                     "{} is the incomplete output of a command with other options",
                     args.output
                 ))
                 .with_remedy("go on without --shard, --chunks, --index and --chunk-keys"));
             }
-            Ok(metadata)
+            Ok(metadata.clone())
         }
         Before::Described(_) if has_wishes => Err(Failure::usage(format!(
             "{} has a zarr.json, which says what it becomes: leave out --shard, --chunks, --index and --chunk-keys",
             args.output
         ))),
-        Before::Described(metadata) => said(metadata),
+        Before::Described(metadata) => said(metadata.clone()),
         Before::Empty if args.shard.is_none() && !args.chunks => Err(Failure::usage(
             "what is OUT to be? Give --shard A,B,… for shards of this shape in elements, or --chunks for none",
         )),
         Before::Empty => described(args, document, side),
     }
+}
+
+/// Whether --index and --chunk-keys, if they are given, say what metadata say.
+fn agrees(args: &Args, metadata: &Map<String, Value>) -> bool {
+    let index = args.index.is_none_or(|index| {
+        let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
+        let said = sharding.and_then(|sharding| {
+            let configuration = &sharding["configuration"];
+            let is_sharded = chain::name_of(sharding) == "sharding_indexed";
+            let location = configuration["index_location"].as_str().unwrap_or("end");
+            is_sharded.then_some(location == "start")
+        });
+        said == Some(matches!(index, IndexPlace::Start))
+    });
+    let keys = metadata.get("chunk_key_encoding");
+    index
+        && args
+            .chunk_keys
+            .is_none_or(|encoding| keys == Some(&encoding.metadata()))
 }
 
 /// IN's metadata, with the shards and keys of the command line.

@@ -16,6 +16,8 @@ pub(super) struct Done {
     pub(super) stored: u64,
     pub(super) to: &'static str,
     pub(super) codec_calls: u64,
+    /// For people.
+    pub(super) notes: Vec<String>,
 }
 
 impl Done {
@@ -37,7 +39,7 @@ impl Done {
             0 => String::new(),
             _ => format!(", and {} were there already", counted(kept, self.to)),
         };
-        format!(
+        let done = format!(
             "{output} is complete: {} out of {}{kept}\n\
              {}, {}, in {:.2} s, {}/s; {}",
             counted(written, self.to),
@@ -50,7 +52,9 @@ impl Done {
                 0 => "no codec was called".to_string(),
                 calls => format!("{} of codecs", counted(calls, "call")),
             },
-        )
+        );
+        let notes = self.notes.iter().map(|note| format!("\n{note}"));
+        done + &notes.collect::<String>()
     }
 
     pub(super) fn json(&self) -> Value {
@@ -65,6 +69,7 @@ impl Done {
             "bytes": self.copied.bytes,
             "seconds": self.time.as_secs_f64(),
             "codec_calls": self.codec_calls,
+            "notes": self.notes,
         })
     }
 }

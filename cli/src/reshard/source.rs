@@ -73,10 +73,14 @@ impl<'a> Source<'a> {
         self.window.object = None;
     }
 
-    fn path(&self, object: u64) -> PathBuf {
+    /// The key of an object, by its number.
+    pub(super) fn key(&self, object: u64) -> String {
         let indices = plan::indices(object, self.objects.grid);
-        let key = self.objects.keys.encode(&indices);
-        self.objects.root.join(key.as_str())
+        self.objects.keys.encode(&indices).to_string()
+    }
+
+    fn path(&self, object: u64) -> PathBuf {
+        self.objects.root.join(self.key(object))
     }
 
     /// Where a subchunk lies, by the number of its object and its own number there; `None` if it is

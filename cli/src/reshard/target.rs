@@ -1,19 +1,21 @@
 //! The directory of OUT: what it has to be before, and how it becomes an array.
 
+use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::copy::TEMPORARY;
+use crate::claim::{Claim, Refused};
+use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::inspect::stored;
+use crate::owner::{Life, Owner};
+use crate::replace::{self, Left, temporary_of};
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
 const MARKER: &str = "zarr.json.reshard";
-/// The marker until it is whole.
-const NEW_MARKER: &str = "zarr.json.reshard.tmp";
 const METADATA: &str = "zarr.json";
 
 /// What OUT was before.
@@ -22,42 +24,77 @@ pub(super) enum Before {
     Empty,
     /// An array without chunks, which says what OUT is to be.
     Described(Map<String, Value>),
-    /// The output of a run of the same input that was interrupted, and its metadata.
-    Begun(Map<String, Value>),
+    /// The output of a run of the same input that was interrupted.
+    Begun(Begun),
 }
 
-/// Looks at OUT. Nothing is changed.
-pub(super) fn look(output: &Path, input: &Path) -> Result<Before, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
+/// What an interrupted run noted.
+pub(super) struct Begun {
+    /// The metadata that OUT will have.
+    pub(super) metadata: Map<String, Value>,
+    /// What the input was then.
+    input: Evidence,
+}
+
+/// Looks at OUT. Nothing is changed. A marker that `claim` made new does not count.
+pub(super) fn look(
+    output: &Path,
+    input: &Evidence,
+    claim: Option<&Claim>,
+) -> Result<Before, Failure> {
+    let cannot = |error: &dyn fmt::Display| {
         Failure::failed(format!("cannot use {}: {error}", output.display()))
     };
-    let json = |name: &str| match fs::read(output.join(name)) {
-        Ok(bytes) => serde_json::from_slice::<Map<String, Value>>(&bytes)
-            .map(Some)
-            .map_err(|error| cannot(&format!("its {name} is not a JSON object: {error}"))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+    let read = |name: &str| match fs::read(output.join(name)) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(cannot(&error)),
     };
-    if let Some(marker) = json(MARKER)? {
-        let from = marker.get("input").and_then(Value::as_str);
-        if from != Some(&*input.to_string_lossy()) {
+    let json = |name: &str, bytes: &[u8]| {
+        serde_json::from_slice::<Map<String, Value>>(bytes)
+            .map_err(|error| cannot(&format!("its {name} is not a JSON object: {error}")))
+    };
+    let is_new = claim.is_some_and(|claim| !claim.was_there());
+    let marker = if is_new { None } else { read(MARKER)? };
+    // A run that was killed as soon as it had made the marker has stored nothing.
+    let is_bare = marker.as_ref().is_some_and(Vec::is_empty);
+    if let Some(marker) = marker
+        && !is_bare
+    {
+        let marker = json(MARKER, &marker)?;
+        must_have_ended(&marker, output)?;
+        let shown = output.display();
+        let noted = marker.get("evidence").and_then(Evidence::from_json);
+        let noted = noted.ok_or_else(|| {
+            let from = marker.get("input").and_then(Value::as_str).unwrap_or("?");
+            Failure::failed(format!(
+                "{shown} is the incomplete output of an older version, which did not note what its input \
+                 {from} was"
+            ))
+            .with_remedy("name another OUT, or empty it yourself and start again")
+        })?;
+        if let Some(difference) = noted.difference(input) {
             return Err(Failure::failed(format!(
-                "{} is the incomplete output of another input, {}",
-                output.display(),
-                from.unwrap_or("?")
+                "{shown} is the incomplete output of another input: {difference}"
             ))
             .with_remedy("go on with that input, or name another OUT"));
         }
         let metadata = marker.get("metadata").and_then(Value::as_str);
         let metadata = metadata.and_then(|text| serde_json::from_str(text).ok());
         let metadata = metadata.ok_or_else(|| cannot(&format!("its {MARKER} is damaged")))?;
-        return Ok(Before::Begun(metadata));
+        return Ok(Before::Begun(Begun {
+            metadata,
+            input: noted,
+        }));
     }
-    let described = json(METADATA)?;
+    let described = read(METADATA)?
+        .map(|bytes| json(METADATA, &bytes))
+        .transpose()?;
     let mut others = 0_usize;
     if output.exists() {
         let found = stored::files(output, |key, _| {
-            others += usize::from(key != METADATA && key != NEW_MARKER);
+            let is_marker = key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
+            others += usize::from(key != METADATA && !is_marker);
         });
         found.map_err(|error| cannot(&error))?;
     }
@@ -75,36 +112,73 @@ pub(super) fn look(output: &Path, input: &Path) -> Result<Before, Failure> {
     Ok(described.map_or(Before::Empty, Before::Described))
 }
 
-/// Marks OUT as incomplete.
-pub(super) fn begin(output: &Path, input: &Path, metadata: &str) -> io::Result<()> {
-    fs::create_dir_all(output)?;
-    let marker = json!({ "input": input.to_string_lossy(), "metadata": metadata });
-    let marker = format!("{marker:#}\n");
-    fs::write(output.join(NEW_MARKER), marker)?;
-    fs::rename(output.join(NEW_MARKER), output.join(MARKER))
+/// Some file systems have no locks: then the marker says the process that writes there.
+fn must_have_ended(marker: &Map<String, Value>, output: &Path) -> Result<(), Failure> {
+    let owner = marker.get("process").and_then(Value::as_str);
+    let owner: Option<Owner> = owner.and_then(|owner| owner.parse().ok());
+    match owner {
+        Some(owner) if owner != *Owner::this() && owner.life() == Life::Runs => {
+            Err(busy(output, Some(&owner)))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Deletes what a killed run left of shards.
-pub(super) fn tidy(output: &Path) -> Result<(), String> {
-    let mut temporaries: Vec<PathBuf> = Vec::new();
+fn busy(output: &Path, owner: Option<&Owner>) -> Failure {
+    let whose = owner.map_or(String::new(), |owner| {
+        format!(", by the process {} of this machine", owner.process())
+    });
+    Failure::failed(format!("{} is being written{whose}", output.display()))
+        .with_remedy("wait until that run has ended, or name another OUT")
+}
+
+/// Takes OUT, so that no other run writes there. The directory is made if there is none.
+pub(super) fn claim(output: &Path) -> Result<Claim, Failure> {
+    Claim::take(&output.join(MARKER)).map_err(|refused| match refused {
+        Refused::Busy => busy(output, None),
+        Refused::Failed(error) => {
+            Failure::failed(format!("cannot begin {}: {error}", output.display()))
+        }
+    })
+}
+
+/// Marks OUT as incomplete. Returns what was written to the input since the run that is gone on with began.
+pub(super) fn begin(
+    claim: &mut Claim,
+    begun: Option<&Begun>,
+    input: &Evidence,
+    metadata: &str,
+) -> io::Result<Option<Changes>> {
+    let noted = begun.map_or(input, |begun| &begun.input);
+    let marker = json!({
+        "evidence": noted.json(),
+        "metadata": metadata,
+        "process": Owner::this().to_string(),
+    });
+    claim.write(format!("{marker:#}\n").as_bytes())?;
+    Ok(noted.changes(input))
+}
+
+/// Deletes the temporaries of runs that have ended, and returns the others.
+pub(super) fn tidy(output: &Path) -> Result<Left, String> {
+    let mut left = Left::default();
+    let mut failed = None;
     stored::files(output, |key, entry| {
-        if key.ends_with(TEMPORARY) {
-            temporaries.push(entry.path());
+        if temporary_of(&key).is_some()
+            && let Err(error) = left.tidy(&entry.path())
+        {
+            failed = Some(format!("cannot delete {}: {error}", entry.path().display()));
         }
     })?;
-    for path in temporaries {
-        fs::remove_file(&path)
-            .map_err(|error| format!("cannot delete {}: {error}", path.display()))?;
-    }
-    Ok(())
+    failed.map_or(Ok(left), Err)
 }
 
 /// Makes everything that was written durable, and then OUT an array.
-pub(super) fn publish(output: &Path, metadata: &str) -> io::Result<()> {
+pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result<()> {
     sync_all(output)?;
-    replace(&output.join(METADATA), metadata.as_bytes())?;
+    replace::file(&output.join(METADATA), metadata.as_bytes())?;
     sync_all(output)?;
-    fs::remove_file(output.join(MARKER))
+    claim.remove()
 }
 
 /// Makes everything in the file system of a directory durable.
@@ -118,25 +192,4 @@ fn sync_all(directory: &Path) -> io::Result<()> {
 #[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
 fn sync_all(_directory: &Path) -> io::Result<()> {
     Ok(())
-}
-
-/// Replaces a file at once.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(TEMPORARY);
-    let temporary = PathBuf::from(temporary);
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)
-}
-
-/// The path without `..` and symbolic links, whether it exists or not.
-pub(super) fn canonical(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (path.canonicalize(), path.parent(), path.file_name()) {
-        (Ok(path), _, _) => path,
-        (Err(_), Some(parent), Some(name)) => canonical(parent).join(name),
-        _ => path,
-    }
 }

@@ -15,6 +15,7 @@ use self::recording::Recording;
 use crate::arguments::Shape;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
+use crate::consolidated;
 use crate::failure::Failure;
 use crate::open::{self, Place};
 use crate::outcome::Outcome;
@@ -82,28 +83,33 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     // Even after an error, the whole frames are kept.
     let cut = writer.discard_partial_slice();
     let report = writer.finish().map_err(Failure::failed);
+    let stale = consolidated::stale_above(&args.output, &[]);
+    let noted = |failure: Failure| match &stale {
+        Some(note) => failure.with_note(note),
+        None => failure,
+    };
     let frames = |report: &WriterReport| report.finished_slices;
     let ended = match (outcome, report) {
         (Ok(ended), Ok(report)) => {
             if let Ended::Stopped = ended {
-                return Err(Failure::interrupted(format!(
-                    "{} has {} frames, all whole",
-                    args.output,
-                    frames(&report)
-                ))
-                .with_remedy("run the same command with --skip-stored to go on"));
+                let message = format!("{} has {} frames, all whole", args.output, frames(&report));
+                return Err(noted(Failure::interrupted(message))
+                    .with_remedy("run the same command with --skip-stored to go on"));
             }
             report
         }
         (Err(failure), Ok(report)) => {
             let note = format!("{} frames are stored", frames(&report));
-            return Err(failure.with_note(&note).with_remedy(way_on(args)));
+            return Err(noted(failure.with_note(&note)).with_remedy(way_on(args)));
         }
         (Err(failure), Err(_)) | (Ok(_), Err(failure)) => {
-            return Err(failure.with_remedy(way_on(args)));
+            return Err(noted(failure).with_remedy(way_on(args)));
         }
     };
-    let outcome = summary(&recording, &ended, taken.frames_taken(), start.elapsed());
+    let mut outcome = summary(&recording, &ended, taken.frames_taken(), start.elapsed());
+    if let Some(note) = &stale {
+        outcome = outcome.with_note(note);
+    }
     if cut > 0 {
         return Ok(outcome.with_errors(vec![
             Failure::failed(format!(

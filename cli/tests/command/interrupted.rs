@@ -1,4 +1,4 @@
-//! Ctrl-C and kills while shards are worked on. (`reencode.rs` and `stream.rs` have their own.)
+//! Ctrl-C, SIGTERM and kills while shards are worked on. (`reencode.rs` and `stream.rs` have their own.)
 #![cfg(unix)]
 
 use std::fs;
@@ -16,7 +16,7 @@ use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda_testing::{Rng, effort};
 
 use crate::arrays::{chain, open, sharded, store, update, values};
-use crate::program::{files, interrupt, program, said, said_with_code};
+use crate::program::{files, program, said, said_with_code, send};
 
 /// How often a run is killed before one may end.
 const KILLS: u64 = 12;
@@ -294,12 +294,18 @@ fn check_leftovers(path: &Path) {
 }
 
 fn ctrl_c<W: Work>(stays: &str) {
+    for signal in ["-INT", "-TERM"] {
+        stopped_by::<W>(signal, stays);
+    }
+}
+
+fn stopped_by<W: Work>(signal: &str, stays: &str) {
     const SHARDS: u64 = 1000;
     let folder = TempDir::new().unwrap();
     let work = W::new(folder.path().to_path_buf(), SHARDS);
     let ended = half_done(&work, |child| {
         if child.try_wait().unwrap().is_none() {
-            interrupt(child);
+            send(signal, child);
         }
     });
     let text = said_with_code(&ended, 130);
@@ -382,10 +388,10 @@ fn stopped_in_the_middle(subcommand: &str, path: &Path, words: &[&str]) {
     said(&[&subcommand, &path, &"--threads", &"1"], 0);
     let mut half = start.elapsed() / 2;
     let mut texts = Vec::new();
-    for _ in 0..20 {
+    for attempt in 0..20 {
         let child = spawned(subcommand, path);
         sleep(half);
-        interrupt(&child);
+        send(["-INT", "-TERM"][attempt % 2], &child);
         let ended = child.wait_with_output().unwrap();
         match ended.status.code() {
             // It was too fast.
@@ -423,6 +429,12 @@ fn ctrl_c_in_what_only_reads() {
 
 #[test]
 fn ctrl_c_in_bench() {
+    for signal in ["-INT", "-TERM"] {
+        bench_stopped_by(signal);
+    }
+}
+
+fn bench_stopped_by(signal: &str) {
     let folder = TempDir::new().unwrap();
     let mut child = program()
         .arg("bench")
@@ -436,7 +448,7 @@ fn ctrl_c_in_bench() {
         assert!(child.try_wait().unwrap().is_none());
         sleep(Duration::from_millis(1));
     }
-    interrupt(&child);
+    send(signal, &child);
     let text = said_with_code(&child.wait_with_output().unwrap(), 130);
     assert!(text.contains("its files are deleted"), "{text}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

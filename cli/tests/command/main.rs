@@ -11,10 +11,12 @@ mod bench;
 #[path = "../inspect/browser.rs"]
 #[allow(dead_code, reason = "the tests of `inspect` use the rest")]
 mod browser;
+mod consolidated;
 mod docs;
 mod doctor;
 mod errors;
 mod full_disk;
+mod hierarchy;
 #[cfg(feature = "remote")]
 mod hostile;
 mod interrupted;
@@ -23,6 +25,7 @@ mod program;
 mod pyramid;
 mod reencode;
 mod remote;
+mod resume;
 mod stream;
 #[cfg(target_os = "linux")]
 mod trouble;

@@ -53,8 +53,14 @@ pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
 /// Sends Ctrl-C.
 #[cfg(unix)]
 pub(crate) fn interrupt(child: &std::process::Child) {
+    send("-INT", child);
+}
+
+/// Sends a signal, as `-TERM`.
+#[cfg(unix)]
+pub(crate) fn send(signal: &str, child: &std::process::Child) {
     let kill = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .args([signal, &child.id().to_string()])
         .status();
     assert!(kill.unwrap().success());
 }

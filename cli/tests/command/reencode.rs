@@ -13,6 +13,8 @@ use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_codec::{BytesToBytesCodecTraits, CodecOptions};
 
+#[cfg(unix)]
+use crate::program::send;
 use crate::program::{files, json, program, said, said_with_code};
 
 type DiskArray = Array<FilesystemStore>;
@@ -384,9 +386,10 @@ fn unreadable_input() {
     );
     assert!(!case.output().join("zarr.json").exists());
 
-    // The remains of a killed run.
+    // What a program of another version may be writing.
     fs::create_dir_all(case.output().join("c/3")).unwrap();
-    fs::write(case.output().join("c/3/3.tmp"), "half").unwrap();
+    let other = case.output().join("c/3/3.tmp");
+    fs::write(&other, "half").unwrap();
     fs::write(&chunk, encoded).unwrap();
     let said = case.run(options, 1);
     assert!(said.contains("--resume"), "{said}");
@@ -405,7 +408,12 @@ fn unreadable_input() {
     assert!(!case.output().join("zarr.json").exists());
 
     fs::write(&first, right).unwrap();
-    case.run(&format!("{options} --resume --verify"), 0);
+    let said = case.run(&format!("{options} --resume --verify"), 0);
+    assert!(
+        said.contains("1 temporary file") && said.contains("c/3/3.tmp"),
+        "{said}"
+    );
+    fs::remove_file(other).unwrap();
     case.check_equal();
 }
 
@@ -488,10 +496,21 @@ fn hierarchies() {
         assert!(said.contains("IN has nothing there"), "{said}");
         fs::rename(case.directory.path().join("x"), case.input().join("x")).unwrap();
 
-        // As if the run before had stopped in the middle.
+        // Stopped in the middle, because the last array cannot be read.
         let root = case.output();
-        fs::rename(root.join("zarr.json"), root.join("zarr.json.incomplete")).unwrap();
-        fs::remove_dir_all(root.join("a/deep")).unwrap();
+        let chunk = files(&case.input().join("x"))
+            .into_iter()
+            .find(|file| {
+                !file
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().contains('z'))
+            })
+            .unwrap();
+        let whole = fs::read(&chunk).unwrap();
+        fs::write(&chunk, "").unwrap();
+        case.run(&format!("{options} --overwrite"), 1);
+        fs::write(&chunk, whole).unwrap();
+        assert!(!root.join("zarr.json").exists());
         let said = case.run(&options, 1);
         assert!(said.contains("--resume"), "{said}");
         let said = case.run(&format!("{options} --resume"), 0);
@@ -509,6 +528,13 @@ fn hierarchies() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_leaves_whole_shards() {
+    for signal in ["-INT", "-TERM"] {
+        stopped_leaves_whole_shards(signal);
+    }
+}
+
+#[cfg(unix)]
+fn stopped_leaves_whole_shards(signal: &str) {
     use std::process::Stdio;
     use std::thread::sleep;
     use std::time::{Duration, Instant};
@@ -524,10 +550,7 @@ fn ctrl_c_leaves_whole_shards() {
         assert!(start.elapsed() < Duration::from_mins(1), "nothing happens");
         sleep(Duration::from_millis(1));
     }
-    let kill = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(kill.unwrap().success());
+    send(signal, &child);
     let said = said_with_code(&child.wait_with_output().unwrap(), 130);
 
     let shards = case.output_shards();

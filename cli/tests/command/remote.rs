@@ -215,12 +215,15 @@ mod with {
             "reencode {} s3://arrays/a --shard 16,16 --subchunk 8,8",
             folder.path().display()
         );
-        bucket.said(&line, 0);
-        // As a run leaves it that was killed before its last shard.
-        let [metadata, marker] =
-            ["a/zarr.json", "a/zarr.json.incomplete"].map(|key| bucket.file(key));
-        std::fs::rename(metadata, &marker).unwrap();
-        std::fs::remove_file(bucket.file("a/c/1/1")).unwrap();
+        // A chunk of the last shard cannot be read.
+        let chunk = folder.path().join("c/3/3");
+        let whole = std::fs::read(&chunk).unwrap();
+        std::fs::write(&chunk, &whole[1..]).unwrap();
+        bucket.said(&line, 1);
+        std::fs::write(&chunk, whole).unwrap();
+        let marker = bucket.file("a/zarr.json.incomplete");
+        assert!(marker.exists() && !bucket.file("a/c/1/1").exists());
+        std::fs::write(bucket.file("a/c/0/1"), "").unwrap();
         let before = std::fs::metadata(bucket.file("a/c/0/0"))
             .unwrap()
             .modified()
@@ -230,7 +233,16 @@ mod with {
         let text = bucket.said(&line, 1);
         assert!(text.contains("--resume"), "{text}");
         let other = format!("{line} --codec none --resume");
-        assert!(bucket.said(&other, 1).contains("of another command"));
+        let text = bucket.said(&other, 1);
+        assert!(text.contains("of another command: --codec was"), "{text}");
+        let elsewhere = TempDir::new().unwrap();
+        unsharded(elsewhere.path());
+        let other = line.replace(
+            &*folder.path().to_string_lossy(),
+            &elsewhere.path().to_string_lossy(),
+        );
+        let text = bucket.said(&format!("{other} --resume"), 1);
+        assert!(text.contains("of another input"), "{text}");
         bucket.said(&format!("{line} --resume --verify"), 0);
         let after = std::fs::metadata(bucket.file("a/c/0/0"))
             .unwrap()
@@ -239,6 +251,33 @@ mod with {
         assert_eq!(before, after, "it was written again");
         assert_eq!(values(&bucket.file("a")), values(folder.path()));
         assert!(!marker.exists());
+    }
+
+    /// Objects of the input that were stored since are told by their entity tags or times.
+    #[test]
+    fn an_input_that_changed() {
+        let bucket = Bucket::new();
+        let folder = TempDir::new().unwrap();
+        unsharded(&bucket.file("in"));
+        let out = folder.path().join("out");
+        let line = format!(
+            "reencode s3://arrays/in {} --shard 16,16 --subchunk 8,8",
+            out.display()
+        );
+        let chunk = bucket.file("in/c/3/3");
+        let whole = std::fs::read(&chunk).unwrap();
+        std::fs::write(&chunk, &whole[1..]).unwrap();
+        bucket.said(&line, 1);
+        std::fs::write(&chunk, &whole).unwrap();
+        // A chunk of a shard that is stored; its size stays.
+        let elements = vec![5_u8; whole.len()];
+        std::fs::write(bucket.file("in/c/0/0"), elements).unwrap();
+        let text = bucket.said(&format!("{line} --resume"), 0);
+        assert!(
+            text.contains("2 chunks of s3://arrays/in changed"),
+            "{text}"
+        );
+        assert_eq!(values(&out), values(&bucket.file("in")));
     }
 
     #[test]

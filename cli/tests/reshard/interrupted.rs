@@ -34,6 +34,19 @@ fn create(layout: &Layout, path: &Path) {
         .unwrap();
 }
 
+/// Lets a run begin and store nothing: its first object cannot be made. Returns its marker.
+fn begun(input: &Path, output: &Path, options: &[&str]) -> Vec<u8> {
+    fs::create_dir_all(output).unwrap();
+    let first = output.join("c");
+    // Nothing that counts as a file of OUT.
+    std::os::unix::fs::symlink("nowhere/at/all", &first).unwrap();
+    let done = run(input, output, options);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    fs::remove_file(first).unwrap();
+    fs::read(output.join("zarr.json.reshard")).unwrap()
+}
+
 /// How often a run is killed before one may end.
 const KILLS: u64 = 12;
 
@@ -95,23 +108,29 @@ fn what_a_killed_run_leaves() {
     let directory = temporary();
     let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
     create(&layout(Some(vec![16, 8])), &input);
-    // A run that was killed before it began.
+    // Runs that were killed before they began.
     fs::create_dir_all(&output).unwrap();
-    fs::write(output.join("zarr.json.reshard.tmp"), "{").unwrap();
+    let marker_path = output.join("zarr.json.reshard");
+    fs::write(&marker_path, "").unwrap();
     resharded(&input, &output, &["--chunks"]);
     let whole = files(&output);
-    let metadata = fs::read_to_string(output.join("zarr.json")).unwrap();
-    let input_path = input.canonicalize().unwrap();
-    let marker = json!({ "input": input_path.to_string_lossy(), "metadata": metadata });
-    fs::write(output.join("zarr.json.reshard"), marker.to_string()).unwrap();
+    fs::remove_dir_all(&output).unwrap();
+    let marker = begun(&input, &output, &["--chunks"]);
+    for (name, bytes) in &whole {
+        let path = output.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
     fs::remove_file(output.join("zarr.json")).unwrap();
     fs::write(output.join("c/0/0"), "").unwrap();
     fs::write(output.join("c/1/1"), "short").unwrap();
     fs::remove_file(output.join("c/2/2")).unwrap();
-    fs::write(output.join("c/3/3.tmp"), "of a shard").unwrap();
+    fs::write(output.join("c/3/3.tmp"), "of another program").unwrap();
     let said = resharded(&input, &output, &[]);
     assert_eq!(said["output"]["objects_written"], json!(3));
     assert_eq!(said["output"]["objects_kept"], json!(64 * 32 - 3));
+    assert!(said["notes"][0].as_str().unwrap().contains("c/3/3.tmp"));
+    fs::remove_file(output.join("c/3/3.tmp")).unwrap();
     assert_eq!(files(&output), whole);
     // It is complete now, so there is nothing to go on with.
     let done = run(&input, &output, &[]);
@@ -119,7 +138,7 @@ fn what_a_killed_run_leaves() {
     assert!(said.contains("already"), "{said}");
 
     // Another input, or other options, do not go on.
-    fs::write(output.join("zarr.json.reshard"), marker.to_string()).unwrap();
+    fs::write(&marker_path, &marker).unwrap();
     let other = directory.path().join("other");
     create(&layout(None), &other);
     let done = run(&other, &output, &[]);
@@ -128,11 +147,109 @@ fn what_a_killed_run_leaves() {
         said.contains("another input") && said.contains("in"),
         "{said}"
     );
-    let done = run(&input, &output, &["--shard", "4,4"]);
+    for options in [
+        &["--shard", "4,4"][..],
+        &["--chunk-keys", "v2."],
+        &["--index", "end"],
+    ] {
+        let done = run(&input, &output, options);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains("other options"), "{said}");
+    }
+    // An older version did not note what the input was.
+    fs::write(&marker_path, r#"{ "input": "/in", "metadata": "{}" }"#).unwrap();
+    let done = run(&input, &output, &[]);
     let said = String::from_utf8_lossy(&done.stderr);
-    assert!(said.contains("other options"), "{said}");
+    assert!(
+        said.contains("older version") && said.contains("/in"),
+        "{said}"
+    );
+    fs::write(&marker_path, &marker).unwrap();
     resharded(&input, &output, &["--chunks"]);
     assert_eq!(files(&output), whole);
+}
+
+/// A shard counts as whole if its index says the subchunks that it has to have; and not if its input was
+/// written since.
+#[test]
+fn only_whole_shards_are_kept() {
+    let directory = temporary();
+    for location in ["start", "end"] {
+        let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
+        let from = layout(None);
+        create(&from, &input);
+        let options = ["--shard", "32,32", "--index", location];
+        begun(&input, &output, &options);
+        let whole = crate::arrays::open(&input);
+        let said = resharded(&input, &output, &[]);
+        assert_eq!(said["output"]["objects_written"], json!(16));
+        let expected = files(&output);
+
+        fs::remove_dir_all(&output).unwrap();
+        begun(&input, &output, &options);
+        for (name, bytes) in expected.iter().filter(|(name, _)| name.starts_with('c')) {
+            let path = output.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        let shard = |name: &str| output.join("c").join(name);
+        let bytes = fs::read(shard("0/0")).unwrap();
+        // Of the right size.
+        fs::write(shard("0/1"), vec![0; bytes.len()]).unwrap();
+        let mut flipped = fs::read(shard("0/2")).unwrap();
+        let at = if location == "end" {
+            bytes.len() - 1
+        } else {
+            3
+        };
+        flipped[at] ^= 1;
+        fs::write(shard("0/2"), flipped).unwrap();
+        // A chunk of the shard 3,3 is written again.
+        let chunk = vec![9_u16; 8];
+        whole.store_chunk(&[63, 31], chunk).unwrap();
+        let said = resharded(&input, &output, &[]);
+        assert_eq!(said["output"]["objects_written"], json!(3));
+        assert_eq!(said["output"]["objects_kept"], json!(13));
+        assert_eq!(elements(&input), elements(&output));
+        for path in [&input, &output] {
+            fs::remove_dir_all(path).unwrap();
+        }
+    }
+}
+
+/// A run that is on its way.
+#[test]
+#[cfg(unix)]
+fn a_second_run_is_refused() {
+    let directory = temporary();
+    let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
+    create(&layout(Some(vec![16, 8])), &input);
+    fs::create_dir_all(output.join("c/0")).unwrap();
+    let pipe = output.join("c/0/0");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let mut first = command(&input, &output, &["--chunks", "--threads", "1"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let marker = output.join("zarr.json.reshard");
+    let begin = Instant::now();
+    while fs::read(&marker).unwrap_or_default().is_empty() {
+        assert!(
+            begin.elapsed() < Duration::from_mins(1),
+            "it does not begin"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = run(&input, &output, &["--chunks"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains("is being written"), "{said}");
+    fs::remove_file(pipe).unwrap();
+    resharded(&input, &output, &["--chunks"]);
+    assert_eq!(elements(&input), elements(&output));
 }
 
 /// Ctrl-C: the exit code, and what to do. The first chunk of OUT is a pipe, so that the run waits there
@@ -140,6 +257,13 @@ fn what_a_killed_run_leaves() {
 #[test]
 #[cfg(unix)]
 fn an_interrupted_run_says_how_to_go_on() {
+    for signal in ["-INT", "-TERM"] {
+        stopped_by(signal);
+    }
+}
+
+#[cfg(unix)]
+fn stopped_by(signal: &str) {
     let directory = temporary();
     let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
     create(&layout(Some(vec![16, 8])), &input);
@@ -170,7 +294,7 @@ fn an_interrupted_run_says_how_to_go_on() {
     let id = child.id().to_string();
     assert!(
         Command::new("kill")
-            .args(["-INT", &id])
+            .args([signal, &id])
             .status()
             .unwrap()
             .success()

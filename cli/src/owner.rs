@@ -1,0 +1,172 @@
+//! The process that a file belongs to, told by the name of the file.
+//!
+//! A process is known by its machine, its number and the time of its start, because numbers are given
+//! again. Only of a process of the same machine can it be said that it has ended.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use crate::evidence::hash;
+
+/// A process of some machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The running system and its numbering of processes; 0 if the system does not tell them.
+    machine: u64,
+    process: u32,
+    /// In units of the system.
+    start: u64,
+}
+
+/// Whether a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// It has ended for certain.
+    Ended,
+    Runs,
+    /// It is of another machine, or the machine was started again, or the system tells nothing.
+    Unknown,
+}
+
+impl Owner {
+    /// This process.
+    pub(crate) fn this() -> &'static Self {
+        static THIS: OnceLock<Owner> = OnceLock::new();
+        THIS.get_or_init(|| {
+            let process = std::process::id();
+            Self {
+                machine: machine().unwrap_or(0),
+                process,
+                start: start_of(process).unwrap_or(0),
+            }
+        })
+    }
+
+    /// Whether the process runs.
+    pub(crate) fn life(&self) -> Life {
+        let this = Self::this();
+        if self == this {
+            return Life::Runs;
+        }
+        if this.machine == 0 || self.machine != this.machine {
+            return Life::Unknown;
+        }
+        match start_of(self.process) {
+            Some(start) if start == self.start => Life::Runs,
+            Some(_) => Life::Ended,
+            None if has_ended(self.process) => Life::Ended,
+            None => Life::Unknown,
+        }
+    }
+
+    /// The number of the process on its machine.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}-{}", self.machine, self.process, self.start)
+    }
+}
+
+impl FromStr for Owner {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut parts = text.split('-');
+        let mut next = || parts.next().ok_or(());
+        let machine = u64::from_str_radix(next()?, 16).map_err(|_| ())?;
+        let process = next()?.parse().map_err(|_| ())?;
+        let start = next()?.parse().map_err(|_| ())?;
+        let owner = Self {
+            machine,
+            process,
+            start,
+        };
+        (owner.to_string() == text).then_some(owner).ok_or(())
+    }
+}
+
+/// Tells apart machines, starts of one machine, and containers with numbers of their own.
+#[cfg(target_os = "linux")]
+fn machine() -> Option<u64> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    let numbering = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(hash([&boot, numbering.to_str()?.as_bytes()]))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn machine() -> Option<u64> {
+    None
+}
+
+/// When a process started, in clock ticks after the machine.
+fn start_of(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program is in parentheses, and may have spaces and parentheses.
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether no process has this number. A process of another user may be hidden in `/proc`.
+#[cfg(unix)]
+fn has_ended(process: u32) -> bool {
+    let process = i32::try_from(process).ok();
+    let process = process.and_then(rustix::process::Pid::from_raw);
+    process.is_some_and(|process| {
+        rustix::process::test_kill_process(process) == Err(rustix::io::Errno::SRCH)
+    })
+}
+
+#[cfg(not(unix))]
+fn has_ended(_process: u32) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Life, Owner};
+
+    #[test]
+    fn a_name_says_the_process() {
+        let this = Owner::this();
+        assert_eq!(this.to_string().parse(), Ok(this.clone()));
+        assert_eq!(this.life(), Life::Runs);
+        for wrong in ["", "1", "0000000000000001-2", "1-2-3", "0.0"] {
+            assert_eq!(wrong.parse::<Owner>(), Err(()), "{wrong}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn only_what_surely_ended_has_ended() {
+        let this = Owner::this();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let process = child.id();
+        let of_child = Owner {
+            process,
+            start: super::start_of(process).unwrap(),
+            ..this.clone()
+        };
+        assert_eq!(of_child.life(), Life::Runs);
+        let before = Owner {
+            start: of_child.start - 1,
+            ..of_child.clone()
+        };
+        assert_eq!(before.life(), Life::Ended, "another process has its number");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(of_child.life(), Life::Ended);
+        let elsewhere = Owner {
+            machine: this.machine ^ 1,
+            ..of_child
+        };
+        assert_eq!(elsewhere.life(), Life::Unknown);
+    }
+}

@@ -1,0 +1,215 @@
+//! The run that an incomplete output belongs to. Its marker says it: another run does not go on with it.
+//!
+//! The marker is the metadata that the output will have, with one more member in its first line.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::Args;
+use super::shapes::Shapes;
+use crate::arguments::shape_text;
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::owner::{Life, Owner};
+
+/// The member that says the run.
+const MEMBER: &str = "zarrs_cuda_run";
+
+/// The input and the arguments of a run, and the metadata that its output will have.
+pub(super) struct Run {
+    input: Evidence,
+    /// What the output depends on, by the options that say it.
+    arguments: Map<String, Value>,
+    metadata: Vec<u8>,
+}
+
+impl Run {
+    /// A run for one array.
+    pub(super) fn of_array(
+        args: &Args,
+        shapes: &Shapes,
+        input: Evidence,
+        metadata: Vec<u8>,
+    ) -> Self {
+        let shapes = [&shapes.shard, &shapes.subchunk].map(|shape| shape_text(shape).into());
+        Self::new(args, shapes, input, metadata)
+    }
+
+    /// A run for all arrays of a group.
+    pub(super) fn of_group(args: &Args, input: Evidence, metadata: Vec<u8>) -> Self {
+        let shapes = &args.shapes;
+        let asked = [&shapes.shard, &shapes.subchunk]
+            .map(|shape| json!(shape.as_ref().map(|shape| shape_text(&shape.0))));
+        let mut run = Self::new(args, asked, input, metadata);
+        for (option, size) in [
+            ("--shard-size", shapes.shard_size),
+            ("--subchunk-size", shapes.subchunk_size),
+        ] {
+            run.arguments
+                .insert(option.to_string(), size.bytes().into());
+        }
+        run
+    }
+
+    fn new(args: &Args, shapes: [Value; 2], input: Evidence, metadata: Vec<u8>) -> Self {
+        let [shard, subchunk] = shapes;
+        let arguments = [
+            ("--shard", shard),
+            ("--subchunk", subchunk),
+            ("--codec", args.codec.to_string().into()),
+            ("--index", format!("{:?}", args.index).to_lowercase().into()),
+        ];
+        let arguments = arguments.map(|(option, value)| (option.to_string(), value));
+        Self {
+            input,
+            arguments: arguments.into_iter().collect(),
+            metadata,
+        }
+    }
+
+    /// The metadata of the output.
+    pub(super) fn metadata(&self) -> &[u8] {
+        &self.metadata
+    }
+
+    /// The marker of this run, by this process.
+    pub(super) fn marker(&self) -> Vec<u8> {
+        self.marker_with(&self.input)
+    }
+
+    fn marker_with(&self, input: &Evidence) -> Vec<u8> {
+        let run = json!({
+            "must_understand": false,
+            "input": input.json(),
+            "arguments": self.arguments,
+            "process": Owner::this().to_string(),
+        });
+        let rest = self.metadata.strip_prefix(b"{").unwrap_or(&self.metadata);
+        let mut marker = format!("{{\"{MEMBER}\": {run},\n").into_bytes();
+        marker.extend_from_slice(rest);
+        marker
+    }
+
+    /// Checks that this run may go on with the output that has `marker`.
+    pub(super) fn goes_on(
+        &self,
+        marker: &[u8],
+        shown: &dyn fmt::Display,
+    ) -> Result<GoesOn, Failure> {
+        let again = "resume with that one, or start again with --overwrite";
+        let Some(Noted {
+            input,
+            arguments,
+            metadata,
+            ..
+        }) = Noted::of(marker)
+        else {
+            return Err(Failure::failed(format!(
+                "{shown} is incomplete, and does not say which input and arguments it is of: an older \
+                 version began it, or a run that was stopped while it deleted what was there"
+            ))
+            .with_remedy("start again with --overwrite"));
+        };
+        if let Some(difference) = input.difference(&self.input) {
+            return Err(Failure::failed(format!(
+                "{shown} is the incomplete output of another input: {difference}"
+            ))
+            .with_remedy(again));
+        }
+        let said = |value: Option<&Value>| match value {
+            None | Some(Value::Null) => "not given".to_string(),
+            Some(Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+        };
+        let mut differences = Vec::new();
+        for (option, now) in &self.arguments {
+            let was = arguments.get(option);
+            if was != Some(now) {
+                differences.push(format!(
+                    "{option} was {}, and is {}",
+                    said(was),
+                    said(Some(now))
+                ));
+            }
+        }
+        if differences.is_empty() && metadata != self.metadata {
+            differences.push("its metadata would be others: another version began it".to_string());
+        }
+        if !differences.is_empty() {
+            return Err(Failure::failed(format!(
+                "{shown} is the incomplete output of another command: {}",
+                differences.join("; ")
+            ))
+            .with_remedy(again));
+        }
+        Ok(GoesOn {
+            // Shards may be of chunks that were written since: the next run has to know it, too.
+            marker: self.marker_with(&input),
+            changes: input.changes(&self.input),
+        })
+    }
+}
+
+/// A run that goes on with the output of another one.
+pub(super) struct GoesOn {
+    /// The marker of the run from now on.
+    pub(super) marker: Vec<u8>,
+    /// What was written to the input since the first run began.
+    pub(super) changes: Option<Changes>,
+}
+
+/// Whether a marker says its run.
+pub(super) fn is_noted(marker: &[u8]) -> bool {
+    Noted::of(marker).is_some()
+}
+
+/// Checks that the process that wrote `marker` does not run.
+pub(super) fn must_have_ended(marker: &[u8], shown: &dyn fmt::Display) -> Result<(), Failure> {
+    match Noted::of(marker).and_then(|noted| noted.process) {
+        Some(owner) if owner != *Owner::this() && owner.life() == Life::Runs => {
+            Err(busy(shown, Some(&owner)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Another run writes the output at `shown`.
+pub(super) fn busy(shown: &dyn fmt::Display, owner: Option<&Owner>) -> Failure {
+    let whose = owner.map_or(String::new(), |owner| {
+        format!(", by the process {} of this machine", owner.process())
+    });
+    Failure::failed(format!("{shown} is being written{whose}"))
+        .with_remedy("wait until that run has ended, or name another OUT")
+}
+
+/// The process that wrote `marker`, if the marker says it.
+pub(super) fn owner_of(marker: &[u8]) -> Option<Owner> {
+    Noted::of(marker)?.process
+}
+
+/// What a marker says.
+struct Noted {
+    input: Evidence,
+    arguments: Map<String, Value>,
+    process: Option<Owner>,
+    metadata: Vec<u8>,
+}
+
+impl Noted {
+    fn of(marker: &[u8]) -> Option<Self> {
+        let end = marker.iter().position(|&byte| byte == b'\n')?;
+        let (first, rest) = marker.split_at(end);
+        let begin = format!("{{\"{MEMBER}\": ");
+        let run = first.strip_prefix(begin.as_bytes())?.strip_suffix(b",")?;
+        let run: Value = serde_json::from_slice(run).ok()?;
+        let mut metadata = b"{".to_vec();
+        metadata.extend_from_slice(rest.strip_prefix(b"\n")?);
+        Some(Self {
+            input: Evidence::from_json(&run["input"])?,
+            arguments: run["arguments"].as_object()?.clone(),
+            process: run["process"].as_str().and_then(|owner| owner.parse().ok()),
+            metadata,
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! `reencode --recursive` with members that cannot be done.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tempfile::TempDir;
+use zarrs::array::{ArrayBuilder, data_type};
+
+use crate::arrays::{store, values};
+use crate::program::{files, program, said_with_code};
+
+/// A group with the arrays `a`, `b` and `deep/c`, whose elements begin at `first`.
+fn create(path: &Path, first: u16) {
+    for group in ["", "deep"] {
+        let metadata = json!({ "zarr_format": 3, "node_type": "group", "attributes": {} });
+        fs::create_dir_all(path.join(group)).unwrap();
+        fs::write(path.join(group).join("zarr.json"), metadata.to_string()).unwrap();
+    }
+    for array in ["a", "b", "deep/c"] {
+        let array = ArrayBuilder::new(vec![20, 20], vec![10, 10], data_type::uint16(), 0_u16)
+            .build(store(path), &format!("/{array}"))
+            .unwrap();
+        array.store_metadata().unwrap();
+        let elements: Vec<u16> = (0..400).map(|element| first + element).collect();
+        array
+            .store_array_subset(&array.subset_all(), &elements)
+            .unwrap();
+    }
+}
+
+struct Case {
+    folder: TempDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        let case = Self {
+            folder: TempDir::new().unwrap(),
+        };
+        create(&case.at("one"), 1);
+        create(&case.at("two"), 10_000);
+        case
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, line: &str, code: i32) -> String {
+        let mut command = program();
+        command.args(["reencode", "--recursive", "--shard=10,10", "--subchunk=5,5"]);
+        command.args(line.split_whitespace());
+        command.current_dir(self.folder.path());
+        said_with_code(&command.output().unwrap(), code)
+    }
+
+    fn check_equal(&self, input: &str) {
+        for array in ["a", "b", "deep/c"] {
+            let [input, output] = [input, "out"].map(|root| values(&self.at(root).join(array)));
+            assert_eq!(input, output, "{array}");
+        }
+        for group in ["out", "out/deep"] {
+            assert!(self.at(group).join("zarr.json").exists(), "{group}");
+        }
+        let left = files(&self.at("out"));
+        let is_marker = |file: &PathBuf| file.ends_with("zarr.json.incomplete");
+        assert!(!left.iter().any(is_marker));
+    }
+}
+
+/// All that cannot be done is told before the first byte. The rest can be done without it, and the missing
+/// can be added.
+#[test]
+fn what_cannot_be_planned() {
+    let case = Case::new();
+    let [b, c] = ["one/b/zarr.json", "one/deep/c/zarr.json"].map(|name| case.at(name));
+    let (whole_b, whole_c) = (fs::read(&b).unwrap(), fs::read(&c).unwrap());
+    fs::write(&b, "{ torn").unwrap();
+    let unknown = String::from_utf8(whole_c.clone()).unwrap();
+    fs::write(&c, unknown.replace("\"bytes\"", "\"mystery\"")).unwrap();
+    for options in ["", "--resume", "--overwrite"] {
+        let text = case.run(&format!("one out {options}"), 1);
+        for words in [
+            "nothing was written: 2 of 5",
+            "one/b",
+            "one/deep/c",
+            "mystery",
+            "--keep-going",
+        ] {
+            assert!(text.contains(words), "no {words} in {text}");
+        }
+        assert!(!case.at("out").exists());
+    }
+    let text = case.run("one out --keep-going", 1);
+    assert!(
+        text.contains("1 arrays and 2 groups")
+            && text.contains("2 are missing")
+            && text.contains("mystery"),
+        "{text}"
+    );
+    assert_eq!(values(&case.at("out/a")), values(&case.at("one/a")));
+    assert!(!case.at("out/b").exists() && !case.at("out/deep/c").exists());
+    assert!(case.at("out/zarr.json").exists() && case.at("out/zarr.json.incomplete").exists());
+
+    // The missing are added when the cause is gone.
+    fs::write(&b, whole_b).unwrap();
+    fs::write(&c, whole_c).unwrap();
+    let text = case.run("one out", 1);
+    assert!(text.contains("--resume"), "{text}");
+    let text = case.run("two out --resume", 1);
+    assert!(text.contains("another input"), "{text}");
+    let text = case.run("one out --resume", 0);
+    assert_eq!(text.matches("done before").count(), 1, "{text}");
+    case.check_equal("one");
+}
+
+/// An array fails while it is copied.
+#[test]
+fn what_fails_late() {
+    let case = Case::new();
+    let chunk = case.at("one/a/c/1/1");
+    let whole = fs::read(&chunk).unwrap();
+    fs::write(&chunk, "").unwrap();
+    let text = case.run("one out --keep-going", 1);
+    assert!(
+        text.contains("failed: ") && text.contains("2 arrays and 2 groups"),
+        "{text}"
+    );
+    for array in ["b", "deep/c"] {
+        let [input, output] = ["one", "out"].map(|root| values(&case.at(root).join(array)));
+        assert_eq!(input, output);
+    }
+    assert!(!case.at("out/a/zarr.json").exists());
+    fs::write(&chunk, whole).unwrap();
+    let text = case.run("one out --resume", 0);
+    assert_eq!(text.matches("done before").count(), 2, "{text}");
+    case.check_equal("one");
+}
+
+/// What an older run wrote is not taken for what this one did.
+#[test]
+fn a_replaced_hierarchy_is_not_mixed() {
+    let case = Case::new();
+    case.run("one out", 0);
+    case.check_equal("one");
+    let chunk = case.at("two/a/c/1/1");
+    let whole = fs::read(&chunk).unwrap();
+    fs::write(&chunk, "").unwrap();
+    case.run("two out --overwrite", 1);
+    for array in ["a", "b", "deep/c"] {
+        assert!(!case.at("out").join(array).join("zarr.json").exists());
+    }
+    let text = case.run("one out --resume", 1);
+    assert!(text.contains("another input"), "{text}");
+    fs::write(&chunk, whole).unwrap();
+    case.run("two out --resume", 0);
+    case.check_equal("two");
+
+    // An array that was done, and then changed in the input.
+    fs::write(case.at("two/deep/c/zarr.json"), "{").unwrap();
+    let other = TempDir::new().unwrap();
+    let out = other.path().join("out");
+    case.run(&format!("two {} --keep-going", out.display()), 1);
+    create(&case.at("two"), 20_000);
+    let text = case.run(&format!("two {} --resume", out.display()), 0);
+    assert!(!text.contains("done before"), "{text}");
+    for array in ["a", "b", "deep/c"] {
+        assert_eq!(
+            values(&out.join(array)),
+            values(&case.at("two").join(array))
+        );
+    }
+}
