@@ -189,10 +189,10 @@ pub(crate) fn output(place: &Place) -> Result<Stores, Failure> {
 pub(crate) struct Stores {
     pub(crate) store: Arc<Store>,
     pub(crate) files: Option<Arc<FilesystemStore>>,
-    sizes: Option<Sizes>,
+    pub(crate) sizes: Option<Sizes>,
 }
 
-fn stores(place: &Place) -> Result<Stores, Failure> {
+pub(crate) fn stores(place: &Place) -> Result<Stores, Failure> {
     let path = match place {
         Place::Directory(path) => path,
         Place::Url(url) => return remote(place, url),

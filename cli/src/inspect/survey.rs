@@ -1,17 +1,19 @@
 //! All shards of an array: their sizes by a listing, and the indices of some of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::sync::Mutex;
 
 use rayon::prelude::*;
-use zarrs::array::Array;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::look::{Look, State};
+use super::sharded::Sharded;
 use super::stored::{self, Keys};
+use crate::chunks::Elsewhere;
 use crate::failure::Failure;
-use crate::open::{Opened, Place, Store};
-use crate::progress::{Progress, Unit};
+use crate::open::{Opened, Place};
+use crate::progress::{Progress, Unit, counted};
 use crate::stop;
 
 /// How many indices are read unless all are asked for.
@@ -32,6 +34,8 @@ pub(super) struct Survey {
     /// The shards beside which subchunks wait in a frame. They need not be stored.
     pub(super) framed: BTreeSet<u64>,
     pub(super) sizes: Histogram,
+    /// What lies where no reader looks for it.
+    pub(super) notes: Vec<String>,
 }
 
 /// How many subchunks there are of about each size: bin *b* counts sizes from 2^(b/4) bytes on, to
@@ -73,11 +77,9 @@ fn bin_of(size: u64) -> usize {
 
 impl Survey {
     /// Lists the shards of an array, and reads the indices of `most` of them.
-    pub(super) fn of(opened: &Opened, most: usize) -> Result<Self, Failure> {
-        let array = &opened.array;
-        let shards = Shards::of(array)?;
-        let mut survey = Self::listed(opened)?;
-        let index_len = index_len(array);
+    pub(super) fn of(sharded: &Sharded, most: usize) -> Result<Self, Failure> {
+        let mut survey = Self::listed(&sharded.opened)?;
+        let index_len = index_len(sharded);
         let chosen = survey.chosen(most, index_len);
         let progress = Progress::new(
             "reading indices",
@@ -93,7 +95,7 @@ impl Survey {
                 }
                 let indices = indices(number, &survey.grid);
                 let mut sizes = Histogram::default();
-                let found = shards.inspect(&indices)?;
+                let found = sharded.inspect(&indices)?;
                 progress.add(1);
                 Ok(found.map(|found| {
                     sizes.add(&found);
@@ -141,6 +143,8 @@ impl Survey {
             survey.stored = stored.into_iter().map(number).collect();
             return Ok(survey);
         }
+        let mut elsewhere = Elsewhere::new(&keys);
+        let mut outside = 0_u64;
         let mut add = |key: &str, size: &mut dyn FnMut() -> Option<u64>| {
             if let Some(indices) = keys.in_grid(key) {
                 // A shard that was erased meanwhile has no size.
@@ -148,11 +152,19 @@ impl Survey {
                 survey.stored.extend(shard);
             } else if let Some(shard) = keys.framed(key) {
                 survey.framed.insert(number_of(&shard, &grid));
+            } else if keys.parse(key).is_some() {
+                outside += 1;
+            } else {
+                elsewhere.look_at(key);
             }
         };
         if let Place::Directory(path) = &opened.place {
             stored::files(path, |key, entry| {
-                add(&key, &mut || entry.metadata().ok().map(|found| found.len()));
+                // The size of a link is that of the file to which it leads.
+                add(&key, &mut || {
+                    let found = fs::metadata(entry.path());
+                    found.ok().map(|found| found.len())
+                });
             })
             .map_err(Failure::failed)?;
         }
@@ -168,6 +180,14 @@ impl Survey {
             }
         }
         survey.stored.sort_unstable();
+        survey.notes.extend(elsewhere.note());
+        if outside > 0 {
+            let note = format!(
+                "{} outside of the grid, which no reader sees",
+                counted(outside, "shard")
+            );
+            survey.notes.push(note);
+        }
         Ok(survey)
     }
 
@@ -236,9 +256,9 @@ impl Survey {
 }
 
 /// The size of an encoded index, in bytes; 0 if there is no shard.
-fn index_len(array: &Array<Store>) -> u64 {
-    let first = vec![0; array.dimensionality()];
-    let format = zarrs_cuda::maintenance::ShardFormat::of(array, &first);
+fn index_len(sharded: &Sharded) -> u64 {
+    let first = vec![0; sharded.opened.array.dimensionality()];
+    let format = sharded.format(&first);
     format.map_or(0, |format| format.index_len())
 }
 

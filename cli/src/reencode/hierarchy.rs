@@ -29,17 +29,23 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 .with_remedy("leave out --recursive"),
         );
     };
-    let root = Target::new(&args.output)?;
-    let paths: Vec<_> = members.iter().map(|member| &*member.path).collect();
-    root.prepare_group(args, &paths, root_metadata)?;
-    let mut done = Vec::new();
-    for member in members.iter().filter(|member| member.group.is_none()) {
-        let job = Job {
+    let arrays = members.iter().filter(|member| member.group.is_none());
+    let jobs: Vec<_> = arrays
+        .map(|member| Job {
             args,
             common,
             input: args.input.join(&member.path),
             output: args.output.join(&member.path),
-        };
+        })
+        .collect();
+    for job in &jobs {
+        job.counted()?;
+    }
+    let root = Target::new(&args.output)?;
+    let paths: Vec<_> = members.iter().map(|member| &*member.path).collect();
+    root.prepare_group(args, &paths, root_metadata)?;
+    let mut done = Vec::new();
+    for job in &jobs {
         let outcome = job.run()?;
         common.say(outcome.text());
         done.push(outcome.into_json());

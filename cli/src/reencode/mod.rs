@@ -29,11 +29,12 @@ use self::copy::copy;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
+use crate::chunks::{Chunks, Empty};
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::explain;
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::open::{self, Opened, Place};
 use crate::outcome::{Outcome, wrapped};
 use crate::shapes::ShapeArgs;
 use crate::stop;
@@ -67,6 +68,9 @@ pub(crate) struct Args {
     /// Read both arrays again with zarrs' own codecs, and compare every bit
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Re-encode IN also if none of its chunks is stored: every element is the fill value
+    #[arg(long)]
+    pub(crate) allow_empty: bool,
     /// Replace the arrays that are in OUT
     #[arg(long)]
     pub(crate) overwrite: bool,
@@ -137,11 +141,11 @@ impl Job<'_> {
         let Self { args, common, .. } = self;
         // From here on, all sharded arrays use our codec, also a sharded input.
         let registration = zarrs_cuda::register(common.options())?;
-        let input = self.open()?;
+        let (input, chunks, counted) = self.counted()?;
         let shapes = Shapes::choose(self, &input)?;
         let target = Target::new(&self.output)?;
         let output = describe(self, &target, &input, &shapes)?;
-        common.say(format!("{} -> {}", self.input, self.output));
+        common.say(format!("{} -> {}\n{counted}", self.input, self.output));
         if args.recursive && args.resume && target.is_published(&output)? {
             let json = json!({
                 "input": self.input.to_string(), "output": self.output.to_string(),
@@ -188,6 +192,7 @@ impl Job<'_> {
             "shard": shapes.shard,
             "subchunk": shapes.subchunk,
             "codec": args.codec.to_string(),
+            "chunks": chunks.json(),
             "explanation": explanation.as_ref().map(explain::json_of),
             "verified": args.verify,
             "copied": copied.json(self, &input, &output)?,
@@ -196,7 +201,28 @@ impl Job<'_> {
     }
 
     fn open(&self) -> Result<Input, Failure> {
-        let opened = open::array(&self.input)?;
-        Ok(opened.array)
+        Ok(self.listed()?.0.array)
+    }
+
+    /// The input, which of its chunks are stored, and how many for people.
+    fn counted(&self) -> Result<(Input, Chunks, String), Failure> {
+        let (input, chunks) = self.listed()?;
+        let empty = match self.args {
+            Args {
+                allow_empty: true, ..
+            } => Empty::Allowed,
+            Args {
+                recursive: true, ..
+            } => Empty::Told,
+            _ => Empty::Refused,
+        };
+        let counted = chunks.told(&input, empty)?;
+        Ok((input.array, chunks, counted))
+    }
+
+    fn listed(&self) -> Result<(Opened, Chunks), Failure> {
+        let mut input = open::array(&self.input)?;
+        let chunks = Chunks::of(&mut input)?;
+        Ok((input, chunks))
     }
 }

@@ -12,7 +12,7 @@ mod chain;
 mod copy;
 mod plan;
 mod report;
-mod side;
+pub(crate) mod side;
 mod source;
 mod target;
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use zarrs_cuda::maintenance::Shards;
 
 use self::damage::ShardDamage;
+use crate::chunks::Chunks;
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
@@ -36,9 +37,11 @@ struct Found {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
-    let opened = open::array(&args.shards.array)?;
+    let mut opened = open::array(&args.shards.array)?;
+    let chunks = Chunks::of(&mut opened)?;
     let shards = open::shards(&opened)?;
-    let other = args.against.as_ref().map(open::array).transpose()?;
+    let mut other = args.against.as_ref().map(open::array).transpose()?;
+    let of_other = other.as_mut().map(Chunks::of).transpose()?;
     if let Some(other) = &other
         && let Some(difference) = against::of_metadata(&opened, other)
     {
@@ -48,6 +51,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 "equal": false, "difference": difference }),
         )
         .not_well());
+    }
+    common.say(&chunks);
+    if let (Some(other), Some(chunks)) = (&other, &of_other) {
+        common.say(format!("of {}: {chunks}", other.place));
     }
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;
@@ -60,7 +67,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         at_once,
         |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
     )?;
-    Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
+    let outcome = report(args, common, &opened, &done.results, positions.len());
+    let outcome = outcome.with("chunks", chunks.json());
+    Ok(outcome.with_errors(done.failures))
 }
 
 /// Looks at one shard. What cannot be read is damage; it is no failure.

@@ -11,6 +11,7 @@ mod bench;
 #[path = "../inspect/browser.rs"]
 #[allow(dead_code, reason = "the tests of `inspect` use the rest")]
 mod browser;
+mod chunks;
 mod docs;
 mod doctor;
 mod errors;
