@@ -113,16 +113,18 @@ impl<'a> Elsewhere<'a> {
             };
             let first = rest.split_once('/').map_or("", |(first, _)| first);
             let directory = format!("{prefix}{first}");
-            let group = (directory.trim_end_matches('/').to_string(), spelling);
-            self.groups
-                .entry(group)
-                .or_insert_with(|| Group {
-                    count: 0,
-                    example: (key.to_string(), indices),
-                    prefix: prefix.to_string(),
-                    spelling,
-                })
-                .count += 1;
+            let place = (directory.trim_end_matches('/').to_string(), spelling);
+            let example = (key.to_string(), indices);
+            let group = self.groups.entry(place).or_insert_with(|| Group {
+                count: 0,
+                example: example.clone(),
+                prefix: prefix.to_string(),
+                spelling,
+            });
+            group.count += 1;
+            if example.1 < group.example.1 {
+                group.example = example;
+            }
             return;
         }
     }

@@ -12,6 +12,8 @@ mod bench;
 #[allow(dead_code, reason = "the tests of `inspect` use the rest")]
 mod browser;
 mod chunks;
+#[cfg(feature = "remote")]
+mod chunks_remote;
 mod docs;
 mod doctor;
 mod errors;
