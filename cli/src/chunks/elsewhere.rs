@@ -188,7 +188,7 @@ impl<'a> Elsewhere<'a> {
     }
 
     /// The error about these keys, if there are any. `stored` says how many chunks are stored.
-    pub(super) fn told(&self, place: &Place, is_v2: bool, stored: &str) -> Option<Failure> {
+    pub(crate) fn told(&self, place: &Place, is_v2: bool, stored: &str) -> Option<Failure> {
         let note = self.note()?;
         let failure = Failure::failed(format!(
             "cannot take chunks of {place} that are not stored for the fill value ({stored}): {note}"

@@ -52,7 +52,13 @@ impl Sharded {
         let mut codecs = codecs.iter_mut();
         let sharding = codecs.find(|codec| codec["name"] == "sharding_indexed")?;
         let index = Index::of(&sharding["configuration"]).ok()?;
-        sharding["configuration"]["codecs"] = json!(["bytes"]);
+        let mut known = json!({ "codecs": ["bytes"] });
+        for name in ["chunk_shape", "index_codecs", "index_location"] {
+            if let Some(value) = sharding["configuration"].get(name) {
+                known[name] = value.clone();
+            }
+        }
+        sharding["configuration"] = known;
         of_bytes["data_type"] = "uint8".into();
         of_bytes["fill_value"] = 0.into();
         let of_bytes: ArrayMetadata = serde_json::from_value(of_bytes).ok()?;

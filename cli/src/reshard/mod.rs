@@ -27,6 +27,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::arguments::Shape;
+use crate::chunks::Elsewhere;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::inspect::stored::{self, Keys};
@@ -151,9 +152,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
-    let formats = [&side, &goal].map(Side::format);
-    let [of_input, of_output] = formats;
-    let (of_input, of_output) = (of_input?, of_output?);
+    let format = |side: &Side| {
+        side.format().map_err(|error| {
+            cannot_move(
+                args,
+                &format!("the index of a shard is not understood: {error}"),
+            )
+        })
+    };
+    let (of_input, of_output) = (format(&side)?, format(&goal)?);
     if resumes {
         target::tidy(output).map_err(Failure::failed)?;
     } else {
@@ -403,6 +410,7 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
         ));
     }
     let (mut stored, mut framed) = (Vec::new(), Vec::new());
+    let mut elsewhere = Elsewhere::new(&keys);
     let listed = stored::files(input, |key, _| {
         if let Some(indices) = keys.in_grid(&key) {
             stored.push(plan::number_of(indices, &plan.input.grid));
@@ -410,9 +418,15 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
             && let Some(shard) = keys.framed(&key)
         {
             framed.push(shard);
+        } else if keys.parse(&key).is_none() {
+            elsewhere.look_at(&key);
         }
     });
     listed.map_err(Failure::failed)?;
+    let counted = format!("{} {}s are stored", stored.len(), side.noun());
+    if let Some(failure) = elsewhere.told(&args.input, false, &counted) {
+        return Err(failure);
+    }
     framed.sort();
     framed.dedup();
     if let [first, ..] = &framed[..] {

@@ -24,4 +24,5 @@ mod program;
 mod pyramid;
 mod reencode;
 mod remote;
+mod rights;
 mod stream;
