@@ -64,12 +64,12 @@ fn new_files_and_directories_have_the_rights_of_the_umask() {
             assert!(found.len() > 3, "{line}");
             assert!(
                 found.iter().all(|mode| *mode == of_files),
-                "{line}: {found:o?}"
+                "{line}: {found:?}"
             );
             let found: Vec<_> = directories(&out).iter().map(|path| mode(path)).collect();
             assert!(
                 found.iter().all(|mode| *mode == of_directories),
-                "{line}: {found:o?}"
+                "{line}: {found:?}"
             );
         }
     }
