@@ -84,13 +84,12 @@ impl Sharded {
 
     /// The size of an element; `None` if elements differ in it, or it is not known.
     pub(super) fn element(&self) -> Option<u64> {
-        let data_type = match self.unknown {
-            None => self.opened.array.data_type().clone(),
-            Some(_) => {
-                let metadata = self.metadata["data_type"].clone();
-                let metadata: MetadataV3 = serde_json::from_value(metadata).ok()?;
-                DataType::from_metadata(&metadata).ok()?
-            }
+        let data_type = if self.unknown.is_some() {
+            let metadata = self.metadata["data_type"].clone();
+            let metadata: MetadataV3 = serde_json::from_value(metadata).ok()?;
+            DataType::from_metadata(&metadata).ok()?
+        } else {
+            self.opened.array.data_type().clone()
         };
         data_type.fixed_size().map(|size| size as u64)
     }

@@ -5,11 +5,12 @@ use zarrs::metadata::GroupMetadata;
 use zarrs::metadata::v3::GroupMetadataV3;
 use zarrs::node::{Node, NodeMetadata};
 
+use super::readable::must_be_readable;
 use super::target::Target;
 use super::{Args, Job};
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::open::{self, Place, is_group};
 use crate::outcome::Outcome;
 
 /// A group of the input, or an array of it.
@@ -22,6 +23,11 @@ struct Member {
 
 /// Re-encodes every array. Groups become visible to readers when all of their arrays are, the root last.
 pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    if let Place::Directory(path) = &args.input
+        && is_group(path)
+    {
+        must_be_readable(path)?;
+    }
     let members = members(&args.input)?;
     let Some(root_metadata) = members.first().and_then(|root| root.group.clone()) else {
         return Err(

@@ -16,6 +16,7 @@ mod copy;
 mod directory;
 mod hierarchy;
 mod objects;
+mod readable;
 mod shapes;
 mod target;
 mod verify;

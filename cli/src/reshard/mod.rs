@@ -25,6 +25,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use zarrs_cuda::maintenance::ShardFormat;
 
 use crate::arguments::Shape;
 use crate::chunks::Elsewhere;
@@ -152,15 +153,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
-    let format = |side: &Side| {
-        side.format().map_err(|error| {
-            cannot_move(
-                args,
-                &format!("the index of a shard is not understood: {error}"),
-            )
-        })
-    };
-    let (of_input, of_output) = (format(&side)?, format(&goal)?);
+    let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
     if resumes {
         target::tidy(output).map_err(Failure::failed)?;
     } else {
@@ -229,6 +222,14 @@ fn codec_calls() -> u64 {
 
 fn cannot_move(args: &Args, reason: &str) -> Failure {
     refused(format!("cannot reshard {}: {reason}", args.input), args)
+}
+
+/// The format of the shards of one side; `None` if its objects are chunks.
+fn format(side: &Side, args: &Args) -> Result<Option<ShardFormat>, Failure> {
+    side.format().map_err(|error| {
+        let reason = format!("the index of a shard is not understood: {error}");
+        cannot_move(args, &reason)
+    })
 }
 
 /// The metadata of IN.

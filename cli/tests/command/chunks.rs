@@ -423,6 +423,52 @@ fn a_group_with_an_array_of_fill_values() {
     assert!(!to.exists(), "{said}");
 }
 
+/// A member of a group that cannot be looked into is not left out.
+#[test]
+fn members_that_cannot_be_read() {
+    let (directory, from, to) = places();
+    let group = json!({ "zarr_format": 3, "node_type": "group" });
+    for group_path in [&from, &from.join("inner")] {
+        write(&group_path.join("zarr.json"), group.to_string().as_bytes());
+    }
+    described(&from.join("full"), 0);
+    chunks(&from.join("full"), 0);
+    let link = from.join("inner/member");
+    symlink(directory.path().join("away"), &link).unwrap();
+    let said = reencode(&from, &to, &["--recursive"], 1);
+    assert!(said.contains("inner/member: No such file"), "{said}");
+    assert!(!to.exists(), "{said}");
+    // A link to an array is a member.
+    described(&directory.path().join("away"), 0);
+    chunks(&directory.path().join("away"), 0);
+    reencode(&from, &to, &["--recursive"], 0);
+    assert_eq!(elements_of(&to.join("inner/member")), elements());
+
+    fs::remove_dir_all(&to).unwrap();
+    let closed = from.join("inner/closed");
+    described(&closed, 0);
+    let mode = |mode| fs::set_permissions(&closed, PermissionsExt::from_mode(mode)).unwrap();
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    mode(0);
+    let mut command = program();
+    if fs::read_dir(&closed).is_ok() {
+        command.uid(65_534); // root reads everything
+    }
+    command.arg("reencode").args([&from, &to]).args(SHAPES);
+    let output = command.arg("--recursive").output();
+    mode(0o755);
+    let output = match output {
+        Err(error) => {
+            println!("skipped: another user cannot run the program: {error}");
+            return;
+        }
+        Ok(output) => output,
+    };
+    let said = said_with_code(&output, 1);
+    assert!(said.contains("inner/closed: Permission denied"), "{said}");
+    assert!(!to.exists());
+}
+
 /// `reencode` and `pyramid` do not see subchunks that wait.
 #[test]
 fn subchunks_that_wait_are_an_error() {
