@@ -12,6 +12,7 @@
 mod arguments;
 mod bench;
 mod chosen;
+mod chunks;
 mod claim;
 mod codec;
 mod common;

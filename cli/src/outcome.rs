@@ -60,6 +60,12 @@ impl Outcome {
         self
     }
 
+    /// Adds a member to the JSON object.
+    pub(crate) fn with(mut self, name: &str, value: Value) -> Self {
+        self.json[name] = value;
+        self
+    }
+
     pub(crate) fn text(&self) -> &str {
         &self.text
     }

@@ -1,12 +1,9 @@
 //! What the metadata of an array say, for people.
 
+use super::sharded::Sharded;
+use crate::failure::Failure;
 use indicatif::HumanBytes;
 use serde_json::Value;
-use zarrs::array::Array;
-use zarrs_cuda::maintenance::ShardFormat;
-
-use crate::failure::Failure;
-use crate::open::Store;
 
 /// What the metadata of a sharded array say.
 #[derive(Clone, Debug, Default)]
@@ -14,29 +11,39 @@ pub(super) struct Facts {
     /// In elements.
     pub(super) shape: Vec<u64>,
     pub(super) shard: Vec<u64>,
+    /// The shape of a shard as it is stored: codecs in front of the sharding may change it.
+    pub(super) stored_shard: Vec<u64>,
+    /// As it is stored.
     pub(super) subchunk: Vec<u64>,
     pub(super) names: Vec<String>,
     pub(super) data_type: String,
     /// The size of an element; `None` if elements differ in it.
     pub(super) element: Option<u64>,
-    /// The codecs of a subchunk.
+    /// The codecs in front of the sharding, and those of a subchunk.
     pub(super) chain: String,
     /// The codecs of the index, and where it is.
     pub(super) index: String,
+    /// What else is to be said.
+    pub(super) notes: Vec<String>,
 }
 
 impl Facts {
-    pub(super) fn of(array: &Array<Store>) -> Result<Self, Failure> {
-        let metadata = serde_json::to_value(array.metadata())
-            .map_err(|error| Failure::failed(format!("cannot show the metadata: {error}")))?;
-        let first = vec![0; array.dimensionality()];
-        let shard = match array.chunk_shape(&first) {
+    pub(super) fn of(sharded: &Sharded) -> Self {
+        let (metadata, array) = (&sharded.metadata, &sharded.opened.array);
+        let shard = match array.chunk_shape(&vec![0; array.dimensionality()]) {
             Ok(shape) => shape.iter().map(|extent| extent.get()).collect(),
-            Err(_) => vec![0; first.len()],
+            // An array without elements has no shard.
+            Err(_) => extents(&metadata["chunk_grid"]["configuration"]["chunk_shape"]),
         };
-        let sharding = metadata["codecs"].as_array().into_iter().flatten();
-        let mut sharding = sharding.filter(|codec| codec["name"] == "sharding_indexed");
-        let sharding = sharding.next().map(|codec| &codec["configuration"]);
+        let codecs = metadata["codecs"].as_array().into_iter().flatten();
+        let (mut before, mut sharding) = (Vec::new(), None);
+        for one in codecs {
+            if one["name"] == "sharding_indexed" {
+                sharding = Some(&one["configuration"]);
+                break;
+            }
+            before.push(format!("{} of the shard; ", codec(one)));
+        }
         let list = |name: &str| {
             let codecs = sharding.and_then(|sharding| sharding[name].as_array());
             codecs.map_or_else(String::new, |codecs| {
@@ -44,34 +51,35 @@ impl Facts {
                 codecs.join(" → ")
             })
         };
-        let subchunk = sharding.and_then(|sharding| sharding["chunk_shape"].as_array());
         let location = sharding.and_then(|sharding| sharding["index_location"].as_str());
         let names = array.dimension_names().iter().flatten();
         let names = names.map(|name| name.clone().unwrap_or_default());
-        Ok(Self {
+        let unknown = sharded.why_unknown();
+        let unknown = unknown.map(|why| format!("subchunks cannot be decoded here: {why}"));
+        Self {
             shape: array.shape().to_vec(),
+            stored_shard: sharded.stored_shape(&shard).unwrap_or_default(),
             shard,
-            subchunk: subchunk
-                .map(|extents| extents.iter().filter_map(Value::as_u64).collect())
-                .unwrap_or_default(),
+            subchunk: sharded.subchunk(),
             names: names.collect(),
             data_type: match &metadata["data_type"] {
                 Value::String(name) => name.clone(),
                 other => other["name"].as_str().unwrap_or("?").to_string(),
             },
-            element: array.data_type().fixed_size().map(|size| size as u64),
-            chain: list("codecs"),
+            element: sharded.element(),
+            chain: before.concat() + &list("codecs"),
             index: format!(
                 "{}, at the {}",
                 list("index_codecs"),
                 location.unwrap_or("end")
             ),
-        })
+            notes: unknown.into_iter().collect(),
+        }
     }
 
-    /// The number of subchunks in a shard along each axis.
+    /// The number of subchunks in a shard along each axis, as it is stored.
     pub(super) fn counts(&self) -> Vec<u64> {
-        let axes = self.shard.iter().zip(&self.subchunk);
+        let axes = self.stored_shard.iter().zip(&self.subchunk);
         axes.map(|(shard, subchunk)| shard / (*subchunk).max(1))
             .collect()
     }
@@ -123,15 +131,23 @@ fn codec(codec: &Value) -> String {
     }
 }
 
-/// Whether there is a shard with these indices, and its format.
-pub(super) fn format_of(array: &Array<Store>, shard: &[u64]) -> Result<ShardFormat, Failure> {
-    ShardFormat::of(array, shard).map_err(|error| {
-        let grid = array.chunk_grid_shape();
+/// A list of numbers of the metadata.
+fn extents(list: &Value) -> Vec<u64> {
+    let extents = list.as_array().into_iter().flatten();
+    extents.filter_map(Value::as_u64).collect()
+}
+
+/// Checks that there is a shard with these indices.
+pub(super) fn must_be_a_shard(sharded: &Sharded, shard: &[u64]) -> Result<(), Failure> {
+    let format = sharded.format(shard);
+    let failed = format.map_err(|error| {
+        let grid = sharded.opened.array.chunk_grid_shape();
         let last: Vec<_> = grid
             .iter()
             .map(|count| count.saturating_sub(1).to_string())
             .collect();
         Failure::from(error)
             .with_remedy(format!("the last shard of the grid is {}", last.join(",")))
-    })
+    });
+    failed.map(|_| ())
 }

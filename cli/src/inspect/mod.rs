@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `sharded.rs` | opens an array, also one whose subchunks cannot be decoded |
 //! | `stored.rs` | lists the objects of an array, for `reshard`, too |
 //! | `survey.rs`, `look.rs` | all sizes, and the indices of some shards |
 //! | `facts.rs` | what the metadata say |
@@ -11,6 +12,7 @@
 mod facts;
 mod look;
 mod page;
+mod sharded;
 pub(crate) mod stored;
 mod survey;
 mod terminal;
@@ -20,16 +22,17 @@ mod tests;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use zarrs_cuda::maintenance::{Inspection, RecoveryOutcome, Shards};
+use zarrs_cuda::maintenance::{Inspection, RecoveryOutcome};
 
 use crate::arguments::ShardIndices;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
+use crate::open::{self, Place};
 use crate::outcome::{Outcome, write_page};
 use crate::stop;
 use facts::Facts;
 use look::State;
+use sharded::Sharded;
 use survey::{MOST_READ, Survey, indices};
 
 /// Show what is in the shards of an array, and where
@@ -54,10 +57,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    let opened = open::array(&args.array)?;
-    let shards = open::shards(&opened)?;
+    let sharded = Sharded::open(&args.array)?;
+    let opened = &sharded.opened;
     if let Some(ShardIndices(shard)) = &args.shard {
-        return one(args, &opened, &shards, shard);
+        return one(args, &sharded, shard);
     }
     opened.place.must_be_listed(
         "inspect all shards of",
@@ -73,9 +76,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         open::must_be_local(file, "--html writes a file")?;
     }
     let _guard = stop::wait_for_me();
-    let facts = Facts::of(&opened.array)?;
+    let mut facts = Facts::of(&sharded);
     let most = if args.all { usize::MAX } else { MOST_READ };
-    let survey = Survey::of(&opened, most)?;
+    let survey = Survey::of(&sharded, most)?;
+    facts.notes.extend(survey.notes.iter().cloned());
     let json = survey_json(&facts, &survey);
     let text = match &args.html {
         Some(file) => {
@@ -128,15 +132,10 @@ fn parse_axes(text: &str, rank: usize) -> Result<[usize; 2], Failure> {
     is_valid.then_some([down, across]).ok_or_else(wrong)
 }
 
-fn one(
-    args: &Args,
-    opened: &Opened,
-    shards: &Shards<'_, open::Store>,
-    shard: &[u64],
-) -> Result<Outcome, Failure> {
-    facts::format_of(&opened.array, shard)?;
-    let key = opened.array.chunk_key(shard);
-    let Some(found) = shards.inspect(shard)? else {
+fn one(args: &Args, sharded: &Sharded, shard: &[u64]) -> Result<Outcome, Failure> {
+    facts::must_be_a_shard(sharded, shard)?;
+    let key = sharded.opened.array.chunk_key(shard);
+    let Some(found) = sharded.inspect(shard)? else {
         let text = format!("{key}: not stored, so every element has the fill value");
         return Ok(Outcome::new(
             text,
@@ -198,7 +197,10 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         "shape": facts.shape,
         "data_type": facts.data_type,
         "shard": facts.shard,
+        "stored_shard": facts.stored_shard,
         "subchunk": facts.subchunk,
+        "subchunks": facts.counts(),
+        "notes": facts.notes,
         "codecs": facts.chain,
         "index": facts.index,
         "grid": survey.grid,

@@ -31,6 +31,21 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The number of dimensions.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The key of the chunk with these indices.
+    pub(crate) fn encode(&self, indices: &[u64]) -> String {
+        self.encoding.encode(indices).as_str().to_string()
+    }
+
+    /// The same grid with other keys.
+    pub(crate) fn spelled_as(&self, encoding: &'a ChunkKeyEncoding) -> Self {
+        Self::new(encoding, self.grid)
+    }
+
     /// Whether keys spell out indices in decimal digits, so that they can be understood.
     pub(crate) fn are_known(&self) -> bool {
         let indices: Vec<u64> = (0..self.rank as u64).map(|axis| 10 + axis).collect();
@@ -82,12 +97,24 @@ pub(crate) enum ObjectKind<'a> {
 }
 
 impl Object<'_> {
-    /// The size in bytes; `None` if it is no object with bytes, or was erased meanwhile.
-    pub(crate) fn size(&self) -> Option<u64> {
+    /// The size in bytes; `None` if it is no object with bytes, or was erased meanwhile. A link has the size of
+    /// the file to which it leads.
+    ///
+    /// # Errors
+    /// The file cannot be looked at.
+    pub(crate) fn size(&self) -> Result<Option<u64>, Failure> {
         match self.kind {
-            ObjectKind::File(entry) => fs::metadata(entry.path()).ok().map(|found| found.len()),
-            ObjectKind::Directory => None,
-            ObjectKind::Sized(size) => Some(size),
+            ObjectKind::File(entry) => match fs::metadata(entry.path()) {
+                Ok(found) => Ok(Some(found.len())),
+                Err(error) if is_missing(&error) => Ok(None),
+                Err(error) => {
+                    let file = entry.path();
+                    let file = file.display();
+                    Err(Failure::failed(format!("cannot look at {file}: {error}")))
+                }
+            },
+            ObjectKind::Directory => Ok(None),
+            ObjectKind::Sized(size) => Ok(Some(size)),
         }
     }
 }
@@ -143,10 +170,11 @@ pub(crate) fn objects(
     Ok(failures)
 }
 
-/// The files in `root` and below, by their keys, in any order. Names that are not UTF-8 are no keys.
+/// The files in `root` and below, by their keys, in any order. Links are followed. Names that are not
+/// UTF-8 are no keys.
 ///
 /// # Errors
-/// The directory that cannot be read, and why.
+/// What cannot be listed, and why: a directory, or a link that leads nowhere. A chunk may be missing there.
 pub(crate) fn files(
     root: &Path,
     mut on_file: impl FnMut(String, &fs::DirEntry),
@@ -200,15 +228,13 @@ fn entries(
                 }
             };
             if kind.is_symlink() {
-                match fs::metadata(entry.path()) {
-                    Ok(metadata) => kind = metadata.file_type(),
-                    Err(error) if is_missing(&error) => continue,
-                    Err(error) => {
-                        let link = entry.path();
-                        return Err(format!(
-                            "cannot follow the link {}: {error}",
-                            link.display()
-                        ));
+                match end_of(&entry.path(), &directory) {
+                    Ok(end) => kind = end,
+                    // Editors leave such links beside files. No key of a chunk begins with a dot.
+                    Err(_) if name.starts_with('.') => continue,
+                    Err(reason) => {
+                        failed(reason)?;
+                        continue;
                     }
                 }
             }
@@ -222,4 +248,29 @@ fn entries(
         }
     }
     Ok(())
+}
+
+/// The kind of file to which a link in `directory` leads.
+///
+/// # Errors
+/// Why it leads to none, or to a directory that contains the link.
+fn end_of(link: &Path, directory: &Path) -> Result<fs::FileType, String> {
+    let shown = link.display();
+    let metadata = fs::metadata(link).map_err(|error| {
+        let goal = fs::read_link(link).unwrap_or_default();
+        format!(
+            "the link {shown} to {} cannot be followed ({error}): restore what it leads to, or delete it",
+            goal.display()
+        )
+    })?;
+    if metadata.is_dir()
+        && let (Ok(goal), Ok(from)) = (link.canonicalize(), directory.canonicalize())
+        && from.starts_with(&goal)
+    {
+        return Err(format!(
+            "the link {shown} leads back to {}, which contains it: delete it",
+            goal.display()
+        ));
+    }
+    Ok(metadata.file_type())
 }

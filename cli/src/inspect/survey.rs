@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use rayon::prelude::*;
-use zarrs::array::Array;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::look::{Look, State};
+use super::sharded::Sharded;
 use super::stored::{self, Keys, ObjectKind};
+use crate::chunks::Elsewhere;
 use crate::failure::Failure;
-use crate::open::{Opened, Store};
+use crate::open::Opened;
 use crate::progress::{Progress, Unit};
 use crate::stop;
 
@@ -34,6 +35,8 @@ pub(super) struct Survey {
     pub(super) sizes: Histogram,
     /// The number of stored shards outside of the grid, which a larger array left.
     pub(super) outside: u64,
+    /// What lies where no reader looks for it.
+    pub(super) notes: Vec<String>,
 }
 
 /// How many subchunks there are of about each size: bin *b* counts sizes from 2^(b/4) bytes on, to
@@ -75,11 +78,9 @@ fn bin_of(size: u64) -> usize {
 
 impl Survey {
     /// Lists the shards of an array, and reads the indices of `most` of them.
-    pub(super) fn of(opened: &Opened, most: usize) -> Result<Self, Failure> {
-        let array = &opened.array;
-        let shards = Shards::of(array)?;
-        let mut survey = Self::listed(opened)?;
-        let index_len = index_len(array);
+    pub(super) fn of(sharded: &Sharded, most: usize) -> Result<Self, Failure> {
+        let mut survey = Self::listed(&sharded.opened)?;
+        let index_len = index_len(sharded);
         let chosen = survey.chosen(most, index_len);
         let progress = Progress::new(
             "reading indices",
@@ -95,7 +96,7 @@ impl Survey {
                 }
                 let indices = indices(number, &survey.grid);
                 let mut sizes = Histogram::default();
-                let found = shards.inspect(&indices)?;
+                let found = sharded.inspect(&indices)?;
                 progress.add(1);
                 Ok(found.map(|found| {
                     sizes.add(&found);
@@ -147,6 +148,8 @@ impl Survey {
             }
             return Ok(survey);
         }
+        let mut elsewhere = Elsewhere::new(&keys);
+        let mut unknown = Vec::new();
         let failures = stored::objects(opened, |object| {
             if let Some(indices) = keys.parse(object.key) {
                 let is_there = indices.iter().zip(&grid).all(|(i, n)| i < n);
@@ -154,21 +157,27 @@ impl Survey {
                     ObjectKind::Directory => {}
                     _ if !is_there => survey.outside += 1,
                     // A shard that was erased meanwhile has no size.
-                    _ => {
-                        let shard = object.size().map(|size| (number_of(&indices, &grid), size));
-                        survey.stored.extend(shard);
-                    }
+                    _ => match object.size() {
+                        Ok(size) => {
+                            let shard = size.map(|size| (number_of(&indices, &grid), size));
+                            survey.stored.extend(shard);
+                        }
+                        Err(failure) => unknown.push(failure),
+                    },
                 }
-            } else if let Some(shard) = keys.framed(object.key)
-                && shard.iter().zip(&grid).all(|(i, n)| i < n)
-            {
-                survey.framed.insert(number_of(&shard, &grid));
+            } else if let Some(shard) = keys.framed(object.key) {
+                if shard.iter().zip(&grid).all(|(i, n)| i < n) {
+                    survey.framed.insert(number_of(&shard, &grid));
+                }
+            } else if !matches!(object.kind, ObjectKind::Directory) {
+                elsewhere.look_at(object.key);
             }
         })?;
-        if let Some(failure) = failures.into_iter().next() {
+        if let Some(failure) = failures.into_iter().chain(unknown).next() {
             return Err(failure);
         }
         survey.stored.sort_unstable();
+        survey.notes.extend(elsewhere.note());
         Ok(survey)
     }
 
@@ -237,9 +246,9 @@ impl Survey {
 }
 
 /// The size of an encoded index, in bytes; 0 if there is no shard.
-fn index_len(array: &Array<Store>) -> u64 {
-    let first = vec![0; array.dimensionality()];
-    let format = zarrs_cuda::maintenance::ShardFormat::of(array, &first);
+fn index_len(sharded: &Sharded) -> u64 {
+    let first = vec![0; sharded.opened.array.dimensionality()];
+    let format = sharded.format(&first);
     format.map_or(0, |format| format.index_len())
 }
 

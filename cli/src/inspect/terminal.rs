@@ -101,6 +101,9 @@ pub(super) fn survey(
         ),
         columns,
     );
+    if facts.stored_shard != facts.shard && !facts.stored_shard.is_empty() {
+        row(&mut text, "stored as", &times(&facts.stored_shard), columns);
+    }
     let subchunk = comma_each(facts.decoded(facts.subchunk.iter().copied()));
     row(
         &mut text,
@@ -122,6 +125,9 @@ pub(super) fn survey(
         row(&mut text, "sizes", &sizes(survey), columns);
     }
     row(&mut text, "state", &states(survey), columns);
+    for note in &facts.notes {
+        row(&mut text, "note", note, columns);
+    }
     let read = survey.looks.len() as u64;
     if read < survey.stored.len() as u64 {
         let said = format!(

@@ -26,12 +26,14 @@ fn million() -> (Facts, Survey) {
     let facts = Facts {
         shape: vec![12_800, 25_600, 25_600],
         shard: vec![128, 256, 256],
+        stored_shard: vec![128, 256, 256],
         subchunk: vec![32, 32, 32],
         names: ["z", "y", "x"].map(str::to_string).to_vec(),
         data_type: "uint16".to_string(),
         element: Some(2),
         chain: "bytes (little) → zstd (level 3)".to_string(),
         index: "bytes (little) → crc32c, at the end".to_string(),
+        notes: Vec::new(),
     };
     let grid = vec![100, 100, 100];
     let mut random = 1_u64;

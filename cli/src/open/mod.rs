@@ -78,7 +78,7 @@ pub(crate) fn shards(opened: &Opened) -> Result<Shards<'_, Store>, Failure> {
 
 /// Opens the array at `place`, with the codecs that are registered.
 pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
-    let stores = stores(place)?;
+    let stores = store(place)?;
     let array = Array::open(stores.store.clone(), "/");
     let array = array.map_err(|error| cannot_open(place, &*stores.store, &error))?;
     Ok(Opened {
@@ -106,10 +106,6 @@ pub(crate) fn must_be_plain(place: &Place, doing: &str, repairs: &[String]) -> R
     ))
 }
 
-/// Opens the store at `place`, which has an array or a group at its root.
-pub(crate) fn store(place: &Place) -> Result<Stores, Failure> {
-    stores(place)
-}
 
 /// Opens the store at `place` to write an array or a group, which need not be there yet.
 pub(crate) fn output(place: &Place) -> Result<Stores, Failure> {
@@ -125,7 +121,7 @@ pub(crate) struct Stores {
     /// Reads metadata leniently: see [`repairs`](Self::repairs).
     pub(crate) store: Arc<Store>,
     pub(crate) files: Option<Arc<FilesystemStore>>,
-    sizes: Option<Sizes>,
+    pub(crate) sizes: Option<Sizes>,
     lenient: Arc<Lenient>,
 }
 
@@ -164,7 +160,8 @@ impl Stores {
     }
 }
 
-fn stores(place: &Place) -> Result<Stores, Failure> {
+/// Opens the store at `place`, which has an array or a group at its root.
+pub(crate) fn store(place: &Place) -> Result<Stores, Failure> {
     let path = match place {
         Place::Directory(path) => path,
         Place::Url(url) => return remote(place, url),

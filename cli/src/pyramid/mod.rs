@@ -24,6 +24,7 @@ use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
 use crate::arguments::{Count, Part};
+use crate::chunks::{Chunks, Empty};
 use crate::common::Common;
 use crate::consolidate;
 use crate::consolidated;
@@ -77,6 +78,9 @@ pub(crate) struct Args {
     /// axis
     #[arg(long, value_name = "I/N")]
     part: Option<Part>,
+    /// Make the levels also if no shard of level 0 is stored: every element is the fill value
+    #[arg(long)]
+    allow_empty: bool,
     /// Only say which levels there would be, and how much memory that takes
     #[arg(long)]
     dry_run: bool,
@@ -118,7 +122,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let image = Image::find(args.image.directory()?)?;
     // From here on, all sharded arrays use our codec.
     let _registration = zarrs_cuda::register(common.options())?;
-    let store = level_0(args, &image)?;
+    let (store, chunks, told) = level_0(args, &image)?;
     let path = format!("/{}", image.name);
     let array = Array::open(store.clone(), &path).map_err(|error| {
         Failure::failed(format!("cannot open {path} of {}: {error}", args.image))
@@ -144,6 +148,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
     }
     let mut json = plan.json(&args.image.to_string());
+    json["chunks"] = chunks.json();
+    common.say(told);
     if args.dry_run {
         let memory = plan::memory(&levels, &store).map_err(|error| failed(args, &error))?;
         let text = format!("{plan}\n{}", plan::memory_text(memory));
@@ -186,10 +192,11 @@ fn renewed(image: &Image, plan: &Plan) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("\n"))
 }
 
-/// Checks that level 0 can be read as shards. Returns the store of its image.
-fn level_0(args: &Args, image: &Image) -> Result<Arc<FilesystemStore>, Failure> {
+/// Checks that level 0 can be read as shards. Returns the store of its image, and which chunks of level
+/// 0 are stored, also for people.
+fn level_0(args: &Args, image: &Image) -> Result<(Arc<FilesystemStore>, Chunks, String), Failure> {
     let path = image.directory.join(&image.name);
-    let opened = open::array(&Place::Directory(path.clone()))?;
+    let mut opened = open::array(&Place::Directory(path.clone()))?;
     opened.must_be_plain("make levels of")?;
     let group = Place::Directory(image.directory.clone());
     let stores = open::store(&group)?;
@@ -208,10 +215,17 @@ fn level_0(args: &Args, image: &Image) -> Result<Arc<FilesystemStore>, Failure> 
             path.display()
         )));
     }
+    let chunks = Chunks::of(&mut opened)?;
+    let empty = if args.allow_empty {
+        Empty::Allowed
+    } else {
+        Empty::Refused
+    };
+    let told = chunks.told(&opened, empty)?;
     let store = FilesystemStore::new(&image.directory);
     let store = store
         .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", args.image)))?;
-    Ok(Arc::new(store))
+    Ok((Arc::new(store), chunks, told))
 }
 
 /// The reduction that was asked for, or that the levels were made by.

@@ -6,6 +6,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use zarrs_storage::{StoreKey, StorePrefix};
 
+use super::readable::unreadable;
 use super::run::Run;
 use super::target::{Begun, Target};
 use super::{Args, Job, NEW_FORM, Plan};
@@ -63,6 +64,9 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
     let changes = root.check_group(args.mode(), &run, &paths)?;
     let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
+    if let Place::Directory(path) = &args.input {
+        failed.extend(unreadable(path)?);
+    }
     if !failed.is_empty() && !args.keep_going {
         let text = format!(
             "nothing was written: {} of {} arrays and groups in {} cannot be re-encoded. --keep-going \
@@ -296,7 +300,7 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
         input.join(path)
     };
     let file = |name: &str| place.join(name).to_string();
-    let unreadable = |name: &str, error: &dyn std::fmt::Display| {
+    let wrong = |name: &str, error: &dyn std::fmt::Display| {
         open::unreadable(&file(name), &error.to_string())
     };
     let cannot = |name: &str, error: &dyn std::fmt::Display| {
@@ -317,12 +321,12 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
             Kind::Array => return Ok(Some(Node::Array)),
             Kind::Group => (get(".zattrs")?, get("zarr.json")?),
         };
-        let wrong = |name: &'static str| move |error: serde_json::Error| unreadable(name, &error);
         let (is_consolidated, members, attributes) = match members {
             Some(text) => {
-                let members = serde_json::from_slice(&text).map_err(wrong("zarr.json"))?;
+                let members =
+                    serde_json::from_slice(&text).map_err(|error| wrong("zarr.json", &error))?;
                 if let Some(member) = not_understood(&members) {
-                    return Err(unreadable(
+                    return Err(wrong(
                         "zarr.json",
                         &format!(
                             "nothing is known of its member `{member}`, which must be understood"
@@ -333,14 +337,16 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
             }
             None => {
                 let attributes = attributes.map(|text| serde_json::from_slice(&text));
-                let attributes = attributes.transpose().map_err(wrong(".zattrs"))?;
+                let attributes = attributes
+                    .transpose()
+                    .map_err(|error| wrong(".zattrs", &error))?;
                 let is_consolidated = get(consolidated::OF_V2)?.is_some();
                 (is_consolidated, BTreeMap::new(), attributes)
             }
         };
         Ok(Some(Node::Group {
             is_consolidated,
-            metadata: group_of(members, attributes).map_err(wrong("zarr.json"))?,
+            metadata: group_of(members, attributes).map_err(|error| wrong("zarr.json", &error))?,
         }))
     };
     found().unwrap_or_else(|failure| Some(Node::Unreadable(failure)))

@@ -16,6 +16,7 @@ mod copy;
 mod directory;
 mod hierarchy;
 mod objects;
+mod readable;
 mod resume;
 mod run;
 mod shapes;
@@ -33,6 +34,7 @@ use self::run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
+use crate::chunks::{Chunks, Empty};
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::consolidated;
@@ -77,6 +79,9 @@ pub(crate) struct Args {
     /// Read both arrays again with zarrs' own codecs, and compare every bit
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Re-encode IN also if none of its chunks is stored: every element is the fill value
+    #[arg(long)]
+    pub(crate) allow_empty: bool,
     /// Replace the arrays that are in OUT
     #[arg(long)]
     pub(crate) overwrite: bool,
@@ -168,6 +173,9 @@ struct Plan<'a> {
     job: Job<'a>,
     shapes: Shapes,
     input: Input,
+    /// The chunks of the input that are stored, and how many for people.
+    chunks: Chunks,
+    counted: String,
     /// The metadata of the input that are read otherwise than they are stored, as lines for people.
     repairs: Vec<String>,
     target: Target,
@@ -188,11 +196,20 @@ impl<'a> Job<'a> {
     fn plan(self, is_stale: bool) -> Result<Plan<'a>, Failure> {
         // All sharded arrays use our codec, also a sharded input.
         let _registration = zarrs_cuda::register(self.common.options())?;
+        let (opened, chunks) = self.listed()?;
+        let empty = if self.args.allow_empty {
+            Empty::Allowed
+        } else if self.args.recursive {
+            Empty::Told
+        } else {
+            Empty::Refused
+        };
+        let counted = chunks.told(&opened, empty)?;
         let Opened {
             array: input,
             repairs,
             ..
-        } = open::array(&self.input)?;
+        } = opened;
         let shapes = Shapes::choose(&self, &input)?;
         let target = Target::new(&self.output)?;
         let output = describe(&self, &target, &input, &shapes)?;
@@ -214,6 +231,8 @@ impl<'a> Job<'a> {
             job: self,
             shapes,
             input,
+            chunks,
+            counted,
             repairs,
             target,
             output,
@@ -224,7 +243,14 @@ impl<'a> Job<'a> {
     }
 
     fn open(&self) -> Result<Input, Failure> {
-        Ok(open::array(&self.input)?.array)
+        Ok(self.listed()?.0.array)
+    }
+
+    /// The input, and which of its chunks are stored.
+    fn listed(&self) -> Result<(Opened, Chunks), Failure> {
+        let mut input = open::array(&self.input)?;
+        let chunks = Chunks::of(&mut input)?;
+        Ok((input, chunks))
     }
 }
 
@@ -243,6 +269,7 @@ impl Plan<'_> {
             let json = json!({ "input": job.input.to_string(), "output": job.output.to_string() });
             return Ok(Outcome::new("done before", json));
         }
+        common.say(&self.counted);
         common.say(format!("{shapes}, {}", args.codec));
         if let Some(note) = shapes.reading_twice() {
             common.say(note);
@@ -299,6 +326,7 @@ impl Plan<'_> {
             "shard": shapes.shard,
             "subchunk": shapes.subchunk,
             "codec": args.codec.to_string(),
+            "chunks": self.chunks.json(),
             "explanation": explanation.as_ref().map(explain::json_of),
             "verified": args.verify,
             "copied": copied.json(job, input, output)?,

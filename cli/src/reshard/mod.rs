@@ -12,7 +12,7 @@ mod chain;
 mod copy;
 mod plan;
 mod report;
-mod side;
+pub(crate) mod side;
 mod source;
 mod target;
 
@@ -25,8 +25,10 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use zarrs_cuda::maintenance::ShardFormat;
 
 use crate::arguments::Shape;
+use crate::chunks::Elsewhere;
 use crate::common::Common;
 use crate::consolidated;
 use crate::evidence::{Evidence, canonical};
@@ -153,9 +155,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
-    let formats = [&side, &goal].map(Side::format);
-    let [of_input, of_output] = formats;
-    let (of_input, of_output) = (of_input?, of_output?);
+    let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
     let _guard = stop::wait_for_me();
     let mut claim = target::claim(output)?;
     // Another run may have been there since.
@@ -240,6 +240,14 @@ fn codec_calls() -> u64 {
 
 fn cannot_move(args: &Args, reason: &str) -> Failure {
     refused(format!("cannot reshard {}: {reason}", args.input), args)
+}
+
+/// The format of the shards of one side; `None` if its objects are chunks.
+fn format(side: &Side, args: &Args) -> Result<Option<ShardFormat>, Failure> {
+    side.format().map_err(|error| {
+        let reason = format!("the index of a shard is not understood: {error}");
+        cannot_move(args, &reason)
+    })
 }
 
 /// The metadata of IN.
@@ -448,6 +456,7 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
         ));
     }
     let (mut stored, mut framed) = (Vec::new(), Vec::new());
+    let mut elsewhere = Elsewhere::new(&keys);
     let listed = stored::files(input, |key, _| {
         if let Some(indices) = keys.in_grid(&key) {
             stored.push(plan::number_of(indices, &plan.input.grid));
@@ -455,9 +464,15 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
             && let Some(shard) = keys.framed(&key)
         {
             framed.push(shard);
+        } else if keys.parse(&key).is_none() {
+            elsewhere.look_at(&key);
         }
     });
     listed.map_err(Failure::failed)?;
+    let counted = format!("{} {}s are stored", stored.len(), side.noun());
+    if let Some(failure) = elsewhere.told(&args.input, false, &counted) {
+        return Err(failure);
+    }
     framed.sort();
     framed.dedup();
     if let [first, ..] = &framed[..] {

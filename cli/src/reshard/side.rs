@@ -45,9 +45,9 @@ pub(super) struct Side {
 
 /// How the index of a shard is encoded.
 #[derive(Clone, Debug)]
-pub(super) struct Index {
-    pub(super) codecs: Vec<MetadataV3>,
-    pub(super) location: ShardingIndexLocation,
+pub(crate) struct Index {
+    pub(crate) codecs: Vec<MetadataV3>,
+    pub(crate) location: ShardingIndexLocation,
 }
 
 impl Side {
@@ -208,7 +208,11 @@ impl Side {
 }
 
 impl Index {
-    fn of(sharding: &Value) -> Result<Self, String> {
+    /// Reads the configuration of `sharding_indexed`.
+    ///
+    /// # Errors
+    /// Why it is not understood.
+    pub(crate) fn of(sharding: &Value) -> Result<Self, String> {
         let location = match sharding.get("index_location").and_then(Value::as_str) {
             Some("start") => ShardingIndexLocation::Start,
             Some("end") | None => ShardingIndexLocation::End,

@@ -11,6 +11,7 @@ use zarrs_cuda::maintenance::Shards;
 
 use self::damage::ShardDamage;
 use crate::chosen::{self, Chosen, Grid, ShardArgs};
+use crate::chunks::Chunks;
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
@@ -48,9 +49,11 @@ struct Seen {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
-    let opened = open::array(&args.shards.array)?;
+    let mut opened = open::array(&args.shards.array)?;
+    let chunks = Chunks::of(&mut opened)?;
     let shards = open::shards(&opened)?;
-    let other = args.against.as_ref().map(open::array).transpose()?;
+    let mut other = args.against.as_ref().map(open::array).transpose()?;
+    let of_other = other.as_mut().map(Chunks::of).transpose()?;
     if let Some(other) = &other
         && let Some(difference) = against::of_metadata(&opened, other)
     {
@@ -60,6 +63,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 "equal": false, "difference": difference }),
         )
         .not_well());
+    }
+    common.say(&chunks);
+    if let (Some(other), Some(chunks)) = (&other, &of_other) {
+        common.say(format!("of {}: {chunks}", other.place));
     }
     let grid = Grid::of(&opened.array)?;
     let (mut chosen, unwritten) = match &other {
@@ -83,7 +90,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         unwritten,
         found: done.results,
     };
-    Ok(report(args, common, &opened, all).with_errors(done.failures))
+    let outcome = report(args, common, &opened, all).with("chunks", chunks.json());
+    Ok(outcome.with_errors(done.failures))
 }
 
 /// Looks at one shard. Damage is what its bytes show; a shard that cannot be read or decoded for another

@@ -11,6 +11,9 @@ mod bench;
 #[path = "../inspect/browser.rs"]
 #[allow(dead_code, reason = "the tests of `inspect` use the rest")]
 mod browser;
+mod chunks;
+#[cfg(feature = "remote")]
+mod chunks_remote;
 mod consolidated;
 mod docs;
 mod doctor;
@@ -26,6 +29,7 @@ mod pyramid;
 mod reencode;
 mod remote;
 mod resume;
+mod rights;
 mod stream;
 #[cfg(target_os = "linux")]
 mod trouble;

@@ -10,6 +10,7 @@
 
 mod arrays;
 mod browser;
+mod metadata;
 mod page;
 mod terminal;
 

@@ -265,3 +265,37 @@ fn broken_shards() {
     layout.counts = None;
     assert_eq!(layout.subchunks(&output), subchunks);
 }
+
+#[test]
+fn chunks_that_no_reader_finds() {
+    let (directory, _) = chunks();
+    let input = directory.path().join("in");
+    let options = ["--shard", "6,4"];
+    let chunk = input.join("c/0/0");
+    fs::rename(&chunk, input.join("0.0")).unwrap();
+    let words = ["one is 0.0, and the chunk [0, 0] has the key c/0/0"];
+    refuses(directory.path(), &options, 1, &words);
+    fs::remove_file(input.join("0.0")).unwrap();
+    std::os::unix::fs::symlink("nowhere", &chunk).unwrap();
+    let words = ["in/c/0/0 to nowhere cannot be followed"];
+    refuses(directory.path(), &options, 1, &words);
+}
+
+/// An index has to be decoded, so its codecs have to be known with all parameters.
+#[test]
+fn an_index_that_is_not_understood() {
+    let directory = temporary();
+    let (_keep, layout) = chunks();
+    let sharded = Layout {
+        counts: Some(vec![2, 2]),
+        ..layout
+    };
+    sharded.create(&directory.path().join("in"), &mut Rng(1));
+    let path = directory.path().join("in/zarr.json");
+    let mut metadata: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let codecs = &mut metadata["codecs"][0]["configuration"]["index_codecs"];
+    codecs[0]["configuration"]["nova"] = json!(1);
+    fs::write(&path, metadata.to_string()).unwrap();
+    let words = ["the index of a shard is not understood", "cannot reshard"];
+    refuses(directory.path(), &["--chunks"], 1, &words);
+}

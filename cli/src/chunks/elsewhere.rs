@@ -1,0 +1,215 @@
+//! Keys that look like chunks of an array, where no reader looks for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use zarrs::array::ChunkKeyEncoding;
+use zarrs::metadata::ChunkKeySeparator;
+use zarrs::metadata::v3::MetadataV3;
+
+use crate::failure::Failure;
+use crate::inspect::stored::Keys;
+use crate::open::Place;
+use crate::progress::counted;
+
+/// What makes a directory a node of its own, whose keys are not the array's.
+const METADATA: [&str; 3] = ["zarr.json", ".zarray", ".zgroup"];
+
+/// The encodings that Zarr has: names and separators.
+const ENCODINGS: [(&str, ChunkKeySeparator); 4] = [
+    ("default", ChunkKeySeparator::Slash),
+    ("default", ChunkKeySeparator::Dot),
+    ("v2", ChunkKeySeparator::Slash),
+    ("v2", ChunkKeySeparator::Dot),
+];
+
+/// The encodings of chunk keys that Zarr has, without those that are alike for so many dimensions.
+pub(super) fn encodings(rank: usize) -> Vec<Spelling> {
+    let sample = sample(rank);
+    let mut all: Vec<Spelling> = Vec::new();
+    for (name, separator) in ENCODINGS {
+        let metadata = json!({ "name": name, "configuration": { "separator": separator } });
+        let made = serde_json::from_value::<MetadataV3>(metadata.clone()).ok();
+        let Some(encoding) = made.and_then(|made| ChunkKeyEncoding::from_metadata(&made).ok())
+        else {
+            continue; // zarrs always has it
+        };
+        let key = encoding.encode(&sample);
+        if all
+            .iter()
+            .all(|other| other.encoding.encode(&sample) != key)
+        {
+            all.push(Spelling {
+                encoding,
+                metadata,
+                separator,
+            });
+        }
+    }
+    all
+}
+
+fn sample(rank: usize) -> Vec<u64> {
+    (0..rank as u64).map(|axis| 10 + axis).collect()
+}
+
+/// A way to spell the indices of chunks.
+#[derive(Debug)]
+pub(super) struct Spelling {
+    pub(super) encoding: ChunkKeyEncoding,
+    metadata: Value,
+    separator: ChunkKeySeparator,
+}
+
+/// Keys that look alike.
+#[derive(Debug)]
+struct Group {
+    count: u64,
+    /// One of them, and the indices that it spells.
+    example: (String, Vec<u64>),
+    /// What is in front of the chunk's key: a directory with a slash, or nothing.
+    prefix: String,
+    /// The number of the spelling, if it is another one than the array's.
+    spelling: Option<usize>,
+}
+
+/// The keys that look like chunks of an array, and are not where its metadata say.
+pub(crate) struct Elsewhere<'a> {
+    own: &'a Keys<'a>,
+    others: Vec<Spelling>,
+    /// By the directory in which they lie, and by their spelling.
+    groups: BTreeMap<(String, Option<usize>), Group>,
+    /// Directories in the array with metadata of their own.
+    nodes: BTreeSet<String>,
+}
+
+impl<'a> Elsewhere<'a> {
+    pub(crate) fn new(own: &'a Keys<'a>) -> Self {
+        let sample = sample(own.rank());
+        let mut others = encodings(own.rank());
+        others.retain(|other| other.encoding.encode(&sample).as_str() != own.encode(&sample));
+        Self {
+            own,
+            others,
+            groups: BTreeMap::new(),
+            nodes: BTreeSet::new(),
+        }
+    }
+
+    /// Takes a key that is no chunk's.
+    pub(crate) fn look_at(&mut self, key: &str) {
+        if let Some((directory, name)) = key.rsplit_once('/')
+            && METADATA.contains(&name)
+        {
+            self.nodes.insert(directory.to_string());
+            return;
+        }
+        // A directory may be too much in front of the key.
+        let ends = key.match_indices('/').map(|(at, _)| at + 1);
+        for start in std::iter::once(0).chain(ends) {
+            let (prefix, rest) = key.split_at(start);
+            let Some((indices, spelling)) = self.spelled(rest) else {
+                continue;
+            };
+            let first = rest.split_once('/').map_or("", |(first, _)| first);
+            let directory = format!("{prefix}{first}");
+            let place = (directory.trim_end_matches('/').to_string(), spelling);
+            let example = (key.to_string(), indices);
+            let group = self.groups.entry(place).or_insert_with(|| Group {
+                count: 0,
+                example: example.clone(),
+                prefix: prefix.to_string(),
+                spelling,
+            });
+            group.count += 1;
+            if example.1 < group.example.1 {
+                group.example = example;
+            }
+            return;
+        }
+    }
+
+    /// The chunk of the grid that a key spells, and by which of the other spellings.
+    fn spelled(&self, key: &str) -> Option<(Vec<u64>, Option<usize>)> {
+        if let Some(indices) = self.own.in_grid(key) {
+            return Some((indices, None));
+        }
+        let mut others = self.others.iter().enumerate();
+        others.find_map(|(number, other)| {
+            let indices = self.own.spelled_as(&other.encoding).in_grid(key)?;
+            Some((indices, Some(number)))
+        })
+    }
+
+    /// The groups that are no chunks of a node in the array.
+    fn groups(&self) -> impl Iterator<Item = &Group> {
+        let is_in_node = |directory: &str| {
+            let is_within = |inner: &str, outer: &str| {
+                let rest = inner.strip_prefix(outer);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            };
+            let mut nodes = self.nodes.iter();
+            !directory.is_empty()
+                && nodes.any(|node| is_within(directory, node) || is_within(node, directory))
+        };
+        let groups = self.groups.iter();
+        let groups = groups.filter(move |((directory, _), _)| !is_in_node(directory));
+        groups.map(|(_, group)| group)
+    }
+
+    /// The separator of Zarr v2 that all keys have, and how many there are, if they differ in nothing
+    /// else from the array's.
+    pub(super) fn other_separator(&self) -> Option<(ChunkKeySeparator, u64)> {
+        let mut found = None;
+        for group in self.groups() {
+            let spelling = self.others.get(group.spelling?)?;
+            if !group.prefix.is_empty() || spelling.metadata["name"] != "v2" {
+                return None;
+            }
+            let count = found.map_or(0, |(_, count)| count) + group.count;
+            found = Some((spelling.separator, count));
+        }
+        found
+    }
+
+    /// How many keys these are, one of them, and which key a reader looks for in its place.
+    pub(crate) fn note(&self) -> Option<String> {
+        let count: u64 = self.groups().map(|group| group.count).sum();
+        let (key, indices) = &self.groups().next()?.example;
+        let looks = if count == 1 {
+            "1 key looks like a chunk, and lies".to_string()
+        } else {
+            format!("{} look like chunks, and lie", counted(count, "key"))
+        };
+        Some(format!(
+            "{looks} where no reader looks for them: one is {key}, and the chunk {indices:?} has the key {}",
+            self.own.encode(indices)
+        ))
+    }
+
+    /// The error about these keys, if there are any. `stored` says how many chunks are stored.
+    pub(crate) fn told(&self, place: &Place, is_v2: bool, stored: &str) -> Option<Failure> {
+        let note = self.note()?;
+        let failure = Failure::failed(format!(
+            "cannot take chunks of {place} that are not stored for the fill value ({stored}): {note}"
+        ));
+        let group = self.groups().next()?;
+        let spelling = group.spelling.and_then(|number| self.others.get(number));
+        Some(failure.with_remedy(match spelling {
+            _ if !group.prefix.is_empty() => format!(
+                "move the chunks out of {}, or move that directory away if they are not of this array",
+                group.prefix
+            ),
+            Some(spelling) if is_v2 && spelling.metadata["name"] == "v2" => format!(
+                "bring all chunks to one separator, and name it in .zarray, as \"dimension_separator\": {}",
+                json!(spelling.separator)
+            ),
+            Some(spelling) if !is_v2 => format!(
+                "if they are the chunks, write \"chunk_key_encoding\": {} to zarr.json; otherwise move \
+                 them away",
+                spelling.metadata
+            ),
+            _ => "rename them, or move them away if they are not of this array".to_string(),
+        }))
+    }
+}
