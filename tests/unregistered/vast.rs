@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use zarrs::array::chunk_key_encoding::V2ChunkKeyEncoding;
+use zarrs::array::chunk_key_encoding::{DefaultChunkKeyEncoding, V2ChunkKeyEncoding};
 use zarrs::array::{Array, ArrayBuilder, ChunkKeyEncoding, CodecOptions, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::store::{AsyncMemoryStore, MemoryStore};
 use zarrs::storage::{
     AsyncWritableStorageTraits, ReadableStorageTraits, ReadableWritableListableStorageTraits,
-    WritableStorageTraits,
+    StoreKey, WritableStorageTraits,
 };
 use zarrs_cuda::maintenance::Shards;
 use zarrs_cuda::{CudaShardingCodecBuilder, Options, WriteStrategy};
@@ -24,7 +24,7 @@ fn builder(counts: &[u64], encoding: ChunkKeyEncoding) -> ArrayBuilder {
 }
 
 fn grids() -> [(Vec<u64>, ChunkKeyEncoding); 3] {
-    let default = ChunkKeyEncoding::default();
+    let default: ChunkKeyEncoding = DefaultChunkKeyEncoding::new_slash().into();
     [
         (vec![1 << 40], default.clone()),
         (vec![1 << 20, 1 << 20], V2ChunkKeyEncoding::new_dot().into()),
@@ -66,7 +66,7 @@ fn stored_shards_are_listed() {
             store.set(&key, vec![1].into()).unwrap();
             let other = format!("{}.tmp", array.chunk_key(&expected[0].0));
             store
-                .set(&other.try_into().unwrap(), vec![1].into())
+                .set(&StoreKey::new(other).unwrap(), vec![1].into())
                 .unwrap();
             assert_eq!(all.stored().unwrap(), expected);
             assert!(all.pending().unwrap().is_empty());
@@ -107,9 +107,12 @@ fn links_to_directories_are_followed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let store = Arc::new(FilesystemStore::new(path.join("array")).unwrap());
-    let array = builder(&[1 << 20, 1 << 20], ChunkKeyEncoding::default())
-        .build(store, "/")
-        .unwrap();
+    let array = builder(
+        &[1 << 20, 1 << 20],
+        DefaultChunkKeyEncoding::new_slash().into(),
+    )
+    .build(store, "/")
+    .unwrap();
     array.store_metadata().unwrap();
     array.store_chunk(&[7, 8], vec![5_u8; 16]).unwrap();
     std::fs::rename(path.join("array/c"), path.join("elsewhere")).unwrap();
