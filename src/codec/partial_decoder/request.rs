@@ -204,7 +204,10 @@ impl<'a> Request<'a> {
                 let len = self.num_elements * self.shards.grid.element_size();
                 let mut elements = Vec::new();
                 elements.try_reserve_exact(len).map_err(|_| {
-                    CodecError::Other(format!("out of memory: {len} bytes for elements"))
+                    codec_error(EngineError::OutOfMemory {
+                        what: "elements",
+                        bytes: len,
+                    })
                 })?;
                 elements.resize(len, 0);
                 Output::Points(Mutex::new(elements))

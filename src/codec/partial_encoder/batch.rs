@@ -38,10 +38,10 @@ pub(super) fn encode(
     let mut decoded = Vec::new();
     let len = batch.shard_bytes();
     decoded.try_reserve_exact(len).map_err(|_| {
-        CodecError::Other(format!(
-            "out of memory: {len} bytes for the {} subchunks that a partial write touches",
-            update.touched.len()
-        ))
+        sourced(EngineError::OutOfMemory {
+            what: "the subchunks that a partial write touches",
+            bytes: len,
+        })
     })?;
     decoded.resize(len, 0);
     decode_and_patch(update, &mut decoded, elements, fetched, options)?;
