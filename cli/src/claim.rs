@@ -54,10 +54,9 @@ impl Claim {
                 }
             };
             match file.try_lock() {
-                Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(Refused::Busy),
-                // The file system has no locks: the owner that the marker names has to do.
-                Err(TryLockError::Error(_)) => {}
+                // Some file systems have no locks: there the owner that the marker names has to do.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
             }
             // The process that held it may have replaced or deleted it in between.
             if is_at(&file, path) {

@@ -31,6 +31,10 @@ pub(super) struct Target {
 
 /// What is at a target.
 #[derive(Default)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not exclude one another"
+)]
 pub(super) struct Found {
     pub(super) is_empty: bool,
     /// The marker of an output that is incomplete, or of which some is missing.

@@ -42,7 +42,7 @@ use copy::Target;
 use plan::Plan;
 use side::Side;
 use source::Objects;
-use target::{Before, Begun};
+use target::{Before, Noted};
 
 const EXAMPLES: &str = "\
 Valid if IN and OUT have the same shape, data type, fill value, subchunk shape and codecs of a
@@ -157,20 +157,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     };
     let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
     let _guard = stop::wait_for_me();
-    let mut claim = target::claim(output)?;
-    // Another run may have been there since.
-    let now = target::look(output, &evidence, Some(&claim))?;
-    if std::mem::discriminant(&before) != std::mem::discriminant(&now) {
-        return Err(cannot("begin", &"another run was there at the same time")
-            .with_remedy("run the same command again"));
-    }
-    let begun = match &before {
-        Before::Begun(begun) => Some(begun),
-        Before::Empty | Before::Described(_) => None,
-    };
-    let changes = target::begin(&mut claim, begun, &evidence, &metadata)
-        .map_err(|error| cannot("begin", &error))?;
-
+    let begun = target::begin(output, &before, &evidence, &metadata)?;
     let start = Instant::now();
     let pieces = plan.pieces(&stored, common.threads());
     let progress = Progress::new("resharding", Unit::Things("parts"), pieces.len() as u64);
@@ -185,8 +172,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         root: output,
         keys: &goal.keys,
         format: of_output.as_ref(),
-        resumes: begun.is_some(),
-        changes: changes.as_ref(),
+        resumes: begun.resumes,
+        changes: begun.changes.as_ref(),
     };
     let goes_on = format!(
         "run the same command again to go on: what is whole in {} is kept",
@@ -214,12 +201,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         .with_remedy(goes_on));
     }
     let left = target::tidy(output).map_err(Failure::failed)?;
-    target::publish(output, claim, &metadata).map_err(|error| cannot("complete", &error))?;
-    let mut notes = Vec::new();
-    if !left.is_empty() {
-        notes.push(left.to_string());
-    }
-    notes.extend(consolidated::stale_above(&args.output, &[]));
+    target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
+    let notes = (!left.is_empty()).then(|| left.to_string()).into_iter();
+    let notes = notes.chain(consolidated::stale_above(&args.output, &[]));
     let done = report::Done {
         copied,
         time: start.elapsed(),
@@ -227,7 +211,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         stored: stored.len() as u64,
         to: goal.noun(),
         codec_calls: codec_calls() - calls_before,
-        notes,
+        notes: notes.collect(),
     };
     Ok(Outcome::new(done.text(&args.output), done.json()))
 }
@@ -295,7 +279,7 @@ fn wanted(
         })
     };
     match before {
-        Before::Begun(Begun { metadata, .. }) => {
+        Before::Begun(Noted { metadata, .. }) => {
             let agrees = if args.shard.is_some() || args.chunks {
                 described(args, document, side)? == *metadata
             } else {

@@ -25,11 +25,11 @@ pub(super) enum Before {
     /// An array without chunks, which says what OUT is to be.
     Described(Map<String, Value>),
     /// The output of a run of the same input that was interrupted.
-    Begun(Begun),
+    Begun(Noted),
 }
 
 /// What an interrupted run noted.
-pub(super) struct Begun {
+pub(super) struct Noted {
     /// The metadata that OUT will have.
     pub(super) metadata: Map<String, Value>,
     /// What the input was then.
@@ -82,7 +82,7 @@ pub(super) fn look(
         let metadata = marker.get("metadata").and_then(Value::as_str);
         let metadata = metadata.and_then(|text| serde_json::from_str(text).ok());
         let metadata = metadata.ok_or_else(|| cannot(&format!("its {MARKER} is damaged")))?;
-        return Ok(Before::Begun(Begun {
+        return Ok(Before::Begun(Noted {
             metadata,
             input: noted,
         }));
@@ -133,7 +133,7 @@ fn busy(output: &Path, owner: Option<&Owner>) -> Failure {
 }
 
 /// Takes OUT, so that no other run writes there. The directory is made if there is none.
-pub(super) fn claim(output: &Path) -> Result<Claim, Failure> {
+fn claim(output: &Path) -> Result<Claim, Failure> {
     Claim::take(&output.join(MARKER)).map_err(|refused| match refused {
         Refused::Busy => busy(output, None),
         Refused::Failed(error) => {
@@ -142,21 +142,49 @@ pub(super) fn claim(output: &Path) -> Result<Claim, Failure> {
     })
 }
 
-/// Marks OUT as incomplete. Returns what was written to the input since the run that is gone on with began.
+/// A run that writes OUT.
+pub(super) struct Begun {
+    pub(super) claim: Claim,
+    /// Whether it goes on with an interrupted run.
+    pub(super) resumes: bool,
+    /// What was written to the input since that run began.
+    pub(super) changes: Option<Changes>,
+}
+
+/// Takes OUT, which was like `before`, and marks it as incomplete.
 pub(super) fn begin(
-    claim: &mut Claim,
-    begun: Option<&Begun>,
+    output: &Path,
+    before: &Before,
     input: &Evidence,
     metadata: &str,
-) -> io::Result<Option<Changes>> {
+) -> Result<Begun, Failure> {
+    let cannot = |error: &dyn fmt::Display| {
+        Failure::failed(format!("cannot begin {}: {error}", output.display()))
+    };
+    let mut claim = claim(output)?;
+    // Another run may have been there since.
+    let now = look(output, input, Some(&claim))?;
+    if std::mem::discriminant(before) != std::mem::discriminant(&now) {
+        return Err(cannot(&"another run was there at the same time")
+            .with_remedy("run the same command again"));
+    }
+    let begun = match before {
+        Before::Begun(noted) => Some(noted),
+        Before::Empty | Before::Described(_) => None,
+    };
     let noted = begun.map_or(input, |begun| &begun.input);
     let marker = json!({
         "evidence": noted.json(),
         "metadata": metadata,
         "process": Owner::this().to_string(),
     });
-    claim.write(format!("{marker:#}\n").as_bytes())?;
-    Ok(noted.changes(input))
+    let written = claim.write(format!("{marker:#}\n").as_bytes());
+    written.map_err(|error| cannot(&error))?;
+    Ok(Begun {
+        claim,
+        resumes: begun.is_some(),
+        changes: noted.changes(input),
+    })
 }
 
 /// Deletes the temporaries of runs that have ended, and returns the others.
