@@ -11,6 +11,7 @@
 
 mod arguments;
 mod bench;
+mod budget;
 mod codec;
 mod common;
 mod compact;

@@ -1,9 +1,8 @@
 //! `zarrs-cuda reencode`: any Zarr v2 or v3 array as a sharded v3 array.
 //!
-//! The array is read and written shard by shard, so it may be larger than memory: at most two
-//! shards are held decoded at a time, one of them also encoded, and one chunk of the input for each
-//! thread. (One shard is read while the other is written; a shard at the edge of the array is held
-//! twice.) Every value, the data type, the fill value, the attributes and the dimension names are
+//! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
+//! another one is written. Where that takes more than `--memory`, shards are made in boxes of subchunks
+//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the attributes and the dimension names are
 //! carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
@@ -12,10 +11,12 @@
 //! interrupted run.
 
 mod arrays;
+mod assembly;
 mod copy;
 mod directory;
 mod hierarchy;
 mod objects;
+mod parts;
 mod shapes;
 mod target;
 mod verify;
@@ -23,12 +24,14 @@ mod verify;
 use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::config::global_config;
 
 use self::arrays::{Input, describe};
 use self::copy::copy;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
+use crate::budget::Budget;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::explain;
@@ -139,6 +142,8 @@ impl Job<'_> {
         let registration = zarrs_cuda::register(common.options())?;
         let input = self.open()?;
         let shapes = Shapes::choose(self, &input)?;
+        shapes.parts.limit_threads();
+        let input = input.with_codec_options(global_config().codec_options());
         let target = Target::new(&self.output)?;
         let output = describe(self, &target, &input, &shapes)?;
         common.say(format!("{} -> {}", self.input, self.output));
@@ -149,7 +154,7 @@ impl Job<'_> {
             return Ok(Outcome::new("done before", json));
         }
         common.say(format!("{shapes}, {}", args.codec));
-        if let Some(note) = shapes.reading_twice() {
+        for note in shapes.notes(&Budget::of(common)) {
             common.say(note);
         }
         let explanation = if args.explain {
