@@ -23,6 +23,7 @@ mod failure;
 mod inspect;
 mod open;
 mod outcome;
+mod parts;
 mod plan;
 mod progress;
 mod pyramid;

@@ -13,9 +13,8 @@ use std::path::PathBuf;
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
-use zarrs::config::global_config;
 use zarrs::storage::StoreKey;
-use zarrs_codec::{ArrayToBytesCodecTraits, update_array_bytes};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
 use zarrs_cuda::maintenance::ShardFormat;
 
 use super::arrays::Output;
@@ -42,6 +41,7 @@ pub(super) struct Assembly<'a> {
     extents: Vec<Option<Range<u64>>>,
     /// Where the next subchunk goes.
     end: u64,
+    options: CodecOptions,
     sink: Option<Sink>,
 }
 
@@ -62,6 +62,7 @@ impl<'a> Assembly<'a> {
         subchunk: &[NonZeroU64],
         indices: &[u64],
         region: ArraySubset,
+        options: CodecOptions,
     ) -> Result<Self, Failure> {
         let key = output.chunk_key(indices);
         let cannot = cannot(&key, place);
@@ -98,6 +99,7 @@ impl<'a> Assembly<'a> {
             counts,
             extents,
             end,
+            options,
             sink: None,
         })
     }
@@ -127,10 +129,9 @@ impl<'a> Assembly<'a> {
         let codec = self.format.codec().clone();
         let small = ShardFormat::new(codec, shape, data_type.clone(), fill_value.clone());
         let small = small.map_err(|error| cannot(&error))?;
-        let options = global_config().codec_options();
         let encoded = small
             .codec()
-            .encode(bytes, small.shape(), data_type, fill_value, &options)
+            .encode(bytes, small.shape(), data_type, fill_value, &self.options)
             .map_err(|error| cannot(&error))?;
         let (size, len) = (encoded.len() as u64, small.index_len());
         let index = match small.index_location() {

@@ -159,6 +159,7 @@ pub(super) fn copy(
                             &shapes.subchunk,
                             &indices,
                             region.clone(),
+                            parts.options(),
                         )?,
                     };
                     shard.add(&part, bytes)?;

@@ -16,7 +16,6 @@ mod copy;
 mod directory;
 mod hierarchy;
 mod objects;
-mod parts;
 mod shapes;
 mod target;
 mod verify;
@@ -24,7 +23,6 @@ mod verify;
 use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::codec::ShardingIndexLocation;
-use zarrs::config::global_config;
 
 use self::arrays::{Input, describe};
 use self::copy::copy;
@@ -142,10 +140,10 @@ impl Job<'_> {
         let registration = zarrs_cuda::register(common.options())?;
         let input = self.open()?;
         let shapes = Shapes::choose(self, &input)?;
-        shapes.parts.limit_threads();
-        let input = input.with_codec_options(global_config().codec_options());
+        let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
         let output = describe(self, &target, &input, &shapes)?;
+        let output = output.with_codec_options(shapes.parts.options());
         common.say(format!("{} -> {}", self.input, self.output));
         if args.recursive && args.resume && target.is_published(&output)? {
             let json = json!({

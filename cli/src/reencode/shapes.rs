@@ -3,15 +3,13 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-use zarrs_codec::ArrayCodecTraits;
-
 use super::Job;
 use super::arrays::Input;
-use super::parts::{Parts, Sizes, reads};
 use crate::arguments::Shape;
 use crate::budget::Budget;
 use crate::failure::Failure;
 use crate::open::Place;
+use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
 use crate::shapes::{Written, edges};
 
 /// The shapes of the array, its shards and their subchunks.
@@ -46,16 +44,7 @@ impl Shapes {
         let args = &job.args.shapes;
         let shard = asked("--shard", &args.shard)?;
         let subchunk = asked("--subchunk", &args.subchunk)?;
-        let input_chunk = match input.chunk_shape(&vec![0; array.len()]) {
-            Ok(chunk) => {
-                let codecs = input.codecs();
-                edges(&codecs.partial_decode_granularity(&chunk))
-            }
-            Err(_) => vec![1; array.len()], // an array without elements
-        };
-        let fixed_size = input.data_type().fixed_size();
-        let element = fixed_size.map_or(32, |size| size.max(1) as u64);
-
+        let (input_chunk, element) = (unit(input), element_bytes(input));
         let (shard, subchunk) = args.chosen(
             &array,
             shard,

@@ -13,9 +13,10 @@ use crate::stop;
 ///
 /// Our codec is no longer registered, so that it does not check itself.
 pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
-    let input = job.open()?;
+    let input = job.open()?.with_codec_options(shapes.parts.options());
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
-        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?;
+        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
+        .with_codec_options(shapes.parts.options());
     let mut counter = Counter::new("verifying", &output);
     for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
         for part in shapes.parts.of(&region) {

@@ -6,7 +6,9 @@ mod damage;
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::Shards;
 
+use self::against::Other;
 use self::damage::ShardDamage;
+use crate::budget::Budget;
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
@@ -49,10 +51,16 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         )
         .not_well());
     }
+    let other = other.map(|other| Other::new(&opened, other, common));
+    let other = other.transpose()?;
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;
     // A shard as it is stored, and the subchunks that threads decode; or two decoded shards.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
+    let shard_bytes = opened.shard_bytes();
+    let at_once = match &other {
+        None => at_once(common, shard_bytes.saturating_mul(2)),
+        Some(other) => other.at_once(&Budget::of(common), shard_bytes, common.threads()),
+    };
     let done = on_each(
         ["verifying", "nothing was changed"],
         &grid,
@@ -67,7 +75,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 fn look_at(
     opened: &Opened,
     shards: &Shards<'_, open::Store>,
-    other: Option<&Opened>,
+    other: Option<&Other>,
     shard: &[u64],
 ) -> Result<Found, Failure> {
     let mut found = Found {

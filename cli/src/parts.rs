@@ -1,41 +1,43 @@
-//! The boxes in which the shards of the output are made, so that all buffers fit the budget.
+//! The boxes in which shards are made or compared, so that all buffers fit the budget.
 
-use zarrs::array::ArraySubset;
-use zarrs::config::global_config_mut;
+use zarrs::array::{Array, ArraySubset};
+use zarrs_codec::{ArrayCodecTraits, CodecOptions};
 
 use crate::arguments::shape_text;
 use crate::budget::{Budget, argument};
 use crate::failure::Failure;
 use crate::progress::bytes_text;
-use crate::shapes::{Written, least_common_multiple, shard_for, volume};
+use crate::shapes::{Written, edges, least_common_multiple, shard_for, volume};
 
 /// Buffers of the size of a part: it is read, from as many encoded bytes, while the part before is padded to
-/// whole subchunks and encoded.
+/// whole subchunks and encoded. A comparison has four: two parts, from as many encoded bytes.
 const BUFFERS: u64 = 5;
 /// Buffers of a thread, of the size of a chunk or subchunk: encoded, decoded, and between two codecs.
 const OF_THREAD: u64 = 3;
 /// Bytes for each subchunk of a shard: where it lies, and its entry in the index.
 const OF_SUBCHUNK: u64 = 64;
 
-/// The shapes that decide how much memory it takes to make a shard.
-pub(super) struct Sizes<'a> {
-    pub(super) shard: &'a [u64],
-    pub(super) subchunk: &'a [u64],
+/// The shapes that decide how much memory it takes to make a shard, or to compare two.
+pub(crate) struct Sizes<'a> {
+    pub(crate) shard: &'a [u64],
+    pub(crate) subchunk: &'a [u64],
     /// The unit in which the input is read.
-    pub(super) input_chunk: &'a [u64],
+    pub(crate) input_chunk: &'a [u64],
     /// The bytes of an element.
-    pub(super) element: u64,
+    pub(crate) element: u64,
     /// Whether a shard has to be in memory, encoded, until it is stored: objects are.
-    pub(super) is_object: bool,
+    pub(crate) is_object: bool,
 }
 
 /// How shards are made: each as a whole, or in boxes of subchunks.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     /// The shape of a part, in elements: whole subchunks.
-    pub(super) shape: Vec<u64>,
+    pub(crate) shape: Vec<u64>,
     /// How many threads decode chunks, or encode subchunks, at once.
     threads: usize,
+    /// The bytes that each of these threads takes.
+    of_thread: u64,
     /// How often a chunk of the input is read for one shard.
     reads: f64,
     is_whole: bool,
@@ -46,7 +48,7 @@ impl Parts {
     ///
     /// # Errors
     /// Not even one subchunk at a time fits.
-    pub(super) fn choose(
+    pub(crate) fn choose(
         sizes: &Sizes<'_>,
         budget: &Budget,
         threads: usize,
@@ -86,6 +88,7 @@ impl Parts {
             let parts = Self {
                 shape,
                 threads,
+                of_thread,
                 reads,
                 is_whole,
             };
@@ -126,19 +129,26 @@ impl Parts {
     }
 
     /// Whether each shard is made as a whole.
-    pub(super) fn are_whole(&self) -> bool {
+    pub(crate) fn are_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Lets arrays that are opened from now on use no more threads for chunks than fit.
-    pub(super) fn limit_threads(&self) {
-        let mut config = global_config_mut();
-        config.set_codec_concurrent_target(self.threads);
-        config.set_chunk_concurrent_minimum(self.threads);
+    /// The most bytes that buffers take for parts of `part` bytes.
+    pub(crate) fn bytes(&self, part: u64) -> u64 {
+        let of_threads = self.of_thread.saturating_mul(self.threads as u64);
+        BUFFERS.saturating_mul(part).saturating_add(of_threads)
+    }
+
+    /// The options for arrays that are read or written so: no more threads have chunks at once than fit.
+    pub(crate) fn options(&self) -> CodecOptions {
+        zarrs::config::global_config()
+            .codec_options()
+            .with_concurrent_target(self.threads)
+            .with_chunk_concurrent_minimum(self.threads)
     }
 
     /// The parts of a shard whose elements are `region`, in C order.
-    pub(super) fn of(&self, region: &ArraySubset) -> impl Iterator<Item = ArraySubset> {
+    pub(crate) fn of(&self, region: &ArraySubset) -> impl Iterator<Item = ArraySubset> {
         let region = region.to_ranges();
         let counts = region
             .iter()
@@ -159,7 +169,7 @@ impl Parts {
     }
 
     /// Returns a note if shards are made in parts.
-    pub(super) fn note(&self, budget: &Budget) -> Option<String> {
+    pub(crate) fn note(&self, budget: &Budget) -> Option<String> {
         if self.is_whole {
             return None;
         }
@@ -176,6 +186,21 @@ impl Parts {
         }
         Some(note)
     }
+}
+
+/// The unit in which an array is read: its chunks, or subchunks if it is sharded.
+pub(crate) fn unit<S: ?Sized>(array: &Array<S>) -> Vec<u64> {
+    let origin = vec![0; array.dimensionality()];
+    match array.chunk_shape(&origin) {
+        Ok(chunk) => edges(&array.codecs().partial_decode_granularity(&chunk)),
+        Err(_) => vec![1; array.dimensionality()], // an array without elements
+    }
+}
+
+/// The bytes of an element of an array; a guess if elements differ in size.
+pub(crate) fn element_bytes<S: ?Sized>(array: &Array<S>) -> u64 {
+    let size = array.data_type().fixed_size();
+    size.map_or(32, |size| size.max(1) as u64)
 }
 
 /// The shape of a part of at most so many elements: subchunks that follow one another in the shard, unless
@@ -210,7 +235,7 @@ fn run(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64
 }
 
 /// How often each chunk is read, if a box of `extents` is read in parts.
-pub(super) fn reads(extents: &[u64], part: &[u64], chunk: &[u64]) -> f64 {
+pub(crate) fn reads(extents: &[u64], part: &[u64], chunk: &[u64]) -> f64 {
     let axes = extents.iter().zip(part).zip(chunk);
     axes.map(|((&extent, &part), &chunk)| {
         // A border of a part divides a chunk unless it is also a border of a chunk.
