@@ -11,12 +11,13 @@ use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 
 use crate::arguments::shape_text;
+use crate::budget::Budget;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Store};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::work::{Grid, ShardArgs, on_each};
 
 /// Store shards again without their unused bytes
 ///
@@ -51,13 +52,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let replacing = Replacing::of(&opened)?;
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;
-    // A shard and its new form.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
+    let budget = Budget::of(common);
     let done = on_each(
         ["compacting", "no shard was left torn"],
         &grid,
         &positions,
-        at_once,
+        common.threads(), // each waits for its memory
         |shard| {
             let Some(usage) = shards.usage(shard)? else {
                 return Ok(None);
@@ -73,6 +73,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             if args.dry_run {
                 return Ok(Some((usage.size, usage.size - unused)));
             }
+            let doing = format!(
+                "compact the shard {} of {}",
+                shape_text(shard),
+                opened.place
+            );
+            // The shard, and its new form.
+            let _taken = budget.take(doing, usage.size.saturating_add(usage.size - unused))?;
             let compaction = replacing.compact(shard)?;
             Ok(compaction.map(|compaction| (compaction.before, compaction.after)))
         },

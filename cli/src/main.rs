@@ -12,6 +12,7 @@
 mod arguments;
 mod bench;
 mod budget;
+mod checks;
 mod codec;
 mod common;
 mod compact;

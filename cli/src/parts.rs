@@ -13,7 +13,7 @@ use crate::shapes::{Written, edges, least_common_multiple, shard_for, volume};
 /// whole subchunks and encoded. A comparison has four: two parts, from as many encoded bytes.
 const BUFFERS: u64 = 5;
 /// Buffers of a thread, of the size of a chunk or subchunk: encoded, decoded, and between two codecs.
-const OF_THREAD: u64 = 3;
+pub(crate) const OF_THREAD: u64 = 3;
 /// Bytes for each subchunk of a shard: where it lies, and its entry in the index.
 const OF_SUBCHUNK: u64 = 64;
 
@@ -29,6 +29,26 @@ pub(crate) struct Sizes<'a> {
     pub(crate) is_object: bool,
 }
 
+impl Sizes<'_> {
+    /// How many subchunks a shard has, and the bytes that it takes to know where they lie.
+    fn index(&self) -> (u64, u64) {
+        let subchunks = volume(self.shard) / volume(self.subchunk).max(1);
+        (subchunks, subchunks.saturating_mul(OF_SUBCHUNK))
+    }
+
+    /// The bytes that a thread takes.
+    fn of_thread(&self) -> u64 {
+        let largest = volume(self.input_chunk).max(volume(self.subchunk));
+        OF_THREAD.saturating_mul(largest.saturating_mul(self.element))
+    }
+
+    /// The bytes that do not depend on the parts.
+    fn fixed(&self, threads: usize) -> u64 {
+        let of_threads = self.of_thread().saturating_mul(threads as u64);
+        of_threads.saturating_add(self.index().1)
+    }
+}
+
 /// How shards are made: each as a whole, or in boxes of subchunks.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
@@ -36,6 +56,8 @@ pub(crate) struct Parts {
     pub(crate) shape: Vec<u64>,
     /// How many threads decode chunks, or encode subchunks, at once.
     threads: usize,
+    /// The bytes of a part.
+    part: u64,
     /// The bytes that each of these threads takes.
     of_thread: u64,
     /// How often a chunk of the input is read for one shard.
@@ -44,6 +66,13 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// The bytes that it takes to make shards as a whole, with `threads`.
+    pub(crate) fn bytes_of_whole(sizes: &Sizes<'_>, threads: usize) -> u64 {
+        let shard = volume(sizes.shard).saturating_mul(sizes.element);
+        let buffers = BUFFERS.saturating_mul(shard);
+        buffers.saturating_add(sizes.fixed(threads))
+    }
+
     /// The parts that take the least time within `budget`.
     ///
     /// # Errors
@@ -61,11 +90,10 @@ impl Parts {
             is_object,
         } = *sizes;
         let bytes = |shape: &[u64]| volume(shape).saturating_mul(element);
-        let subchunks = volume(shard) / volume(subchunk).max(1);
-        let index = subchunks.saturating_mul(OF_SUBCHUNK);
-        let of_thread = OF_THREAD.saturating_mul(bytes(input_chunk).max(bytes(subchunk)));
+        let (subchunks, index) = sizes.index();
+        let of_thread = sizes.of_thread();
+        let fixed = |threads: usize| sizes.fixed(threads);
         let encoded = if is_object { bytes(shard) } else { 0 };
-        let fixed = |threads: usize| index.saturating_add(of_thread.saturating_mul(threads as u64));
         let mut best: Option<Self> = None;
         for threads in 1..=threads.max(1) {
             let Some(room) = budget.bytes().checked_sub(fixed(threads)) else {
@@ -86,6 +114,7 @@ impl Parts {
             #[allow(clippy::cast_precision_loss, reason = "a few threads")]
             let time = |parts: &Self| parts.reads / parts.threads as f64;
             let parts = Self {
+                part: bytes(&shape),
                 shape,
                 threads,
                 of_thread,
@@ -107,6 +136,17 @@ impl Parts {
                 shape_text(input_chunk),
                 bytes_text(bytes(input_chunk)),
             );
+            if index > budget.bytes() / 2 {
+                doing = format!(
+                    "make shards of {} with {subchunks} subchunks",
+                    shape_text(shard)
+                );
+                return budget.refusal(
+                    doing,
+                    least,
+                    ", or a smaller --shard, or a larger --subchunk",
+                );
+            }
             if !is_object {
                 return budget.refusal(doing, least, "");
             }
@@ -133,8 +173,9 @@ impl Parts {
         self.is_whole
     }
 
-    /// The most bytes that buffers take for parts of `part` bytes.
-    pub(crate) fn bytes(&self, part: u64) -> u64 {
+    /// The most bytes that buffers take while a box of `whole` bytes is read in these parts.
+    pub(crate) fn bytes(&self, whole: u64) -> u64 {
+        let part = whole.min(self.part);
         let of_threads = self.of_thread.saturating_mul(self.threads as u64);
         BUFFERS.saturating_mul(part).saturating_add(of_threads)
     }

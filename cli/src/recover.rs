@@ -6,12 +6,13 @@ use serde_json::json;
 use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
 
 use crate::arguments::shape_text;
+use crate::checks::Checks;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open;
 use crate::outcome::Outcome;
 use crate::progress::counted;
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::work::{Grid, ShardArgs, on_each};
 
 /// Repair shards whose last update was interrupted
 ///
@@ -44,26 +45,27 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let shards = open::shards(&opened)?;
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;
-    // A shard as it is stored, its repaired form, and the subchunks that threads decode.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
+    let checks = Checks::new(&opened, &shards, common)?;
     let done = on_each(
         ["recovering", "shards that were repaired stay so"],
         &grid,
         &positions,
-        at_once,
+        common.threads(), // each waits for its memory
         |shard| {
-            let recovery = if args.dry_run {
-                shards.verify(shard)?.map(|found| {
-                    let outcome = found.inspection.recovery;
-                    (outcome, found.subchunks)
-                })
-            } else {
-                let Recovery {
-                    outcome, subchunks, ..
-                } = shards.recover(shard)?;
-                Some((outcome, subchunks))
+            let Some(found) = checks.verify(shard)?? else {
+                return Ok(None);
             };
-            Ok(recovery.filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
+            let (outcome, size) = (found.inspection.recovery, found.inspection.size);
+            if args.dry_run || outcome == RecoveryOutcome::Intact {
+                return Ok(Some((outcome, found.subchunks)));
+            }
+            // The shard as it is stored, and repaired.
+            let _taken = checks.take("recover", shard, size.saturating_mul(2))?;
+            let Recovery {
+                outcome, subchunks, ..
+            } = shards.recover(shard)?;
+            Ok(Some((outcome, subchunks))
+                .filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
         },
     )?;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use zarrs::array::ChunkKeyEncoding;
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
-const FRAME: &str = ".frame";
+pub(crate) const FRAME: &str = ".frame";
 /// What the name of each subchunk there ends in.
 const CHUNK: &str = "chunk";
 

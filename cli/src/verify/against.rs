@@ -26,7 +26,12 @@ pub(super) struct Other {
 impl Other {
     /// # Errors
     /// Not even one subchunk of both arrays fits the budget.
-    pub(super) fn new(one: &Opened, opened: Opened, common: &Common) -> Result<Self, Failure> {
+    pub(super) fn new(
+        one: &Opened,
+        opened: Opened,
+        budget: &Budget,
+        common: &Common,
+    ) -> Result<Self, Failure> {
         let origin = vec![0; one.array.dimensionality()];
         let shard = one.array.chunk_shape(&origin).map(|shard| edges(&shard));
         let subchunk = unit(&one.array);
@@ -37,7 +42,7 @@ impl Other {
             element: element_bytes(&one.array),
             is_object: false,
         };
-        let parts = Parts::choose(&sizes, &Budget::of(common), common.threads())?;
+        let parts = Parts::choose(&sizes, budget, common.threads())?;
         Ok(Self {
             options: parts.options(),
             opened,
@@ -45,13 +50,9 @@ impl Other {
         })
     }
 
-    /// How many shards can be compared at once: a shard that is compared in parts takes all of the budget.
-    pub(super) fn at_once(&self, budget: &Budget, shard_bytes: u64, most: usize) -> usize {
-        if self.parts.are_whole() {
-            budget.at_once(0, self.parts.bytes(shard_bytes), most)
-        } else {
-            1
-        }
+    /// The bytes that it takes to compare a shard of `shard` bytes.
+    pub(super) fn bytes(&self, shard: u64) -> u64 {
+        self.parts.bytes(shard)
     }
 
     fn read(

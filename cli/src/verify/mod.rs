@@ -4,18 +4,17 @@ mod against;
 mod damage;
 
 use serde_json::{Value, json};
-use zarrs_cuda::maintenance::Shards;
 
 use self::against::Other;
 use self::damage::ShardDamage;
-use crate::budget::Budget;
+use crate::checks::Checks;
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, ShardArgs, at_once, on_each};
+use crate::work::{Grid, ShardArgs, on_each};
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
 #[derive(clap::Args, Debug)]
@@ -51,22 +50,17 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         )
         .not_well());
     }
-    let other = other.map(|other| Other::new(&opened, other, common));
-    let other = other.transpose()?;
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;
-    // A shard as it is stored, and the subchunks that threads decode; or two decoded shards.
-    let shard_bytes = opened.shard_bytes();
-    let at_once = match &other {
-        None => at_once(common, shard_bytes.saturating_mul(2)),
-        Some(other) => other.at_once(&Budget::of(common), shard_bytes, common.threads()),
-    };
+    let checks = Checks::new(&opened, &shards, common)?;
+    let other = other.map(|other| Other::new(&opened, other, checks.budget(), common));
+    let other = other.transpose()?;
     let done = on_each(
         ["verifying", "nothing was changed"],
         &grid,
         &positions,
-        at_once,
-        |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
+        common.threads(), // each waits for its memory
+        |shard| look_at(&opened, &checks, other.as_ref(), shard).map(Some),
     )?;
     Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
 }
@@ -74,7 +68,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 /// Looks at one shard. What cannot be read is damage; it is no failure.
 fn look_at(
     opened: &Opened,
-    shards: &Shards<'_, open::Store>,
+    checks: &Checks<'_>,
     other: Option<&Other>,
     shard: &[u64],
 ) -> Result<Found, Failure> {
@@ -85,7 +79,7 @@ fn look_at(
         damage: None,
         differences: Vec::new(),
     };
-    match shards.verify(shard) {
+    match checks.verify(shard)? {
         Ok(None) => found.stored = false,
         Ok(Some(verification)) => {
             found.size = verification.inspection.size;
@@ -95,6 +89,9 @@ fn look_at(
         Err(error) => found.damage = Some(ShardDamage::unreadable(&error)),
     }
     if let Some(other) = other {
+        let _taken = checks
+            .budget()
+            .take("compare shards", other.bytes(opened.shard_bytes()))?;
         found.differences = against::differences(opened, other, shard)?;
     }
     Ok(found)
