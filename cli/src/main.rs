@@ -21,6 +21,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod failure;
+mod heap;
 mod inspect;
 mod open;
 mod outcome;
@@ -112,6 +113,7 @@ impl Task {
 }
 
 fn main() -> ExitCode {
+    heap::fit_addresses();
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {
