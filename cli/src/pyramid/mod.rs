@@ -320,7 +320,7 @@ fn does_not_fit(
         return None; // --memory does not change it
     }
     let doing = format!(
-        "make levels of {}: blocks of level 0 take {}, and the smallest buffers of all levels {}. So",
+        "make levels of {} (blocks of level 0 take {}, and the smallest buffers of all levels {})",
         args.image,
         bytes_text(reading),
         bytes_text(needed)
