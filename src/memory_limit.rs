@@ -1,5 +1,5 @@
 //! The memory that this process may take: what the machine has, or what its control groups allow it, as a
-//! job of a scheduler or a container.
+//! job of a scheduler or a container, or its own limit of addresses (`ulimit -v`).
 //!
 //! Source: `proc(5)`, `cgroups(7)`, and the kernel's documentation of both versions of control groups.
 
@@ -12,7 +12,9 @@ pub(crate) fn memory_limit() -> Option<usize> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| total(&text));
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    machine.into_iter().chain(limits(&groups, read)).min()
+    let addresses = read(Path::new("/proc/self/limits")).and_then(|text| address_space(&text));
+    let all = machine.into_iter().chain(addresses);
+    all.chain(limits(&groups, read)).min()
 }
 
 /// In bytes; `None` if the system does not report it.
@@ -28,6 +30,15 @@ fn total(meminfo: &str) -> Option<usize> {
     let total = lines.find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: usize = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib.saturating_mul(1 << 10))
+}
+
+/// `Max address space         204800000            unlimited            bytes`: the first number, which is
+/// the one in force. `unlimited` is none.
+#[cfg(any(target_os = "linux", test))]
+fn address_space(limits: &str) -> Option<usize> {
+    let mut lines = limits.lines();
+    let limit = lines.find_map(|line| line.strip_prefix("Max address space"))?;
+    limit.split_whitespace().next()?.parse().ok()
 }
 
 /// What the groups and all above them allow. `groups` has a line for each, `number:controllers:path`; that
@@ -67,6 +78,16 @@ mod tests {
         assert_eq!(total(text), Some(24_616_232 << 10));
         assert_eq!(total("MemFree: 1 kB\n"), None);
         assert_eq!(total("MemTotal: many\n"), None);
+    }
+
+    #[test]
+    fn what_addresses_are_left() {
+        let limited = "Limit  Soft  Hard  Units\nMax address space         204800000            unlimited            bytes     \n";
+        assert_eq!(address_space(limited), Some(204_800_000));
+        let unlimited =
+            "Max address space         unlimited            unlimited            bytes\n";
+        assert_eq!(address_space(unlimited), None);
+        assert_eq!(address_space(""), None);
     }
 
     #[test]

@@ -320,7 +320,7 @@ impl Options {
     /// memory of devices.
     ///
     /// Default: a quarter of the machine's memory, or of the limit of the process's control groups
-    /// (a container, a job); 2 GiB if the system reports neither.
+    /// (a container, a job) or of its addresses (`ulimit -v`); 2 GiB if the system reports none.
     #[must_use]
     pub fn with_host_memory(mut self, bytes: usize) -> Self {
         self.host_memory = Some(bytes);

@@ -42,6 +42,12 @@ pub(crate) enum Backend {
     Cuda,
 }
 
+/// `options` with at most `bytes` of the host's memory, page-locked or not.
+fn within(options: Options, bytes: usize) -> Options {
+    let pinned = options.pinned_memory().min(bytes);
+    options.with_host_memory(bytes).with_pinned_memory(pinned)
+}
+
 impl Common {
     /// Applies what concerns the whole process. Nothing may use rayon or zarrs before.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
@@ -66,9 +72,15 @@ impl Common {
             Backend::Cuda => zarrs_cuda::Backend::Cuda,
         });
         match self.memory {
-            Some(memory) => options.with_host_memory(memory.bytes()),
+            Some(memory) => within(options, memory.bytes()),
             None => options,
         }
+    }
+
+    /// The library's options, where `other` bytes of the budget are for other buffers.
+    pub(crate) fn options_beside(&self, other: u64) -> Options {
+        let other = usize::try_from(other).unwrap_or(usize::MAX);
+        within(self.options(), self.memory().saturating_sub(other))
     }
 
     /// Bytes that buffers may take.

@@ -6,6 +6,7 @@ use serde_json::json;
 use zarrs_cuda::maintenance::Compaction;
 
 use crate::arguments::shape_text;
+use crate::budget::Budget;
 use crate::chosen::{Grid, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
@@ -13,7 +14,7 @@ use crate::open::{self, Opened};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
 use crate::replacing::Replacing;
-use crate::work::{at_once, on_each};
+use crate::work::on_each;
 
 /// Store shards again without their unused bytes
 ///
@@ -50,13 +51,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let stored = Sizes::default();
-    // A shard and its new form.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
+    let budget = Budget::of(common);
     let mut done = on_each(
         ["compacting", "no shard was left torn"],
         &grid,
         &chosen,
-        at_once,
+        common.threads(), // each waits for its memory
         |shard| {
             let Some(usage) = shards.usage(shard)? else {
                 return Ok(None);
@@ -70,6 +70,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 stored.add(usage.size, usage.size);
                 return Ok(None);
             }
+            let doing = format!(
+                "compact the shard {} of {}",
+                shape_text(shard),
+                opened.place
+            );
+            // The shard, and its new form.
+            let _taken = budget.take(doing, usage.size.saturating_add(usage.size - unused))?;
             let compaction = if args.dry_run {
                 shards.preview_compact(shard)?
             } else {

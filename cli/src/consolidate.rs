@@ -3,15 +3,18 @@
 use serde_json::json;
 use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
+use zarrs_storage::StorePrefix;
 
 use crate::arguments::shape_text;
+use crate::budget::Budget;
 use crate::chosen::{Grid, Listed, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
+use crate::inspect::stored::FRAME;
 use crate::open::{self, Opened};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{at_once, on_each};
+use crate::work::on_each;
 
 /// Pack subchunks that were written one by one into the shards of an array
 ///
@@ -94,6 +97,15 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     Ok(listed(&sparse, &grid)?.positions.len())
 }
 
+/// The bytes of a shard and of what waits beside it; 0 if the store does not say them.
+fn stored_bytes(opened: &Opened, shard: &[u64]) -> u64 {
+    let (store, key) = (opened.array.storage(), opened.array.chunk_key(shard));
+    let size = store.size_key(&key).ok().flatten().unwrap_or(0);
+    let frame = StorePrefix::new(format!("{key}{FRAME}/"));
+    let waiting = frame.ok().and_then(|frame| store.size_prefix(&frame).ok());
+    size.saturating_add(waiting.unwrap_or(0))
+}
+
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.shards.array)?;
     opened.place.must_be_listed(
@@ -145,14 +157,22 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         return Ok(Outcome::new(lines.join("\n"), json));
     }
     opened.must_be_plain("consolidate")?;
-    // The old shard, its subchunks in the frame, and the new shard.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
+    let budget = Budget::of(common);
     let done = on_each(
         ["consolidating", "nothing is lost"],
         &grid,
         &chosen,
-        at_once,
-        |shard| Ok(sparse.consolidate(shard)?),
+        common.threads(), // each waits for its memory
+        |shard| {
+            let doing = format!(
+                "consolidate the shard {} of {}",
+                shape_text(shard),
+                opened.place
+            );
+            // The old shard and its subchunks in the frame, and the new shard of both.
+            let _taken = budget.take(doing, stored_bytes(&opened, shard).saturating_mul(2))?;
+            Ok(sparse.consolidate(shard)?)
+        },
     )?;
 
     let mut sum = Consolidation::default();

@@ -11,6 +11,8 @@
 
 mod arguments;
 mod bench;
+mod budget;
+mod checks;
 mod chosen;
 mod chunks;
 mod claim;
@@ -24,6 +26,7 @@ mod doctor;
 mod evidence;
 mod explain;
 mod failure;
+mod heap;
 #[cfg(feature = "remote")]
 mod http;
 mod inspect;
@@ -31,6 +34,7 @@ mod names;
 mod open;
 mod outcome;
 mod owner;
+mod parts;
 mod plan;
 mod progress;
 mod pyramid;
@@ -120,6 +124,7 @@ impl Task {
 }
 
 fn main() -> ExitCode {
+    heap::fit_addresses();
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {

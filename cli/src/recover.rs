@@ -7,6 +7,7 @@ use serde_json::json;
 use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
 
 use crate::arguments::shape_text;
+use crate::checks::Checks;
 use crate::chosen::{Grid, ShardArgs};
 use crate::common::Common;
 use crate::failure::Failure;
@@ -14,7 +15,7 @@ use crate::open;
 use crate::outcome::Outcome;
 use crate::progress::counted;
 use crate::replacing::Replacing;
-use crate::work::{at_once, on_each};
+use crate::work::on_each;
 
 /// Repair shards whose last update was interrupted
 ///
@@ -58,21 +59,23 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let [stored, intact] = [AtomicU64::new(0), AtomicU64::new(0)];
-    // A shard as it is stored, its repaired form, and the subchunks that threads decode.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
+    let checks = Checks::new(&opened, &shards, common)?;
     let mut done = on_each(
         ["recovering", "shards that were repaired stay so"],
         &grid,
         &chosen,
-        at_once,
+        common.threads(), // each waits for its memory
         |shard| {
+            let Some(found) = checks.verify(shard)?? else {
+                return Ok(None);
+            };
+            let (outcome, size) = (found.inspection.recovery, found.inspection.size);
             let mut names = None;
-            let (outcome, subchunks) = if args.dry_run {
-                let Some(found) = shards.verify(shard)? else {
-                    return Ok(None);
-                };
-                (found.inspection.recovery, found.subchunks)
+            let (outcome, subchunks) = if args.dry_run || outcome == RecoveryOutcome::Intact {
+                (outcome, found.subchunks)
             } else {
+                // The shard as it is stored, and repaired.
+                let _taken = checks.take("recover", shard, size.saturating_mul(2))?;
                 // A repair is written into the file: another name of it may be somebody's copy.
                 let several = Some(replacing.names(shard)).filter(|names| *names > 1);
                 let recovery = match several {

@@ -60,13 +60,6 @@ impl ShapeArgs {
                 .with_remedy(format!("make it {nearest}")));
             }
         }
-        let bytes = usize::try_from(volume(&shard).saturating_mul(element)).unwrap_or(usize::MAX);
-        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
-            return Err(
-                Failure::failed(format!("a shard of {shard:?} does not fit in memory"))
-                    .with_remedy("give a smaller --shard"),
-            );
-        }
         let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
         Ok((nonzero(shard), nonzero(subchunk)))
     }

@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::chosen::{Chosen, Grid};
-use crate::common::Common;
 use crate::failure::Failure;
 use crate::progress::{Progress, Unit, counted};
 use crate::stop;
@@ -18,14 +17,6 @@ pub(crate) struct Done<T> {
     /// In the order of the grid.
     pub(crate) results: Vec<(Vec<u64>, T)>,
     pub(crate) failures: Vec<Failure>,
-}
-
-/// How many shards can be worked on at once if each takes `bytes`.
-pub(crate) fn at_once(common: &Common, bytes: u64) -> usize {
-    let fit = common.memory() as u64 / bytes.max(1);
-    usize::try_from(fit)
-        .unwrap_or(usize::MAX)
-        .clamp(1, common.threads())
 }
 
 /// Does `work` to the shards at `positions`, `at_once` at once. What it returns is kept, unless it is

@@ -8,7 +8,7 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EncodedSubchunk;
-use crate::layout::{Entries, Extent};
+use crate::layout::Entries;
 use crate::metrics::counters;
 use crate::plan::host_engine;
 use crate::store::no_panic;
@@ -59,22 +59,47 @@ impl Sharding {
         object: &[u8],
         entries: &Entries<'_>,
     ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
+        let numbered = entries.iter().enumerate();
+        let stored = numbered.filter_map(|(number, extent)| Some((number, object.get(extent?)?)));
+        let stored: Vec<(usize, &[u8])> = stored.collect();
+        let tried = self.try_each(&stored)?;
+        let mut tried = stored
+            .iter()
+            .map(|(number, _)| *number)
+            .zip(tried)
+            .peekable();
+        let results = entries.iter().enumerate().map(|(number, extent)| {
+            if let Some((_, result)) = tried.next_if(|(tried, _)| *tried == number) {
+                return result;
+            }
+            let Some(extent) = extent else {
+                return Ok(());
+            };
+            Err(CodecError::Other(format!(
+                "bytes {}..{} are not in a shard of {} bytes",
+                extent.start,
+                extent.end,
+                object.len()
+            )))
+        });
+        Ok(results.collect())
+    }
+
+    /// Decode encoded subchunks, each for itself, by their numbers: an error for each subchunk that does
+    /// not decode.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the codecs are for trusted data.
+    pub(crate) fn try_each(
+        &self,
+        subchunks: &[(usize, &[u8])],
+    ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
         self.codec.check_trusted()?;
-        let numbered: Vec<(usize, Extent)> = entries.iter().enumerate().collect();
         let each = |decode: &TryOne<'_>| {
-            let results = numbered.par_iter().map(|(number, extent)| match extent {
-                None => Ok(()),
-                Some(extent) => match object.get(extent.clone()) {
-                    Some(bytes) => decode(*number, bytes),
-                    None => Err(CodecError::Other(format!(
-                        "bytes {}..{} are not in a shard of {} bytes",
-                        extent.start,
-                        extent.end,
-                        object.len()
-                    ))),
-                },
-            });
-            results.collect()
+            let results = subchunks.par_iter();
+            results
+                .map(|(number, bytes)| decode(*number, bytes))
+                .collect()
         };
         if self.delegated().is_some() {
             return Ok(each(&|_, bytes| self.decode_delegated(bytes)));

@@ -152,7 +152,7 @@ const SMALL: u64 = 256 << 10;
 
 /// The inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
 /// question.
-async fn by_index<O: Reads>(
+pub(super) async fn by_index<O: Reads>(
     store: &O,
     key: &StoreKey,
     size: u64,

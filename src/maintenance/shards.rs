@@ -26,7 +26,7 @@ use super::recover::async_recover;
 use super::recover::{Recovery, recover};
 #[cfg(feature = "async")]
 use super::verify::async_verify;
-use super::verify::{Verification, verify};
+use super::verify::{Verification, verify, verify_in_pieces};
 use crate::codec::error::is_of_bytes;
 use crate::codec::find;
 use crate::layout::RECORD_LEN;
@@ -254,6 +254,27 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     pub fn verify(&self, shard: &[u64]) -> Result<Option<Verification>, Error> {
         let (key, format) = self.find(shard)?;
         verify(&*self.array.storage(), &key, &format)
+    }
+
+    /// Verifies the shard with the chunk indices `shard` as [`verify`](Self::verify) does, but reads at
+    /// most `bytes` bytes of it together, or one subchunk, and decodes at most `at_once` subchunks at
+    /// once. So it takes little memory, however large the shard is.
+    ///
+    /// Returns `None` if the shard is not stored, and if only the whole shard can say whether it is
+    /// damaged: its index has no checksum or is invalid, or an update of it was interrupted.
+    ///
+    /// # Errors
+    /// As for [`verify`](verify()) and [`ShardFormat::of`].
+    pub fn verify_in_pieces(
+        &self,
+        shard: &[u64],
+        bytes: u64,
+        at_once: usize,
+    ) -> Result<Option<Verification>, Error> {
+        let (key, format) = self.find(shard)?;
+        let storage = self.array.storage();
+        let store = Blocking::new(&*storage);
+        now(verify_in_pieces(&store, &key, &format, bytes, at_once))
     }
 
     /// Returns how many bytes of the shard with the chunk indices `shard` are used. Returns `None` if

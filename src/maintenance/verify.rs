@@ -1,14 +1,17 @@
 //! Verification: whether each subchunk of a shard decodes.
 
+use zarrs_codec::CodecError;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableStorageTraits;
+use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use super::ShardFormat;
-use super::inspect::Inspection;
-use super::io::{read, undecided};
+use super::inspect::{Inspection, by_index};
+use super::io::{failed, read, undecided};
 use super::recover::{SubchunkState, states};
 use crate::Error;
+use crate::codec::error::is_of_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};
@@ -68,4 +71,116 @@ async fn verify_in<O: Reads>(
         inspection: Inspection::of(&object, format).map_err(undecided(key))?,
         subchunks: states(&object, key, format)?,
     }))
+}
+
+/// How often a shard that changes while it is read in pieces is read again.
+const ATTEMPTS: usize = 3;
+
+/// Verifies the shard at `key` in pieces of at most `bytes` encoded bytes, or one subchunk, of which at
+/// most `at_once` subchunks are decoded at once. Returns `None` if there is no shard, or if the index and
+/// the unused bytes leave a question that only the whole shard answers.
+pub(super) async fn verify_in_pieces<O: Reads>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+    bytes: u64,
+    at_once: usize,
+) -> Result<Option<Verification>, Error> {
+    let mut before = None;
+    for _ in 0..ATTEMPTS {
+        let size = store.size(key).await;
+        let Some(size) = size.map_err(failed("find the size of", key))? else {
+            return Ok(None);
+        };
+        let Some(inspection) = by_index(store, key, size, format.shards()).await? else {
+            return Ok(None);
+        };
+        // What did not decode may have been of another shard, which was replaced meanwhile.
+        if let Some(Verification {
+            inspection: old, ..
+        }) = &before
+            && *old == inspection
+        {
+            return Ok(before);
+        }
+        let subchunks = pieces(store, key, format, &inspection, bytes, at_once).await?;
+        let Some(subchunks) = subchunks else {
+            return Ok(None);
+        };
+        let is_read = |state: &SubchunkState| !matches!(state, SubchunkState::Unreadable { .. });
+        let is_well = subchunks.iter().all(is_read);
+        let verification = Verification {
+            inspection,
+            subchunks,
+        };
+        if is_well {
+            return Ok(Some(verification));
+        }
+        before = Some(verification);
+    }
+    Ok(None)
+}
+
+/// The states of the subchunks that `inspection` found; `None` if the shard is not there any more.
+async fn pieces<O: Reads>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+    inspection: &Inspection,
+    most: u64,
+    at_once: usize,
+) -> Result<Option<Vec<SubchunkState>>, Error> {
+    let mut states = vec![SubchunkState::Empty; inspection.subchunks.len()];
+    let numbered = inspection.subchunks.iter().enumerate();
+    let stored = numbered.filter_map(|(number, subchunk)| {
+        let subchunk = subchunk.as_ref()?;
+        let end = subchunk.offset.saturating_add(subchunk.size);
+        Some((number, subchunk.offset..end))
+    });
+    let mut stored: Vec<_> = stored.collect();
+    stored.sort_by_key(|(_, extent)| extent.start);
+    let mut rest = &stored[..];
+    while let Some((_, first)) = rest.first() {
+        let mut piece = first.clone();
+        let more = rest.iter().take_while(|(_, extent)| {
+            let end = piece.end.max(extent.end);
+            let fits = end - piece.start <= most || *extent == *first;
+            if fits {
+                piece.end = end;
+            }
+            fits
+        });
+        let (subchunks, others) = rest.split_at(more.count());
+        rest = others;
+        let range = ByteRange::FromStart(piece.start, Some(piece.end - piece.start));
+        let read = store.get_ranges(key, vec![range]).await;
+        let read = read.map_err(failed("read subchunks of", key))?;
+        let Some(bytes) = read.and_then(|mut parts| parts.pop()) else {
+            return Ok(None);
+        };
+        for subchunks in subchunks.chunks(at_once.max(1)) {
+            let found = subchunks.iter().filter_map(|(number, extent)| {
+                let at = |offset: u64| usize::try_from(offset - piece.start).ok();
+                Some((*number, bytes.get(at(extent.start)?..at(extent.end)?)?))
+            });
+            let found: Vec<_> = found.collect();
+            if found.len() < subchunks.len() {
+                let message = format!("{key} is shorter than its index says");
+                return Err(CodecError::Other(message).into());
+            }
+            let tried = format.shards().try_each(&found)?;
+            for ((number, _), tried) in found.into_iter().zip(tried) {
+                if let Some(state) = states.get_mut(number) {
+                    *state = match tried {
+                        Ok(()) => SubchunkState::Readable,
+                        Err(error) if is_of_bytes(&error) => SubchunkState::Unreadable {
+                            reason: error.to_string().into(),
+                        },
+                        Err(error) => return Err(undecided(key)(error)),
+                    };
+                }
+            }
+        }
+    }
+    Ok(Some(states))
 }

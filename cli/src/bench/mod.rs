@@ -15,6 +15,7 @@ use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::ArrayReader;
 
 use crate::arguments::{Count, Size};
+use crate::budget::Budget;
 use crate::codec::SubchunkCodec;
 use crate::common::Common;
 use crate::doctor;
@@ -81,6 +82,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let _listening = stop::wait_for_me();
     let parent = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+    must_fit(args, common)?;
     let scratch = Scratch::new(&parent)?;
     let shards = (args.size.bytes() as u64 / (2 * SHARD.pow(3))).max(1);
     let small = args.size.bytes() as u64 / 2;
@@ -141,6 +143,21 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "html": args.html,
     });
     Ok(Outcome::new(lines.join("\n"), json))
+}
+
+/// Checks that the elements fit the budget: they are in memory, and are read again as bytes and then as
+/// elements; and each thread has a shard, decoded, copied and encoded.
+fn must_fit(args: &Args, common: &Common) -> Result<(), Failure> {
+    let of_threads = (3 * 2 * SHARD.pow(3)).saturating_mul(common.threads() as u64);
+    let size = args.size.bytes() as u64;
+    let (budget, shards) = (Budget::of(common), of_threads.min(size.saturating_mul(3)));
+    let needed = size.saturating_mul(3).saturating_add(shards);
+    if needed <= budget.bytes() {
+        return Ok(());
+    }
+    let or = format!(", or --size {}B", (budget.bytes() / 6).max(1));
+    let doing = format!("measure arrays of {}", bytes_text(size));
+    Err(budget.refusal(doing, needed, &or))
 }
 
 /// Elements like those of a microscope: a dark, noisy background with a few bright spots.

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::open::{Opened, Place, is_missing};
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
-const FRAME: &str = ".frame";
+pub(crate) const FRAME: &str = ".frame";
 /// What the name of each subchunk there ends in.
 const CHUNK: &str = "chunk";
 

@@ -106,7 +106,6 @@ pub(crate) fn must_be_plain(place: &Place, doing: &str, repairs: &[String]) -> R
     ))
 }
 
-
 /// Opens the store at `place` to write an array or a group, which need not be there yet.
 pub(crate) fn output(place: &Place) -> Result<Stores, Failure> {
     place.must_be_written("write to")?;

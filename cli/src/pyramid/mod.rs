@@ -24,6 +24,7 @@ use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
 use crate::arguments::{Count, Part};
+use crate::budget::Budget;
 use crate::chunks::{Chunks, Empty};
 use crate::common::Common;
 use crate::consolidate;
@@ -31,7 +32,7 @@ use crate::consolidated;
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place};
 use crate::outcome::Outcome;
-use crate::progress::counted;
+use crate::progress::{bytes_text, counted};
 use crate::shapes::edges;
 use crate::stop;
 
@@ -124,6 +125,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let (store, chunks, told) = level_0(args, &image)?;
     let path = format!("/{}", image.name);
+    let reading = Array::open(store.clone(), &path).map_or(0, |array| plan::reading(&array));
+    let budget = Budget::of(common);
+    budget.must_fit(
+        format_args!("read blocks of whole slices of {}", args.image),
+        reading.saturating_add(1),
+    )?;
+    // From here on, all sharded arrays use our codec.
+    let _registration = zarrs_cuda::register(common.options_beside(reading))?;
     let array = Array::open(store.clone(), &path).map_err(|error| {
         Failure::failed(format!("cannot open {path} of {}: {error}", args.image))
     })?;
@@ -136,6 +145,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let reduction = reduction(args, &image.described);
     check_what_is_there(args, &image, &axes, reduction)?;
     let builder = builder(args, &image, &array, &store, &axes, reduction);
+    let failed = |args: &Args, error: &WriterError| {
+        does_not_fit(args, error, &budget, reading).unwrap_or_else(|| failed(args, error))
+    };
     let levels = builder.levels().map_err(|error| failed(args, &error))?;
     let plan = Plan::of(&levels, &axes, reduction, &array);
     check_names(args, &image, &plan)?;
@@ -341,6 +353,35 @@ fn builder(
     builder
 }
 
+/// The error where the buffers of the levels do not fit the budget, of which level 0 takes `reading` bytes
+/// while it is read.
+fn does_not_fit(
+    args: &Args,
+    error: &WriterError,
+    budget: &Budget,
+    reading: u64,
+) -> Option<Failure> {
+    let mut cause = error;
+    while let WriterError::Level { source, .. } = cause {
+        cause = source;
+    }
+    let WriterError::Memory { memory, needed, .. } = cause else {
+        return None;
+    };
+    let needed = *needed as u64;
+    if *memory == "device memory" {
+        return None; // --memory does not change it
+    }
+    let doing = format!(
+        "make levels of {} (blocks of level 0 take {}, and the smallest buffers of all levels {})",
+        args.image,
+        bytes_text(reading),
+        bytes_text(needed)
+    );
+    let or = ", or make level 0 of subchunks that are shorter along the first axis";
+    Some(budget.refusal(doing, needed.saturating_add(reading), or))
+}
+
 fn failed(args: &Args, error: &WriterError) -> Failure {
     let failure = Failure::failed(format!("cannot make levels of {}: {error}", args.image));
     let mut cause = error;
@@ -348,7 +389,6 @@ fn failed(args: &Args, error: &WriterError) -> Failure {
         cause = source;
     }
     match cause {
-        WriterError::Memory { .. } => failure.with_remedy("give more --memory"),
         WriterError::Pyramid { .. } => failure,
         _ => failure.with_remedy(format!("when the cause is gone, {}", goes_on(args))),
     }

@@ -155,22 +155,29 @@ impl fmt::Display for Plan {
     }
 }
 
+/// The bytes of a slice along the first axis.
+fn slice(array: &Array<FilesystemStore>) -> u64 {
+    let element = array.data_type().fixed_size().unwrap_or(1) as u64;
+    let edges = array.shape().get(1..).unwrap_or_default();
+    volume(edges).saturating_mul(element)
+}
+
+/// The bytes that it takes to read a level: of three blocks of slices one is read, one waits, and one is
+/// reduced. Another one is encoded. A block is as deep as a subchunk.
+pub(super) fn reading(array: &Array<FilesystemStore>) -> u64 {
+    let subchunk = array.subchunk_shape();
+    let slices = subchunk.and_then(|shape| shape.first().map(|extent| extent.get()));
+    slice(array)
+        .saturating_mul(slices.unwrap_or(1))
+        .saturating_mul(4)
+}
+
 /// At most so many bytes of this machine's memory are for buffers while the levels are made.
 pub(super) fn memory(
     levels: &[Array<FilesystemStore>],
     store: &Arc<FilesystemStore>,
 ) -> Result<u64, WriterError> {
-    let element =
-        |array: &Array<FilesystemStore>| array.data_type().fixed_size().unwrap_or(1) as u64;
-    let slice =
-        |array: &Array<FilesystemStore>| volume(&array.shape()[1..]).saturating_mul(element(array));
-    // Level 0 is read in three blocks of slices: one is read, one waits, one is reduced.
-    let block = |array: &Array<FilesystemStore>| {
-        let subchunk = array.subchunk_shape();
-        let slices = subchunk.and_then(|shape| shape.first().map(|extent| extent.get()));
-        slice(array).saturating_mul(slices.unwrap_or(1))
-    };
-    let mut bytes = levels.first().map_or(0, block).saturating_mul(3);
+    let mut bytes = levels.first().map_or(0, reading);
     for pair in levels.windows(2) {
         let writer = ArrayWriter::builder(&pair[1])
             .with_atomic_rename(store.clone())

@@ -12,6 +12,7 @@ use zarrs::storage::{ReadableStorageTraits, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
+use super::assembly::Assembly;
 use super::resume::Stored;
 use super::shapes::Shapes;
 use crate::failure::Failure;
@@ -109,37 +110,74 @@ pub(super) fn copy(
     let start = Instant::now();
     let mut counter = Counter::new("writing", output);
     let mut bytes_decoded = 0;
+    let parts = &shapes.parts;
     thread::scope(|scope| {
-        // The channel has no buffer: one shard is read while another is written.
+        // The channel has no buffer: one part is read while another is written.
         let (sender, receiver) = mpsc::sync_channel(0);
         scope.spawn(move || {
-            for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
-                let bytes = match stored.has(&indices, &region) {
-                    Ok(true) => Ok(None),
-                    Ok(false) => read(input, &job.input, &region).map(Some),
-                    Err(failure) => Err(failure),
+            for (indices, region) in shards(shapes) {
+                let is_written = match stored.has(&indices, &region) {
+                    Ok(is_written) => is_written,
+                    Err(failure) => {
+                        let part = region.clone();
+                        let _ = sender.send((indices, region, part, Some(Err(failure)), true));
+                        return; // a writer that has stopped needs no error
+                    }
                 };
-                if sender.send((indices, region, bytes)).is_err() {
-                    break; // the writer has stopped
+                let mut boxes = parts.of(&region).peekable();
+                while let Some(part) = boxes.next() {
+                    let bytes = (!is_written).then(|| read(input, &job.input, &part));
+                    let is_last = is_written || boxes.peek().is_none();
+                    let (indices, region) = (indices.clone(), region.clone());
+                    let read = (indices, region, part, bytes, is_last);
+                    if stop::is_asked() || sender.send(read).is_err() {
+                        return; // the user wants it to stop, or the writer has stopped
+                    }
+                    if is_written {
+                        break;
+                    }
                 }
             }
         });
-        for (indices, region, bytes) in receiver {
+        let mut assembly: Option<Assembly> = None;
+        for (indices, region, part, bytes, is_last) in receiver {
             if stop::is_asked() {
                 break;
             }
-            if let Some(bytes) = bytes? {
+            if let Some(bytes) = bytes.transpose()? {
                 bytes_decoded += bytes.size() as u64;
-                // At the end of the array this fills the shard with the fill value.
-                output.store_array_subset(&region, bytes).map_err(|error| {
-                    Failure::failed(format!(
-                        "cannot write the shard {} of {}: {error}",
-                        output.chunk_key(&indices),
-                        job.output
-                    ))
-                })?;
+                if parts.are_whole() {
+                    // At the end of the array this fills the shard with the fill value.
+                    output.store_array_subset(&region, bytes).map_err(|error| {
+                        Failure::failed(format!(
+                            "cannot write the shard {} of {}: {error}",
+                            output.chunk_key(&indices),
+                            job.output
+                        ))
+                    })?;
+                } else {
+                    let mut shard = match assembly.take() {
+                        Some(shard) => shard,
+                        None => Assembly::new(
+                            output,
+                            &job.output,
+                            &shapes.subchunk,
+                            &indices,
+                            region.clone(),
+                            parts.options(),
+                        )?,
+                    };
+                    shard.add(&part, bytes)?;
+                    if is_last {
+                        shard.finish()?;
+                    } else {
+                        assembly = Some(shard);
+                    }
+                }
             }
-            counter.add(&region);
+            if is_last {
+                counter.add(&region);
+            }
         }
         counter.finish()
     })?;

@@ -1,9 +1,8 @@
 //! `zarrs-cuda reencode`: any Zarr v2 or v3 array as a sharded v3 array.
 //!
-//! The array is read and written shard by shard, so it may be larger than memory: at most two
-//! shards are held decoded at a time, one of them also encoded, and one chunk of the input for each
-//! thread. (One shard is read while the other is written; a shard at the edge of the array is held
-//! twice.) Every value, the data type, the fill value, the attributes and the dimension names are
+//! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
+//! another one is written. Where that takes more than `--memory`, shards are made in boxes of subchunks
+//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the attributes and the dimension names are
 //! carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
@@ -12,6 +11,7 @@
 //! interrupted run.
 
 mod arrays;
+mod assembly;
 mod copy;
 mod directory;
 mod hierarchy;
@@ -34,6 +34,7 @@ use self::run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
+use crate::budget::Budget;
 use crate::chunks::{Chunks, Empty};
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
@@ -211,8 +212,10 @@ impl<'a> Job<'a> {
             ..
         } = opened;
         let shapes = Shapes::choose(&self, &input)?;
+        let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
         let output = describe(&self, &target, &input, &shapes)?;
+        let output = output.with_codec_options(shapes.parts.options());
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.args, &shapes, evidence, metadata_json(&output)?);
         let mut mode = self.args.mode();
@@ -271,7 +274,7 @@ impl Plan<'_> {
         }
         common.say(&self.counted);
         common.say(format!("{shapes}, {}", args.codec));
-        if let Some(note) = shapes.reading_twice() {
+        for note in shapes.notes(&Budget::of(common)) {
             common.say(note);
         }
         for repair in &self.repairs {

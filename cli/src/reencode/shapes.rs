@@ -3,13 +3,14 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-use zarrs_codec::ArrayCodecTraits;
-
 use super::Job;
 use super::arrays::Input;
 use crate::arguments::Shape;
+use crate::budget::Budget;
 use crate::failure::Failure;
-use crate::shapes::{Written, edges, least_common_multiple};
+use crate::open::Place;
+use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
+use crate::shapes::{Written, edges};
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -18,6 +19,7 @@ pub(crate) struct Shapes {
     pub(crate) subchunk: Vec<NonZeroU64>,
     /// The unit in which the input is read: its chunks, or subchunks if it is sharded.
     input_chunk: Vec<u64>,
+    pub(super) parts: Parts,
 }
 
 impl Shapes {
@@ -42,16 +44,7 @@ impl Shapes {
         let args = &job.args.shapes;
         let shard = asked("--shard", &args.shard)?;
         let subchunk = asked("--subchunk", &args.subchunk)?;
-        let input_chunk = match input.chunk_shape(&vec![0; array.len()]) {
-            Ok(chunk) => {
-                let codecs = input.codecs();
-                edges(&codecs.partial_decode_granularity(&chunk))
-            }
-            Err(_) => vec![1; array.len()], // an array without elements
-        };
-        let fixed_size = input.data_type().fixed_size();
-        let element = fixed_size.map_or(32, |size| size.max(1) as u64);
-
+        let (input_chunk, element) = (unit(input), element_bytes(input));
         let (shard, subchunk) = args.chosen(
             &array,
             shard,
@@ -59,26 +52,33 @@ impl Shapes {
             Written::Chunks(&input_chunk),
             element,
         )?;
+        let sizes = Sizes {
+            shard: &edges(&shard),
+            subchunk: &edges(&subchunk),
+            input_chunk: &input_chunk,
+            element,
+            is_object: matches!(job.output, Place::Url(_)),
+        };
+        let parts = Parts::choose(&sizes, &Budget::of(job.common), job.common.threads())?;
         Ok(Self {
             array,
             shard,
             subchunk,
             input_chunk,
+            parts,
         })
+    }
+
+    /// Notes for people about work that other options avoid.
+    pub(super) fn notes(&self, budget: &Budget) -> impl Iterator<Item = String> {
+        let twice = self.reading_twice();
+        twice.into_iter().chain(self.parts.note(budget))
     }
 
     /// Returns a note if chunks of the input cross the borders of shards, and so are read
     /// repeatedly.
-    pub(crate) fn reading_twice(&self) -> Option<String> {
-        let mut times = 1.0;
-        for ((&array, shard), &chunk) in self.array.iter().zip(&self.shard).zip(&self.input_chunk) {
-            // A border of a shard divides a chunk unless it is also a border of a chunk.
-            let last = array.saturating_sub(1);
-            let divided = last / shard.get() - last / least_common_multiple(shard.get(), chunk);
-            #[allow(clippy::cast_precision_loss)] // it is printed with one decimal
-            let reads = 1.0 + divided as f64 / array.div_ceil(chunk).max(1) as f64;
-            times *= reads;
-        }
+    fn reading_twice(&self) -> Option<String> {
+        let times = reads(&self.array, &edges(&self.shard), &self.input_chunk);
         (times >= 1.5).then(|| {
             format!(
                 "note: each chunk of the input is read {times:.1} times; a --shard whose edges are \

@@ -13,23 +13,26 @@ use crate::stop;
 ///
 /// Our codec is no longer registered, so that it does not check itself.
 pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
-    let input = job.open()?;
+    let input = job.open()?.with_codec_options(shapes.parts.options());
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
-        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?;
+        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
+        .with_codec_options(shapes.parts.options());
     let mut counter = Counter::new("verifying", &output);
     for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
-        let written = read(&output, &job.output, &region)?;
-        if read(&input, &job.input, &region)? != written {
-            return Err(Failure::not_well(format!(
-                "the elements {region} of {} are not what was read from {} (shard {})",
-                job.output,
-                job.input,
-                output.chunk_key(&indices),
-            ))
-            .with_remedy(
-                "the output is not made readable: start again with --overwrite, and report this if \
-                 it happens again",
-            ));
+        for part in shapes.parts.of(&region) {
+            let written = read(&output, &job.output, &part)?;
+            if read(&input, &job.input, &part)? != written {
+                return Err(Failure::not_well(format!(
+                    "the elements {part} of {} are not what was read from {} (shard {})",
+                    job.output,
+                    job.input,
+                    output.chunk_key(&indices),
+                ))
+                .with_remedy(
+                    "the output is not made readable: start again with --overwrite, and report this \
+                     if it happens again",
+                ));
+            }
         }
         counter.add(&region);
     }

@@ -23,6 +23,9 @@ use crate::stop;
 /// page cache in pieces of the size of a write, and large ones are not always to be had.
 const BUFFER: usize = 256 << 10;
 
+/// A chunk of more bytes is copied without being in memory as a whole.
+const LARGE: u64 = 4 << 20;
+
 /// The objects of OUT.
 pub(super) struct Target<'a> {
     pub(super) root: &'a Path,
@@ -220,6 +223,9 @@ impl Thread<'_> {
         let Some(place) = places.iter().flatten().next() else {
             return Ok(0);
         };
+        if self.source.size(place)? > LARGE {
+            return self.large_chunk(path, place);
+        }
         let bytes = self.source.bytes(place)?;
         let written = created(path).and_then(|mut file| {
             for part in bytes.chunks(BUFFER) {
@@ -229,6 +235,30 @@ impl Thread<'_> {
         });
         written.map_err(|error| cannot("write the chunk", path, &error))?;
         Ok(bytes.len() as u64)
+    }
+
+    /// The same, without the chunk in memory.
+    fn large_chunk(&mut self, path: &Path, place: &Place) -> Result<u64, String> {
+        let failed = |error: io::Error| cannot("write the chunk", path, &error);
+        let file = created(path).map_err(failed)?;
+        self.buffer.resize(BUFFER, 0);
+        let mut chunk = Writer {
+            file: &file,
+            buffer: &mut self.buffer,
+            len: 0,
+        };
+        let size = match &place.bytes {
+            None => chunk.append_chunk(&mut self.source, place.object)?,
+            Some(bytes) => {
+                let run = (place.object, bytes.clone());
+                let appended = chunk.append(&mut self.source, run);
+                appended.map_err(|error| error.told(failed))?;
+                bytes.end - bytes.start
+            }
+        };
+        chunk.flush().map_err(failed)?;
+        written(&file).map_err(failed)?;
+        Ok(size)
     }
 
     /// Writes a shard, and returns the size of its subchunks.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 
-/// How many bytes are read at once.
+/// How many bytes are read at once, at most.
 const PIECE: usize = 4 << 20;
 /// How many pieces wait for the writer.
 const PIECES: usize = 4;
@@ -18,6 +18,8 @@ const PIECES: usize = 4;
 /// The input.
 pub(super) struct Input {
     path: PathBuf,
+    /// How many bytes are read at once.
+    piece: usize,
     pieces: Receiver<io::Result<Vec<u8>>>,
     used: std::sync::mpsc::Sender<Vec<u8>>,
 }
@@ -31,8 +33,9 @@ pub(super) enum Piece {
 }
 
 impl Input {
-    /// Opens the file `path`, or standard input for `-`.
-    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+    /// Opens the file `path`, or standard input for `-`. A small part of `memory` bytes is for pieces.
+    pub(super) fn open(path: &Path, memory: usize) -> Result<Self, Failure> {
+        let piece = (memory / 64).clamp(1, PIECE);
         let from: Box<dyn Read + Send> = if path == Path::new("-") {
             Box::new(io::stdin())
         } else {
@@ -46,13 +49,19 @@ impl Input {
         let (used, buffers) = channel();
         thread::Builder::new()
             .name("zarrs-cuda input".to_string())
-            .spawn(move || read(from, &sender, &buffers))
+            .spawn(move || read(from, piece, &sender, &buffers))
             .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
         Ok(Self {
             path: path.to_path_buf(),
+            piece,
             pieces,
             used,
         })
+    }
+
+    /// The bytes that pieces take: those that wait, one that is read, and one that is appended.
+    pub(super) fn memory(&self) -> u64 {
+        (self.piece as u64).saturating_mul(PIECES as u64 + 2)
     }
 
     /// The next bytes, if there are some within `limit`.
@@ -78,12 +87,13 @@ impl Input {
 /// Sends pieces until the input ends: then an empty one, or the error.
 fn read(
     mut from: Box<dyn Read + Send>,
+    piece: usize,
     to: &SyncSender<io::Result<Vec<u8>>>,
     buffers: &Receiver<Vec<u8>>,
 ) {
     loop {
         let mut buffer = buffers.try_recv().unwrap_or_default();
-        buffer.resize(PIECE, 0);
+        buffer.resize(piece, 0);
         let piece = match from.read(&mut buffer) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => Err(error),

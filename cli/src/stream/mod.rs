@@ -56,10 +56,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me();
-    // From here on, all sharded arrays use our codec.
-    let _registration = zarrs_cuda::register(common.options())?;
     open::must_be_local(&args.input, "INPUT is a file of frames")?;
-    let mut input = Input::open(&args.input)?;
+    let mut input = Input::open(&args.input, common.memory())?;
+    // From here on, all sharded arrays use our codec.
+    let again = common.memory() / 8;
+    let beside = input.memory().saturating_add(again as u64);
+    let _registration = zarrs_cuda::register(common.options_beside(beside))?;
     let recording = Recording::open_or_create(args)?;
     let stored = recording.frames();
     common.say(&recording);
@@ -76,7 +78,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         frames: args.frames,
         bytes: 0,
     };
-    let mut writer = recording.writer()?;
+    let mut writer = recording.writer(again)?;
     let again = writer.progress();
     let start = Instant::now();
     let outcome = record(&mut input, &mut taken, &mut writer, again);

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, DataType, FillValue};
+use zarrs::array::{Array, ArrayBuilder, ArraySubset, DataType, FillValue};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_cuda::CudaShardingCodecBuilder;
+use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::writer::ArrayWriter;
 
 use super::Args;
@@ -107,8 +108,8 @@ impl Recording {
     ///
     /// A writer starts at the border of a layer of shards. The last layer is short if a run stopped
     /// within it. Its frames are then appended once more. The old shards stay until the new ones, with
-    /// more frames, replace them.
-    pub(super) fn writer(&self) -> Result<ArrayWriter, Failure> {
+    /// more frames, replace them. Reading them takes about `again` bytes beside the writer.
+    pub(super) fn writer(&self, again: usize) -> Result<ArrayWriter, Failure> {
         let start = self.frames() / self.shard[0] * self.shard[0];
         let path = &self.place;
         let mut builder = ArrayWriter::builder(&self.array).with_start(start);
@@ -121,30 +122,50 @@ impl Recording {
                 "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
             )
         })?;
-        for frame in start..self.frames() {
+        self.append_again(start, again, &mut writer)?;
+        Ok(writer)
+    }
+
+    /// Appends the stored frames from `start` on once more. Reading them takes about `memory` bytes, or as
+    /// many as one frame has twice.
+    fn append_again(
+        &self,
+        start: u64,
+        memory: usize,
+        writer: &mut ArrayWriter,
+    ) -> Result<(), Failure> {
+        let frame = self.frame_bytes();
+        // Deep subchunks are decoded once for several frames.
+        let at_once = (memory / 2 / frame.max(1)).max(1) as u64;
+        let reader = ArrayReader::builder(&self.array).with_memory(memory / 2);
+        let reader = reader.build().map_err(Failure::failed)?;
+        let mut bytes = Vec::new();
+        let (mut from, end) = (start, self.frames());
+        while from < end {
+            let to = end.min(from.saturating_add(at_once));
             let cannot = |error: &dyn fmt::Display| {
                 Failure::failed(format!(
-                    "cannot read frame {frame} of {path}, which is in an unfinished layer of shards: \
-                     {error}"
+                    "cannot read frames {from} to {} of {}, which are in an unfinished layer of \
+                     shards: {error}",
+                    to - 1,
+                    self.place
                 ))
                 .with_remedy("`zarrs-cuda verify` says what is damaged")
             };
-            let mut shape = self.array.shape().to_vec();
-            shape[0] = 1;
-            let mut origin = vec![0; shape.len()];
-            origin[0] = frame;
-            let region = ArraySubset::new_with_start_shape(origin, shape);
-            let region = region.map_err(|error| cannot(&error))?;
-            let bytes: ArrayBytes = self
-                .array
-                .retrieve_array_subset(&region)
-                .map_err(|error| cannot(&error))?;
-            let bytes = bytes.into_fixed().map_err(|error| cannot(&error))?;
-            writer
-                .append_bytes(&bytes)
-                .map_err(|error| cannot(&error))?;
+            let inner = self.array.shape().iter().skip(1).map(|extent| 0..*extent);
+            let region: Vec<_> = std::iter::once(from..to).chain(inner).collect();
+            let len = usize::try_from(to - from).ok();
+            let len = len.and_then(|frames| frames.checked_mul(frame));
+            let len = len.ok_or_else(|| cannot(&"they are too long"))?;
+            bytes.resize(len, 0);
+            let output = Output::contiguous(&mut bytes);
+            let read = reader.read_bytes_into(&ArraySubset::new_with_ranges(&region), output);
+            read.map_err(|error| cannot(&error))?;
+            let appended = writer.append_bytes(&bytes);
+            appended.map_err(|error| cannot(&error))?;
+            from = to;
         }
-        Ok(writer)
+        Ok(())
     }
 }
 

@@ -2,14 +2,75 @@
 
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
+use zarrs_codec::CodecOptions;
 
 use crate::arguments::shape_text;
+use crate::budget::Budget;
+use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{Opened, Store};
+use crate::parts::{Parts, Sizes, element_bytes, unit};
 use crate::progress::counted;
+use crate::shapes::edges;
 
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;
+
+/// The other array, and how much of both is in memory at once.
+pub(super) struct Other {
+    pub(super) opened: Opened,
+    parts: Parts,
+    options: CodecOptions,
+}
+
+impl Other {
+    /// # Errors
+    /// Not even one subchunk of both arrays fits the budget.
+    pub(super) fn new(
+        one: &Opened,
+        opened: Opened,
+        budget: &Budget,
+        common: &Common,
+    ) -> Result<Self, Failure> {
+        let origin = vec![0; one.array.dimensionality()];
+        let shard = one.array.chunk_shape(&origin).map(|shard| edges(&shard));
+        let subchunk = unit(&one.array);
+        let sizes = Sizes {
+            shard: &shard.unwrap_or_else(|_| subchunk.clone()), // an array without elements
+            subchunk: &subchunk,
+            input_chunk: &unit(&opened.array),
+            element: element_bytes(&one.array),
+            is_object: false,
+        };
+        let parts = Parts::choose(&sizes, budget, common.threads())?;
+        Ok(Self {
+            options: parts.options(),
+            opened,
+            parts,
+        })
+    }
+
+    /// The bytes that it takes to compare a shard of `shard` bytes.
+    pub(super) fn bytes(&self, shard: u64) -> u64 {
+        self.parts.bytes(shard)
+    }
+
+    fn read(
+        &self,
+        array: &Array<Store>,
+        region: &ArraySubset,
+    ) -> Result<ArrayBytes<'static>, ArrayError> {
+        array.retrieve_array_subset_opt(region, &self.options)
+    }
+
+    /// Whether all elements of `region` can be read from both arrays, and are equal.
+    fn is_equal(&self, one: &Opened, region: &ArraySubset) -> bool {
+        self.parts.of(region).all(|part| {
+            let read = |array| self.read(array, &part);
+            matches!((read(&one.array), read(&self.opened.array)), (Ok(a), Ok(b)) if a == b)
+        })
+    }
+}
 
 /// A box of elements that is not equal in both arrays.
 pub(super) struct Difference {
@@ -39,7 +100,7 @@ pub(super) fn of_metadata(one: &Opened, other: &Opened) -> Option<String> {
 /// The subchunks of the shard with the indices `shard` that differ.
 pub(super) fn differences(
     one: &Opened,
-    other: &Opened,
+    other: &Other,
     shard: &[u64],
 ) -> Result<Vec<Difference>, Failure> {
     let cannot = |error: &dyn std::fmt::Display| {
@@ -50,9 +111,7 @@ pub(super) fn differences(
     };
     let region = one.array.chunk_subset_bounded(shard);
     let region = region.map_err(|error| cannot(&error))?;
-    if let (Ok(a), Ok(b)) = (read(&one.array, &region), read(&other.array, &region))
-        && a == b
-    {
+    if other.is_equal(one, &region) {
         return Ok(Vec::new());
     }
     // Which subchunks?
@@ -79,11 +138,12 @@ pub(super) fn differences(
             })
             .collect();
         let part = ArraySubset::new_with_ranges(&ranges);
-        let why = match (read(&one.array, &part), read(&other.array, &part)) {
+        let read = |array| other.read(array, &part);
+        let why = match (read(&one.array), read(&other.opened.array)) {
             (Ok(a), Ok(b)) if a == b => continue,
             (Ok(_), Ok(_)) => "they differ".to_string(),
             (Err(error), _) => format!("{} cannot be read: {error}", one.place),
-            (_, Err(error)) => format!("{} cannot be read: {error}", other.place),
+            (_, Err(error)) => format!("{} cannot be read: {error}", other.opened.place),
         };
         found.push(Difference {
             elements: ranges_text(&ranges),
@@ -91,10 +151,6 @@ pub(super) fn differences(
         });
     }
     Ok(found)
-}
-
-fn read(array: &Array<Store>, region: &ArraySubset) -> Result<ArrayBytes<'static>, ArrayError> {
-    array.retrieve_array_subset(region)
 }
 
 fn ranges_text(ranges: &[std::ops::Range<u64>]) -> String {

@@ -7,9 +7,10 @@ mod damage;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
-use zarrs_cuda::maintenance::Shards;
 
+use self::against::Other;
 use self::damage::ShardDamage;
+use crate::checks::Checks;
 use crate::chosen::{self, Chosen, Grid, ShardArgs};
 use crate::chunks::Chunks;
 use crate::common::Common;
@@ -18,7 +19,7 @@ use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{at_once, on_each};
+use crate::work::on_each;
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
 #[derive(clap::Args, Debug)]
@@ -74,14 +75,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         None => (args.shards.chosen(&opened, &grid)?, 0),
     };
     let seen = Seen::default();
-    // A shard as it is stored, and the subchunks that threads decode; or two decoded shards.
-    let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
+    let checks = Checks::new(&opened, &shards, common)?;
+    let other = other.map(|other| Other::new(&opened, other, checks.budget(), common));
+    let other = other.transpose()?;
     let mut done = on_each(
         ["verifying", "nothing was changed"],
         &grid,
         &chosen,
-        at_once,
-        |shard| look_at(&opened, &shards, other.as_ref(), shard, &seen),
+        common.threads(), // each waits for its memory
+        |shard| look_at(&opened, &checks, other.as_ref(), shard, &seen),
     )?;
     done.failures.extend(chosen.take_failures());
     let all = All {
@@ -98,8 +100,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 /// reason is a failure. Nothing is kept of a shard without damage and differences.
 fn look_at(
     opened: &Opened,
-    shards: &Shards<'_, open::Store>,
-    other: Option<&Opened>,
+    checks: &Checks<'_>,
+    other: Option<&Other>,
     shard: &[u64],
     seen: &Seen,
 ) -> Result<Option<Found>, Failure> {
@@ -107,7 +109,7 @@ fn look_at(
         damage: None,
         differences: Vec::new(),
     };
-    if let Some(verification) = shards.verify(shard)? {
+    if let Some(verification) = checks.verify(shard)?? {
         let inspection = &verification.inspection;
         let subchunks = inspection.num_stored() as u64;
         seen.stored.fetch_add(1, Ordering::Relaxed);
@@ -116,6 +118,9 @@ fn look_at(
         found.damage = ShardDamage::of(&verification);
     }
     if let Some(other) = other {
+        let _taken = checks
+            .budget()
+            .take("compare shards", other.bytes(opened.shard_bytes()))?;
         found.differences = against::differences(opened, other, shard)?;
     }
     seen.decided.fetch_add(1, Ordering::Relaxed);

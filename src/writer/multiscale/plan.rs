@@ -121,12 +121,17 @@ impl<TStorage: ?Sized> Plan<TStorage> {
             } => {
                 let sum: usize = self.weights.iter().fold(0, |sum, w| sum.saturating_add(*w));
                 let all = (needed as u128 * sum as u128).div_ceil(self.weights[level].max(1) as u128);
-                let all = usize::try_from(all).unwrap_or(usize::MAX).saturating_add(self.kept);
+                let all = usize::try_from(all).unwrap_or(usize::MAX);
+                let (kept, whole) = match memory {
+                    "host memory" => (self.kept, self.budget.host_memory()),
+                    "page-locked memory" => (0, self.budget.pinned_memory()),
+                    _ => (0, self.budget.device_memory().unwrap_or(budget)),
+                };
                 WriterError::Memory {
                     memory,
-                    needed,
-                    budget,
-                    advice: format!("all levels share the budget, and would fit {all} bytes of it. For level {level}: {advice}"),
+                    needed: all.saturating_add(kept),
+                    budget: whole,
+                    advice: format!("all levels share the budget, and level {level} has {budget} bytes of it and needs {needed}; for this level: {advice}"),
                 }
             }
             error => error,

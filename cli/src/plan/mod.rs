@@ -1,15 +1,11 @@
 //! `zarrs-cuda plan`: proposes shards and subchunks for how an array will be written and read.
 
-use std::num::NonZeroU64;
-use std::sync::Arc;
+mod memory;
 
 use clap::ValueEnum;
 use serde_json::json;
-use zarrs::array::{Array, ArrayBuilder, DataType, FillValue};
-use zarrs::filesystem::FilesystemStore;
+use zarrs::array::DataType;
 use zarrs::metadata::v3::MetadataV3;
-use zarrs_cuda::CudaShardingCodecBuilder;
-use zarrs_cuda::writer::ArrayWriter;
 
 use crate::arguments::{Shape, Size, shape_text};
 use crate::codec::{CODECS, SubchunkCodec};
@@ -42,6 +38,28 @@ pub(crate) struct Args {
     subchunk_size: Size,
     #[arg(long, value_name = "CODEC", default_value = "zstd:1", help = CODECS)]
     codec: SubchunkCodec,
+}
+
+impl Args {
+    fn written(&self) -> Written<'static> {
+        self.rate.map_or(Written::Shards, |_| Written::Slices)
+    }
+}
+
+/// The shapes that decide how large a shard becomes.
+struct Shapes<'a> {
+    array: &'a [u64],
+    subchunk: &'a [u64],
+    /// The bytes of an element.
+    element: u64,
+}
+
+impl Shapes<'_> {
+    /// The shard of about so many bytes.
+    fn shard(&self, written: Written<'_>, bytes: u64) -> Vec<u64> {
+        let elements = (bytes / self.element.max(1)).max(1);
+        shard_for(written, self.array, self.subchunk, elements)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,11 +96,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if shape.is_empty() {
         return Err(Failure::usage("an array without dimensions needs no plan"));
     }
-    let [shard_elements, subchunk_elements] = [args.shard_size, args.subchunk_size]
-        .map(|size| (size.bytes() as u64 / element as u64).max(1));
+    let subchunk_elements = (args.subchunk_size.bytes() as u64 / element as u64).max(1);
     let subchunk = subchunk_for(args.read, &shape, subchunk_elements);
-    let written = args.rate.map_or(Written::Shards, |_| Written::Slices);
-    let shard = shard_for(written, &shape, &subchunk, shard_elements);
+    let sizes = Shapes {
+        array: &shape,
+        subchunk: &subchunk,
+        element: element as u64,
+    };
+    let shard = sizes.shard(args.written(), args.shard_size.bytes() as u64);
+    let memory = memory::of(args, common, &data_type, &sizes, &shard)?;
     let counts = |extents: &[u64], by: &[u64]| {
         let counts = extents
             .iter()
@@ -92,13 +114,6 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     };
     let (shards, subchunks) = (counts(&shape, &shard), counts(&shard, &subchunk));
     let bytes = |shape: &[u64]| volume(shape).saturating_mul(element as u64);
-    let memory = if args.rate.is_some() {
-        writer_memory(args, common, &data_type, &shape, &shard, &subchunk)?
-    } else {
-        // Two shards decoded, one of them also encoded.
-        bytes_text(3 * volume(&shard).saturating_mul(element as u64)).to_string()
-    };
-
     let mut lines = vec![
         format!(
             "array     {} {}, {}",
@@ -118,15 +133,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             bytes_text(bytes(&subchunk)),
             bytes_text(subchunks * 16 + 4)
         ),
-        format!(
-            "memory    about {memory} for buffers of {}",
-            if args.rate.is_some() {
-                "the stream"
-            } else {
-                "`reencode`"
-            }
-        ),
     ];
+    lines.extend(memory.lines());
     let slice = bytes(&shape[1..]);
     let objects = counts(&shape[1..], &shard[1..]);
     let per_hour = args
@@ -159,7 +167,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "shape": shape, "data_type": args.dtype, "shard": shard, "subchunk": subchunk,
         "shards": shards, "subchunks_per_shard": subchunks,
         "array_bytes": bytes(&shape), "shard_bytes": bytes(&shard), "subchunk_bytes": bytes(&subchunk),
-        "memory": memory,
+        "memory": memory.text(),
+        "memory_fits": memory.fits(),
+        "shard_size_that_fits": memory.fitting_shard_size(),
         "objects_per_hour": per_hour.map(|(objects, _)| objects),
         "bytes_per_second": per_hour.map(|(_, rate)| rate),
     });
@@ -193,43 +203,6 @@ fn subchunk_for(read: Read, shape: &[u64], elements: u64) -> Vec<u64> {
             subchunk
         }
     }
-}
-
-/// The memory of a writer of slices, in words.
-fn writer_memory(
-    args: &Args,
-    common: &Common,
-    data_type: &DataType,
-    shape: &[u64],
-    shard: &[u64],
-    subchunk: &[u64],
-) -> Result<String, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| Failure::failed(format!("cannot plan: {error}"));
-    let subchunk: Vec<_> = subchunk
-        .iter()
-        .filter_map(|&extent| NonZeroU64::new(extent))
-        .collect();
-    let codec = CudaShardingCodecBuilder::new(subchunk, data_type)
-        .bytes_to_bytes_codecs(args.codec.for_elements(data_type)?)
-        .options(common.options())
-        .build_arc()
-        .map_err(|error| cannot(&error))?;
-    let mut shape = shape.to_vec();
-    shape[0] = 0;
-    let fill_value = FillValue::new(vec![0; data_type.fixed_size().unwrap_or(1)]);
-    // Nothing is stored there.
-    let store = FilesystemStore::new(std::env::temp_dir()).map_err(|error| cannot(&error))?;
-    let store = Arc::new(store);
-    let array: Array<FilesystemStore> =
-        ArrayBuilder::new(shape, shard.to_vec(), data_type.clone(), fill_value)
-            .array_to_bytes_codec(codec)
-            .build(store.clone(), "/")
-            .map_err(|error| cannot(&error))?;
-    let writer = ArrayWriter::builder(&array).with_atomic_rename(store);
-    Ok(match writer.memory_estimate() {
-        Ok(memory) => bytes_text((memory.host + memory.pinned + memory.device) as u64).to_string(),
-        Err(error) => format!("more than it may: {error}"),
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,99 @@
+//! Decodes every subchunk of stored shards, within the budget.
+
+use zarrs_cuda::Error;
+use zarrs_cuda::maintenance::{Shards, Verification};
+
+use crate::arguments::shape_text;
+use crate::budget::{Budget, Taken};
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::open::{Opened, Store};
+use crate::parts::{OF_THREAD, element_bytes, unit};
+use crate::shapes::volume;
+
+/// The most bytes of a large shard that are read together.
+const PIECE: u64 = 16 << 20;
+
+/// The shards of an array, and the memory for them.
+pub(crate) struct Checks<'a> {
+    opened: &'a Opened,
+    shards: &'a Shards<'a, Store>,
+    budget: Budget,
+    /// Bytes of a shard that are read together.
+    piece: u64,
+    /// How many subchunks are decoded at once.
+    at_once: usize,
+    /// The bytes that these take.
+    decoded: u64,
+}
+
+impl<'a> Checks<'a> {
+    /// # Errors
+    /// Not even one subchunk fits the budget.
+    pub(crate) fn new(
+        opened: &'a Opened,
+        shards: &'a Shards<'a, Store>,
+        common: &Common,
+    ) -> Result<Self, Failure> {
+        let budget = Budget::of(common);
+        let subchunk = volume(&unit(&opened.array)).saturating_mul(element_bytes(&opened.array));
+        let of_subchunk = subchunk.saturating_mul(OF_THREAD);
+        budget.must_fit(
+            format_args!("decode a subchunk of {}", opened.place),
+            of_subchunk.saturating_add(1),
+        )?;
+        let piece = (budget.bytes() / 4).clamp(1, PIECE);
+        let at_once = budget.at_once(piece, of_subchunk, common.threads());
+        Ok(Self {
+            opened,
+            shards,
+            piece,
+            at_once,
+            decoded: of_subchunk.saturating_mul(at_once as u64),
+            budget,
+        })
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Takes the memory for `bytes` of a shard that is worked on, and for subchunks that are decoded.
+    pub(crate) fn take(
+        &self,
+        doing: &str,
+        shard: &[u64],
+        bytes: u64,
+    ) -> Result<Taken<'_>, Failure> {
+        let place = &self.opened.place;
+        self.budget.take(
+            format_args!("{doing} the shard {} of {place}", shape_text(shard)),
+            bytes.saturating_add(self.decoded),
+        )
+    }
+
+    /// Verifies a shard: in pieces if it is large, unless only the whole shard says what is wrong.
+    pub(crate) fn verify(
+        &self,
+        shard: &[u64],
+    ) -> Result<Result<Option<Verification>, Error>, Failure> {
+        let array = &self.opened.array;
+        let size = match array.storage().size_key(&array.chunk_key(shard)) {
+            Ok(None) => return Ok(Ok(None)),
+            Ok(Some(size)) => size,
+            Err(_) => 0, // what reads the shard says why
+        };
+        if size > self.piece {
+            let taken = self.take("verify", shard, self.piece)?;
+            let verified = self
+                .shards
+                .verify_in_pieces(shard, self.piece, self.at_once);
+            drop(taken);
+            if !matches!(verified, Ok(None)) {
+                return Ok(verified);
+            }
+        }
+        let _taken = self.take("verify", shard, size)?;
+        Ok(self.shards.verify(shard))
+    }
+}
