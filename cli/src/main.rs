@@ -15,9 +15,11 @@ mod codec;
 mod common;
 mod compact;
 mod consolidate;
+mod data_types;
 mod demo;
 mod doctor;
 mod explain;
+mod extensions;
 mod failure;
 mod inspect;
 mod open;
@@ -35,6 +37,7 @@ mod shell;
 mod stop;
 mod stream;
 mod verify;
+mod version2;
 mod work;
 
 use std::process::ExitCode;
@@ -109,6 +112,7 @@ impl Task {
 }
 
 fn main() -> ExitCode {
+    extensions::register();
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {

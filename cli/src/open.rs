@@ -14,6 +14,7 @@ use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey};
 
 use crate::failure::Failure;
+use crate::version2;
 
 /// A store of any kind.
 pub(crate) type Store = dyn ReadableWritableListableStorageTraits;
@@ -163,6 +164,10 @@ pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
     } = stores(place)?;
     let array = Array::open(store.clone(), "/");
     let array = array.map_err(|error| cannot_open(place, &store, &error))?;
+    let array = version2::as_numcodecs_reads(array).map_err(|reason| {
+        Failure::failed(format!("cannot read {place} as numcodecs does: {reason}"))
+            .with_remedy("re-encode the array with zarr-python")
+    })?;
     Ok(Opened {
         place: place.clone(),
         array,

@@ -19,6 +19,7 @@ mod objects;
 mod shapes;
 mod target;
 mod verify;
+mod xarray;
 
 use clap::ValueEnum;
 use serde_json::json;
@@ -64,7 +65,8 @@ pub(crate) struct Args {
     /// Say what happens to a shard, and why
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Read both arrays again with zarrs' own codecs, and compare every bit
+    /// Read both arrays again with zarrs' own codecs, and compare every bit. No other implementation
+    /// decodes IN
     #[arg(long)]
     pub(crate) verify: bool,
     /// Replace the arrays that are in OUT
