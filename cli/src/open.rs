@@ -276,11 +276,11 @@ fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failur
         failure
     };
     if kind == Kind::Array {
-        return if error.contains("codec") && error.contains("not supported") {
+        let is_extension = error.contains("codec") || error.contains("data type");
+        return if is_extension && error.contains("not supported") {
             // For example lz4 of Zarr v2.
-            failure.with_remedy(
-                "re-encode the array with a program that has this codec, such as zarr-python",
-            )
+            failure
+                .with_remedy("re-encode the array with a program that has it, such as zarr-python")
         } else {
             failure
         };

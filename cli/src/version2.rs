@@ -73,7 +73,9 @@ fn must_fit(metadata: &ArrayMetadataV2) -> Result<(), String> {
         };
         let FixedScaleOffset { dtype, astype, .. } = configuration?;
         let Some(elements) = elements.as_mut() else {
-            return Err(format!("its codec `{id}` is for numbers, and elements are `{name}`"));
+            return Err(format!(
+                "its codec `{id}` is for numbers, and elements are `{name}`"
+            ));
         };
         let dtype = dtype.unwrap_or(*elements);
         let order = ByteOrder::of(name, dtype.size);

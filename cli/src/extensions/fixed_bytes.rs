@@ -252,13 +252,30 @@ mod tests {
             let metadata: FillValueMetadata = serde_json::from_value(json).unwrap();
             let value = data_type.fill_value(&metadata, ZarrVersion::V2).ok()?;
             let again = data_type.metadata_fill_value(&value).unwrap();
-            Some((value.as_ne_bytes().to_vec(), serde_json::to_value(again).unwrap()))
+            Some((
+                value.as_ne_bytes().to_vec(),
+                serde_json::to_value(again).unwrap(),
+            ))
         };
-        assert_eq!(fill(text, json!("YQ==")), Some((b"a\0\0".to_vec(), json!("YQ=="))));
-        assert_eq!(fill(raw, json!("YQ==")), Some((b"a\0\0".to_vec(), json!("YQAA"))));
-        assert_eq!(fill(raw, json!([1, 2, 3])), Some((vec![1, 2, 3], json!("AQID"))));
+        assert_eq!(
+            fill(text, json!("YQ==")),
+            Some((b"a\0\0".to_vec(), json!("YQ==")))
+        );
+        assert_eq!(
+            fill(raw, json!("YQ==")),
+            Some((b"a\0\0".to_vec(), json!("YQAA")))
+        );
+        assert_eq!(
+            fill(raw, json!([1, 2, 3])),
+            Some((vec![1, 2, 3], json!("AQID")))
+        );
         assert_eq!(fill(text, Value::Null), Some((vec![0; 3], json!(""))));
-        for wrong in [json!([1, 2]), json!("YWJjZA=="), json!("?"), json!([1, 2, 256])] {
+        for wrong in [
+            json!([1, 2]),
+            json!("YWJjZA=="),
+            json!("?"),
+            json!([1, 2, 256]),
+        ] {
             assert_eq!(fill(raw, wrong), None);
         }
     }

@@ -17,8 +17,8 @@ use zarrs::metadata::Configuration as Json;
 use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use zarrs::storage::StorageError;
 use zarrs_codec::{
-    ArrayCodecTraits, ArrayPartialDecoderTraits, ArrayToArrayCodecTraits, Codec, CodecError, CodecMetadataOptions,
-    CodecOptions, CodecRuntimePluginV2, CodecRuntimePluginV3, CodecTraits,
+    ArrayCodecTraits, ArrayPartialDecoderTraits, ArrayToArrayCodecTraits, Codec, CodecError,
+    CodecMetadataOptions, CodecOptions, CodecRuntimePluginV2, CodecRuntimePluginV3, CodecTraits,
     PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency, register_codec_v2,
     register_codec_v3,
 };
@@ -284,14 +284,19 @@ impl Configuration {
     fn parse(json: &Json) -> Result<Self, String> {
         let number = |name: &str| {
             let value = json.get(name);
-            value
-                .and_then(Value::as_f64)
-                .ok_or_else(|| format!("{V2_NAME}: its `{name}` is {}, and not a number", json!(value)))
+            value.and_then(Value::as_f64).ok_or_else(|| {
+                format!(
+                    "{V2_NAME}: its `{name}` is {}, and not a number",
+                    json!(value)
+                )
+            })
         };
         let data_type = |name: &str| match json.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Number::parse(text).map(Some),
-            Some(other) => Err(format!("{V2_NAME}: its `{name}` is {other}, and not a data type")),
+            Some(other) => Err(format!(
+                "{V2_NAME}: its `{name}` is {other}, and not a data type"
+            )),
         };
         Ok(Self {
             json: json.clone(),
@@ -317,11 +322,13 @@ impl FixedScaleOffset {
         let Configuration { dtype, astype, .. } = self.configuration;
         let dtype = match dtype {
             Some(dtype) => dtype,
-            None => ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
-                .into_iter()
-                .filter_map(|name| Number::parse(name).ok())
-                .find(|number| number.data_type() == *data_type)
-                .ok_or_else(unsupported)?,
+            None => [
+                "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
+            ]
+            .into_iter()
+            .filter_map(|name| Number::parse(name).ok())
+            .find(|number| number.data_type() == *data_type)
+            .ok_or_else(unsupported)?,
         };
         if dtype.data_type() != *data_type {
             return Err(unsupported());
@@ -481,7 +488,11 @@ impl ArrayPartialDecoderTraits for PartialDecoder {
     ) -> Result<ArrayBytes<'_>, CodecError> {
         if !self.exists()? {
             let elements = indexer.len();
-            return Ok(ArrayBytes::new_fill_value(&self.data_type, elements, &self.fill_value)?);
+            return Ok(ArrayBytes::new_fill_value(
+                &self.data_type,
+                elements,
+                &self.fill_value,
+            )?);
         }
         let encoded = self.encoded.partial_decode(indexer, options)?;
         let decoded = self.codec.decoded(encoded.into_fixed()?, &self.data_type)?;
@@ -494,7 +505,11 @@ impl ArrayPartialDecoderTraits for PartialDecoder {
 }
 
 impl FixedScaleOffset {
-    fn decoded(&self, mut bytes: Cow<'_, [u8]>, data_type: &DataType) -> Result<Vec<u8>, CodecError> {
+    fn decoded(
+        &self,
+        mut bytes: Cow<'_, [u8]>,
+        data_type: &DataType,
+    ) -> Result<Vec<u8>, CodecError> {
         let (dtype, astype) = self.numbers(data_type)?;
         let Configuration { scale, offset, .. } = self.configuration;
         let precision = astype.precision();
@@ -519,7 +534,11 @@ impl FixedScaleOffset {
 mod tests {
     use super::*;
 
-    fn decode(configuration: &Value, version: ZarrVersion, encoded: &[u8]) -> Result<Vec<u8>, String> {
+    fn decode(
+        configuration: &Value,
+        version: ZarrVersion,
+        encoded: &[u8],
+    ) -> Result<Vec<u8>, String> {
         let json = configuration.as_object().unwrap();
         let json: Json = json.clone().into();
         let codec = FixedScaleOffset {
@@ -531,14 +550,21 @@ mod tests {
         let fill_value = FillValue::new(vec![0; size]);
         let encoded = ArrayBytes::from(encoded.to_vec());
         let decoded = codec
-            .decode(encoded, &[], &data_type, &fill_value, &CodecOptions::default())
+            .decode(
+                encoded,
+                &[],
+                &data_type,
+                &fill_value,
+                &CodecOptions::default(),
+            )
             .map_err(|error| error.to_string())?;
         Ok(decoded.into_fixed().unwrap().into_owned())
     }
 
     #[test]
     fn numbers_are_as_precise_as_in_the_metadata() {
-        let configuration = json!({ "scale": 0.1, "offset": -3.7, "dtype": "<f8", "astype": "<i2" });
+        let configuration =
+            json!({ "scale": 0.1, "offset": -3.7, "dtype": "<f8", "astype": "<i2" });
         let decoded = decode(&configuration, ZarrVersion::V2, &[3, 0, 251, 255]).unwrap();
         let expected = [3.0 / 0.1 - 3.7, -5.0 / 0.1 - 3.7].map(f64::to_ne_bytes);
         assert_eq!(decoded, expected.concat());
@@ -556,7 +582,8 @@ mod tests {
     #[test]
     fn a_value_that_does_not_fit_is_an_error() {
         for (dtype, scale) in [("u1", 0.1), ("i8", 1e-30), ("i2", 0.0)] {
-            let configuration = json!({ "scale": scale, "offset": 0, "dtype": dtype, "astype": "u1" });
+            let configuration =
+                json!({ "scale": scale, "offset": 0, "dtype": dtype, "astype": "u1" });
             let error = decode(&configuration, ZarrVersion::V3, &[200]).unwrap_err();
             assert!(error.contains("cannot hold"), "{error}");
         }

@@ -62,7 +62,9 @@ mod tests {
             assert_eq!(configuration["scale_factor"], scale);
             DataType::from_metadata(&metadata).unwrap();
         }
-        for name in ["<M4[ns]", "M8[ns]", "<M8[", "<M8[]", "<M8[5]", "<M8[ns", "|M8[ns]"] {
+        for name in [
+            "<M4[ns]", "M8[ns]", "<M8[", "<M8[]", "<M8[5]", "<M8[ns", "|M8[ns]",
+        ] {
             assert!(in_v3(name).is_none(), "{name}");
         }
         // The unit is zarrs' to judge.

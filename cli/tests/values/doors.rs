@@ -67,8 +67,14 @@ fn stream() {
         let raw = folder.path().join(format!("{name}.raw"));
         fs::write(&raw, frames).unwrap();
         let output = folder.path().join(name);
-        let words: [&dyn AsRef<std::ffi::OsStr>; 6] =
-            [&"stream", &output, &"--frame-shape", &"3,7", &"--dtype", &name];
+        let words: [&dyn AsRef<std::ffi::OsStr>; 6] = [
+            &"stream",
+            &output,
+            &"--frame-shape",
+            &"3,7",
+            &"--dtype",
+            &name,
+        ];
         let mut command = program(&words);
         command.stdin(File::open(&raw).unwrap());
         said(&command.output().unwrap(), 0);
@@ -76,10 +82,23 @@ fn stream() {
     let arrays = python::run("arrays.py", &[&"raw", &folder.path()]);
     assert_eq!(count(&arrays), types.len());
 
-    for name in ["complex_bfloat16", "uint4", "r0", "r7", "string", "raw_bytes"] {
+    for name in [
+        "complex_bfloat16",
+        "uint4",
+        "r0",
+        "r7",
+        "string",
+        "raw_bytes",
+    ] {
         let output = folder.path().join(format!("not-{name}"));
-        let words: [&dyn AsRef<std::ffi::OsStr>; 6] =
-            [&"stream", &output, &"--frame-shape", &"3,7", &"--dtype", &name];
+        let words: [&dyn AsRef<std::ffi::OsStr>; 6] = [
+            &"stream",
+            &output,
+            &"--frame-shape",
+            &"3,7",
+            &"--dtype",
+            &name,
+        ];
         let ended = program(&words).output().unwrap();
         assert!(matches!(ended.status.code(), Some(1 | 2)), "{name}");
         assert!(!output.join("zarr.json").exists(), "{name}");
@@ -111,8 +130,9 @@ fn pyramid() {
         let level = images.join(&name).join("0");
         let shapes = ["--shard", "1,32,32", "--subchunk", "1,8,8"];
         reencode(&inputs.join(&name), &level, &shapes, 0);
-        let words: [&dyn AsRef<std::ffi::OsStr>; 3] = [&"pyramid", &level, &"--json"];
-        let ended = program(&words).output().unwrap();
+        let axes = ["z,factor=1", "y", "x"].map(|axis| format!("--axis={axis}"));
+        let mut command = program(&[&"pyramid", &level, &"--json"]);
+        let ended = command.args(axes).output().unwrap();
         let said = said(&ended, 0);
         let _: Value = serde_json::from_slice(&ended.stdout).expect(&said);
     }

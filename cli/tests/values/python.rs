@@ -41,11 +41,21 @@ fn installed() -> Result<PathBuf, String> {
         return Ok(python);
     }
     let shown = venv.display();
-    let _ = writeln!(io::stderr(), "values: installing other implementations in {shown}");
+    let _ = writeln!(
+        io::stderr(),
+        "values: installing other implementations in {shown}"
+    );
     let _ = fs::remove_file(&stamp);
     said(clean(&found()?).args(["-m", "venv", "--clear"]).arg(&venv))?;
     let mut pip = clean(&python);
-    pip.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "-r"]);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary=:all:",
+        "-r",
+    ]);
     said(pip.arg(&list))?;
     fs::write(stamp, wanted).unwrap();
     Ok(python)
