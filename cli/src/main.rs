@@ -21,10 +21,12 @@ mod common;
 mod compact;
 mod consolidate;
 mod consolidated;
+mod data_types;
 mod demo;
 mod doctor;
 mod evidence;
 mod explain;
+mod extensions;
 mod failure;
 mod heap;
 #[cfg(feature = "remote")]
@@ -50,6 +52,7 @@ mod shell;
 mod stop;
 mod stream;
 mod verify;
+mod version2;
 mod work;
 
 use std::process::ExitCode;
@@ -125,6 +128,7 @@ impl Task {
 
 fn main() -> ExitCode {
     heap::fit_addresses();
+    extensions::register();
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {

@@ -16,7 +16,7 @@ use zarrs::metadata::ChunkKeySeparator;
 pub(crate) use self::elsewhere::Elsewhere;
 use crate::failure::Failure;
 use crate::inspect::stored::{Keys, files};
-use crate::open::{Opened, Place};
+use crate::open::{self, Opened, Place};
 use crate::progress::counted;
 use crate::shapes::volume;
 
@@ -229,7 +229,8 @@ fn with_separator(opened: &mut Opened, separator: ChunkKeySeparator) -> Result<(
     };
     let metadata = metadata.with_dimension_separator(separator);
     let array = Array::new_with_metadata(opened.array.storage(), "/", metadata.into());
-    opened.array =
+    let array =
         array.map_err(|error| Failure::failed(format!("cannot open {}: {error}", opened.place)))?;
+    opened.array = open::as_numcodecs_reads(&opened.place, array)?;
     Ok(())
 }

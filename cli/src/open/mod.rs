@@ -28,6 +28,7 @@ pub(crate) use self::place::{Place, must_be_local};
 #[cfg(feature = "remote")]
 pub(crate) use self::place::{is_http, without_user};
 use crate::failure::Failure;
+use crate::version2;
 
 /// A store of any kind.
 pub(crate) type Store = dyn ReadableWritableListableStorageTraits;
@@ -81,12 +82,27 @@ pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
     let stores = store(place)?;
     let array = Array::open(stores.store.clone(), "/");
     let array = array.map_err(|error| cannot_open(place, &*stores.store, &error))?;
+    let array = as_numcodecs_reads(place, array)?;
     Ok(Opened {
         place: place.clone(),
         array,
         repairs: stores.repairs(),
         files: stores.files,
         sizes: stores.sizes,
+    })
+}
+
+/// The array at `place`, whose codecs decode as numcodecs does.
+///
+/// # Errors
+/// zarrs would decode an array of Zarr v2 otherwise.
+pub(crate) fn as_numcodecs_reads(
+    place: &Place,
+    array: Array<Store>,
+) -> Result<Array<Store>, Failure> {
+    version2::as_numcodecs_reads(array).map_err(|reason| {
+        Failure::failed(format!("cannot read {place} as numcodecs does: {reason}"))
+            .with_remedy("re-encode the array with zarr-python")
     })
 }
 
@@ -212,10 +228,13 @@ fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failur
     let failure = Failure::failed(format!("cannot open {place} as a Zarr array: {error}"));
     let failure = match Kind::of(store, place) {
         Err(unreadable) => return unreadable,
-        Ok(Kind::Array) if error.contains("codec") && error.contains("not supported") => {
+        Ok(Kind::Array)
+            if error.contains("not supported")
+                && (error.contains("codec") || error.contains("data type")) =>
+        {
             // For example lz4 of Zarr v2.
             return failure.with_remedy(
-                "re-encode the array with a program that has this codec, such as zarr-python",
+                "re-encode the array with a program that has it, such as zarr-python",
             );
         }
         Ok(Kind::Array) => return failure,

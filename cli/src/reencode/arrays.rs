@@ -1,16 +1,21 @@
 //! The input and the output as zarrs' arrays.
 
 use std::fmt;
+use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, ArrayMetadataOptions};
-use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs_codec::ArrayToArrayCodecTraits;
 use zarrs_cuda::CudaShardingCodecBuilder;
 
 use super::Job;
 use super::shapes::Shapes;
 use super::target::Target;
+use super::xarray;
+use crate::arguments::shape_text;
+use crate::data_types;
 use crate::failure::Failure;
 use crate::open::Store;
+use crate::shapes::edges;
 
 pub(crate) type Input = Array<Store>;
 /// The output array. Each value appears at once, as a whole.
@@ -27,11 +32,8 @@ pub(super) fn describe(
         Failure::failed(format!("cannot describe {} in Zarr v3: {error}", job.input))
     };
     let data_type = input.data_type();
-    if data_type.name(ZarrVersion::V3).is_none() {
-        return Err(cannot(&format!(
-            "there is no such data type: {data_type:?}"
-        )));
-    }
+    data_types::must_be_read_elsewhere(data_type)?;
+    must_be_readable(job, input)?;
     let sharding = CudaShardingCodecBuilder::new(shapes.subchunk.clone(), data_type)
         .bytes_to_bytes_codecs(job.args.codec.for_elements(data_type)?)
         .index_location(job.args.index.into())
@@ -53,20 +55,46 @@ pub(super) fn describe(
                 .dimension_names(input.dimension_names().clone())
                 .additional_fields(metadata.additional_fields.clone());
         }
-        // xarray's convention for v2, whose metadata cannot hold dimension names.
         ArrayMetadata::V2(metadata) => {
-            let names = metadata.attributes.get("_ARRAY_DIMENSIONS");
-            let names: Option<Vec<String>> =
-                names.and_then(|names| serde_json::from_value(names.clone()).ok());
-            builder.dimension_names(names.filter(|names| names.len() == shapes.array.len()));
+            if let Some(xarray) = xarray::in_v3(metadata, data_type, input.fill_value()) {
+                builder
+                    .attributes(xarray.attributes)
+                    .dimension_names(Some(xarray.dimension_names));
+                if let Some(note) = xarray.note {
+                    job.common.say(format!("{}: {note}", job.input));
+                }
+            }
         }
     }
 
     // The array is created from metadata, so that the registry chooses our codec, as in any
     // application.
     let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
+    let metadata = data_types::as_others_read(metadata, input.fill_value());
     Array::new_with_metadata(target.store.clone(), "/", metadata.into())
         .map_err(|error| cannot(&error))
+}
+
+/// Checks that zarrs reads parts of the input's chunks. It fails within chunks of text whose dimensions
+/// are in another order, unless all of these are equally long.
+fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
+    let origin = vec![0; input.dimensionality()];
+    let shape = input.chunk_shape(&origin).unwrap_or_default();
+    let is_same = |codec: &Arc<dyn ArrayToArrayCodecTraits>| {
+        let encoded = codec.encoded_shape(&shape);
+        encoded.is_ok_and(|encoded| encoded[..] == shape[..])
+    };
+    let codecs = input.codecs();
+    if input.data_type().is_fixed() || codecs.array_to_array_codecs().iter().all(is_same) {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "cannot read {}: its chunks of {} keep text or byte strings in another order of dimensions (order \
+         F, or the codec transpose), and zarrs does not read parts of them",
+        job.input,
+        shape_text(&edges(&shape))
+    ))
+    .with_remedy("re-encode the array with zarr-python"))
 }
 
 /// The output's `zarr.json`. zarrs' own attribute is left out, so that the attributes are the

@@ -22,6 +22,7 @@ mod run;
 mod shapes;
 mod target;
 mod verify;
+mod xarray;
 
 use clap::ValueEnum;
 use serde_json::json;
@@ -77,7 +78,8 @@ pub(crate) struct Args {
     /// Say what happens to a shard, and why
     #[arg(long)]
     pub(crate) explain: bool,
-    /// Read both arrays again with zarrs' own codecs, and compare every bit
+    /// Read both arrays again with zarrs' own codecs, and compare every bit. No other implementation
+    /// decodes IN
     #[arg(long)]
     pub(crate) verify: bool,
     /// Re-encode IN also if none of its chunks is stored: every element is the fill value

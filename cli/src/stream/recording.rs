@@ -14,6 +14,7 @@ use zarrs_cuda::writer::ArrayWriter;
 
 use super::Args;
 use crate::arguments::{Shape, shape_text};
+use crate::data_types;
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place, Store};
 use crate::shapes::{Written, edges};
@@ -237,6 +238,7 @@ fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
             "--dtype {name}: its elements differ in size, so raw bytes do not tell where one ends"
         )));
     };
+    data_types::must_be_read_elsewhere(&data_type)?;
     let mut shape = vec![ENDLESS];
     shape.extend(edges(frame));
     let asked = |option: &str, asked: &Option<Shape>| match asked {

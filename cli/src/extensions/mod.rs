@@ -1,0 +1,16 @@
+//! Codecs and data types that the command adds to zarrs, or replaces there.
+//!
+//! Entries made at run time come before those that zarrs was compiled with.
+
+mod fixed_bytes;
+mod fixed_scale_offset;
+mod numpy_time;
+
+pub(crate) use self::fixed_scale_offset::{ByteOrder, Configuration as FixedScaleOffset, Number};
+
+/// Registers all of them for this process. Nothing may open an array before.
+pub(crate) fn register() {
+    fixed_scale_offset::register();
+    fixed_bytes::register();
+    numpy_time::register();
+}

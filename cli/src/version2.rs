@@ -1,0 +1,119 @@
+//! Arrays of Zarr v2 in which zarrs would find other elements than numcodecs.
+//!
+//! zarrs makes one chain of a list of filters and a compressor. In some lists the chain is another,
+//! and nothing fails. Such an array is opened otherwise here, or refused.
+
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::metadata::v2::{ArrayMetadataV2, DataTypeMetadataV2, MetadataV2};
+use zarrs_codec::Codec;
+
+use crate::extensions::{ByteOrder, FixedScaleOffset, Number};
+use crate::open::Store;
+
+/// Returns `array`, whose elements are those that numcodecs finds. Arrays of Zarr v3 stay as they are.
+///
+/// # Errors
+/// Which codec is the reason, if zarrs cannot find these elements.
+pub(crate) fn as_numcodecs_reads(array: Array<Store>) -> Result<Array<Store>, String> {
+    let ArrayMetadata::V2(metadata) = array.metadata() else {
+        return Ok(array);
+    };
+    must_keep_order(metadata)?;
+    must_fit(metadata)?;
+    match with_byte_strings(metadata)? {
+        None => Ok(array),
+        Some(metadata) => {
+            let path = array.path().as_str();
+            Array::new_with_metadata(array.storage(), path, ArrayMetadata::V2(metadata))
+                .map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Filters in their order, and then the compressor.
+fn codecs(metadata: &ArrayMetadataV2) -> impl Iterator<Item = &MetadataV2> {
+    let filters = metadata.filters.iter().flatten();
+    filters.chain(&metadata.compressor)
+}
+
+/// Checks that zarrs does not sort the filters: it puts those of elements before those of bytes.
+fn must_keep_order(metadata: &ArrayMetadataV2) -> Result<(), String> {
+    let mut of_bytes: Option<&str> = None;
+    for codec in codecs(metadata) {
+        let id = codec.id();
+        match Codec::from_metadata(codec) {
+            Ok(Codec::ArrayToArray(_) | Codec::ArrayToBytes(_)) => {
+                if let Some(before) = of_bytes {
+                    return Err(format!(
+                        "its codec `{id}` takes elements, and stands behind the codec `{before}`, which \
+                         makes bytes of them: zarrs would apply `{id}` first"
+                    ));
+                }
+                if matches!(id, "vlen-utf8" | "vlen-bytes" | "vlen-array") {
+                    of_bytes = Some(id);
+                }
+            }
+            Ok(Codec::BytesToBytes(_)) | Err(_) => of_bytes = Some(id),
+        }
+    }
+    Ok(())
+}
+
+/// Checks the data types that `fixedscaleoffset` names: zarrs takes the order of the array's bytes for
+/// the whole chain, and numcodecs takes any elements for elements of these data types.
+fn must_fit(metadata: &ArrayMetadataV2) -> Result<(), String> {
+    let DataTypeMetadataV2::Simple(name) = &metadata.dtype else {
+        return Ok(());
+    };
+    let mut elements = Number::parse(name).ok();
+    for codec in codecs(metadata) {
+        let id = codec.id();
+        let Some(configuration) = FixedScaleOffset::of_filter(id, codec.configuration()) else {
+            continue;
+        };
+        let FixedScaleOffset { dtype, astype, .. } = configuration?;
+        let Some(elements) = elements.as_mut() else {
+            return Err(format!(
+                "its codec `{id}` is for numbers, and elements are `{name}`"
+            ));
+        };
+        let dtype = dtype.unwrap_or(*elements);
+        let order = ByteOrder::of(name, dtype.size);
+        if !dtype.is_alike(*elements) || dtype.order != order {
+            return Err(format!(
+                "its codec `{id}` is for elements of {dtype}, and gets {elements}, or another byte \
+                 order than that of the array, `{name}`"
+            ));
+        }
+        *elements = astype.unwrap_or(dtype);
+        if ByteOrder::of(name, elements.size) != ByteOrder::None && !name.starts_with(['<', '>']) {
+            return Err(format!(
+                "its codec `{id}` makes elements of several bytes of `{name}`, which has no byte order \
+                 that zarrs could take for them"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns metadata in which `|O` is not text, if the filters say that it is byte strings.
+fn with_byte_strings(metadata: &ArrayMetadataV2) -> Result<Option<ArrayMetadataV2>, String> {
+    let is_object = matches!(&metadata.dtype, DataTypeMetadataV2::Simple(name) if name == "|O");
+    if !is_object {
+        return Ok(None);
+    }
+    let mut ids = codecs(metadata).map(MetadataV2::id);
+    match ids.find(|id| matches!(*id, "vlen-utf8" | "vlen-bytes")) {
+        Some("vlen-utf8") => Ok(None),
+        Some(_) => {
+            let mut metadata = metadata.clone();
+            metadata.dtype = DataTypeMetadataV2::Simple("|VX".to_string());
+            Ok(Some(metadata))
+        }
+        None => Err(
+            "its elements are Python objects (`|O`), and no filter `vlen-utf8` or `vlen-bytes` says \
+             that they are text or byte strings"
+                .to_string(),
+        ),
+    }
+}
