@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
-use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
+use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, Shards, SubchunkState};
 
 use crate::arguments::shape_text;
 use crate::chosen::{Grid, ShardArgs};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// A shard that is not intact, or was not.
+/// The state of a stored shard.
 struct Found {
     outcome: RecoveryOutcome,
     unreadable: Vec<(usize, Arc<str>)>,
@@ -65,37 +65,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         &chosen,
         at_once,
         |shard| {
-            let mut names = None;
-            let (outcome, subchunks) = if args.dry_run {
-                let Some(found) = shards.verify(shard)? else {
-                    return Ok(None);
-                };
-                (found.inspection.recovery, found.subchunks)
-            } else {
-                // A repair is written into the file: another name of it may be somebody's copy.
-                let several = Some(replacing.names(shard)).filter(|names| *names > 1);
-                let recovery = match several {
-                    Some(_) => replacing.recover(shard)?,
-                    None => shards.recover(shard)?,
-                };
-                let Recovery {
-                    outcome, subchunks, ..
-                } = recovery;
-                names = several.filter(|_| is_written(&outcome));
-                (outcome, subchunks)
-            };
-            if outcome == RecoveryOutcome::Absent {
+            let Some(found) = recovered(args.dry_run, &shards, &replacing, shard)? else {
                 return Ok(None);
-            }
+            };
             stored.fetch_add(1, Ordering::Relaxed);
-            let is_intact = outcome == RecoveryOutcome::Intact;
+            let is_intact = found.outcome == RecoveryOutcome::Intact;
             intact.fetch_add(u64::from(is_intact), Ordering::Relaxed);
-            let unreadable = unreadable(&subchunks);
-            Ok((!is_intact || !unreadable.is_empty()).then_some(Found {
-                outcome,
-                unreadable,
-                names,
-            }))
+            Ok((!is_intact || !found.unreadable.is_empty()).then_some(found))
         },
     )?;
     let [stored, intact] = [stored.into_inner(), intact.into_inner()];
@@ -172,6 +148,36 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     };
     done.failures.extend(chosen.take_failures());
     Ok(outcome.with_errors(done.failures))
+}
+
+/// Recovers a shard, or says what would be done. `None` if it is not stored.
+fn recovered(
+    is_dry: bool,
+    shards: &Shards<'_, open::Store>,
+    replacing: &Replacing<'_>,
+    shard: &[u64],
+) -> Result<Option<Found>, Failure> {
+    if is_dry {
+        return Ok(shards.verify(shard)?.map(|found| Found {
+            outcome: found.inspection.recovery,
+            unreadable: unreadable(&found.subchunks),
+            names: None,
+        }));
+    }
+    // A repair is written into the file: another name of it may be somebody's copy.
+    let names = Some(replacing.names(shard)).filter(|names| *names > 1);
+    let recovery = match names {
+        Some(_) => replacing.recover(shard)?,
+        None => shards.recover(shard)?,
+    };
+    let Recovery {
+        outcome, subchunks, ..
+    } = recovery;
+    Ok((outcome != RecoveryOutcome::Absent).then(|| Found {
+        names: names.filter(|_| is_written(&outcome)),
+        unreadable: unreadable(&subchunks),
+        outcome,
+    }))
 }
 
 /// Whether the repair wrote bytes of the shard.
