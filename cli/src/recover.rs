@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
-use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
+use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, Shards, SubchunkState};
 
 use crate::arguments::shape_text;
 use crate::checks::Checks;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// A shard that is not intact, or was not.
+/// The state of a stored shard.
 struct Found {
     outcome: RecoveryOutcome,
     unreadable: Vec<(usize, Arc<str>)>,
@@ -66,40 +66,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         &chosen,
         common.threads(), // each waits for its memory
         |shard| {
-            let Some(found) = checks.verify(shard)?? else {
+            let Some(found) = recovered(args.dry_run, &shards, &checks, &replacing, shard)? else {
                 return Ok(None);
             };
-            let (outcome, size) = (found.inspection.recovery, found.inspection.size);
-            let mut names = None;
-            let (outcome, subchunks) = if args.dry_run || outcome == RecoveryOutcome::Intact {
-                (outcome, found.subchunks)
-            } else {
-                // The shard as it is stored, and repaired.
-                let _taken = checks.take("recover", shard, size.saturating_mul(2))?;
-                // A repair is written into the file: another name of it may be somebody's copy.
-                let several = Some(replacing.names(shard)).filter(|names| *names > 1);
-                let recovery = match several {
-                    Some(_) => replacing.recover(shard)?,
-                    None => shards.recover(shard)?,
-                };
-                let Recovery {
-                    outcome, subchunks, ..
-                } = recovery;
-                names = several.filter(|_| is_written(&outcome));
-                (outcome, subchunks)
-            };
-            if outcome == RecoveryOutcome::Absent {
-                return Ok(None);
-            }
             stored.fetch_add(1, Ordering::Relaxed);
-            let is_intact = outcome == RecoveryOutcome::Intact;
+            let is_intact = found.outcome == RecoveryOutcome::Intact;
             intact.fetch_add(u64::from(is_intact), Ordering::Relaxed);
-            let unreadable = unreadable(&subchunks);
-            Ok((!is_intact || !unreadable.is_empty()).then_some(Found {
-                outcome,
-                unreadable,
-                names,
-            }))
+            Ok((!is_intact || !found.unreadable.is_empty()).then_some(found))
         },
     )?;
     let [stored, intact] = [stored.into_inner(), intact.into_inner()];
@@ -176,6 +149,45 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     };
     done.failures.extend(chosen.take_failures());
     Ok(outcome.with_errors(done.failures))
+}
+
+/// Recovers a shard, or says what would be done. `None` if it is not stored.
+fn recovered(
+    dry_run: bool,
+    shards: &Shards<'_, open::Store>,
+    checks: &Checks<'_>,
+    replacing: &Replacing<'_>,
+    shard: &[u64],
+) -> Result<Option<Found>, Failure> {
+    let Some(verified) = checks.verify(shard)?? else {
+        return Ok(None);
+    };
+    let (outcome, size) = (verified.inspection.recovery, verified.inspection.size);
+    if dry_run || outcome == RecoveryOutcome::Intact {
+        return Ok(Some(Found {
+            outcome,
+            unreadable: unreadable(&verified.subchunks),
+            names: None,
+        }));
+    }
+    // The shard as it is stored, and repaired.
+    let _taken = checks.take("recover", shard, size.saturating_mul(2))?;
+    // A repair is written into the file: another name of it may be somebody's copy.
+    let several = Some(replacing.names(shard)).filter(|names| *names > 1);
+    let Recovery {
+        outcome, subchunks, ..
+    } = match several {
+        Some(_) => replacing.recover(shard)?,
+        None => shards.recover(shard)?,
+    };
+    if outcome == RecoveryOutcome::Absent {
+        return Ok(None);
+    }
+    Ok(Some(Found {
+        names: several.filter(|_| is_written(&outcome)),
+        unreadable: unreadable(&subchunks),
+        outcome,
+    }))
 }
 
 /// Whether the repair wrote bytes of the shard.

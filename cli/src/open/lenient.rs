@@ -41,6 +41,13 @@ impl Lenient {
         repairs.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether the fill value of an array of Zarr v2 was read that is `null`.
+    pub(super) fn has_no_fill_value(&self) -> bool {
+        let repairs = self.repairs();
+        let mut repairs = repairs.values().flatten();
+        repairs.any(|repair| matches!(repair, Repair::FillValue { stored, .. } if stored == "null"))
+    }
+
     /// The value of a key of metadata, repaired. A value that cannot be repaired stays as it is, for zarrs to
     /// refuse.
     fn repaired(&self, key: &StoreKey, stored: Bytes) -> Bytes {

@@ -39,6 +39,8 @@ pub(crate) struct Opened {
     pub(crate) array: Array<Store>,
     /// The metadata that are read otherwise than they are stored, as lines for people.
     pub(crate) repairs: Vec<String>,
+    /// Whether the metadata of Zarr v2 have no fill value, though the array has to have one here.
+    pub(crate) has_no_fill_value: bool,
     /// The same store, if it is a directory.
     pub(crate) files: Option<Arc<FilesystemStore>>,
     /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
@@ -86,6 +88,7 @@ pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
     Ok(Opened {
         place: place.clone(),
         array,
+        has_no_fill_value: stores.lenient.has_no_fill_value(),
         repairs: stores.repairs(),
         files: stores.files,
         sizes: stores.sizes,

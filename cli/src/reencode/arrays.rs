@@ -27,6 +27,7 @@ pub(super) fn describe(
     target: &Target,
     input: &Input,
     shapes: &Shapes,
+    has_no_fill_value: bool,
 ) -> Result<Output, Failure> {
     let cannot = |error: &dyn fmt::Display| {
         Failure::failed(format!("cannot describe {} in Zarr v3: {error}", job.input))
@@ -56,7 +57,9 @@ pub(super) fn describe(
                 .additional_fields(metadata.additional_fields.clone());
         }
         ArrayMetadata::V2(metadata) => {
-            if let Some(xarray) = xarray::in_v3(metadata, data_type, input.fill_value()) {
+            let has_none = has_no_fill_value || metadata.fill_value.is_null();
+            let fill_value = (!has_none).then(|| input.fill_value());
+            if let Some(xarray) = xarray::in_v3(metadata, data_type, fill_value) {
                 builder
                     .attributes(xarray.attributes)
                     .dimension_names(Some(xarray.dimension_names));

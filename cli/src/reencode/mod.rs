@@ -211,12 +211,13 @@ impl<'a> Job<'a> {
         let Opened {
             array: input,
             repairs,
+            has_no_fill_value,
             ..
         } = opened;
         let shapes = Shapes::choose(&self, &input)?;
         let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
-        let output = describe(&self, &target, &input, &shapes)?;
+        let output = describe(&self, &target, &input, &shapes, has_no_fill_value)?;
         let output = output.with_codec_options(shapes.parts.options());
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.args, &shapes, evidence, metadata_json(&output)?);

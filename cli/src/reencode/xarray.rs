@@ -28,7 +28,7 @@ pub(super) struct InV3 {
 pub(super) fn in_v3(
     metadata: &ArrayMetadataV2,
     data_type: &DataType,
-    fill_value: &FillValue,
+    fill_value: Option<&FillValue>,
 ) -> Option<InV3> {
     let mut attributes = metadata.attributes.clone();
     let dimension_names: Vec<String> =
@@ -37,9 +37,7 @@ pub(super) fn in_v3(
         return None;
     }
     attributes.shift_remove(DIMENSIONS);
-    let note = if metadata.fill_value.is_null() {
-        restate(&mut attributes, data_type)
-    } else {
+    let note = if let Some(fill_value) = fill_value {
         // xarray takes this one, whatever the attribute says.
         match Element::of(data_type, fill_value) {
             Some(element) => {
@@ -54,6 +52,8 @@ pub(super) fn in_v3(
                 ))
             }
         }
+    } else {
+        restate(&mut attributes, data_type)
     };
     Some(InV3 {
         dimension_names,
