@@ -115,7 +115,9 @@ fn fill(path: &Path, metadata: &Value, chunk: [u64; 3]) -> Array<FilesystemStore
 
 /// A number that looks random, the same for the same element.
 fn noise(at: u64) -> u16 {
-    let mixed = (at ^ (at >> 15)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     (mixed >> 40) as u16
 }
 
