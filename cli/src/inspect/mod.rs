@@ -128,6 +128,12 @@ fn parse_axes(text: &str, rank: usize) -> Result<[usize; 2], Failure> {
     is_valid.then_some([down, across]).ok_or_else(wrong)
 }
 
+/// A shard of which the bytes are not known.
+fn not_read(error: zarrs_cuda::Error) -> Failure {
+    Failure::from(error)
+        .with_remedy("nothing was changed: when the cause is gone, run the same command again")
+}
+
 fn one(
     args: &Args,
     opened: &Opened,
@@ -136,7 +142,7 @@ fn one(
 ) -> Result<Outcome, Failure> {
     facts::format_of(&opened.array, shard)?;
     let key = opened.array.chunk_key(shard);
-    let Some(found) = shards.inspect(shard)? else {
+    let Some(found) = shards.inspect(shard).map_err(not_read)? else {
         let text = format!("{key}: not stored, so every element has the fill value");
         return Ok(Outcome::new(
             text,

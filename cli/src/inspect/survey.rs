@@ -9,6 +9,7 @@ use zarrs::array::Array;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::look::{Look, State};
+use super::not_read;
 use super::stored::{self, Keys};
 use crate::failure::Failure;
 use crate::open::{Opened, Place, Store};
@@ -94,7 +95,7 @@ impl Survey {
                 }
                 let indices = indices(number, &survey.grid);
                 let mut sizes = Histogram::default();
-                let found = shards.inspect(&indices)?;
+                let found = shards.inspect(&indices).map_err(not_read)?;
                 progress.add(1);
                 Ok(found.map(|found| {
                     sizes.add(&found);
