@@ -138,10 +138,16 @@ impl Sharded {
     }
 
     /// Inspects a shard. Returns `None` if it is not stored.
-    pub(super) fn inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, zarrs_cuda::Error> {
+    pub(super) fn inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Failure> {
         let array = &self.opened.array;
-        let format = self.format(shard)?;
-        let mut found = inspect(&*array.storage(), &array.chunk_key(shard), &format)?;
+        let not_read = |error: zarrs_cuda::Error| {
+            Failure::from(error).with_remedy(
+                "nothing was changed: when the cause is gone, run the same command again",
+            )
+        };
+        let format = self.format(shard).map_err(not_read)?;
+        let found = inspect(&*array.storage(), &array.chunk_key(shard), &format);
+        let mut found = found.map_err(not_read)?;
         if let (Some(found), Some(_)) = (&mut found, &self.unknown) {
             let elements = self.subchunk().into_iter().fold(1, u64::saturating_mul);
             let size = self

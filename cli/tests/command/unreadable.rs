@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::arrays::{chain, sharded, values};
+use crate::arrays::{chain, sharded, unsharded, values};
 use crate::program::{files, json, said};
 
 /// What is in a file, or where a link leads; nothing for a directory.
@@ -306,4 +306,72 @@ fn fill_values_of_v2() {
         let read: serde_json::Value = serde_json::from_str(read).unwrap();
         assert_eq!(metadata["fill_value"], read, "{dtype} {fill_value}");
     }
+}
+
+/// A group whose metadata cannot be understood is neither an image nor a place for arrays.
+#[test]
+fn groups_are_not_taken_for_nothing() {
+    for (what, text) in [
+        ("empty", ""),
+        ("cut off", r#"{"zarr_format": 3, "node_type": "gro"#),
+        ("another node", r#"{"zarr_format": 3, "node_type": "tree"}"#),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let folder = folder.path();
+        let (group, input) = (folder.join("group"), folder.join("input"));
+        sharded(&group.join("0"), &chain(&[]));
+        sharded(&input.join("0"), &chain(&[]));
+        fs::write(
+            input.join("zarr.json"),
+            r#"{"zarr_format": 3, "node_type": "group"}"#,
+        )
+        .unwrap();
+        fs::write(group.join("zarr.json"), text).unwrap();
+        refused(folder, &[&"pyramid", &group], what);
+        refused(folder, &[&"pyramid", &group.join("0")], what);
+        for switch in ["--overwrite", "--resume"] {
+            refused(
+                folder,
+                &[&"reencode", &"--recursive", &input, &group, &switch],
+                what,
+            );
+            refused(
+                folder,
+                &[
+                    &"reencode",
+                    &"--recursive",
+                    &group,
+                    &folder.join("new"),
+                    &switch,
+                ],
+                what,
+            );
+        }
+        assert!(!folder.join("new").exists(), "{what}");
+    }
+}
+
+/// Members of a group that a reader must understand are refused, as those of an array are.
+#[test]
+fn members_that_must_be_understood() {
+    let folder = TempDir::new().unwrap();
+    let folder = folder.path();
+    let input = folder.join("input");
+    unsharded(&input.join("a"));
+    let group = |member: &str| {
+        let text = format!(r#"{{"zarr_format": 3, "node_type": "group", "later": {member}}}"#);
+        fs::write(input.join("zarr.json"), text).unwrap();
+    };
+    for member in [r#"{"must_understand": true}"#, "{}", "1"] {
+        group(member);
+        let out = folder.join("out");
+        let text = refused(folder, &[&"reencode", &"--recursive", &input, &out], member);
+        assert!(text.contains("`later`"), "{text}");
+        assert!(!out.exists());
+    }
+    group(r#"{"must_understand": false}"#);
+    said(
+        &[&"reencode", &"--recursive", &input, &folder.join("out")],
+        0,
+    );
 }
