@@ -39,21 +39,16 @@ pub(super) fn in_v3(
     attributes.shift_remove(DIMENSIONS);
     let note = if metadata.fill_value.is_null() {
         restate(&mut attributes, data_type)
-    } else {
+    } else if let Some(element) = Element::of(data_type, fill_value) {
         // xarray takes this one, whatever the attribute says.
-        match Element::of(data_type, fill_value) {
-            Some(element) => {
-                element.state(&mut attributes);
-                None
-            }
-            None => {
-                attributes.shift_remove(FILL_VALUE);
-                Some(format!(
-                    "elements that are the fill value are missing for xarray in Zarr v2. In Zarr v3 it \
-                     has no missing elements of {data_type}, and reads them as they are"
-                ))
-            }
-        }
+        element.state(&mut attributes);
+        None
+    } else {
+        attributes.shift_remove(FILL_VALUE);
+        Some(format!(
+            "elements that are the fill value are missing for xarray in Zarr v2. In Zarr v3 it has no \
+             missing elements of {data_type}, and reads them as they are"
+        ))
     };
     Some(InV3 {
         dimension_names,
@@ -86,7 +81,7 @@ fn is_complex(data_type: &DataType) -> bool {
 
 fn name_of(data_type: &DataType) -> String {
     let name = data_type.name(ZarrVersion::V3);
-    name.map_or_else(String::new, |name| name.into_owned())
+    name.map_or_else(String::new, std::borrow::Cow::into_owned)
 }
 
 /// An element of a data type of which xarray has missing elements.
