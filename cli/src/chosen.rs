@@ -205,8 +205,8 @@ pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, Stri
 
 /// Why the chunks of an array cannot be found by a listing.
 pub(crate) fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
-    if opened.place.is_http() {
-        return Some("HTTP has no listing".to_string());
+    if let Some(reason) = opened.has_no_listing() {
+        return Some(reason);
     }
     (!keys.are_known()).then(|| "the keys of its chunks do not spell out their indices".to_string())
 }

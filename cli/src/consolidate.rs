@@ -83,8 +83,8 @@ fn listed(sparse: &Sparse, grid: &Grid) -> Result<Listed, Error> {
 /// # Errors
 /// The store lists nothing, or fails. An array that cannot be consolidated has none.
 pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
-    if opened.place.is_http() {
-        return Err(Failure::failed("HTTP has no listing"));
+    if let Some(reason) = opened.has_no_listing() {
+        return Err(Failure::failed(reason));
     }
     let sparse = match Sparse::of(opened, 0) {
         // Arrays of other kinds have no frames.

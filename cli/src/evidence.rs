@@ -185,7 +185,8 @@ type Objects = Vec<(String, u64, String)>;
 fn files(root: &Path) -> Result<Objects, String> {
     let mut objects = Objects::new();
     let mut failed = None;
-    stored::files(root, |key, entry| {
+    // A directory that cannot be listed has no versions: another check says so.
+    stored::readable_files(root, |key, entry| {
         let found = fs::metadata(entry.path()).and_then(|found| {
             let time = found.modified()?;
             let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -198,7 +199,7 @@ fn files(root: &Path) -> Result<Objects, String> {
                 failed = Some(format!("cannot look at {}: {error}", path.display()));
             }
         }
-    })?;
+    });
     failed.map_or(Ok(objects), Err)
 }
 
@@ -208,10 +209,13 @@ fn objects(place: &Place, url: &str) -> Result<Option<Objects>, Failure> {
         return Ok(None);
     }
     let remote = crate::remote::Remote::open(place, url)?;
-    let versions = remote.versions();
-    versions
-        .map(Some)
-        .map_err(|error| Failure::failed(format!("cannot list the objects of {place}: {error}")))
+    match remote.versions() {
+        Ok(versions) => Ok(Some(versions)),
+        Err(zarrs_storage::StorageError::Unsupported(_)) => Ok(None),
+        Err(error) => Err(Failure::failed(format!(
+            "cannot list the objects of {place}: {error}"
+        ))),
+    }
 }
 
 #[cfg(not(feature = "remote"))]

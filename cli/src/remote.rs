@@ -225,7 +225,7 @@ impl Remote {
         let listed = self.objects.list(below.as_ref());
         let sizes = listed.map_ok(|object| (object.location.to_string(), object.size));
         let sizes = self.runtime.block_on(sizes.try_collect());
-        sizes.map_err(|error| told(&error))
+        sizes.map_err(|error| not_listed(&error))
     }
 
     /// The keys of all objects, their sizes in bytes, and what changes with their contents: the entity tag,
@@ -241,7 +241,7 @@ impl Remote {
             (object.location.to_string(), object.size, version)
         });
         let versions = self.runtime.block_on(versions.try_collect());
-        versions.map_err(|error| StorageError::Other(tidy(&error.to_string())))
+        versions.map_err(|error| not_listed(&error))
     }
 
     fn must_list(&self) -> Result<()> {
@@ -300,6 +300,25 @@ fn found<T>(result: object_store::Result<T>) -> Result<Option<T>> {
         Ok(value) => Ok(Some(value)),
         Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(told(&error)),
+    }
+}
+
+/// The error of a listing: [`StorageError::Unsupported`] if the server has none for this process. Everybody may
+/// read the objects of many public buckets, and nobody list them.
+fn not_listed(error: &Error) -> StorageError {
+    /// Statuses as `object_store` names them. It has no kind of error for them in listings.
+    const REFUSED: [&str; 5] = [
+        "401 Unauthorized",
+        "403 Forbidden",
+        "404 Not Found",
+        "405 Method Not Allowed",
+        "501 Not Implemented",
+    ];
+    match told(error) {
+        StorageError::Other(text) if REFUSED.iter().any(|status| text.contains(status)) => {
+            StorageError::Unsupported(format!("the server lists no objects: {text}"))
+        }
+        error => error,
     }
 }
 
@@ -450,7 +469,7 @@ impl ListableStorageTraits for Remote {
         let below = path_below(prefix)?;
         let listed = self.objects.list_with_delimiter(below.as_ref());
         let listed = self.runtime.block_on(listed);
-        let listed = listed.map_err(|error| told(&error))?;
+        let listed = listed.map_err(|error| not_listed(&error))?;
         let keys = listed.objects.iter();
         let keys = keys.map(|object| StoreKey::new(object.location.as_ref()));
         let mut keys: StoreKeys = keys.collect::<std::result::Result<_, _>>()?;

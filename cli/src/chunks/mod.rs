@@ -25,7 +25,7 @@ use crate::shapes::volume;
 pub(crate) struct Chunks {
     place: Place,
     /// The chunks of the grid that are stored, or why they cannot be counted.
-    stored: Result<u64, &'static str>,
+    stored: Result<u64, String>,
     /// The chunks of the grid.
     grid: u64,
     /// Stored chunks that are not in the grid.
@@ -64,14 +64,14 @@ impl Chunks {
             waiting: 0,
             found: None,
         };
-        if opened.place.is_http() {
-            chunks.stored = Err("HTTP has no listing");
+        if let Some(reason) = opened.has_no_listing() {
+            chunks.stored = Err(reason);
             return Ok(chunks);
         }
         let encoding = opened.array.chunk_key_encoding().clone();
         let keys = Keys::new(&encoding, &grid);
         if !keys.are_known() {
-            chunks.stored = Err("the keys of chunks do not spell out their indices");
+            chunks.stored = Err("the keys of chunks do not spell out their indices".to_string());
             return Ok(chunks);
         }
         let mut elsewhere = Elsewhere::new(&keys);
@@ -149,7 +149,7 @@ impl Chunks {
 
     fn count(&self) -> String {
         let grid = counted(self.grid, "chunk");
-        match self.stored {
+        match &self.stored {
             Ok(stored) => format!("{stored} of {grid} stored"),
             Err(why) => format!("how many of {grid} are stored cannot be counted: {why}"),
         }
@@ -157,7 +157,7 @@ impl Chunks {
 
     pub(crate) fn json(&self) -> Value {
         json!({
-            "stored": self.stored.ok(),
+            "stored": self.stored.as_ref().ok(),
             "of": self.grid,
             "outside": self.outside,
             "found_separator": self.found.map(separator_text),

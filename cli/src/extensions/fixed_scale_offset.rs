@@ -6,13 +6,11 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use half::f16;
 use serde_json::{Value, json};
-use zarrs::array::{ArrayBytes, DataType, FillValue, Indexer, data_type};
+use zarrs::array::{ArrayBytes, DataType, FillValue, Indexer};
 use zarrs::metadata::Configuration as Json;
 use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use zarrs::storage::StorageError;
@@ -22,6 +20,8 @@ use zarrs_codec::{
     PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency, register_codec_v2,
     register_codec_v3,
 };
+
+use super::number::{ByteOrder, Number};
 
 const V2_NAME: &str = "fixedscaleoffset";
 const V3_NAME: &str = "numcodecs.fixedscaleoffset";
@@ -46,220 +46,6 @@ fn create(configuration: &Json, version: ZarrVersion) -> Result<Codec, PluginCre
         configuration,
         version,
     })))
-}
-
-/// The order of the bytes of an element, as a data type of numpy names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ByteOrder {
-    Little,
-    Big,
-    /// An element has one byte.
-    None,
-}
-
-impl ByteOrder {
-    /// The order of a data type such as `<f8`, whose elements have `size` bytes.
-    pub(crate) fn of(name: &str, size: usize) -> Self {
-        match name.as_bytes().first() {
-            _ if size == 1 => Self::None,
-            Some(b'>') => Self::Big,
-            Some(b'=' | b'|') if cfg!(target_endian = "big") => Self::Big,
-            _ => Self::Little,
-        }
-    }
-}
-
-/// A data type of numpy that the codec calculates with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Number {
-    kind: Kind,
-    pub(crate) size: usize,
-    pub(crate) order: ByteOrder,
-}
-
-/// The name in numpy, without the byte order.
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            Kind::Signed => 'i',
-            Kind::Unsigned => 'u',
-            Kind::Float => 'f',
-        };
-        write!(f, "{kind}{}", self.size)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Signed,
-    Unsigned,
-    Float,
-}
-
-impl Number {
-    /// Parses a name such as `<f8`, `u1` or `|i1`.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
-        let unknown = || {
-            format!("{V2_NAME}: `{name}` is not a data type of integers or floats, such as \"<f4\"")
-        };
-        let short = name.trim_start_matches(['<', '>', '|', '=']);
-        let (kind, size) = match short {
-            "i1" => (Kind::Signed, 1),
-            "i2" => (Kind::Signed, 2),
-            "i4" => (Kind::Signed, 4),
-            "i8" => (Kind::Signed, 8),
-            "u1" => (Kind::Unsigned, 1),
-            "u2" => (Kind::Unsigned, 2),
-            "u4" => (Kind::Unsigned, 4),
-            "u8" => (Kind::Unsigned, 8),
-            "f2" => (Kind::Float, 2),
-            "f4" => (Kind::Float, 4),
-            "f8" => (Kind::Float, 8),
-            _ => return Err(unknown()),
-        };
-        if name.len() > short.len() + 1 {
-            return Err(unknown());
-        }
-        let order = ByteOrder::of(name, size);
-        Ok(Self { kind, size, order })
-    }
-
-    /// Whether both are the same but for the byte order.
-    pub(crate) fn is_alike(self, other: Self) -> bool {
-        self.kind == other.kind && self.size == other.size
-    }
-
-    fn data_type(self) -> DataType {
-        match (self.kind, self.size) {
-            (Kind::Signed, 1) => data_type::int8(),
-            (Kind::Signed, 2) => data_type::int16(),
-            (Kind::Signed, 4) => data_type::int32(),
-            (Kind::Signed, _) => data_type::int64(),
-            (Kind::Unsigned, 1) => data_type::uint8(),
-            (Kind::Unsigned, 2) => data_type::uint16(),
-            (Kind::Unsigned, 4) => data_type::uint32(),
-            (Kind::Unsigned, _) => data_type::uint64(),
-            (Kind::Float, 2) => data_type::float16(),
-            (Kind::Float, 4) => data_type::float32(),
-            (Kind::Float, _) => data_type::float64(),
-        }
-    }
-
-    /// The data type in which numpy calculates with an array of this one and a number of Python.
-    fn precision(self) -> Precision {
-        match (self.kind, self.size) {
-            (Kind::Float, 2) => Precision::Half,
-            (Kind::Float, 4) => Precision::Single,
-            _ => Precision::Double,
-        }
-    }
-
-    /// An element in native order, as a `float64`. Integers beyond 2⁵³ are rounded, as numpy does.
-    #[allow(clippy::cast_precision_loss, reason = "as numpy does")]
-    fn read(self, element: &[u8]) -> f64 {
-        macro_rules! number {
-            ($type:ty) => {
-                element
-                    .try_into()
-                    .map_or(0.0, |bytes| <$type>::from_ne_bytes(bytes) as f64)
-            };
-        }
-        match (self.kind, self.size) {
-            (Kind::Signed, 1) => number!(i8),
-            (Kind::Signed, 2) => number!(i16),
-            (Kind::Signed, 4) => number!(i32),
-            (Kind::Signed, _) => number!(i64),
-            (Kind::Unsigned, 1) => number!(u8),
-            (Kind::Unsigned, 2) => number!(u16),
-            (Kind::Unsigned, 4) => number!(u32),
-            (Kind::Unsigned, _) => number!(u64),
-            (Kind::Float, 2) => element
-                .try_into()
-                .map_or(0.0, |bytes| f16::from_ne_bytes(bytes).to_f64()),
-            (Kind::Float, 4) => number!(f32),
-            (Kind::Float, _) => number!(f64),
-        }
-    }
-
-    /// Appends `value` in native order. Integers are truncated, and saturate.
-    ///
-    /// Returns whether an element can have this value. If it cannot, numpy's result depends on the
-    /// processor.
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "checked, and told"
-    )]
-    fn write(self, value: f64, out: &mut Vec<u8>) -> bool {
-        macro_rules! integer {
-            ($type:ty) => {{
-                out.extend((value as $type).to_ne_bytes());
-                let whole = value.trunc();
-                whole >= <$type>::MIN as f64 && whole < <$type>::MAX as f64 + 1.0
-            }};
-        }
-        match (self.kind, self.size) {
-            (Kind::Signed, 1) => integer!(i8),
-            (Kind::Signed, 2) => integer!(i16),
-            (Kind::Signed, 4) => integer!(i32),
-            (Kind::Signed, _) => integer!(i64),
-            (Kind::Unsigned, 1) => integer!(u8),
-            (Kind::Unsigned, 2) => integer!(u16),
-            (Kind::Unsigned, 4) => integer!(u32),
-            (Kind::Unsigned, _) => integer!(u64),
-            (Kind::Float, size) => {
-                match size {
-                    2 => out.extend(f16::from_f64(value).to_ne_bytes()),
-                    4 => out.extend((value as f32).to_ne_bytes()),
-                    _ => out.extend(value.to_ne_bytes()),
-                }
-                true
-            }
-        }
-    }
-}
-
-/// The floats that the codec calculates with.
-#[derive(Clone, Copy, Debug)]
-enum Precision {
-    Half,
-    Single,
-    Double,
-}
-
-impl Precision {
-    /// `(value - offset) * scale`, rounded to an integer.
-    #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
-    fn encoded(self, value: f64, scale: f64, offset: f64) -> f64 {
-        match self {
-            Self::Half => {
-                let [value, scale, offset] = [value, scale, offset].map(f16::from_f64);
-                f64::from(f32::from((value - offset) * scale).round_ties_even())
-            }
-            Self::Single => {
-                let [value, scale, offset] = [value, scale, offset].map(|number| number as f32);
-                f64::from(((value - offset) * scale).round_ties_even())
-            }
-            Self::Double => ((value - offset) * scale).round_ties_even(),
-        }
-    }
-
-    /// `value / scale + offset`.
-    #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
-    fn decoded(self, value: f64, scale: f64, offset: f64) -> f64 {
-        match self {
-            Self::Half => {
-                let [value, scale, offset] = [value, scale, offset].map(f16::from_f64);
-                f64::from(value / scale + offset)
-            }
-            Self::Single => {
-                let [value, scale, offset] = [value, scale, offset].map(|number| number as f32);
-                f64::from(value / scale + offset)
-            }
-            Self::Double => value / scale + offset,
-        }
-    }
 }
 
 /// What the metadata say.
@@ -293,7 +79,9 @@ impl Configuration {
         };
         let data_type = |name: &str| match json.get(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Number::parse(text).map(Some),
+            Some(Value::String(text)) => Number::parse(text)
+                .map(Some)
+                .map_err(|error| format!("{V2_NAME}: {error}")),
             Some(other) => Err(format!(
                 "{V2_NAME}: its `{name}` is {other}, and not a data type"
             )),

@@ -4,9 +4,11 @@
 
 mod fixed_bytes;
 mod fixed_scale_offset;
+mod number;
 mod numpy_time;
 
-pub(crate) use self::fixed_scale_offset::{ByteOrder, Configuration as FixedScaleOffset, Number};
+pub(crate) use self::fixed_scale_offset::Configuration as FixedScaleOffset;
+pub(crate) use self::number::{ByteOrder, Number};
 
 /// Registers all of them for this process. Nothing may open an array before.
 pub(crate) fn register() {

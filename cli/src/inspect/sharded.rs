@@ -48,7 +48,7 @@ impl Sharded {
         let metadata = stores.store.get(&StoreKey::new("zarr.json").ok()?).ok()??;
         let metadata: Value = serde_json::from_slice(&metadata).ok()?;
         let mut of_bytes = metadata.clone();
-        let codecs = of_bytes["codecs"].as_array_mut()?;
+        let codecs = of_bytes.get_mut("codecs")?.as_array_mut()?;
         let mut codecs = codecs.iter_mut();
         let sharding = codecs.find(|codec| codec["name"] == "sharding_indexed")?;
         let index = Index::of(&sharding["configuration"]).ok()?;

@@ -187,6 +187,16 @@ pub(crate) fn files(
     entries(root, each, Err)
 }
 
+/// The files of [`files`], without those in directories and behind links that cannot be read.
+pub(crate) fn readable_files(root: &Path, mut on_file: impl FnMut(String, &fs::DirEntry)) {
+    let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
+        if !is_directory {
+            on_file(key, entry);
+        }
+    };
+    let _ = entries(root, each, |_| Ok(())); // no failure ends it
+}
+
 /// The files and directories below `root`, by their keys, and whether it is a directory. `failed` gets what
 /// cannot be read, and goes on or ends the listing.
 fn entries(

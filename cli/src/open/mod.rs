@@ -57,6 +57,21 @@ impl Opened {
         must_be_plain(&self.place, doing, &self.repairs)
     }
 
+    /// The reason that the objects of the array cannot be listed; `None` if they can be, or if a listing
+    /// fails for another reason.
+    pub(crate) fn has_no_listing(&self) -> Option<String> {
+        if self.place.is_http() {
+            return Some("HTTP has no listing".to_string());
+        }
+        if matches!(self.place, Place::Directory(_)) {
+            return None;
+        }
+        match self.array.storage().list_dir(&StorePrefix::root()) {
+            Err(StorageError::Unsupported(reason)) => Some(reason),
+            _ => None,
+        }
+    }
+
     /// The bytes of a decoded shard; a guess if elements differ in size.
     pub(crate) fn shard_bytes(&self) -> u64 {
         let element = self.array.data_type().fixed_size().unwrap_or(32) as u64;

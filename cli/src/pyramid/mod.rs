@@ -121,9 +121,7 @@ type Builder = MultiscaleBuilder<FilesystemStore>;
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let image = Image::find(args.image.directory()?)?;
-    // From here on, all sharded arrays use our codec.
-    let _registration = zarrs_cuda::register(common.options())?;
-    let (store, chunks, told) = level_0(args, &image)?;
+    let (store, chunks, told) = level_0(args, common, &image)?;
     let path = format!("/{}", image.name);
     let reading = Array::open(store.clone(), &path).map_or(0, |array| plan::reading(&array));
     let budget = Budget::of(common);
@@ -206,8 +204,13 @@ fn renewed(image: &Image, plan: &Plan) -> Option<String> {
 
 /// Checks that level 0 can be read as shards. Returns the store of its image, and which chunks of level
 /// 0 are stored, also for people.
-fn level_0(args: &Args, image: &Image) -> Result<(Arc<FilesystemStore>, Chunks, String), Failure> {
+fn level_0(
+    args: &Args,
+    common: &Common,
+    image: &Image,
+) -> Result<(Arc<FilesystemStore>, Chunks, String), Failure> {
     let path = image.directory.join(&image.name);
+    let _registration = zarrs_cuda::register(common.options())?;
     let mut opened = open::array(&Place::Directory(path.clone()))?;
     opened.must_be_plain("make levels of")?;
     let group = Place::Directory(image.directory.clone());

@@ -37,23 +37,20 @@ pub(super) fn in_v3(
         return None;
     }
     attributes.shift_remove(DIMENSIONS);
-    let note = if let Some(fill_value) = fill_value {
+    let note = match fill_value.map(|fill_value| Element::of(data_type, fill_value)) {
+        None => restate(&mut attributes, data_type),
         // xarray takes this one, whatever the attribute says.
-        match Element::of(data_type, fill_value) {
-            Some(element) => {
-                element.state(&mut attributes);
-                None
-            }
-            None => {
-                attributes.shift_remove(FILL_VALUE);
-                Some(format!(
-                    "elements that are the fill value are missing for xarray in Zarr v2. In Zarr v3 it \
-                     has no missing elements of {data_type}, and reads them as they are"
-                ))
-            }
+        Some(Some(element)) => {
+            element.state(&mut attributes);
+            None
         }
-    } else {
-        restate(&mut attributes, data_type)
+        Some(None) => {
+            attributes.shift_remove(FILL_VALUE);
+            Some(format!(
+                "elements that are the fill value are missing for xarray in Zarr v2. In Zarr v3 it has \
+                 no missing elements of {data_type}, and reads them as they are"
+            ))
+        }
     };
     Some(InV3 {
         dimension_names,
@@ -86,7 +83,7 @@ fn is_complex(data_type: &DataType) -> bool {
 
 fn name_of(data_type: &DataType) -> String {
     let name = data_type.name(ZarrVersion::V3);
-    name.map_or_else(String::new, |name| name.into_owned())
+    name.map_or_else(String::new, std::borrow::Cow::into_owned)
 }
 
 /// An element of a data type of which xarray has missing elements.
