@@ -84,7 +84,8 @@ mod tests {
     fn what_addresses_are_left() {
         let limited = "Limit  Soft  Hard  Units\nMax address space         204800000            unlimited            bytes     \n";
         assert_eq!(address_space(limited), Some(204_800_000));
-        let unlimited = "Max address space         unlimited            unlimited            bytes\n";
+        let unlimited =
+            "Max address space         unlimited            unlimited            bytes\n";
         assert_eq!(address_space(unlimited), None);
         assert_eq!(address_space(""), None);
     }

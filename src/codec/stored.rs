@@ -63,7 +63,11 @@ impl Sharding {
         let stored = numbered.filter_map(|(number, extent)| Some((number, object.get(extent?)?)));
         let stored: Vec<(usize, &[u8])> = stored.collect();
         let tried = self.try_each(&stored)?;
-        let mut tried = stored.iter().map(|(number, _)| *number).zip(tried).peekable();
+        let mut tried = stored
+            .iter()
+            .map(|(number, _)| *number)
+            .zip(tried)
+            .peekable();
         let results = entries.iter().enumerate().map(|(number, extent)| {
             if let Some((_, result)) = tried.next_if(|(tried, _)| *tried == number) {
                 return result;
@@ -93,7 +97,9 @@ impl Sharding {
         self.codec.check_trusted()?;
         let each = |decode: &TryOne<'_>| {
             let results = subchunks.par_iter();
-            results.map(|(number, bytes)| decode(*number, bytes)).collect()
+            results
+                .map(|(number, bytes)| decode(*number, bytes))
+                .collect()
         };
         if self.delegated().is_some() {
             return Ok(each(&|_, bytes| self.decode_delegated(bytes)));

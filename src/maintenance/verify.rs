@@ -1,8 +1,8 @@
 //! Verification: whether each subchunk of a shard decodes.
 
+use zarrs_codec::CodecError;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableStorageTraits;
-use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
@@ -94,7 +94,9 @@ pub(super) async fn verify_in_pieces<O: Reads>(
             return Ok(None);
         };
         // What did not decode may have been of another shard, which was replaced meanwhile.
-        if let Some(Verification { inspection: old, .. }) = &before
+        if let Some(Verification {
+            inspection: old, ..
+        }) = &before
             && *old == inspection
         {
             return Ok(before);
