@@ -17,6 +17,7 @@ mod errors;
 mod full_disk;
 mod interrupted;
 mod maintenance;
+mod measured;
 mod memory;
 mod program;
 mod pyramid;
