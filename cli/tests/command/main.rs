@@ -24,6 +24,7 @@ mod hierarchy;
 mod hostile;
 mod interrupted;
 mod maintenance;
+mod measured;
 mod memory;
 mod program;
 mod pyramid;
