@@ -213,7 +213,7 @@ mod tests {
             codec_error(EngineError::Foreign(Box::new(sourced(decode())))),
             codec_error(EngineError::Foreign("no".into())),
             caused("cannot decode".to_string(), &CodecError::InvalidChecksum),
-            range.clone().into(),
+            range.into(),
             StorageError::from(range).into(),
             io_error(io::Error::other("corrupt deflate stream")),
             io_error(ErrorKind::UnexpectedEof.into()),

@@ -660,7 +660,7 @@ mod tests {
                 size,
                 format.shards(),
             ));
-            let whole = Inspection::of(&object, &format);
+            let whole = Inspection::of(&object, &format).unwrap();
             assert_eq!(whole.records.len(), 1);
             match found.unwrap() {
                 Some(found) => assert_eq!(found, whole),

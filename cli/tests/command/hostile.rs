@@ -88,9 +88,10 @@ impl Hostile {
             .env("AWS_ALLOW_HTTP", "true")
             .env("AWS_SKIP_SIGNATURE", "true")
             .env("NO_PROXY", "127.0.0.1");
-        let place = match is_s3 {
-            true => "s3://arrays".to_string(),
-            false => format!("http://{}/arrays", self.address),
+        let place = if is_s3 {
+            "s3://arrays".to_string()
+        } else {
+            format!("http://{}/arrays", self.address)
         };
         (command, place)
     }
