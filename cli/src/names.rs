@@ -31,7 +31,7 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
 }
 
 /// The path as `Path::from` encodes it.
-fn encoded(path: &str) -> String {
+pub(crate) fn encoded(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for &byte in path.as_bytes() {
         if !byte.is_ascii() || byte.is_ascii_control() || ENCODED.contains(&byte) {

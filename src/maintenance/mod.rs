@@ -6,6 +6,7 @@
 //! | [`recover`](recover()) | repairs a shard whose last update was interrupted |
 //! | [`inspect`](inspect()) | describes a shard: what it holds, and where |
 //! | [`verify`](verify()) | tries each subchunk of a shard, and changes nothing |
+//! | [`is_damage`] | tells wrong bytes from trouble of a store or of the machine |
 //! | [`Shards`] | does all of this for the shards of an array, and finds the shards to compact |
 //! | [`ShardFormat`] | the format of a shard: its codec, shape, data type and fill value |
 //!
@@ -37,4 +38,4 @@ pub use recover::{Recovery, RecoveryOutcome, SubchunkState, recover};
 pub use shards::{Shards, Usage};
 #[cfg(feature = "async")]
 pub use verify::async_verify;
-pub use verify::{Verification, verify};
+pub use verify::{Verification, is_damage, verify};

@@ -26,6 +26,13 @@ pub struct Verification {
     pub subchunks: Vec<SubchunkState>,
 }
 
+/// Whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
+/// configuration kept the bytes from being decoded: they may be right, and are no damage.
+#[must_use]
+pub fn is_damage(error: &CodecError) -> bool {
+    is_of_bytes(error)
+}
+
 /// Decodes each subchunk of the shard at `key`, and says which of them decode. Returns `None` if there
 /// is no shard.
 ///

@@ -31,6 +31,11 @@ const FILES: [(&str, Option<Kind>); 3] = [
 ];
 
 impl Kind {
+    /// Whether there is an array or a group.
+    pub(crate) fn is_node(self) -> bool {
+        self != Self::Nothing
+    }
+
     /// The kind of the node at the root of the store at `place`.
     ///
     /// # Errors

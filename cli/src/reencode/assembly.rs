@@ -5,7 +5,6 @@
 //! has the same bytes as one that is encoded as a whole.
 
 use std::fmt;
-use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -20,11 +19,8 @@ use zarrs_cuda::maintenance::ShardFormat;
 use super::arrays::Output;
 use crate::failure::Failure;
 use crate::open::Place;
+use crate::replace::Temporary;
 use crate::shapes::edges;
-
-/// The suffix of a shard's file until it is whole: the one of zarrs' adapter for atomic writes, so that the
-/// same run tidies up both.
-const TEMPORARY: &str = ".tmp";
 
 /// A shard that grows.
 pub(super) struct Assembly<'a> {
@@ -47,11 +43,7 @@ pub(super) struct Assembly<'a> {
 
 /// Where the bytes go: there is none until there are bytes.
 enum Sink {
-    File {
-        file: File,
-        temporary: PathBuf,
-        path: PathBuf,
-    },
+    File { temporary: Temporary, path: PathBuf },
     Memory(Vec<u8>),
 }
 
@@ -202,19 +194,15 @@ impl<'a> Assembly<'a> {
         let index = index.map_err(|error| cannot(&error))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
         match sink {
-            Sink::File {
-                mut file,
-                temporary,
-                path,
-            } => {
+            Sink::File { temporary, path } => {
                 let finished = (|| {
+                    let mut file = temporary.file();
                     if is_first {
                         file.seek(SeekFrom::Start(0))?;
                     }
                     file.write_all(&index)?;
                     file.sync_all()?;
-                    drop(file);
-                    fs::rename(&temporary, &path)
+                    temporary.rename_to(&path)
                 })();
                 finished.map_err(|error| cannot(&error))
             }
@@ -238,24 +226,14 @@ impl Sink {
             return Ok(Self::Memory(vec![0; room]));
         };
         let path = root.join(key.as_str());
-        let mut temporary = path.clone().into_os_string();
-        temporary.push(TEMPORARY);
-        let temporary = PathBuf::from(temporary);
-        if let Some(directory) = temporary.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        let mut file = File::create(&temporary)?;
-        file.seek(SeekFrom::Start(room))?;
-        Ok(Self::File {
-            file,
-            temporary,
-            path,
-        })
+        let temporary = Temporary::of(&path)?;
+        temporary.file().seek(SeekFrom::Start(room))?;
+        Ok(Self::File { temporary, path })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::File { file, .. } => file.write_all(bytes),
+            Self::File { temporary, .. } => temporary.file().write_all(bytes),
             Self::Memory(all) => {
                 all.try_reserve(bytes.len()).map_err(io::Error::other)?;
                 all.extend_from_slice(bytes);

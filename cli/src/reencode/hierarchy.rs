@@ -48,7 +48,9 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     let members = members(&args.input, store)?;
     let repairs = stores.repairs();
-    must_be_named_alike(&args.input, &members, common)?;
+    for note in encoded_names(&args.input, &members) {
+        common.say(note);
+    }
     let metadata = match members.first().map(|root| &root.node) {
         Some(Node::Group { metadata, .. }) => metadata.clone(),
         _ => {
@@ -128,29 +130,21 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(text, json).with_errors(failed))
 }
 
-/// Checks that no two members have one name, once as it is and once with some characters encoded: an earlier
-/// version of this command stored groups under such names, beside their arrays.
-fn must_be_named_alike(input: &Place, members: &[Member], common: &Common) -> Result<(), Failure> {
-    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
-    for path in &paths {
-        let Some(decoded) = names::decoded(path) else {
-            continue;
-        };
-        if paths.contains(&*decoded) {
-            return Err(Failure::failed(format!(
-                "{input} has both {path} and {decoded}: the first is the second with encoded \
-                 characters, as zarrs and an earlier version of this command store names in object stores"
-            ))
-            .with_remedy(format!(
-                "move the objects of {path}/ to {decoded}/, if they belong to one node"
-            )));
-        }
-        common.say(format!(
-            "note: {path} may be meant to be {decoded}: zarrs and an earlier version of this command \
-             encode such characters in object stores"
-        ));
+/// Notes members of an object store whose names may be meant to be others: zarrs and an earlier version of this
+/// command encode some characters.
+fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
+    if let Place::Directory(_) = input {
+        return Vec::new();
     }
-    Ok(())
+    let paths = members.iter().map(|member| &member.path);
+    let meant = paths.filter_map(|path| Some((path, names::decoded(path)?)));
+    let notes = meant.map(|(path, meant)| {
+        format!(
+            "note: {path} may be meant to be {meant}: zarrs and an earlier version of this command encode \
+             such characters in object stores"
+        )
+    });
+    notes.collect()
 }
 
 /// Plans for all arrays, and why others cannot be done.
@@ -258,7 +252,14 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
                 ))
                 .with_remedy("name the directory of a Zarr group"));
             }
-            continue; // a directory that is no part of the hierarchy
+            // A directory that is no part of the hierarchy, unless there are nodes in it.
+            if let Some(below) = node_below(input, store, &path)? {
+                members.push(Member {
+                    node: Node::Unreadable(without_metadata(input, store, &path, &below)),
+                    path,
+                });
+            }
+            continue;
         };
         if path.is_empty()
             && let Node::Unreadable(failure) = node
@@ -272,6 +273,41 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
     }
     members.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(members)
+}
+
+/// The path of a node below `path`, where there is none.
+fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>, Failure> {
+    let mut paths = children(input, store, path)?;
+    while let Some(path) = paths.pop() {
+        match Kind::below(store, &prefix_of(&path), input) {
+            Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?),
+            // A node that cannot be read is one.
+            Ok(_) | Err(_) => return Ok(Some(path)),
+        }
+    }
+    Ok(None)
+}
+
+/// A directory without metadata, in which there is a node all the same.
+fn without_metadata(input: &Place, store: &Store, path: &str, below: &str) -> Failure {
+    let failure = Failure::failed(format!(
+        "{} has no metadata of a group, and {} below it would be left out",
+        input.join(path),
+        input.join(below)
+    ));
+    let encoded = names::encoded(path);
+    let is_there =
+        |path: &str| Kind::below(store, &prefix_of(path), input).is_ok_and(Kind::is_node);
+    if encoded != path && is_there(&encoded) {
+        return failure.with_remedy(format!(
+            "move the objects of {encoded}/ to {path}/: zarrs and an earlier version of this command stored \
+             the metadata of {path} there"
+        ));
+    }
+    failure.with_remedy(format!(
+        "make {path} a group, as by `zarr.open_group`, or re-encode {} by itself",
+        input.join(below)
+    ))
 }
 
 /// The paths of the directories in a group.

@@ -3,12 +3,13 @@
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
 use zarrs_codec::CodecOptions;
+use zarrs_cuda::maintenance::is_damage;
 
 use crate::arguments::shape_text;
 use crate::budget::Budget;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{Opened, Store};
+use crate::open::{Opened, Place, Store};
 use crate::parts::{Parts, Sizes, element_bytes, unit};
 use crate::progress::counted;
 use crate::shapes::edges;
@@ -142,8 +143,8 @@ pub(super) fn differences(
         let why = match (read(&one.array), read(&other.opened.array)) {
             (Ok(a), Ok(b)) if a == b => continue,
             (Ok(_), Ok(_)) => "they differ".to_string(),
-            (Err(error), _) => format!("{} cannot be read: {error}", one.place),
-            (_, Err(error)) => format!("{} cannot be read: {error}", other.opened.place),
+            (Err(error), _) => damage(&one.place, &error)?,
+            (_, Err(error)) => damage(&other.opened.place, &error)?,
         };
         found.push(Difference {
             elements: ranges_text(&ranges),
@@ -151,6 +152,25 @@ pub(super) fn differences(
         });
     }
     Ok(found)
+}
+
+/// The reason that elements at `place` cannot be compared, if their bytes are wrong.
+///
+/// # Errors
+/// They could not be read or decoded for another reason: nothing is known of them.
+fn damage(place: &Place, error: &ArrayError) -> Result<String, Failure> {
+    let is_damage = match error {
+        ArrayError::CodecError(error) => is_damage(error),
+        ArrayError::StorageError(_) => false,
+        _ => true,
+    };
+    let text = format!("{place} cannot be read: {error}");
+    if is_damage {
+        return Ok(text);
+    }
+    Err(Failure::failed(text).with_remedy(
+        "nothing is known of these elements: when the cause is gone, run the same command again",
+    ))
 }
 
 fn ranges_text(ranges: &[std::ops::Range<u64>]) -> String {

@@ -206,6 +206,109 @@ mod with {
         assert!(text.contains("must lie apart"), "{text}");
     }
 
+    /// Names of nodes with each printable character of ASCII but the slash, and with others.
+    fn names() -> Vec<String> {
+        let ascii = (' '..='~').filter(|character| *character != '/');
+        let mut names: Vec<_> = ascii.map(|character| format!("a{character}b")).collect();
+        let others = [
+            "õ", "日本", "😀", "%", "%25", "%C3%B5", "100%", "a~b", "#", "[0]", "a b ",
+        ];
+        names.extend(others.map(str::to_string));
+        names
+    }
+
+    /// The paths of the arrays below `root`, in order.
+    fn arrays(root: &std::path::Path) -> Vec<PathBuf> {
+        let mut arrays: Vec<_> = files(root)
+            .into_iter()
+            .filter(|file| file.ends_with("array/zarr.json"))
+            .map(|file| file.strip_prefix(root).unwrap().to_path_buf())
+            .collect();
+        arrays.sort();
+        arrays
+    }
+
+    #[test]
+    fn names_keep_their_characters() {
+        let bucket = Bucket::new();
+        let folder = TempDir::new().unwrap();
+        let root = folder.path().join("in");
+        let group = r#"{"zarr_format": 3, "node_type": "group"}"#;
+        for name in [String::new()].into_iter().chain(names()) {
+            std::fs::create_dir_all(root.join(&name)).unwrap();
+            std::fs::write(root.join(&name).join("zarr.json"), group).unwrap();
+            if !name.is_empty() {
+                let array = ArrayBuilder::new(vec![2], vec![2], data_type::uint16(), 0_u16);
+                let array = array
+                    .build(store(&root.join(&name).join("array")), "/")
+                    .unwrap();
+                array.store_metadata().unwrap();
+                array.store_chunk(&[0], vec![7_u16, 8]).unwrap();
+            }
+        }
+        let back = folder.path().join("back");
+        bucket.said(
+            &format!("reencode {} s3://arrays/all --recursive", root.display()),
+            0,
+        );
+        bucket.said(
+            &format!("reencode s3://arrays/all {} --recursive", back.display()),
+            0,
+        );
+        let wanted = arrays(&root);
+        assert_eq!(wanted.len(), names().len());
+        for copy in [&bucket.file("all"), &back] {
+            assert_eq!(arrays(copy), wanted);
+            for name in names() {
+                assert!(copy.join(&name).join("zarr.json").is_file(), "{name}");
+                assert_eq!(values(&copy.join(&name).join("array")), [7, 8], "{name}");
+            }
+        }
+        // An address of HTTP has these characters encoded.
+        for name in ["a#b", "a%b", "a?b", "õ", "%25", "a b ", "a~b", "[0]"] {
+            let encoded: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let url = bucket.http(&format!("all/{encoded}/array"));
+            let out = TempDir::new().unwrap();
+            let out = out.path().join("out");
+            bucket.said(&format!("reencode {url} {}", out.display()), 0);
+            assert_eq!(values(&out), [7, 8], "{name}");
+        }
+    }
+
+    /// An earlier version, and zarrs, stored a group under another name than its arrays.
+    #[test]
+    fn names_that_were_encoded_are_reported() {
+        let bucket = Bucket::new();
+        let folder = TempDir::new().unwrap();
+        let group = r#"{"zarr_format": 3, "node_type": "group"}"#;
+        for name in ["", "õ", "%C3%B5"] {
+            std::fs::create_dir_all(bucket.file("all").join(name)).unwrap();
+            std::fs::write(bucket.file("all").join(name).join("zarr.json"), group).unwrap();
+        }
+        unsharded(&bucket.file("all").join("õ/array"));
+        let out = folder.path().join("out");
+        let line = format!("reencode s3://arrays/all {} --recursive", out.display());
+        let note = "%C3%B5 may be meant to be õ";
+        let text = bucket.said(&line, 0);
+        assert!(text.contains(note), "{text}");
+        std::fs::remove_dir_all(&out).unwrap();
+        // The array has the name, and the metadata of its group have the encoded one.
+        std::fs::remove_file(bucket.file("all/õ/zarr.json")).unwrap();
+        let text = bucket.said(&line, 1);
+        assert!(
+            text.contains("õ/array below it would be left out"),
+            "{text}"
+        );
+        assert!(
+            text.contains("help: move the objects of %C3%B5/ to õ/"),
+            "{text}"
+        );
+        assert!(!out.exists(), "{text}");
+        std::fs::remove_dir_all(bucket.file("all/õ")).unwrap();
+        let text = bucket.said(&line, 0);
+        assert!(text.contains(note), "{text}");
+    }
+
     #[test]
     fn an_interrupted_run_goes_on() {
         let bucket = Bucket::new();
