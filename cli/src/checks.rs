@@ -81,7 +81,12 @@ impl<'a> Checks<'a> {
         let size = match array.storage().size_key(&array.chunk_key(shard)) {
             Ok(None) => return Ok(Ok(None)),
             Ok(Some(size)) => size,
-            Err(_) => 0, // what reads the shard says why
+            Err(error) => {
+                let (shard, place) = (shape_text(shard), &self.opened.place);
+                return Err(Failure::failed(format!(
+                    "cannot tell the size of the shard {shard} of {place}: {error}"
+                )));
+            }
         };
         if size > self.piece {
             let taken = self.take("verify", shard, self.piece)?;

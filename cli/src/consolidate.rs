@@ -3,7 +3,7 @@
 use serde_json::json;
 use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
-use zarrs_storage::StorePrefix;
+use zarrs_storage::{StorageError, StorePrefix};
 
 use crate::arguments::shape_text;
 use crate::budget::Budget;
@@ -97,13 +97,19 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     Ok(listed(&sparse, &grid)?.positions.len())
 }
 
-/// The bytes of a shard and of what waits beside it; 0 if the store does not say them.
-fn stored_bytes(opened: &Opened, shard: &[u64]) -> u64 {
+/// The bytes of a shard and of the subchunks that wait beside it.
+fn stored_bytes(opened: &Opened, shard: &[u64]) -> Result<u64, Failure> {
     let (store, key) = (opened.array.storage(), opened.array.chunk_key(shard));
-    let size = store.size_key(&key).ok().flatten().unwrap_or(0);
+    let cannot = |error: StorageError| {
+        Failure::failed(format!(
+            "cannot tell the size of the shard {key} of {}: {error}",
+            opened.place
+        ))
+    };
+    let size = store.size_key(&key).map_err(cannot)?.unwrap_or(0);
     let frame = StorePrefix::new(format!("{key}{FRAME}/"));
-    let waiting = frame.ok().and_then(|frame| store.size_prefix(&frame).ok());
-    size.saturating_add(waiting.unwrap_or(0))
+    let frame = frame.map_err(|error| cannot(error.into()))?;
+    Ok(size.saturating_add(store.size_prefix(&frame).map_err(cannot)?))
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
@@ -170,7 +176,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 opened.place
             );
             // The old shard and its subchunks in the frame, and the new shard of both.
-            let _taken = budget.take(doing, stored_bytes(&opened, shard).saturating_mul(2))?;
+            let _taken = budget.take(doing, stored_bytes(&opened, shard)?.saturating_mul(2))?;
             Ok(sparse.consolidate(shard)?)
         },
     )?;

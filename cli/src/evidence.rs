@@ -120,6 +120,13 @@ impl Evidence {
         if self.metadata != now.metadata {
             return Some(format!("the metadata of {} were changed since", self.place));
         }
+        if self.versions.is_some() && now.versions.is_none() {
+            return Some(format!(
+                "the objects of {} could be listed, and cannot be now, so which of them were written since \
+                 is not known",
+                self.place
+            ));
+        }
         None
     }
 

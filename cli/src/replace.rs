@@ -18,6 +18,7 @@ use zarrs_storage::{
     WritableStorageTraits, store_set_partial_many,
 };
 
+use crate::open::Files;
 use crate::owner::{Life, Owner};
 use crate::progress::counted;
 
@@ -151,8 +152,13 @@ impl fmt::Display for Left {
 }
 
 /// A directory as a store whose values appear at once, as a whole.
-#[derive(Debug)]
-pub(crate) struct Replacing(pub(crate) Arc<FilesystemStore>);
+pub(crate) struct Replacing(Files);
+
+impl Replacing {
+    pub(crate) fn new(files: Arc<FilesystemStore>) -> Self {
+        Self(Files::new(files))
+    }
+}
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -180,7 +186,7 @@ impl ReadableStorageTraits for Replacing {
 
 impl WritableStorageTraits for Replacing {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
-        file(&self.0.key_to_fspath(key), &value).map_err(StorageError::from)
+        file(&self.0.path(key), &value).map_err(StorageError::from)
     }
 
     fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {

@@ -1,22 +1,22 @@
 //! Shards that are replaced as a whole.
 
-use std::fs;
-use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::{Compaction, Recovery, Shards};
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 
 use crate::failure::Failure;
-use crate::open::{Opened, Store};
+use crate::inspect::stored::readable_files;
+use crate::open::{Opened, Place, Store};
+use crate::replace::{self, Left};
 
 /// The array, whose shards are replaced as a whole.
 pub(crate) enum Replacing<'a> {
     /// In temporaries that are renamed.
     Files {
-        array: Box<Array<AtomicWriteStorageAdapter<FilesystemStore>>>,
+        array: Box<Array<replace::Replacing>>,
         files: Arc<FilesystemStore>,
     },
     /// A value of an object store is replaced at once.
@@ -25,10 +25,11 @@ pub(crate) enum Replacing<'a> {
 
 impl<'a> Replacing<'a> {
     pub(crate) fn of(opened: &'a Opened) -> Result<Self, Failure> {
-        let Some(files) = &opened.files else {
+        let (Some(files), Place::Directory(path)) = (&opened.files, &opened.place) else {
             return Ok(Self::Objects(&opened.array));
         };
-        let store = Arc::new(AtomicWriteStorageAdapter::new(files.clone()));
+        delete_remains(path)?;
+        let store = Arc::new(replace::Replacing::new(files.clone()));
         let metadata = opened.array.metadata().clone();
         let array = Array::new_with_metadata(store, "/", metadata)
             .map_err(|error| Failure::failed(format!("cannot open {}: {error}", opened.place)))?;
@@ -41,10 +42,7 @@ impl<'a> Replacing<'a> {
     /// Compacts a shard.
     pub(crate) fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Failure> {
         match self {
-            Self::Files { array, .. } => {
-                self.delete_remains(shard)?;
-                Ok(Shards::of(array)?.compact(shard)?)
-            }
+            Self::Files { array, .. } => Ok(Shards::of(array)?.compact(shard)?),
             Self::Objects(array) => Ok(Shards::of(*array)?.compact(shard)?),
         }
     }
@@ -52,10 +50,7 @@ impl<'a> Replacing<'a> {
     /// Recovers a shard.
     pub(crate) fn recover(&self, shard: &[u64]) -> Result<Recovery, Failure> {
         match self {
-            Self::Files { array, .. } => {
-                self.delete_remains(shard)?;
-                Ok(Shards::of(array)?.recover(shard)?)
-            }
+            Self::Files { array, .. } => Ok(Shards::of(array)?.recover(shard)?),
             Self::Objects(array) => Ok(Shards::of(*array)?.recover(shard)?),
         }
     }
@@ -67,26 +62,26 @@ impl<'a> Replacing<'a> {
             Self::Files { array, files } => {
                 use std::os::unix::fs::MetadataExt;
                 let file = files.key_to_fspath(&array.chunk_key(shard));
-                fs::metadata(file).map_or(1, |found| found.nlink())
+                std::fs::metadata(file).map_or(1, |found| found.nlink())
             }
             _ => 1,
         }
     }
+}
 
-    /// Deletes what a process left beside a shard that was killed: the adapter would not replace it.
-    fn delete_remains(&self, shard: &[u64]) -> Result<(), Failure> {
-        let Self::Files { array, files } = self else {
-            return Ok(());
-        };
-        let file = files.key_to_fspath(&array.chunk_key(shard));
-        let mut temporary = file.into_os_string();
-        temporary.push(".tmp");
-        match fs::remove_file(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::failed(format!(
+/// Deletes the temporaries of processes that have ended. Those of others stay.
+fn delete_remains(root: &Path) -> Result<(), Failure> {
+    let mut left = Left::default();
+    let mut failed = None;
+    readable_files(root, |_, entry| {
+        let path = entry.path();
+        let is_temporary = path.extension().is_some_and(|suffix| suffix == "tmp");
+        if is_temporary && let Err(error) = left.tidy(&path) {
+            failed = Some(Failure::failed(format!(
                 "cannot delete {}, which a process left that was killed: {error}",
-                temporary.display()
-            ))),
-            _ => Ok(()),
+                path.display()
+            )));
         }
-    }
+    });
+    failed.map_or(Ok(()), Err)
 }

@@ -1,17 +1,18 @@
 //! Ctrl-C, and the signals that ask a process to end.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::failure::{Exit, Failure};
 
 static STOP: AtomicBool = AtomicBool::new(false);
-static IS_AWAITED: AtomicBool = AtomicBool::new(false);
+/// The guards that exist: a subcommand may call another one.
+static GUARDS: AtomicUsize = AtomicUsize::new(0);
 
 /// Listens for Ctrl-C. Until a [`Guard`] exists, it ends the process at once.
 pub(crate) fn listen() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
         let is_first = !STOP.swap(true, Ordering::Relaxed);
-        if !is_first || !IS_AWAITED.load(Ordering::Relaxed) {
+        if !is_first || GUARDS.load(Ordering::Relaxed) == 0 {
             eprintln!("\ninterrupted");
             std::process::exit(i32::from(Exit::Interrupted.code()));
         }
@@ -22,7 +23,7 @@ pub(crate) fn listen() -> Result<(), Failure> {
 
 /// From now on Ctrl-C only makes [`is_asked`] true, and a second one ends the process.
 pub(crate) fn wait_for_me() -> Guard {
-    IS_AWAITED.store(true, Ordering::Relaxed);
+    GUARDS.fetch_add(1, Ordering::Relaxed);
     Guard(())
 }
 
@@ -31,7 +32,7 @@ pub(crate) struct Guard(());
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        IS_AWAITED.store(false, Ordering::Relaxed);
+        GUARDS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

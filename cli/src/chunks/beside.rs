@@ -72,7 +72,9 @@ fn search(
         let is_own = prefix.is_empty() && *name == own;
         !is_own && (is_index || (prefix.is_empty() && *name == "c"))
     };
-    let mut directories = listed.directories.iter().filter(may_lead).take(WIDTH);
+    let mut directories: Vec<_> = listed.directories.iter().filter(may_lead).collect();
+    directories.sort();
+    let mut directories = directories.into_iter().take(WIDTH);
     directories.find_map(|name| search(above, own, &format!("{prefix}{name}/"), grid, spellings))
 }
 

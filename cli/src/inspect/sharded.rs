@@ -66,6 +66,7 @@ impl Sharded {
         let opened = Opened {
             place: place.clone(),
             array,
+            not_json: stores.not_json(),
             has_no_fill_value: false,
             repairs: stores.repairs(),
             files: stores.files,

@@ -260,6 +260,18 @@ fn entries(
     Ok(())
 }
 
+/// Checks that `directory`, if it is a link, does not lead back to a directory that contains the link.
+///
+/// # Errors
+/// The link cannot be followed, or leads back.
+pub(crate) fn ends_elsewhere(directory: &Path) -> Result<(), String> {
+    let is_link = fs::symlink_metadata(directory).is_ok_and(|found| found.is_symlink());
+    if is_link && let Some(parent) = directory.parent() {
+        end_of(directory, parent)?;
+    }
+    Ok(())
+}
+
 /// The kind of file to which a link in `directory` leads.
 ///
 /// # Errors

@@ -127,7 +127,7 @@ impl Survey {
         let volume = grid
             .iter()
             .try_fold(1_u64, |n, &count| n.checked_mul(count));
-        if volume.is_none() {
+        if volume.is_none() && !grid.contains(&0) {
             return Err(Failure::failed(format!(
                 "a grid of {grid:?} shards has more of them than can be numbered"
             )));

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, StorageError>;
 const MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
 
 /// Files whose errors are errors.
-pub(super) struct Files(Arc<FilesystemStore>);
+pub(crate) struct Files(Arc<FilesystemStore>);
 
 /// Whether nothing is at a path, or a link that leads nowhere.
 pub(crate) fn is_missing(error: &io::Error) -> bool {
@@ -43,8 +43,13 @@ fn look(path: &Path) -> Result<Option<fs::Metadata>> {
 }
 
 impl Files {
-    pub(super) fn new(files: Arc<FilesystemStore>) -> Self {
+    pub(crate) fn new(files: Arc<FilesystemStore>) -> Self {
         Self(files)
+    }
+
+    /// The file of a key.
+    pub(crate) fn path(&self, key: &StoreKey) -> PathBuf {
+        self.0.key_to_fspath(key)
     }
 
     /// Why a file was not read, and what to do.

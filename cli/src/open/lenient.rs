@@ -157,6 +157,15 @@ impl ListableStorageTraits for Lenient {
     }
 }
 
+/// The repairs of metadata that are no JSON, as lines for people.
+pub(super) fn not_json(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
+    let mut repairs = repairs.clone();
+    for of_key in repairs.values_mut() {
+        of_key.retain(|repair| !matches!(repair, Repair::FillValue { .. }));
+    }
+    lines(&repairs)
+}
+
 /// The repairs that the metadata `bytes` in the file `name` need to be read, as lines for people.
 pub(crate) fn repairs_of(name: &str, bytes: &[u8]) -> Vec<String> {
     let repairs = str::from_utf8(bytes).map_or_else(|_| Vec::new(), |text| plain(text).repairs);

@@ -17,8 +17,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StorePrefix};
 
-use self::files::Files;
-pub(crate) use self::files::is_missing;
+pub(crate) use self::files::{Files, is_missing};
 pub(crate) use self::kind::{
     Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable,
 };
@@ -39,6 +38,8 @@ pub(crate) struct Opened {
     pub(crate) array: Array<Store>,
     /// The metadata that are read otherwise than they are stored, as lines for people.
     pub(crate) repairs: Vec<String>,
+    /// The metadata among them that are no JSON.
+    pub(crate) not_json: Vec<String>,
     /// Whether the metadata of Zarr v2 have no fill value, though the array has to have one here.
     pub(crate) has_no_fill_value: bool,
     /// The same store, if it is a directory.
@@ -54,7 +55,7 @@ impl Opened {
     /// Checks that the metadata are read as they are stored, before the array is changed. `doing` names the
     /// change.
     pub(crate) fn must_be_plain(&self, doing: &str) -> Result<(), Failure> {
-        must_be_plain(&self.place, doing, &self.repairs)
+        must_be_plain(&self.place, doing, &self.not_json)
     }
 
     /// The reason that the objects of the array cannot be listed; `None` if they can be, or if a listing
@@ -103,6 +104,7 @@ pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
     Ok(Opened {
         place: place.clone(),
         array,
+        not_json: stores.not_json(),
         has_no_fill_value: stores.lenient.has_no_fill_value(),
         repairs: stores.repairs(),
         files: stores.files,
@@ -125,14 +127,18 @@ pub(crate) fn as_numcodecs_reads(
 }
 
 /// Checks that metadata at `place` are read as they are stored, before something there is changed.
-/// `repairs` says how they differ, and `doing` names the change.
-pub(crate) fn must_be_plain(place: &Place, doing: &str, repairs: &[String]) -> Result<(), Failure> {
-    if repairs.is_empty() {
+/// `not_json` says how they differ, and `doing` names the change.
+pub(crate) fn must_be_plain(
+    place: &Place,
+    doing: &str,
+    not_json: &[String],
+) -> Result<(), Failure> {
+    if not_json.is_empty() {
         return Ok(());
     }
     Err(Failure::failed(format!(
         "cannot {doing} {place}, whose metadata are no JSON: {}",
-        repairs.join("; ")
+        not_json.join("; ")
     ))
     .with_remedy(
         "nothing was written. `zarrs-cuda reencode` makes a copy whose metadata are JSON; or put these \
@@ -174,6 +180,11 @@ impl Stores {
         lenient::lines(&self.lenient.repairs())
     }
 
+    /// The metadata among them that are no JSON.
+    pub(crate) fn not_json(&self) -> Vec<String> {
+        lenient::not_json(&self.lenient.repairs())
+    }
+
     /// Checks that nothing is at `place`, so that a node of `what` may be made there.
     pub(crate) fn must_be_empty(&self, place: &Place, what: &str) -> Result<(), Failure> {
         if let Place::Directory(path) = place {
@@ -199,7 +210,7 @@ pub(crate) fn store(place: &Place) -> Result<Stores, Failure> {
         Place::Directory(path) => path,
         Place::Url(url) => return remote(place, url),
     };
-    // The store would create the directory otherwise.
+    // The store takes a directory that is not there, or no directory, for an empty one.
     fs::read_dir(path).map_err(|error| {
         Failure::failed(format!("cannot open {place}: {error}")).with_remedy(
             "name the directory of a Zarr array: it has a zarr.json or a .zarray in it",

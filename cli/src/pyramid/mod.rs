@@ -216,7 +216,7 @@ fn level_0(
     let group = Place::Directory(image.directory.clone());
     let stores = open::store(&group)?;
     Kind::of(&*stores.store, &group)?;
-    open::must_be_plain(&group, "describe the levels in", &stores.repairs())?;
+    open::must_be_plain(&group, "describe the levels in", &stores.not_json())?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
     let pending = consolidate::pending(&opened)?;
     if pending > 0 {

@@ -188,7 +188,9 @@ impl<'a> Assembly<'a> {
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         let cannot = cannot(&self.key, self.place);
         let Some(sink) = self.sink.take() else {
-            return Ok(());
+            // An earlier run may have stored one, of chunks that were there then.
+            let erased = self.output.storage().erase(&self.key);
+            return erased.map_err(|error| cannot(&error));
         };
         let index = self.format.encode_index(&self.extents);
         let index = index.map_err(|error| cannot(&error))?;

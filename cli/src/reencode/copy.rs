@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArraySubset};
-use zarrs::storage::{ReadableStorageTraits, StorePrefix};
+use zarrs::storage::{ReadableStorageTraits, StorageError, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -214,7 +214,16 @@ impl Copied {
                 None if job.args.resume => None,
                 None => Some(self.bytes_decoded),
             },
-            before: input.storage().size_prefix(&root).ok(),
+            before: match input.storage().size_prefix(&root) {
+                Ok(size) => Some(size),
+                Err(StorageError::Unsupported(_)) => None,
+                Err(error) => {
+                    let input = &job.input;
+                    return Err(Failure::failed(format!(
+                        "cannot tell the size of {input}: {error}"
+                    )));
+                }
+            },
             after,
         })
     }

@@ -83,7 +83,10 @@ pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
         Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),
     })?;
     // Some file systems have no locks.
-    run::must_have_ended(&claim.read().unwrap_or_default(), &shown)?;
+    let marker = claim
+        .read()
+        .map_err(|error| Failure::failed(format!("cannot read {}: {error}", marker.display())))?;
+    run::must_have_ended(&marker, &shown)?;
     Ok(claim)
 }
 
@@ -205,14 +208,17 @@ pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
             entries => entries.map_err(|error| cannot(&directory, error))?,
         };
         for entry in entries {
-            let path = entry.map_err(|error| cannot(&directory, error))?.path();
+            let entry = entry.map_err(|error| cannot(&directory, error))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(|error| cannot(&path, error))?;
             let is_array = is_array(&path)? || path.join(INCOMPLETE).is_file();
             if (is_array || is_group(&path)?)
                 && let Ok(relative) = path.strip_prefix(root)
             {
                 found.insert(relative.to_string_lossy().into_owned());
             }
-            if path.is_dir() && !is_array {
+            // A link to a directory is no part of an output.
+            if kind.is_dir() && !is_array {
                 directories.push(path);
             }
         }

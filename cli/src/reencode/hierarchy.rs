@@ -9,11 +9,12 @@ use zarrs_storage::{StoreKey, StorePrefix};
 use super::readable::unreadable;
 use super::run::Run;
 use super::target::{Begun, Target};
-use super::{Args, Job, NEW_FORM, Plan};
+use super::{Args, Job, NEW_FORM, Plan, not_begun};
 use crate::common::Common;
 use crate::consolidated;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
+use crate::inspect::stored::ends_elsewhere;
 use crate::names;
 use crate::open::{self, Kind, Place, Store};
 use crate::outcome::Outcome;
@@ -68,6 +69,9 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
     if let Place::Directory(path) = &args.input {
         failed.extend(unreadable(path)?);
+    }
+    if stop::is_asked() {
+        return Err(not_begun());
     }
     if !failed.is_empty() && !args.keep_going {
         let text = format!(
@@ -155,7 +159,7 @@ fn plans<'a>(
     changes: Option<&Changes>,
 ) -> (Vec<Plan<'a>>, Vec<Failure>) {
     let (mut plans, mut failed) = (Vec::new(), Vec::new());
-    for member in members {
+    for member in members.iter().take_while(|_| !stop::is_asked()) {
         match &member.node {
             Node::Group { .. } => {}
             Node::Unreadable(failure) => failed.push(failure.clone()),
@@ -279,6 +283,13 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
 fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>, Failure> {
     let mut paths = children(input, store, path)?;
     while let Some(path) = paths.pop() {
+        if path
+            .rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with('.'))
+        {
+            continue; // no member of a group, as in `readable.rs`
+        }
         match Kind::below(store, &prefix_of(&path), input) {
             Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?),
             // A node that cannot be read is one.
@@ -322,10 +333,15 @@ fn children(input: &Place, store: &Store, path: &str) -> Result<Vec<String>, Fai
     };
     let prefix = StorePrefix::new(prefix_of(path)).map_err(|error| cannot(&error))?;
     let listed = store.list_dir(&prefix).map_err(|error| cannot(&error))?;
-    let children = listed.prefixes().iter();
-    Ok(children
-        .map(|child| child.as_str().trim_end_matches('/').to_string())
-        .collect())
+    let mut children = Vec::new();
+    for child in listed.prefixes() {
+        let child = child.as_str().trim_end_matches('/');
+        if let Place::Directory(root) = input {
+            ends_elsewhere(&root.join(child)).map_err(|reason| cannot(&reason))?;
+        }
+        children.push(child.to_string());
+    }
+    Ok(children)
 }
 
 /// What is at a path of the input; `None` if there are no metadata.

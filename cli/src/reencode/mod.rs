@@ -73,7 +73,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) recursive: bool,
     /// With --recursive: leave out arrays that cannot be done, and do the others
-    #[arg(long, requires = "recursive")]
+    #[arg(long, requires = "recursive", conflicts_with = "overwrite")]
     pub(crate) keep_going: bool,
     /// Say what happens to a shard, and why
     #[arg(long)]
@@ -170,6 +170,11 @@ struct Job<'a> {
 
 /// The end of a note about metadata that are repaired.
 const NEW_FORM: &str = "the new metadata have it in the form of JSON";
+
+/// The user stopped the run while it was planned.
+fn not_begun() -> Failure {
+    Failure::interrupted("stopped before anything was written")
+}
 
 /// What is to be done for an array, before anything is written.
 struct Plan<'a> {
@@ -295,6 +300,9 @@ impl Plan<'_> {
         };
 
         let registration = zarrs_cuda::register(common.options())?;
+        if stop::is_asked() {
+            return Err(not_begun());
+        }
         let begun = self.target.begin(self.mode, &self.run)?;
         if let Some(changes) = &begun.changes {
             common.say(format!(

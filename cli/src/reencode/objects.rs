@@ -57,7 +57,9 @@ pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> 
     // A half-deleted array must not look complete. It must be recognised as an incomplete output.
     let empty = cannot("empty", place);
     set(store, INCOMPLETE, b"").map_err(&empty)?;
-    let keys = keys(store).map_err(&empty)?;
+    let mut keys = keys(store).map_err(&empty)?;
+    // Another program may have stored something since the place was looked at.
+    keys.retain(|key| is_of_array(key.as_str()));
     let (chunks, mut others): (Vec<_>, Vec<_>) = keys
         .into_iter()
         .partition(|key| !METADATA.contains(&key.as_str()));

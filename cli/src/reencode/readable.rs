@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::failure::Failure;
+use crate::inspect::stored::ends_elsewhere;
 use crate::open::is_group;
 
 /// The directories, and links that lead nowhere, in the group `root` and the groups in it that cannot be read.
@@ -32,7 +33,12 @@ pub(super) fn unreadable(root: &Path) -> Result<Vec<Failure>, Failure> {
                 Ok(metadata) if !metadata.is_dir() => {}
                 Ok(_) => match fs::read_dir(&path) {
                     // The walk through the members reports metadata that cannot be understood.
-                    Ok(_) if is_group(&path).unwrap_or(false) => groups.push(path),
+                    // A link that leads back is reported by the walk, too.
+                    Ok(_) if is_group(&path).unwrap_or(false) => {
+                        if ends_elsewhere(&path).is_ok() {
+                            groups.push(path);
+                        }
+                    }
                     Ok(_) => {}
                     Err(error) => found.push(cannot(&path, &error)),
                 },

@@ -147,7 +147,7 @@ impl Target {
         Ok(Self {
             place: place.clone(),
             store: match stores.files {
-                Some(files) => Arc::new(Replacing(files)),
+                Some(files) => Arc::new(Replacing::new(files)),
                 None => stores.store,
             },
         })

@@ -15,6 +15,7 @@ use zarrs_cuda::maintenance::ShardFormat;
 use super::plan::{Piece, Plan};
 use super::source::{Objects, Place, Source};
 use crate::evidence::Changes;
+use crate::inspect::stored::{self, Keys};
 use crate::progress::Progress;
 use crate::replace::Temporary;
 use crate::stop;
@@ -130,6 +131,40 @@ struct Thread<'a> {
     copied: Copied,
 }
 
+/// Deletes objects of OUT for which no object of IN is stored any more: an earlier run, which this one goes on
+/// with, made them.
+///
+/// # Errors
+/// The file that cannot be deleted, or the directory that cannot be listed.
+pub(super) fn delete_stale(
+    plan: &Plan,
+    objects: &Objects<'_>,
+    target: &Target<'_>,
+) -> Result<(), String> {
+    let keys = Keys::new(target.keys, &plan.output.grid);
+    let mut stale = Vec::new();
+    stored::files(target.root, |key, entry| {
+        let Some(indices) = keys.in_grid(&key) else {
+            return;
+        };
+        let mut sources = plan.sources(&indices).flatten();
+        let is_stored = sources.any(|(object, _)| objects.stored.binary_search(&object).is_ok());
+        if !is_stored {
+            stale.push(entry.path());
+        }
+    })?;
+    stale.iter().try_for_each(|path| delete(path))
+}
+
+fn delete(path: &Path) -> Result<(), String> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(format!("cannot delete {}: {error}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Thread<'_> {
     /// Writes an object of OUT, unless it is there already or would be empty.
     fn object(&mut self, plan: &Plan, indices: &[u64]) -> Result<(), String> {
@@ -155,6 +190,9 @@ impl Thread<'_> {
                 self.copied.subchunks += places.iter().flatten().count() as u64;
                 self.copied.bytes += bytes;
             }
+        } else if self.target.resumes {
+            // An earlier run may have made one of subchunks that were there then.
+            delete(&self.path(indices))?;
         }
         self.places = places;
         Ok(())

@@ -200,6 +200,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ))
         .with_remedy(goes_on));
     }
+    if begun.resumes {
+        copy::delete_stale(&plan, &objects, &target).map_err(Failure::failed)?;
+    }
     let left = target::tidy(output).map_err(Failure::failed)?;
     target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
     let notes = (!left.is_empty()).then(|| left.to_string()).into_iter();

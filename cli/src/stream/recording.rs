@@ -51,7 +51,7 @@ impl Recording {
             Kind::Array => {
                 let array = Array::open(store, "/");
                 let array = array.map_err(|error| cannot("go on with", &error))?;
-                open::must_be_plain(place, "go on with", &stores.repairs())?;
+                open::must_be_plain(place, "go on with", &stores.not_json())?;
                 check(args, &array)?;
                 array
             }

@@ -1,9 +1,12 @@
 //! Comparison with another array, bit for bit.
 
+use std::io;
+
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
-use zarrs_codec::CodecOptions;
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_cuda::maintenance::is_damage;
+use zarrs_storage::StorageError;
 
 use crate::arguments::shape_text;
 use crate::budget::Budget;
@@ -159,9 +162,12 @@ pub(super) fn differences(
 /// # Errors
 /// They could not be read or decoded for another reason: nothing is known of them.
 fn damage(place: &Place, error: &ArrayError) -> Result<String, Failure> {
+    // A file that ends too soon has wrong bytes.
+    let is_short = |error: &StorageError| matches!(error, StorageError::IOError(error) if error.kind() == io::ErrorKind::UnexpectedEof);
     let is_damage = match error {
+        ArrayError::CodecError(CodecError::StorageError(error)) if is_short(error) => true,
         ArrayError::CodecError(error) => is_damage(error),
-        ArrayError::StorageError(_) => false,
+        ArrayError::StorageError(error) => is_short(error),
         _ => true,
     };
     let text = format!("{place} cannot be read: {error}");

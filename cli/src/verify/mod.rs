@@ -105,6 +105,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         unwritten,
         found: done.results,
     };
+    // A store without a listing is told in the report, and no trouble.
+    if opened.has_no_listing().is_none()
+        && let Err(failure) = consolidate::pending(&opened)
+    {
+        done.failures.push(failure);
+    }
     let outcome = report(args, common, &opened, all)
         .with("chunks", json!(chunks.map(|chunks| chunks.json())));
     Ok(outcome.with_errors(done.failures))

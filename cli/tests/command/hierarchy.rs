@@ -71,6 +71,44 @@ impl Case {
 
 /// All that cannot be done is told before the first byte. The rest can be done without it, and the missing
 /// can be added.
+/// A run that goes on without what cannot be done replaces nothing: it could delete what it does not make.
+#[test]
+fn going_on_replaces_nothing() {
+    let said = crate::program::said(
+        &[
+            &"reencode",
+            &"in",
+            &"out",
+            &"--recursive",
+            &"--keep-going",
+            &"--overwrite",
+        ],
+        2,
+    );
+    assert!(said.contains("cannot be used with"), "{said}");
+}
+
+/// A link to a group that contains the link does not make endless copies.
+#[test]
+#[cfg(unix)]
+fn loops_of_links_end() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let root = folder.path().join("in");
+    let group = r#"{"zarr_format": 3, "node_type": "group"}"#;
+    for path in [root.clone(), root.join("inner")] {
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("zarr.json"), group).unwrap();
+    }
+    crate::arrays::unsharded(&root.join("inner/array"));
+    for (name, goal) in [("one", ".."), ("two", "../inner")] {
+        std::os::unix::fs::symlink(goal, root.join("inner").join(name)).unwrap();
+    }
+    let out = folder.path().join("out");
+    let said = crate::program::said(&[&"reencode", &root, &out, &"--recursive"], 1);
+    assert!(said.contains("leads back to"), "{said}");
+    assert!(!out.exists(), "{said}");
+}
+
 #[test]
 fn what_cannot_be_planned() {
     let case = Case::new();

@@ -203,6 +203,27 @@ fn shards_of_chunks_that_changed_are_written_again() {
     assert_eq!(time("0/1").unwrap(), second);
 }
 
+/// A shard whose chunks were deleted since is deleted, also where shards are made in parts.
+#[test]
+fn shards_of_chunks_that_were_deleted_go() {
+    for memory in ["1MiB", "3KiB"] {
+        let case = Case::new();
+        let options = format!("--shard 20,20 --subchunk 5,5 --memory {memory} --threads 1");
+        let chunk = case.at("a/c/3/3");
+        let whole = fs::read(&chunk).unwrap();
+        fs::write(&chunk, b"").unwrap();
+        case.run(&format!("a out {options}"), 1);
+        fs::write(&chunk, whole).unwrap();
+        for chunk in ["0/0", "0/1", "1/0", "1/1"] {
+            fs::remove_file(case.at("a/c").join(chunk)).unwrap();
+        }
+        assert!(case.at("out/c/0/0").exists(), "{memory}");
+        case.run(&format!("a out {options} --resume"), 0);
+        assert_eq!(values(&case.at("out")), values(&case.at("a")), "{memory}");
+        assert!(!case.at("out/c/0/0").exists(), "{memory}");
+    }
+}
+
 #[test]
 fn a_marker_that_says_no_run() {
     let case = Case::new();

@@ -351,6 +351,22 @@ fn groups_are_not_taken_for_nothing() {
     }
 }
 
+/// A fill value of another type is JSON, and such an array has no shards.
+#[test]
+fn fill_values_of_v2_are_json() {
+    let folder = TempDir::new().unwrap();
+    let folder = folder.path();
+    let array = folder.join("array");
+    fs::create_dir(&array).unwrap();
+    let metadata = r#"{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "order": "C",
+        "fill_value": "7", "compressor": null, "filters": null}"#;
+    fs::write(array.join(".zarray"), metadata).unwrap();
+    for subcommand in ["recover", "compact", "consolidate", "pyramid", "stream"] {
+        let text = refused(folder, &[&subcommand, &array], subcommand);
+        assert!(!text.contains("no JSON"), "{subcommand}: {text}");
+    }
+}
+
 /// Members of a group that a reader must understand are refused, as those of an array are.
 #[test]
 fn members_that_must_be_understood() {

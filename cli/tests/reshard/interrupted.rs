@@ -38,8 +38,8 @@ fn create(layout: &Layout, path: &Path) {
 fn begun(input: &Path, output: &Path, options: &[&str]) -> Vec<u8> {
     fs::create_dir_all(output).unwrap();
     let first = output.join("c");
-    // Nothing that counts as a file of OUT.
-    std::os::unix::fs::symlink("nowhere/at/all", &first).unwrap();
+    // A socket is neither a file nor a directory of OUT.
+    let _socket = std::os::unix::net::UnixListener::bind(&first).unwrap();
     let done = run(input, output, options);
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(1), "{said}");
@@ -49,6 +49,33 @@ fn begun(input: &Path, output: &Path, options: &[&str]) -> Vec<u8> {
 
 /// How often a run is killed before one may end.
 const KILLS: u64 = 12;
+
+/// Objects of IN that were deleted since a run began leave nothing in OUT.
+#[test]
+fn objects_of_chunks_that_were_deleted_go() {
+    let directory = temporary();
+    let (input, output) = (directory.path().join("in"), directory.path().join("out"));
+    create(&layout(None), &input);
+    let options = ["--shard", "64,64"];
+    let marker = begun(&input, &output, &options);
+    assert!(run(&input, &output, &options).status.success());
+    let objects = || files(&output).len();
+    let whole = objects();
+    // The run was killed just before it completed the output.
+    fs::remove_file(output.join("zarr.json")).unwrap();
+    fs::write(output.join("zarr.json.reshard"), marker).unwrap();
+    let array = crate::arrays::open(&input);
+    for row in 0..32 {
+        for column in 0..16 {
+            array.erase_chunk(&[row, column]).unwrap();
+        }
+    }
+    let done = run(&input, &output, &options);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert_eq!(objects(), whole - 1);
+    assert_eq!(elements(&output), elements(&input));
+}
 
 /// Killed at any moment and run again until one run ends, the program makes what it makes at once.
 #[test]
