@@ -83,5 +83,8 @@ fn delete_remains(root: &Path) -> Result<(), Failure> {
             )));
         }
     });
+    if !left.is_empty() {
+        eprintln!("{left}");
+    }
     failed.map_or(Ok(()), Err)
 }

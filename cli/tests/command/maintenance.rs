@@ -279,7 +279,7 @@ fn shards_are_compacted() {
     let text = said(&[&"compact", &path], 0);
     assert!(text.contains("1 of 4 stored shards compacted"), "{text}");
     assert_eq!(fs::metadata(&file).unwrap().len(), small);
-    assert!(!path.join("c/0/0.tmp").exists());
+    assert!(path.join("c/0/0.tmp").exists(), "its process may run");
     assert_eq!(values(path), expected);
     said(&[&"verify", &path], 0);
 
