@@ -112,6 +112,21 @@ fn stored_bytes(opened: &Opened, shard: &[u64]) -> Result<u64, Failure> {
     Ok(size.saturating_add(store.size_prefix(&frame).map_err(cannot)?))
 }
 
+/// A line about shards outside of the grid; nothing if there are none.
+fn outside_text(outside: u64) -> Option<String> {
+    let (lie, were) = if outside == 1 {
+        ("lies", "was")
+    } else {
+        ("lie", "were")
+    };
+    (outside > 0).then(|| {
+        format!(
+            "{} with subchunks beside {lie} outside of the grid, left by a larger array, and {were} not packed",
+            counted(outside, "shard")
+        )
+    })
+}
+
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.shards.array)?;
     opened.place.must_be_listed(
@@ -133,17 +148,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     } else {
         args.shards.of_part(&grid, listed)
     };
-    let outside_text = (outside > 0).then(|| {
-        let (lie, were) = if outside == 1 {
-            ("lies", "was")
-        } else {
-            ("lie", "were")
-        };
-        format!(
-            "{} with subchunks beside {lie} outside of the grid, left by a larger array, and {were} not packed",
-            counted(outside, "shard")
-        )
-    });
+    let outside_text = outside_text(outside);
     if args.dry_run {
         let shards: Vec<_> = chosen
             .positions()

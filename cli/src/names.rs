@@ -15,15 +15,12 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
     while let [first, after @ ..] = rest {
         let digits = after.get(..2).filter(|_| *first == b'%');
         let digits = digits.and_then(|digits| str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
+        if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            bytes.push(byte);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
         }
     }
     let decoded = String::from_utf8(bytes).ok()?;

@@ -23,6 +23,9 @@ pub(crate) enum Kind {
     Nothing,
 }
 
+/// Returns the value of a file of metadata, `None` if it is not there, or the reason that it cannot be read.
+type Get<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, String>;
+
 /// The files that make a place a node of Zarr, and the kind that each stands for.
 const FILES: [(&str, Option<Kind>); 3] = [
     ("zarr.json", None), // it says so itself
@@ -77,10 +80,7 @@ impl Kind {
     }
 
     /// The kind by the files that `get` returns. `shown` is the place of a file, for people.
-    fn by(
-        get: &dyn Fn(&str) -> Result<Option<Vec<u8>>, String>,
-        shown: &dyn Fn(&str) -> String,
-    ) -> Result<Self, Failure> {
+    fn by(get: Get<'_>, shown: &dyn Fn(&str) -> String) -> Result<Self, Failure> {
         for (name, kind) in FILES {
             let shown = shown(name);
             let bytes = get(name).map_err(|error| {

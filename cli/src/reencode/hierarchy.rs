@@ -373,28 +373,23 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
             Kind::Array => return Ok(Some(Node::Array)),
             Kind::Group => (get(".zattrs")?, get("zarr.json")?),
         };
-        let (is_consolidated, members, attributes) = match members {
-            Some(text) => {
-                let members =
-                    serde_json::from_slice(&text).map_err(|error| wrong("zarr.json", &error))?;
-                if let Some(member) = not_understood(&members) {
-                    return Err(wrong(
-                        "zarr.json",
-                        &format!(
-                            "nothing is known of its member `{member}`, which must be understood"
-                        ),
-                    ));
-                }
-                (consolidated::is_in(&members), members, None)
+        let (is_consolidated, members, attributes) = if let Some(text) = members {
+            let members =
+                serde_json::from_slice(&text).map_err(|error| wrong("zarr.json", &error))?;
+            if let Some(member) = not_understood(&members) {
+                return Err(wrong(
+                    "zarr.json",
+                    &format!("nothing is known of its member `{member}`, which must be understood"),
+                ));
             }
-            None => {
-                let attributes = attributes.map(|text| serde_json::from_slice(&text));
-                let attributes = attributes
-                    .transpose()
-                    .map_err(|error| wrong(".zattrs", &error))?;
-                let is_consolidated = get(consolidated::OF_V2)?.is_some();
-                (is_consolidated, BTreeMap::new(), attributes)
-            }
+            (consolidated::is_in(&members), members, None)
+        } else {
+            let attributes = attributes.map(|text| serde_json::from_slice(&text));
+            let attributes = attributes
+                .transpose()
+                .map_err(|error| wrong(".zattrs", &error))?;
+            let is_consolidated = get(consolidated::OF_V2)?.is_some();
+            (is_consolidated, BTreeMap::new(), attributes)
         };
         Ok(Some(Node::Group {
             is_consolidated,

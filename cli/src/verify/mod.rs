@@ -104,12 +104,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         seen,
         unwritten,
         found: done.results,
+        waiting: consolidate::pending(&opened),
     };
     // A store without a listing is told in the report, and no trouble.
-    if opened.has_no_listing().is_none()
-        && let Err(failure) = consolidate::pending(&opened)
+    if let Err(failure) = &all.waiting
+        && opened.has_no_listing().is_none()
     {
-        done.failures.push(failure);
+        done.failures.push(failure.clone());
     }
     let outcome = report(args, common, &opened, all)
         .with("chunks", json!(chunks.map(|chunks| chunks.json())));
@@ -155,6 +156,19 @@ struct All {
     /// The number of shards that are stored in neither array, whose fill values differ.
     unwritten: u128,
     found: Vec<(Vec<u64>, Found)>,
+    /// The number of shards beside which subchunks wait in frames.
+    waiting: Result<usize, Failure>,
+}
+
+fn waiting_text(waiting: &Result<usize, Failure>) -> String {
+    match waiting {
+        Err(failure) => format!("\nwhether subchunks wait beside shards is not known: {failure}"),
+        Ok(0) => String::new(),
+        Ok(waiting) => format!(
+            "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
+            counted(*waiting, "shard")
+        ),
+    }
 }
 
 fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
@@ -163,9 +177,12 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         seen,
         unwritten,
         found,
+        waiting,
     } = all;
-    let undecided = chosen.len() - u128::from(seen.decided.into_inner());
-    let looked_at = chosen.looked_at() - undecided;
+    let undecided = chosen
+        .len()
+        .saturating_sub(u128::from(seen.decided.into_inner()));
+    let looked_at = chosen.looked_at().saturating_sub(undecided);
     let mut lines = Vec::new();
     // Of a million damaged shards either takes gigabytes: only one is made.
     let mut damaged: Vec<Value> = Vec::new();
@@ -228,16 +245,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
             counted(undecided, "more shard")
         );
     }
-    let waiting = consolidate::pending(opened);
-    if let Err(failure) = &waiting {
-        summary += &format!("\nwhether subchunks wait beside shards is not known: {failure}");
-    }
-    if let Ok(waiting @ 1..) = waiting {
-        summary += &format!(
-            "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
-            counted(waiting, "shard")
-        );
-    }
+    summary += &waiting_text(&waiting);
     if bad > 0 {
         summary += "\nhelp: `zarrs-cuda recover` repairs torn updates; other damage has to be written again";
     }

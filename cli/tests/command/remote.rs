@@ -266,7 +266,8 @@ mod with {
         }
         // An address of HTTP has these characters encoded.
         for name in ["a#b", "a%b", "a?b", "õ", "%25", "a b ", "a~b", "[0]"] {
-            let encoded: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let encoded: Vec<_> = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let encoded = encoded.concat();
             let url = bucket.http(&format!("all/{encoded}/array"));
             let out = TempDir::new().unwrap();
             let out = out.path().join("out");

@@ -39,7 +39,7 @@ type Damage = fn(&Path);
 /// Ways in which the metadata of the array at a path cannot be understood.
 const DAMAGE: [(&str, Damage); 11] = [
     ("empty", |path| {
-        fs::write(path.join("zarr.json"), "").unwrap()
+        fs::write(path.join("zarr.json"), "").unwrap();
     }),
     ("cut off", |path| {
         let file = path.join("zarr.json");
@@ -47,22 +47,22 @@ const DAMAGE: [(&str, Damage); 11] = [
         fs::write(&file, &text[..text.len() / 2]).unwrap();
     }),
     ("zeros", |path| {
-        fs::write(path.join("zarr.json"), [0; 300]).unwrap()
+        fs::write(path.join("zarr.json"), [0; 300]).unwrap();
     }),
     ("a list", |path| {
-        fs::write(path.join("zarr.json"), "[1, 2]").unwrap()
+        fs::write(path.join("zarr.json"), "[1, 2]").unwrap();
     }),
     ("another object", |path| {
-        fs::write(path.join("zarr.json"), "{}").unwrap()
+        fs::write(path.join("zarr.json"), "{}").unwrap();
     }),
     ("another node", |path| {
-        edit(&path.join("zarr.json"), "\"array\"", "\"tree\"")
+        edit(&path.join("zarr.json"), "\"array\"", "\"tree\"");
     }),
     ("Latin-1", |path| {
-        fs::write(path.join("zarr.json"), b"{\"a\": \"\xe9\"}").unwrap()
+        fs::write(path.join("zarr.json"), b"{\"a\": \"\xe9\"}").unwrap();
     }),
     ("a page of HTML", |path| {
-        fs::write(path.join("zarr.json"), "<html></html>").unwrap()
+        fs::write(path.join("zarr.json"), "<html></html>").unwrap();
     }),
     ("a directory", |path| {
         fs::remove_file(path.join("zarr.json")).unwrap();
