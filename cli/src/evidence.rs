@@ -1,4 +1,4 @@
-//! What an input was when a run began, so that a later run can tell whether it is the same.
+//! Notes about an input when a run begins, so that a later run can tell whether it is the same.
 //!
 //! Contents are not read. The evidence is the place of the input, its metadata, and the size and time of
 //! each file, or the entity tag of each object. HTTP servers list nothing: only the metadata count there.
@@ -20,7 +20,7 @@ const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 /// A copy of other metadata.
 const CONSOLIDATED: &str = ".zmetadata";
 
-/// What an input is like.
+/// The state of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct Evidence {
     place: String,
@@ -130,7 +130,7 @@ impl Evidence {
         None
     }
 
-    /// What was written or deleted in the input since this evidence was noted; `None` if nothing was, or
+    /// The keys that were written or deleted in the input since this evidence was noted; `None` if none were, or
     /// if that is not known.
     pub(crate) fn changes(&self, now: &Self) -> Option<Changes> {
         let (Some(was), Some(is)) = (&self.versions, &now.versions) else {
@@ -160,7 +160,7 @@ impl Evidence {
 pub(crate) struct Changes {
     /// Their hashes.
     changed: BTreeSet<u64>,
-    /// Those that are there.
+    /// The changed keys that are there.
     written: Vec<String>,
     deleted: usize,
 }

@@ -1,4 +1,4 @@
-//! What servers answer, checked before it is taken for the bytes of a file.
+//! Checks the answers of servers before their bodies are taken for the bytes of a file.
 //!
 //! `object_store` looks at statuses. A web page in place of a file, a compressed answer and lengths that
 //! contradict each other would be values for it. And it asks again for a body that was cut only if the server
@@ -56,7 +56,7 @@ impl HttpService for Checked {
     }
 }
 
-/// What the head of an answer says.
+/// The head of an answer.
 struct Answer {
     status: u16,
     content_type: String,
@@ -108,7 +108,7 @@ impl Answer {
 
     /// Check it as the answer to a request for `range`, a header, or for all of a file.
     fn check(&self, range: Option<&str>) -> Result<(), Unfit> {
-        /// Of these, the bytes of an answer are others than those of the file.
+        /// Encodings in which the bytes of an answer are not those of the file.
         const ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress"];
         if self.content_type.starts_with("text/html")
             || self.content_type.starts_with("application/xhtml")
@@ -315,7 +315,7 @@ const NO_PARTS: &str = "the server does not send parts of files, as a server of 
 
 const AGAIN: &str = "try again later; if it stays so, look at the server and the way to it";
 
-/// What `object_store` says of answers, in words that say what to look at.
+/// Messages of `object_store` about answers, in words that say where to look.
 pub(crate) fn in_words(text: &str) -> Option<&'static str> {
     [
         ("Range request not supported", NO_PARTS),
@@ -329,7 +329,7 @@ pub(crate) fn in_words(text: &str) -> Option<&'static str> {
     .find_map(|(theirs, ours)| text.contains(theirs).then_some(ours))
 }
 
-/// What to do about an error whose message is `text`; `None` if nothing is known of it.
+/// A remedy for an error whose message is `text`; `None` if the error is not known.
 pub(crate) fn remedy(error: &Error, text: &str) -> Option<&'static str> {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     let mut kind = None;

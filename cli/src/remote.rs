@@ -213,7 +213,7 @@ impl Remote {
     /// The keys of all objects, and their sizes in bytes.
     ///
     /// # Errors
-    /// As listings of the store.
+    /// The errors of listings of the store.
     pub(crate) fn sizes(&self) -> Result<Vec<(String, u64)>> {
         self.objects_below(&StorePrefix::root())
     }
@@ -232,7 +232,7 @@ impl Remote {
     /// or the time if there is none.
     ///
     /// # Errors
-    /// As listings of the store.
+    /// The errors of listings of the store.
     pub(crate) fn versions(&self) -> Result<Vec<(String, u64, String)>> {
         self.must_list()?;
         let versions = self.objects.list(None).map_ok(|object| {

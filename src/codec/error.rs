@@ -105,7 +105,7 @@ fn cause_is_of_bytes(cause: &(dyn StdError + 'static)) -> bool {
     cause.downcast_ref::<Error>().is_none()
 }
 
-/// What there was no memory for, and how many bytes of it, if that is the error.
+/// The thing for which there was no memory, and its bytes, if that is the error.
 pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)> {
     let CodecError::IOError(error) = error else {
         return None;

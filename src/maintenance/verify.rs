@@ -102,7 +102,7 @@ pub(super) async fn verify_in_pieces<O: Reads>(
         let Some(inspection) = by_index(store, key, size, format.shards()).await? else {
             return Ok(None);
         };
-        // What did not decode may have been of another shard, which was replaced meanwhile.
+        // The bytes that did not decode may be of another shard, which was replaced meanwhile.
         if let Some(Verification {
             inspection: old, ..
         }) = &before

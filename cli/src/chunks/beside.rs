@@ -11,7 +11,7 @@ use crate::open::{self, Opened, Place};
 /// Directories that are looked into at each depth.
 const WIDTH: usize = 4;
 
-/// What a directory has: names.
+/// The names in a directory.
 struct Listed {
     files: Vec<String>,
     directories: Vec<String>,

@@ -12,7 +12,7 @@ use crate::inspect::stored::Keys;
 use crate::open::Place;
 use crate::progress::counted;
 
-/// What makes a directory a node of its own, whose keys are not the array's.
+/// Files that make a directory a node of its own, whose keys are not the array's.
 const METADATA: [&str; 3] = ["zarr.json", ".zarray", ".zgroup"];
 
 /// The encodings that Zarr has: names and separators.
@@ -67,7 +67,7 @@ struct Group {
     count: u64,
     /// One of them, and the indices that it spells.
     example: (String, Vec<u64>),
-    /// What is in front of the chunk's key: a directory with a slash, or nothing.
+    /// The directory in front of the chunk's key, with a slash; empty if there is none.
     prefix: String,
     /// The number of the spelling, if it is another one than the array's.
     spelling: Option<usize>,

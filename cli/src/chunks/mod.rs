@@ -36,7 +36,7 @@ pub(crate) struct Chunks {
     found: Option<ChunkKeySeparator>,
 }
 
-/// What a run does about an array of which no chunk is stored.
+/// The answer of a run to an array without a stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Empty {
     /// Such an array is what the user asked for.

@@ -48,10 +48,10 @@ fn create(configuration: &Json, version: ZarrVersion) -> Result<Codec, PluginCre
     })))
 }
 
-/// What the metadata say.
+/// The configuration in the metadata.
 #[derive(Clone, Debug)]
 pub(crate) struct Configuration {
-    /// As it is written.
+    /// The text of the configuration.
     json: Json,
     scale: f64,
     offset: f64,

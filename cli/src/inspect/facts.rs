@@ -13,7 +13,7 @@ pub(super) struct Facts {
     pub(super) shard: Vec<u64>,
     /// The shape of a shard as it is stored: codecs in front of the sharding may change it.
     pub(super) stored_shard: Vec<u64>,
-    /// As it is stored.
+    /// The value in the stored metadata.
     pub(super) subchunk: Vec<u64>,
     pub(super) names: Vec<String>,
     pub(super) data_type: String,
@@ -23,7 +23,7 @@ pub(super) struct Facts {
     pub(super) chain: String,
     /// The codecs of the index, and where it is.
     pub(super) index: String,
-    /// What else is to be said.
+    /// Further lines for people.
     pub(super) notes: Vec<String>,
 }
 

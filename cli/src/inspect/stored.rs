@@ -174,7 +174,7 @@ pub(crate) fn objects(
 /// UTF-8 are no keys.
 ///
 /// # Errors
-/// What cannot be listed, and why: a directory, or a link that leads nowhere. A chunk may be missing there.
+/// A directory that cannot be listed, or a link that leads nowhere: a chunk may be missing there.
 pub(crate) fn files(
     root: &Path,
     mut on_file: impl FnMut(String, &fs::DirEntry),

@@ -35,7 +35,7 @@ pub(super) struct Survey {
     pub(super) sizes: Histogram,
     /// The number of stored shards outside of the grid, which a larger array left.
     pub(super) outside: u64,
-    /// What lies where no reader looks for it.
+    /// Lines about chunks that lie where no reader looks for them.
     pub(super) notes: Vec<String>,
 }
 

@@ -33,7 +33,7 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
     StorageError::Other(format!("cannot {doing} {}: {error}", path.display()))
 }
 
-/// What is at `path`, at the end of links; `None` if it is nothing.
+/// The metadata of the file at `path`, at the end of links; `None` if there is none.
 fn look(path: &Path) -> Result<Option<fs::Metadata>> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some(metadata)),

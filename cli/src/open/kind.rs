@@ -51,7 +51,7 @@ impl Kind {
     /// at `place`.
     ///
     /// # Errors
-    /// As for [`of`](Self::of).
+    /// The errors of [`of`](Self::of).
     pub(crate) fn below(store: &Store, prefix: &str, place: &Place) -> Result<Self, Failure> {
         let get = |name: &str| {
             let key = StoreKey::new(format!("{prefix}{name}")).map_err(StorageError::from);
@@ -67,7 +67,7 @@ impl Kind {
     /// The kind of the node in the directory `path`, which need not exist.
     ///
     /// # Errors
-    /// As for [`of`](Self::of); a link to a file that is not there.
+    /// The errors of [`of`](Self::of); a link to a file that is not there.
     pub(crate) fn in_directory(path: &Path) -> Result<Self, Failure> {
         let get = |name: &str| match fs::read(path.join(name)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -140,7 +140,7 @@ pub(crate) fn unreadable(shown: &str, reason: &str) -> Failure {
 /// The directories in `path` that are Zarr arrays, in order.
 ///
 /// # Errors
-/// Those of the directory, and of metadata in it that cannot be read.
+/// The directory cannot be listed; metadata in it cannot be read.
 pub(crate) fn arrays_in(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let cannot = |error: io::Error| {
         Failure::failed(format!(
@@ -162,7 +162,7 @@ pub(crate) fn arrays_in(path: &Path) -> Result<Vec<PathBuf>, Failure> {
 /// Whether `path` is a Zarr array, not a group.
 ///
 /// # Errors
-/// As for [`Kind::in_directory`].
+/// The errors of [`Kind::in_directory`].
 pub(crate) fn is_array(path: &Path) -> Result<bool, Failure> {
     Ok(Kind::in_directory(path)? == Kind::Array)
 }
@@ -170,7 +170,7 @@ pub(crate) fn is_array(path: &Path) -> Result<bool, Failure> {
 /// Whether `path` is a Zarr group.
 ///
 /// # Errors
-/// As for [`Kind::in_directory`].
+/// The errors of [`Kind::in_directory`].
 pub(crate) fn is_group(path: &Path) -> Result<bool, Failure> {
     Ok(Kind::in_directory(path)? == Kind::Group)
 }

@@ -133,7 +133,7 @@ pub(super) fn hide_group(root: &Path) -> Result<(), Failure> {
 /// The files and directories in an array's directory.
 #[derive(Default)]
 struct Files {
-    /// Those of the array.
+    /// The files of the array.
     files: Vec<PathBuf>,
     temporaries: Vec<PathBuf>,
     /// A directory comes before those in it.

@@ -344,7 +344,7 @@ fn children(input: &Place, store: &Store, path: &str) -> Result<Vec<String>, Fai
     Ok(children)
 }
 
-/// What is at a path of the input; `None` if there are no metadata.
+/// The node at a path of the input; `None` if there are no metadata.
 fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
     let place = if path.is_empty() {
         input.clone()

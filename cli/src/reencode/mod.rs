@@ -2,8 +2,8 @@
 //!
 //! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
 //! another one is written. Where that takes more than `--memory`, shards are made in boxes of subchunks
-//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the attributes and the dimension names are
-//! carried over bit for bit.
+//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the
+//! attributes and the dimension names are carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
 //! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens
@@ -151,7 +151,7 @@ fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
     }
 }
 
-/// What may be in the place of an output.
+/// The states of an output that a run accepts.
 #[derive(Clone, Copy)]
 struct Mode {
     /// The output of an interrupted run, which this run goes on with.
@@ -176,7 +176,7 @@ fn not_begun() -> Failure {
     Failure::interrupted("stopped before anything was written")
 }
 
-/// What is to be done for an array, before anything is written.
+/// The plan for an array, before anything is written.
 struct Plan<'a> {
     job: Job<'a>,
     shapes: Shapes,

@@ -15,7 +15,7 @@ pub(super) struct Stored<'a> {
     input: &'a Input,
     /// `None` if this run does not resume one.
     shards: Option<Shards<'a, Store>>,
-    /// What was written to the input since.
+    /// The keys of the input that were written since.
     changes: Option<&'a Changes>,
 }
 

@@ -19,7 +19,7 @@ const MEMBER: &str = "zarrs_cuda_run";
 /// The input and the arguments of a run, and the metadata that its output will have.
 pub(super) struct Run {
     input: Evidence,
-    /// What the output depends on, by the options that say it.
+    /// The arguments on which the output depends, by the names of their options.
     arguments: Map<String, Value>,
     metadata: Vec<u8>,
 }
@@ -155,7 +155,7 @@ impl Run {
 pub(super) struct GoesOn {
     /// The marker of the run from now on.
     pub(super) marker: Vec<u8>,
-    /// What was written to the input since the first run began.
+    /// The keys of the input that were written since the first run began.
     pub(super) changes: Option<Changes>,
 }
 
@@ -188,7 +188,7 @@ pub(super) fn owner_of(marker: &[u8]) -> Option<Owner> {
     Noted::of(marker)?.process
 }
 
-/// What a marker says.
+/// The contents of a marker.
 struct Noted {
     input: Evidence,
     arguments: Map<String, Value>,

@@ -19,7 +19,7 @@ pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// What is the metadata of an array, of Zarr v2 or v3.
 pub(super) const METADATA: [&str; 5] =
     ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
-/// What is the metadata of a group, of Zarr v2 or v3.
+/// The files of a group's metadata, in Zarr v2 and v3.
 pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
 
 /// Where an array or a group goes.
@@ -29,7 +29,7 @@ pub(super) struct Target {
     pub(super) store: Arc<Store>,
 }
 
-/// What is at a target.
+/// The state of a target.
 #[derive(Default)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -294,10 +294,10 @@ impl Target {
 pub(super) struct Begun<'a> {
     target: &'a Target,
     run: &'a Run,
-    /// Of a directory.
+    /// The lock of a directory's marker.
     claim: Option<Claim>,
     marker: Vec<u8>,
-    /// What was written to the input since the run that this one goes on with began.
+    /// The keys of the input that were written since the run began that this one goes on with.
     pub(super) changes: Option<Changes>,
 }
 

@@ -15,11 +15,11 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 const DIMENSIONS: &str = "_ARRAY_DIMENSIONS";
 const FILL_VALUE: &str = "_FillValue";
 
-/// What an array of xarray says in Zarr v3.
+/// The attributes of an array of xarray in Zarr v3.
 pub(super) struct InV3 {
     pub(super) dimension_names: Vec<String>,
     pub(super) attributes: Map<String, Value>,
-    /// What xarray reads otherwise than before, for people.
+    /// A line about elements that xarray reads otherwise than before.
     pub(super) note: Option<String>,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Target<'a> {
     pub(super) format: Option<&'a ShardFormat>,
     /// Whether objects may be there already, from a run that was killed.
     pub(super) resumes: bool,
-    /// What was written to IN since that run began.
+    /// The keys of IN that were written since that run began.
     pub(super) changes: Option<&'a Changes>,
 }
 

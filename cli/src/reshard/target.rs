@@ -28,11 +28,11 @@ pub(super) enum Before {
     Begun(Noted),
 }
 
-/// What an interrupted run noted.
+/// The notes of an interrupted run.
 pub(super) struct Noted {
     /// The metadata that OUT will have.
     pub(super) metadata: Map<String, Value>,
-    /// What the input was then.
+    /// The input at that time.
     input: Evidence,
 }
 
@@ -147,7 +147,7 @@ pub(super) struct Begun {
     pub(super) claim: Claim,
     /// Whether it goes on with an interrupted run.
     pub(super) resumes: bool,
-    /// What was written to the input since that run began.
+    /// The keys of the input that were written since that run began.
     pub(super) changes: Option<Changes>,
 }
 

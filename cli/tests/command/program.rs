@@ -13,6 +13,28 @@ pub(crate) fn program() -> Command {
     command
 }
 
+/// The program as a user runs it whom permissions concern: root may read everything. `folder` is a directory of
+/// this test, which gets a copy of the program that other users reach.
+#[cfg(unix)]
+pub(crate) fn as_a_user(folder: &Path) -> Command {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return program();
+    }
+    let copy = folder.join("zarrs-cuda-copy");
+    fs::copy(program().get_program(), &copy).unwrap();
+    for path in [folder, &copy] {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let mut command = Command::new(&copy);
+    command
+        .uid(65_534)
+        .env("NO_COLOR", "1")
+        .env("COLUMNS", "80");
+    command
+}
+
 /// Runs the program with words, and checks the exit code. Returns its output, stdout first.
 pub(crate) fn said(arguments: &[&dyn AsRef<std::ffi::OsStr>], code: i32) -> String {
     let mut command = program();

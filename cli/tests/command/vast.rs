@@ -453,24 +453,9 @@ fn a_shard_with_several_names_is_recovered_into_a_new_file() {
 
 /// The program as a user who is not the administrator, whom no directory is closed to.
 fn as_a_user(folder: &Path, words: &[&str]) -> Output {
-    use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::process::CommandExt;
-    let open = |path: &Path| fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
-    let id = Command::new("id").arg("-u").output().unwrap();
-    let mut command = bounded(None, words);
-    if id.stdout == b"0\n" {
-        // Others may not reach the folder of the program.
-        let copy = folder.join("program");
-        if !copy.exists() {
-            fs::copy(program().get_program(), &copy).unwrap();
-        }
-        open(folder);
-        open(&copy);
-        let mut other = Command::new(&copy);
-        other.args(words).env("NO_COLOR", "1").uid(65_534);
-        other.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command = other;
-    }
+    let mut command = crate::program::as_a_user(folder);
+    command.args(words);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     in_time(command, "a user's command")
 }
 

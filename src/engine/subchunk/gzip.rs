@@ -60,7 +60,7 @@ impl Gzip {
     /// Decompress the zlib stream at the start of `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
-    /// As for [`decompress`](Self::decompress).
+    /// The errors of [`decompress`](Self::decompress).
     pub(super) fn decompress_zlib(
         &mut self,
         from: &[u8],
@@ -72,7 +72,7 @@ impl Gzip {
     }
 
     fn decompressor(&mut self) -> Result<&mut Decompressor, NotDecoded> {
-        /// What it takes, in bytes: this much, or less.
+        /// The bytes that it takes, at most.
         const LEN: usize = 64 << 10;
         Ok(match &mut self.decompressor {
             Some(decompressor) => decompressor,

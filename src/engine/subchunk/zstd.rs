@@ -4,7 +4,7 @@ use zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, get_error_name};
 
 use super::not_decoded::NotDecoded;
 
-/// What a context to decompress with takes, in bytes: this much, or less.
+/// The bytes that a context to decompress with takes, at most.
 const DECOMPRESSOR_LEN: usize = 192 << 10;
 
 /// Zstandard contexts.
