@@ -5,6 +5,7 @@ mod fill_value;
 mod json;
 mod kind;
 mod lenient;
+mod member;
 mod place;
 
 use std::fmt;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::Shards;
-use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StorePrefix};
+use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey, StorePrefix};
 
 pub(crate) use self::files::{Files, is_missing};
 pub(crate) use self::kind::{
@@ -23,6 +24,7 @@ pub(crate) use self::kind::{
 };
 use self::lenient::Lenient;
 pub(crate) use self::lenient::repairs_of;
+use self::member::Member;
 pub(crate) use self::place::{Place, must_be_local};
 #[cfg(feature = "remote")]
 pub(crate) use self::place::{is_http, without_user};
@@ -195,7 +197,7 @@ impl Stores {
             .list_dir(&StorePrefix::root())
             .map_err(|error| Failure::failed(format!("cannot list {place}: {error}")))?;
         // Consoles of S3 make objects without a name for folders.
-        let keys = below.keys().iter().map(zarrs_storage::StoreKey::as_str);
+        let keys = below.keys().iter().map(StoreKey::as_str);
         let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
         match entries.find(|entry| !entry.is_empty()) {
             None => Ok(()),
@@ -250,6 +252,33 @@ fn remote(place: &Place, _: &str) -> Result<Stores, Failure> {
     )
 }
 
+/// The failure to open an array, with the member of its metadata that is the reason, if one is.
+fn in_member(place: &Place, store: &Store, failure: Failure) -> Failure {
+    // `failure` is the error to tell where this function finds none.
+    let value = |name: &str| store.get(&StoreKey::new(name).ok()?).ok()?;
+    let file = |name: &'static str| {
+        let metadata = serde_json::from_slice(&value(name)?).ok()?;
+        Some((place.join(name), metadata))
+    };
+    let Some((file, metadata)) = file("zarr.json").or_else(|| file(".zarray")) else {
+        return failure;
+    };
+    let Some(member) = member::not_understood(&metadata) else {
+        return failure.with_remedy("correct the metadata, or write the array again");
+    };
+    let Member {
+        path,
+        value,
+        reason,
+    } = member;
+    Failure::failed(format!(
+        "cannot open {place} as a Zarr array: `{path}` in {file} is {value}, and is not understood: {reason}"
+    ))
+    .with_remedy(
+        "correct this value, or re-encode the array with a program that knows it, such as zarr-python",
+    )
+}
+
 /// The error of an array that zarrs cannot open: what is at `place` in its stead, and what to do.
 fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failure {
     let error = error.to_string();
@@ -257,16 +286,7 @@ fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failur
     let failure = Failure::failed(format!("cannot open {place} as a Zarr array: {error}"));
     let failure = match Kind::of(store, place) {
         Err(unreadable) => return unreadable,
-        Ok(Kind::Array)
-            if error.contains("not supported")
-                && (error.contains("codec") || error.contains("data type")) =>
-        {
-            // For example lz4 of Zarr v2.
-            return failure.with_remedy(
-                "re-encode the array with a program that has it, such as zarr-python",
-            );
-        }
-        Ok(Kind::Array) => return failure,
+        Ok(Kind::Array) => return in_member(place, store, failure),
         Ok(Kind::Group) => Failure::failed(format!("{place} is a Zarr group, not an array")),
         Ok(Kind::Nothing) => failure,
     };

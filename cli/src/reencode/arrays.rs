@@ -36,7 +36,12 @@ pub(super) fn describe(
     data_types::must_be_read_elsewhere(data_type)?;
     must_be_readable(job, input)?;
     let sharding = CudaShardingCodecBuilder::new(shapes.subchunk.clone(), data_type)
-        .bytes_to_bytes_codecs(job.args.codec.for_elements(data_type)?)
+        .bytes_to_bytes_codecs(
+            job.args
+                .codec
+                .for_elements(data_type)
+                .map_err(|error| cannot(&error))?,
+        )
         .index_location(job.args.index.into())
         .build_arc()
         .map_err(|error| cannot(&error))?;
