@@ -126,7 +126,7 @@ mod tests {
             V2ChunkKeyEncoding::new_slash().into(),
             V2ChunkKeyEncoding::new_dot().into(),
             DefaultSuffixChunkKeyEncoding::new(Slash, ".2.shard".to_owned()).into(),
-            DefaultSuffixChunkKeyEncoding::new(Dot, "7".to_owned()).into(),
+            DefaultSuffixChunkKeyEncoding::new(Dot, ".7".to_owned()).into(),
         ];
         for encoding in encodings {
             for path in ["/", "/a", "/group 7/a.3"] {

@@ -72,7 +72,7 @@ impl Blosc {
             return Ok(0);
         }
         // C-Blosc uses the address without looking at it.
-        check_memory("blocks of Blosc", block_memory(from))?;
+        check_memory("blocks of Blosc", block_memory(from, to.len()))?;
         // SAFETY: the frame's header was checked against the length of `from`, which is what the
         // function reads by; it writes at most `len` bytes to `to`, which has as many. It refuses
         // blocks larger than that, so that what is valid does not depend on the room there is.
@@ -82,8 +82,9 @@ impl Blosc {
     }
 }
 
-/// The memory that C-Blosc takes to decompress the frame `from`, whose header was checked, in bytes.
-fn block_memory(from: &[u8]) -> usize {
+/// The memory that C-Blosc takes to decompress the frame `from`, whose header was checked, to `room` bytes, in
+/// bytes. A frame with larger blocks is invalid, and C-Blosc takes none for it.
+fn block_memory(from: &[u8], room: usize) -> usize {
     /// Beside each block, for each byte of an element: four bytes.
     const EXTRA: usize = 4 * 255;
     let (mut content, mut frame, mut block) = (0, 0, 0);
@@ -97,7 +98,7 @@ fn block_memory(from: &[u8]) -> usize {
             &raw mut block,
         );
     }
-    block.saturating_mul(2).saturating_add(EXTRA)
+    block.min(room).saturating_mul(2).saturating_add(EXTRA)
 }
 
 /// Compress with C-Blosc.
