@@ -97,7 +97,7 @@ impl ShardArgs {
             Err(_) => steps.len().to_string(),
         };
         let plural = if steps.len() == 1 { "" } else { "s" };
-        eprintln!("{count} shard{plural} to ask for, one by one: {why}");
+        tell!("{count} shard{plural} to ask for, one by one: {why}");
         Chosen {
             looked_at: steps.len(),
             positions: Positions::Every(steps),

@@ -3,16 +3,18 @@
 //! Zarr v3 has no specification of them. The form is that of zarr-python 3, which readers such as xarray
 //! open without looking at the arrays. So they are wrong as soon as an array changes its shape.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
+use zarrs_storage::{StorageError, StoreKey};
 
 use crate::evidence::canonical;
-use crate::open::{self, Place};
+use crate::failure::Failure;
+use crate::open::{self, Place, Store};
 use crate::replace;
 
 /// The file that has them in a group of Zarr v2.
@@ -178,7 +180,7 @@ fn is_equal(copy: &Value, now: &Value) -> bool {
 
 fn metadata_of(place: &Place) -> Option<Value> {
     let store = open::store(place).ok()?.store;
-    let key = zarrs_storage::StoreKey::new("zarr.json").ok()?;
+    let key = StoreKey::new("zarr.json").ok()?;
     serde_json::from_slice(&store.get(&key).ok()??).ok()
 }
 
@@ -197,4 +199,34 @@ fn above(place: &Place) -> Option<(Place, String)> {
             has_more.then(|| (Place::Url(above.to_string()), name.to_string()))
         }
     }
+}
+/// The paths of the nodes that the consolidated metadata at the root of the store at `place` list, without the
+/// root.
+///
+/// # Errors
+/// The store's; metadata that are not understood.
+pub(crate) fn listed(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure> {
+    let get = |name: &str| {
+        let file = place.join(name).to_string();
+        let value = StoreKey::new(name).map_err(StorageError::from);
+        let value = value.and_then(|key| store.get(&key));
+        let value =
+            value.map_err(|error| Failure::failed(format!("cannot read {file}: {error}")))?;
+        value.map_or(Ok(Value::Null), |value| open::parsed(&value, &file))
+    };
+    let of_v3 = get("zarr.json")?;
+    let of_v2 = get(OF_V2)?;
+    let names = |value: &Value| -> Vec<String> {
+        let names = value["metadata"].as_object().into_iter();
+        names.flat_map(|names| names.keys().cloned()).collect()
+    };
+    let mut listed: BTreeSet<_> = names(&of_v3[OF_V3]).into_iter().collect();
+    listed.extend(names(&of_v2).iter().filter_map(|key| {
+        let (path, name) = key.rsplit_once('/')?;
+        [".zarray", ".zgroup"]
+            .contains(&name)
+            .then(|| path.to_string())
+    }));
+    listed.remove("");
+    Ok(listed)
 }

@@ -91,9 +91,9 @@ impl Failure {
 
     /// Prints the failure to standard error.
     pub(crate) fn print_error(&self) {
-        eprintln!("{}: {}", self.kind(), self.message);
+        tell!("{}: {}", self.kind(), self.message);
         if let Some(remedy) = &self.remedy {
-            eprintln!("help: {remedy}");
+            tell!("help: {remedy}");
         }
     }
 

@@ -9,6 +9,14 @@
 )]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
 
+/// Prints a line to standard error. It is no error if nothing can be printed there: `eprintln` would panic.
+macro_rules! tell {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod arguments;
 mod bench;
 mod budget;

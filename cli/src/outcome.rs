@@ -92,22 +92,38 @@ impl Outcome {
     }
 }
 
-/// Prints to standard output. A reader that went away, as `head` does, ends the process quietly.
+/// Prints to standard output. A reader that went away, as `head` does, is no error.
 pub(crate) fn print(text: &str) {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {
         Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        // The work goes on, and the exit code says how it ended.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(error) => {
-            eprintln!("error: cannot write to standard output: {error}");
+            tell!("error: cannot write to standard output: {error}");
             std::process::exit(i32::from(Exit::Failed.code()));
         }
     }
 }
 
 /// Stores a page for a browser, as a whole or not at all.
+///
+/// # Errors
+/// The file is there and is no page, or cannot be written.
 pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
+    if fs::symlink_metadata(file).is_ok() {
+        let is_file = fs::metadata(file).is_ok_and(|found| found.is_file());
+        let is_page =
+            is_file && fs::read(file).is_ok_and(|old| old.is_empty() || old.starts_with(b"<!"));
+        if !is_page {
+            return Err(Failure::failed(format!(
+                "cannot write {}: it is there, and is no page of HTML",
+                file.display()
+            ))
+            .with_remedy("name another --html FILE, or delete this one"));
+        }
+    }
     let folder = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());

@@ -64,14 +64,14 @@ impl Progress {
         *last = Instant::now();
         let (done, total) = (self.bar.position(), self.bar.length().unwrap_or_default());
         match self.unit {
-            Unit::Bytes => eprintln!(
+            Unit::Bytes => tell!(
                 "{}: {} of {}",
                 self.what,
                 HumanBytes(done),
                 HumanBytes(total)
             ),
             Unit::Things(name) => {
-                eprintln!(
+                tell!(
                     "{}: {} of {} {name}",
                     self.what,
                     HumanCount(done),
@@ -124,7 +124,7 @@ impl Live {
         }
         self.last = Instant::now();
         if self.bar.is_hidden() {
-            eprintln!("{}", line());
+            tell!("{}", line());
         } else {
             self.bar.set_message(line());
             self.bar.tick();

@@ -84,7 +84,7 @@ fn delete_remains(root: &Path) -> Result<(), Failure> {
         }
     });
     if !left.is_empty() {
-        eprintln!("{left}");
+        tell!("{left}");
     }
     failed.map_or(Ok(()), Err)
 }

@@ -13,10 +13,10 @@ pub(crate) fn listen() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
         let is_first = !STOP.swap(true, Ordering::Relaxed);
         if !is_first || GUARDS.load(Ordering::Relaxed) == 0 {
-            eprintln!("\ninterrupted");
+            tell!("\ninterrupted");
             std::process::exit(i32::from(Exit::Interrupted.code()));
         }
-        eprintln!("\nstopping after what is under way (Ctrl-C again: at once)");
+        tell!("\nstopping after what is under way (Ctrl-C again: at once)");
     })
     .map_err(|error| Failure::failed(format!("cannot listen for Ctrl-C: {error}")))
 }

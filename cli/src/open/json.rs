@@ -25,6 +25,8 @@ pub(crate) enum Repair {
         member: String,
         number: &'static str,
     },
+    /// The integer at `member` has more than 64 bits, and is read as a double.
+    Long { member: String, number: String },
     /// The `fill_value` of Zarr v2 has another JSON type than its data type, and is read as numpy reads it.
     FillValue { stored: String, read: String },
 }
@@ -41,7 +43,7 @@ pub(crate) fn plain(text: &str) -> Plain<'_> {
     };
     let mut quoted = String::new();
     let mut copied = 0;
-    for (start, number, member) in bare_numbers(text) {
+    for (start, number, member) in bare_numbers(text, &mut repairs) {
         quoted += &text[copied..start];
         quoted += &format!("\"{number}\"");
         copied = start + number.len();
@@ -64,7 +66,8 @@ enum Step {
 
 /// The places of bare numbers outside of strings, the numbers, and the paths of the members that hold them.
 /// Text that is no JSON otherwise yields some of its numbers, and the parser refuses it later.
-fn bare_numbers(text: &str) -> Vec<(usize, &'static str, String)> {
+/// Integers of more than 64 bits are added to `repairs`.
+fn bare_numbers(text: &str, repairs: &mut Vec<Repair>) -> Vec<(usize, &'static str, String)> {
     let mut found = Vec::new();
     let mut path: Vec<Step> = Vec::new();
     // The next string is the name of a member.
@@ -110,6 +113,31 @@ fn bare_numbers(text: &str) -> Vec<(usize, &'static str, String)> {
                     at += number.len();
                     continue;
                 }
+            }
+            b'0'..=b'9' => {
+                let is_negative = at > 0 && bytes[at - 1] == b'-';
+                let len = bytes[at..]
+                    .iter()
+                    .take_while(|byte| {
+                        matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-')
+                    })
+                    .count();
+                let number = text.get(at - usize::from(is_negative)..at + len);
+                let number = number.unwrap_or_default();
+                let is_long = number
+                    .bytes()
+                    .skip(usize::from(is_negative))
+                    .all(|b| b.is_ascii_digit())
+                    && number.parse::<i64>().is_err()
+                    && number.parse::<u64>().is_err();
+                if is_long {
+                    repairs.push(Repair::Long {
+                        member: text_of(&path),
+                        number: number.to_string(),
+                    });
+                }
+                at += len;
+                continue;
             }
             _ => {}
         }
@@ -198,6 +226,25 @@ mod tests {
             assert_eq!(read.text, text);
             assert!(read.repairs.is_empty(), "{text}");
         }
+    }
+
+    #[test]
+    fn long_integers_are_told() {
+        let text = r#"{"a": [18446744073709551616, -9223372036854775809, 18446744073709551615],
+            "b": {"c": 1e300, "d": -1.5, "e": 12, "f": "18446744073709551616"}}"#;
+        let read = plain(text);
+        assert_eq!(read.text, text);
+        let long = |member: &str, number: &str| Repair::Long {
+            member: member.to_string(),
+            number: number.to_string(),
+        };
+        assert_eq!(
+            read.repairs,
+            [
+                long("a[0]", "18446744073709551616"),
+                long("a[1]", "-9223372036854775809")
+            ]
+        );
     }
 
     #[test]

@@ -157,19 +157,24 @@ impl ListableStorageTraits for Lenient {
     }
 }
 
+fn is_not_json(repair: &Repair) -> bool {
+    matches!(repair, Repair::ByteOrderMark | Repair::Quoted { .. })
+}
+
 /// The repairs of metadata that are no JSON, as lines for people.
 pub(super) fn not_json(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
     let mut repairs = repairs.clone();
     for of_key in repairs.values_mut() {
-        of_key.retain(|repair| !matches!(repair, Repair::FillValue { .. }));
+        of_key.retain(is_not_json);
     }
     lines(&repairs)
 }
 
-/// The repairs that the metadata `bytes` in the file `name` need to be read, as lines for people.
+/// The repairs that the metadata `bytes` in the file `name` need to be JSON, as lines for people.
 pub(crate) fn repairs_of(name: &str, bytes: &[u8]) -> Vec<String> {
     let repairs = str::from_utf8(bytes).map_or_else(|_| Vec::new(), |text| plain(text).repairs);
-    repairs.iter().map(|repair| line(name, repair)).collect()
+    let repairs = repairs.iter().filter(|repair| is_not_json(repair));
+    repairs.map(|repair| line(name, repair)).collect()
 }
 
 /// The repairs of metadata as lines for people: the file, the member, the value.
@@ -185,7 +190,14 @@ fn line(key: &str, repair: &Repair) -> String {
     match repair {
         Repair::ByteOrderMark => format!("{key} begins with a byte order mark"),
         Repair::Quoted { member, number } => {
-            format!("`{member}` in {key} is {number}, which JSON does not have")
+            format!(
+                "`{member}` in {key} is {number}, which JSON does not have, and is read as a string"
+            )
+        }
+        Repair::Long { member, number } => {
+            format!(
+                "`{member}` in {key} is {number}, which is read as a double: it has more than 64 bits"
+            )
         }
         Repair::FillValue { stored, read } => {
             format!("`fill_value` in {key} is {stored}, and is read as {read}, as by numpy")
@@ -223,8 +235,8 @@ mod tests {
         assert_eq!(
             lines(&store.repairs()),
             [
-                "`attributes.a` in b/zarr.json is NaN, which JSON does not have",
-                "`attributes.a` in zarr.json is NaN, which JSON does not have",
+                "`attributes.a` in b/zarr.json is NaN, which JSON does not have, and is read as a string",
+                "`attributes.a` in zarr.json is NaN, which JSON does not have, and is read as a string",
             ]
         );
     }

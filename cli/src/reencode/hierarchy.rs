@@ -9,7 +9,7 @@ use zarrs_storage::{StoreKey, StorePrefix};
 use super::readable::unreadable;
 use super::run::Run;
 use super::target::{Begun, Target};
-use super::{Args, Job, NEW_FORM, Plan, not_begun};
+use super::{Args, Job, Plan, not_begun};
 use crate::common::Common;
 use crate::consolidated;
 use crate::evidence::{Changes, Evidence};
@@ -18,7 +18,11 @@ use crate::inspect::stored::ends_elsewhere;
 use crate::names;
 use crate::open::{self, Kind, Place, Store};
 use crate::outcome::Outcome;
+use crate::progress::counted;
 use crate::stop;
+
+/// The files of a group's metadata.
+const METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", consolidated::OF_V2];
 
 /// A group of the input, or an array of it.
 struct Member {
@@ -47,7 +51,19 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
-    let members = members(&args.input, store)?;
+    let (members, left_out) = members(&args.input, store)?;
+    if let Some(first) = left_out.first() {
+        common.say(format!(
+            "note: {} of {} not copied, because it is no part of the hierarchy: {first}{}",
+            counted(left_out.len(), "path"),
+            args.input,
+            if left_out.len() > 1 {
+                ", and others"
+            } else {
+                ""
+            }
+        ));
+    }
     let repairs = stores.repairs();
     for note in encoded_names(&args.input, &members) {
         common.say(note);
@@ -70,6 +86,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if let Place::Directory(path) = &args.input {
         failed.extend(unreadable(path)?);
     }
+    failed.extend(listed_alone(&args.input, store, &paths)?);
     if stop::is_asked() {
         return Err(not_begun());
     }
@@ -88,7 +105,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
 
     for repair in &repairs {
-        common.say(format!("note: {repair}; {NEW_FORM}"));
+        common.say(format!("note: {repair}"));
     }
     let begun = root.begin_group(args.mode(), &run)?;
     let mut done = Vec::new();
@@ -129,9 +146,30 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let json = json!({
         "input": args.input.to_string(), "output": args.output.to_string(), "groups": groups,
-        "arrays": done, "repaired_metadata": repairs,
+        "arrays": done, "repaired_metadata": repairs, "left_out": left_out,
     });
     Ok(Outcome::new(text, json).with_errors(failed))
+}
+
+/// Nodes that the consolidated metadata of the root list and that are not there: xarray reads them all the same,
+/// because it asks for no other metadata.
+fn listed_alone(
+    input: &Place,
+    store: &Store,
+    paths: &BTreeSet<&str>,
+) -> Result<Vec<Failure>, Failure> {
+    let listed = consolidated::listed(input, store)?;
+    let alone = listed
+        .into_iter()
+        .filter(|path| !paths.contains(path.as_str()));
+    let failures = alone.map(|path| {
+        Failure::failed(format!(
+            "the consolidated metadata of {input} list {path}, and there is no such node: readers such as \
+             xarray open it from there, and it would be left out"
+        ))
+        .with_remedy("restore its metadata, or consolidate the metadata of IN again")
+    });
+    Ok(failures.collect())
 }
 
 /// Notes members of an object store whose names may be meant to be others: zarrs and an earlier version of this
@@ -244,9 +282,10 @@ fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<
     Ok(groups)
 }
 
-/// The root and everything below it, the root first.
-fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
-    let mut members = Vec::new();
+/// The root and everything below it, the root first; and the paths of files and directories that are no part of the
+/// hierarchy.
+fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
+    let (mut members, mut left_out) = (Vec::new(), Vec::new());
     let mut paths = vec![String::new()];
     while let Some(path) = paths.pop() {
         let Some(node) = node(input, store, &path) else {
@@ -257,11 +296,12 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
                 .with_remedy("name the directory of a Zarr group"));
             }
             // A directory that is no part of the hierarchy, unless there are nodes in it.
-            if let Some(below) = node_below(input, store, &path)? {
-                members.push(Member {
+            match node_below(input, store, &path)? {
+                Some(below) => members.push(Member {
                     node: Node::Unreadable(without_metadata(input, store, &path, &below)),
                     path,
-                });
+                }),
+                None => left_out.push(path),
             }
             continue;
         };
@@ -271,17 +311,20 @@ fn members(input: &Place, store: &Store) -> Result<Vec<Member>, Failure> {
             return Err(failure);
         }
         if let Node::Group { .. } = node {
-            paths.extend(children(input, store, &path)?);
+            let (children, files) = children(input, store, &path)?;
+            paths.extend(children);
+            left_out.extend(files);
         }
         members.push(Member { path, node });
     }
     members.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(members)
+    left_out.sort();
+    Ok((members, left_out))
 }
 
 /// The path of a node below `path`, where there is none.
 fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>, Failure> {
-    let mut paths = children(input, store, path)?;
+    let (mut paths, _) = children(input, store, path)?;
     while let Some(path) = paths.pop() {
         if path
             .rsplit('/')
@@ -291,7 +334,7 @@ fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>
             continue; // no member of a group, as in `readable.rs`
         }
         match Kind::below(store, &prefix_of(&path), input) {
-            Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?),
+            Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?.0),
             // A node that cannot be read is one.
             Ok(_) | Err(_) => return Ok(Some(path)),
         }
@@ -321,8 +364,12 @@ fn without_metadata(input: &Place, store: &Store, path: &str, below: &str) -> Fa
     ))
 }
 
-/// The paths of the directories in a group.
-fn children(input: &Place, store: &Store, path: &str) -> Result<Vec<String>, Failure> {
+/// The paths of the directories in a group, and of the files that are no metadata.
+fn children(
+    input: &Place,
+    store: &Store,
+    path: &str,
+) -> Result<(Vec<String>, Vec<String>), Failure> {
     let group = if path.is_empty() {
         input.clone()
     } else {
@@ -341,7 +388,10 @@ fn children(input: &Place, store: &Store, path: &str) -> Result<Vec<String>, Fai
         }
         children.push(child.to_string());
     }
-    Ok(children)
+    let is_metadata = |key: &&str| METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
+    let files = listed.keys().iter().map(StoreKey::as_str);
+    let files = files.filter(|key| !key.is_empty() && !is_metadata(key));
+    Ok((children, files.map(str::to_string).collect()))
 }
 
 /// The node at a path of the input; `None` if there are no metadata.

@@ -27,6 +27,7 @@ mod xarray;
 use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_codec::ArrayToBytesCodecTraits;
 
 use self::arrays::{Input, Output, describe, metadata_json};
 use self::copy::copy;
@@ -168,9 +169,6 @@ struct Job<'a> {
     output: Place,
 }
 
-/// The end of a note about metadata that are repaired.
-const NEW_FORM: &str = "the new metadata have it in the form of JSON";
-
 /// The user stopped the run while it was planned.
 fn not_begun() -> Failure {
     Failure::interrupted("stopped before anything was written")
@@ -219,6 +217,7 @@ impl<'a> Job<'a> {
             has_no_fill_value,
             ..
         } = opened;
+        self.must_be_decodable(&input)?;
         let shapes = Shapes::choose(&self, &input)?;
         let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
@@ -250,6 +249,19 @@ impl<'a> Job<'a> {
             run,
             mode,
             is_done,
+        })
+    }
+
+    /// Checks that the codecs of the input take its data type. Some say so only when they decode.
+    fn must_be_decodable(&self, input: &Input) -> Result<(), Failure> {
+        let Ok(chunk) = input.chunk_shape(&vec![0; input.dimensionality()]) else {
+            return Ok(()); // there are no chunks
+        };
+        let codecs = input.codecs();
+        let encoded = codecs.encoded_representation(&chunk, input.data_type(), input.fill_value());
+        encoded.map(drop).map_err(|error| {
+            Failure::failed(format!("cannot decode {}: {error}", self.input))
+                .with_remedy("re-encode the array with zarr-python")
         })
     }
 
@@ -286,7 +298,7 @@ impl Plan<'_> {
             common.say(note);
         }
         for repair in &self.repairs {
-            common.say(format!("note: {repair}; {NEW_FORM}"));
+            common.say(format!("note: {repair}"));
         }
         let explanation = if args.explain {
             let explanation = zarrs_cuda::explain(output);

@@ -14,6 +14,7 @@ use zarrs_cuda::writer::ArrayWriter;
 
 use super::Args;
 use crate::arguments::{Shape, shape_text};
+use crate::chunks::{Chunks, Empty};
 use crate::data_types;
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place, Store};
@@ -53,6 +54,10 @@ impl Recording {
                 let array = array.map_err(|error| cannot("go on with", &error))?;
                 open::must_be_plain(place, "go on with", &stores.not_json())?;
                 check(args, &array)?;
+                // The last frames may be written again, from shards that a listing shows.
+                let mut opened = open::array(place)?;
+                let chunks = Chunks::of(&mut opened)?;
+                chunks.told(&opened, Empty::Allowed)?;
                 array
             }
             Kind::Nothing => {

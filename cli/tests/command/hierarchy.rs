@@ -210,3 +210,68 @@ fn a_replaced_hierarchy_is_not_mixed() {
         );
     }
 }
+
+/// xarray reads nodes that only the consolidated metadata list, so they are not left out without a word.
+#[test]
+fn nodes_that_only_consolidated_metadata_list() {
+    let folder = TempDir::new().unwrap();
+    let root = folder.path().join("in");
+    crate::arrays::unsharded(&root.join("a"));
+    let out = folder.path().join("out");
+    let metadata = json!({ "zarr_format": 3, "node_type": "group", "consolidated_metadata": {
+        "kind": "inline", "must_understand": false, "metadata": { "a": {}, "b": {} },
+    } });
+    fs::write(root.join("zarr.json"), metadata.to_string()).unwrap();
+    let said = crate::program::said(&[&"reencode", &root, &out, &"--recursive"], 1);
+    assert!(said.contains("list b, and there is no such node"), "{said}");
+    assert!(!out.exists(), "{said}");
+    fs::remove_file(root.join("zarr.json")).unwrap();
+    fs::write(root.join(".zgroup"), r#"{"zarr_format": 2}"#).unwrap();
+    let metadata = json!({ "metadata": { ".zgroup": {}, "c/d/.zarray": {}, "a/.zattrs": {} } });
+    fs::write(root.join(".zmetadata"), metadata.to_string()).unwrap();
+    let said = crate::program::said(&[&"reencode", &root, &out, &"--recursive"], 1);
+    assert!(
+        said.contains("list c/d, and there is no such node"),
+        "{said}"
+    );
+}
+
+/// Files that are no part of the hierarchy are not copied, and told.
+#[test]
+fn files_of_others_are_told() {
+    let folder = TempDir::new().unwrap();
+    let root = folder.path().join("in");
+    crate::arrays::unsharded(&root.join("a"));
+    fs::write(
+        root.join("zarr.json"),
+        r#"{"zarr_format": 3, "node_type": "group"}"#,
+    )
+    .unwrap();
+    fs::create_dir(root.join("OME")).unwrap();
+    fs::write(root.join("OME/METADATA.ome.xml"), "<OME/>").unwrap();
+    fs::write(root.join("notes.txt"), "1").unwrap();
+    let out = folder.path().join("out");
+    let said = crate::program::said(&[&"reencode", &root, &out, &"--recursive"], 0);
+    assert!(said.contains("note: 2 paths of"), "{said}");
+    assert!(said.contains("hierarchy: OME, and others"), "{said}");
+}
+
+/// A reader that goes away, as `head` does, does not end the work, nor change how it ended.
+#[test]
+#[cfg(unix)]
+fn a_reader_that_goes_away() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("in");
+    crate::arrays::unsharded(&path);
+    let out = folder.path().join("out");
+    let mut command = program();
+    command.arg("reencode").arg(&path).arg(&out);
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (reader_of_errors, writer_of_errors) = std::io::pipe().unwrap();
+    drop((reader, reader_of_errors));
+    command.stdout(writer).stderr(writer_of_errors);
+    assert_eq!(command.status().unwrap().code(), Some(0));
+    assert_eq!(values(&out), values(&path));
+    // A failure has its exit code.
+    assert_eq!(command.status().unwrap().code(), Some(1));
+}
