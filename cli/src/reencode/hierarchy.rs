@@ -52,18 +52,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "name one array, and leave out --recursive",
     )?;
     let (members, left_out) = members(&args.input, store)?;
-    if let Some(first) = left_out.first() {
-        common.say(format!(
-            "note: {} of {} not copied, because it is no part of the hierarchy: {first}{}",
-            counted(left_out.len(), "path"),
-            args.input,
-            if left_out.len() > 1 {
-                ", and others"
-            } else {
-                ""
-            }
-        ));
-    }
+    tell_left_out(args, common, &left_out);
     let repairs = stores.repairs();
     for note in encoded_names(&args.input, &members) {
         common.say(note);
@@ -187,6 +176,22 @@ fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
         )
     });
     notes.collect()
+}
+
+/// Says which files and directories of IN are no part of the hierarchy.
+fn tell_left_out(args: &Args, common: &Common, left_out: &[String]) {
+    if let Some(first) = left_out.first() {
+        common.say(format!(
+            "note: {} of {} not copied, because it is no part of the hierarchy: {first}{}",
+            counted(left_out.len(), "path"),
+            args.input,
+            if left_out.len() > 1 {
+                ", and others"
+            } else {
+                ""
+            }
+        ));
+    }
 }
 
 /// Plans for all arrays, and why others cannot be done.
