@@ -98,7 +98,8 @@ def test_vast_arrays_are_looked_after_by_a_listing(shape: tuple[int, ...], tmp_p
     seen = zarrs_cuda.inspect(array, last)
     assert seen is not None
     done = zarrs_cuda.compact(array)
-    assert set(done) <= {last}
+    # The update of the first shard may leave bytes behind, too.
+    assert set(done) <= {(0,) * rank, last}
     assert seen.live == seen.size or done[last] == (seen.size, seen.live)
     assert (array[far] == 39).all()
     # A shard that a larger array left is no part of it.
