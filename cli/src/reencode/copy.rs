@@ -194,7 +194,7 @@ pub(super) struct Copied {
 }
 
 /// Bytes before and after.
-struct Sizes {
+pub(super) struct Sizes {
     /// Decoded, if it is known: elements may differ in size, and only a part may have been copied.
     values: Option<u64>,
     /// `None` if the store cannot say it.
@@ -203,7 +203,13 @@ struct Sizes {
 }
 
 impl Copied {
-    fn sizes(&self, job: &Job<'_>, input: &Input, output: &Output) -> Result<Sizes, Failure> {
+    /// Lists both arrays.
+    pub(super) fn sizes(
+        &self,
+        job: &Job<'_>,
+        input: &Input,
+        output: &Output,
+    ) -> Result<Sizes, Failure> {
         let root = StorePrefix::root();
         let after = output.storage().size_prefix(&root).map_err(|error| {
             Failure::failed(format!("cannot tell the size of {}: {error}", job.output))
@@ -228,30 +234,18 @@ impl Copied {
         })
     }
 
-    pub(super) fn json(
-        &self,
-        job: &Job<'_>,
-        input: &Input,
-        output: &Output,
-    ) -> Result<Value, Failure> {
-        let sizes = self.sizes(job, input, output)?;
-        Ok(json!({
+    pub(super) fn json(&self, sizes: &Sizes) -> Value {
+        json!({
             "bytes_decoded": self.bytes_decoded,
             "seconds": self.time.as_secs_f64(),
             "values_bytes": sizes.values,
             "stored_bytes_before": sizes.before,
             "stored_bytes_now": sizes.after,
-        }))
+        })
     }
 
     #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-    pub(super) fn summary(
-        &self,
-        job: &Job<'_>,
-        input: &Input,
-        output: &Output,
-    ) -> Result<String, Failure> {
-        let sizes = self.sizes(job, input, output)?;
+    pub(super) fn summary(&self, sizes: &Sizes) -> String {
         let rate = self.bytes_decoded as f64 / self.time.as_secs_f64().max(1e-9);
         let values = match sizes.values {
             None | Some(0) => String::new(),
@@ -266,10 +260,10 @@ impl Copied {
         };
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let rate = HumanBytes(rate as u64);
-        Ok(format!(
+        format!(
             "{values}stored in {before}{} now\n{:.2} s, {rate}/s",
             HumanBytes(sizes.after),
             self.time.as_secs_f64(),
-        ))
+        )
     }
 }

@@ -345,6 +345,7 @@ impl Plan<'_> {
         if !args.recursive {
             notes.extend(consolidated::stale_above(&job.output, &[]));
         }
+        let sizes = copied.sizes(job, input, output)?;
         let json = json!({
             "input": job.input.to_string(),
             "output": job.output.to_string(),
@@ -355,11 +356,11 @@ impl Plan<'_> {
             "chunks": self.chunks.json(),
             "explanation": explanation.as_ref().map(explain::json_of),
             "verified": args.verify,
-            "copied": copied.json(job, input, output)?,
+            "copied": copied.json(&sizes),
             "notes": notes,
             "repaired_metadata": self.repairs,
         });
-        let mut lines = vec![copied.summary(job, input, output)?];
+        let mut lines = vec![copied.summary(&sizes)];
         lines.extend(notes);
         Ok(Outcome::new(lines.join("\n"), json))
     }
