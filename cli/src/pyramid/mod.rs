@@ -151,10 +151,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     check_names(args, &image, &plan)?;
     for name in plan.names() {
         let level = image.directory.join(name);
-        if Kind::in_directory(&level)? == Kind::Nothing {
-            // A killed run leaves shards and a temporary, and the metadata come after the first shards.
-            let is_ours = |name: &str| name == "c" || name.starts_with("zarr.json.");
-            open::must_be_free(&level, "a level", is_ours)?;
+        // A killed run leaves temporaries of the metadata of a level, and no shard before them.
+        let is_ours = |name: &str| name.starts_with("zarr.json.");
+        if Kind::in_directory(&level)? == Kind::Nothing
+            && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
+            // The process of another part may have made the level meanwhile.
+            && Kind::in_directory(&level)? == Kind::Nothing
+        {
+            return Err(foreign);
         }
     }
     let mut json = plan.json(&args.image.to_string());

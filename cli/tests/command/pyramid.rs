@@ -359,6 +359,23 @@ fn is_done_or_killed(commands: &[&mut Command], limit: u64, rng: &mut Rng) -> bo
     ended.iter().all(|ended| *ended)
 }
 
+/// Chunks without metadata are no level that a killed run has begun: its metadata come first.
+#[test]
+fn chunks_without_metadata_are_not_replaced() {
+    let folder = TempDir::new().unwrap();
+    let image = folder.path().join("image");
+    level_0(&image, &SMALL);
+    let chunk = image.join("1/c/0/0/0");
+    fs::create_dir_all(chunk.parent().unwrap()).unwrap();
+    fs::write(&chunk, "somebody's").unwrap();
+    for options in [&[][..], &["--part", "0/1"]] {
+        let said = made(&image, options, 1);
+        assert!(said.contains("it has other files, such as c,"), "{said}");
+        assert_eq!(fs::read(&chunk).unwrap(), b"somebody's");
+        assert!(!image.join("1/zarr.json").exists());
+    }
+}
+
 /// What processes leave that die while they replace metadata.
 #[test]
 fn temporaries_of_metadata_are_erased() {
