@@ -28,6 +28,9 @@ const MULTISCALES: &str = "multiscales";
 /// The member of an image's own metadata that says that its levels are written in parts.
 const IN_PARTS: &str = "in_parts";
 
+/// How levels are made, in an image's own metadata.
+const METHOD: &str = "zarrs_cuda::writer::MultiscaleWriter";
+
 /// What the attributes of a group say of the levels of the image whose level 0 has the name `name`.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Described {
@@ -59,11 +62,7 @@ impl Described {
     }
 
     pub(super) fn of(attributes: &Map<String, Value>, name: &str) -> Self {
-        let images = attributes
-            .get(OME)
-            .and_then(|ome| ome[MULTISCALES].as_array());
-        let image = images.and_then(|images| images.iter().find(|image| is_of(image, name)));
-        image.map_or_else(Self::default, |image| Self {
+        stored(attributes, name).map_or_else(Self::default, |image| Self {
             name: image["name"].as_str().map(str::to_owned),
             axes: axes(image),
             reduction: image["type"].as_str().map(str::to_owned),
@@ -129,6 +128,31 @@ fn window(image: &Value) -> Option<String> {
     Some(format!("{:.2}", scale(1)? / scale(0)?))
 }
 
+/// The description of the image whose level 0 has the name `name`: by OME-Zarr 0.5, or where older versions have it.
+fn stored<'a>(attributes: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    let new = attributes.get(OME).and_then(|ome| ome.get(MULTISCALES));
+    let images = new.or_else(|| attributes.get(MULTISCALES))?.as_array()?;
+    images.iter().find(|image| is_of(image, name))
+}
+
+/// The members of an object of a description with those of `new` in their place. Other members stay, except `without`.
+fn merged(stored: Option<&Value>, new: Value, without: &[&str]) -> Value {
+    let (Some(Value::Object(stored)), Value::Object(new)) = (stored, &new) else {
+        return new;
+    };
+    let mut all = stored.clone();
+    all.retain(|member, _| !without.contains(&member.as_str()));
+    all.extend(new.clone());
+    Value::Object(all)
+}
+
+/// Whether a version of OME-Zarr, such as `0.6-dev1`, is newer than 0.5.
+fn is_newer(version: &str) -> bool {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse::<u64>().ok());
+    (number(), number()) > (Some(0), Some(5))
+}
+
 /// Whether level 0 of `image` has this name.
 fn is_of(image: &Value, name: &str) -> bool {
     image["datasets"][0]["path"] == name
@@ -143,32 +167,56 @@ impl Description<'_> {
         &self,
         mut attributes: Map<String, Value>,
     ) -> Result<Map<String, Value>, String> {
+        let stored = stored(&attributes, &self.names[0]).cloned();
+        let image = self.multiscale(stored.as_ref().unwrap_or(&Value::Null));
         let ome = attributes.entry(OME).or_insert_with(|| json!({}));
         let Value::Object(ome) = ome else {
             return Err("the attribute `ome` of the group is no object".to_owned());
         };
+        if let Some(version) = ome.get("version").and_then(Value::as_str)
+            && is_newer(version)
+        {
+            return Err(format!(
+                "the group is described by OME-Zarr {version}, and images are described by 0.5 here: give the image a group of its own"
+            ));
+        }
         ome.insert("version".to_owned(), json!("0.5"));
         // A group may have several images.
         let others = ome.get(MULTISCALES).and_then(Value::as_array).into_iter();
         let others = others
             .flatten()
             .filter(|image| !is_of(image, &self.names[0]));
-        let images = std::iter::once(self.multiscale()).chain(others.cloned());
+        let images = std::iter::once(image).chain(others.cloned());
         let images: Value = images.collect();
         ome.insert(MULTISCALES.to_owned(), images);
         if let Some(omero) = self.omero {
             ome.insert("omero".to_owned(), omero.clone());
         }
-        // The crate's numbers have 32 bits, so what is stored is not made by it, but read by it.
-        let fields: OmeFields = serde_json::from_value(Value::Object(ome.clone()))
-            .map_err(|error| format!("OME-Zarr 0.5 does not know such a description: {error}"))?;
-        fields
-            .validate()
-            .map_err(|error| format!("OME-Zarr 0.5 does not allow this image: {error}"))?;
+        self.validate()?;
         Ok(attributes)
     }
 
-    fn multiscale(&self) -> Value {
+    /// Checks the members that this crate writes. Stored members that it does not know are not looked at.
+    fn validate(&self) -> Result<(), String> {
+        let mut own = json!({ "version": "0.5", MULTISCALES: [self.multiscale(&Value::Null)] });
+        if let Some(omero) = self.omero {
+            own["omero"] = omero.clone();
+        }
+        // The numbers of `OmeFields` have 32 bits, so the stored text is not made by it, but read by it.
+        let fields: OmeFields = serde_json::from_value(own)
+            .map_err(|error| format!("OME-Zarr 0.5 does not know such a description: {error}"))?;
+        fields
+            .validate()
+            .map_err(|error| format!("OME-Zarr 0.5 does not allow this image: {error}"))
+    }
+
+    /// The image, of which `stored` says more. Levels that are made by another method than they were do not keep
+    /// its arguments.
+    fn multiscale(&self, stored: &Value) -> Value {
+        let with = |list: &str, key: &str, value: &str| {
+            let mut members = stored[list].as_array().into_iter().flatten();
+            members.find(|member| member[key] == value)
+        };
         let axes = self.axes.iter().map(|axis| {
             let mut object = Map::new();
             object.insert("name".to_owned(), json!(axis.name));
@@ -178,7 +226,8 @@ impl Description<'_> {
             if let Some(unit) = &axis.unit {
                 object.insert("unit".to_owned(), json!(unit));
             }
-            Value::Object(object)
+            let stored = with("axes", "name", &axis.name);
+            merged(stored, Value::Object(object), &["type", "unit"])
         });
         let mut multiscale = Map::new();
         if let Some(name) = self.name {
@@ -186,22 +235,27 @@ impl Description<'_> {
         }
         multiscale.insert("axes".to_owned(), axes.collect());
         let datasets = self.names.iter().enumerate().map(|(level, name)| {
-            json!({
+            let new = json!({
                 "path": name,
                 "coordinateTransformations": self.transformations(level),
-            })
+            });
+            merged(with("datasets", "path", name), new, &[])
         });
         multiscale.insert("datasets".to_owned(), datasets.collect());
         multiscale.insert("type".to_owned(), json!(self.reduction.name()));
-        let mut metadata = json!({
-            "method": "zarrs_cuda::writer::MultiscaleWriter",
-            "version": env!("CARGO_PKG_VERSION"),
-        });
+        let mut metadata = json!({ "method": METHOD, "version": env!("CARGO_PKG_VERSION") });
         if self.in_parts {
             metadata[IN_PARTS] = json!(true);
         }
-        multiscale.insert("metadata".to_owned(), metadata);
-        Value::Object(multiscale)
+        let before = stored.get("metadata");
+        let without: &[&str] = match before {
+            Some(before) if before["method"] == METHOD => &[IN_PARTS],
+            _ => &["args", "kwargs"],
+        };
+        multiscale.insert("metadata".to_owned(), merged(before, metadata, without));
+        // Each level has all of its transformation. The version is the group's.
+        let without = ["coordinateTransformations", "version"];
+        merged(Some(stored), Value::Object(multiscale), &without)
     }
 
     /// Where the elements of a level are: each at the centre of its window or, if it is the first
@@ -223,5 +277,103 @@ impl Description<'_> {
             transformations.push(json!({"type": "translation", "translation": translation}));
         }
         json!(transformations)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description<'a>(axes: &'a [Axis], names: &'a [String]) -> Description<'a> {
+        Description {
+            axes,
+            reduction: Reduction::Mean,
+            names,
+            name: Some("cells"),
+            omero: None,
+            in_parts: false,
+        }
+    }
+
+    fn attributes(value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(attributes) => attributes,
+            _ => Map::new(),
+        }
+    }
+
+    /// Members that this crate does not know, in the attributes of version 0.5 and of version 0.4.
+    #[test]
+    fn unknown_members_stay() {
+        let axes = ["y", "x"].map(|name| Axis::by_name(name).unwrap().with_unit("micrometer"));
+        let names = ["0", "1"].map(str::to_owned);
+        let image = json!({
+            "name": "before", "version": "0.4", "note": "kept",
+            "axes": [
+                { "name": "y", "type": "space", "unit": "meter", "orientation": { "type": "anatomical" } },
+                { "name": "x", "type": "space", "long_name": "across" },
+            ],
+            "coordinateTransformations": [{ "type": "scale", "scale": [2.0, 2.0] }],
+            "datasets": [{ "path": "0", "note": "kept, too",
+                "coordinateTransformations": [{ "type": "scale", "scale": [1.0, 1.0] }] }],
+            "type": "gaussian",
+            "metadata": { "method": "other", "kwargs": { "sigma": 1 }, "note": "kept as well" },
+        });
+        for (place, old) in [
+            (
+                json!({ "ome": { "version": "0.5", "multiscales": [image] } }),
+                false,
+            ),
+            (
+                json!({ "multiscales": [image], "omero": { "id": 1 } }),
+                true,
+            ),
+        ] {
+            let all = description(&axes, &names)
+                .add_to(attributes(place))
+                .unwrap();
+            let found = &all["ome"]["multiscales"][0];
+            assert_eq!(all.contains_key("multiscales"), old);
+            assert_eq!(found["note"], "kept");
+            assert_eq!(found["axes"][0]["orientation"]["type"], "anatomical");
+            assert_eq!(found["axes"][0]["unit"], "micrometer");
+            assert_eq!(found["axes"][1]["long_name"], "across");
+            assert_eq!(found["datasets"][0]["note"], "kept, too");
+            assert_eq!(found["datasets"][1].get("note"), None);
+            assert_eq!(found["metadata"]["note"], "kept as well");
+            assert_eq!(found["metadata"].get("kwargs"), None);
+            assert_eq!(found.get("coordinateTransformations"), None);
+            assert_eq!(
+                (&found["name"], &found["type"]),
+                (&json!("cells"), &json!("mean"))
+            );
+            let described = Described::of(&all, "0");
+            assert_eq!(described.names, names);
+            // Once more, nothing changes.
+            assert_eq!(description(&axes, &names).add_to(all.clone()).unwrap(), all);
+            // A run that is not in parts takes the mark away.
+            let mut parts = description(&axes, &names);
+            parts.in_parts = true;
+            let marked = parts.add_to(all.clone()).unwrap();
+            assert!(Described::of(&marked, "0").in_parts);
+            assert_eq!(description(&axes, &names).add_to(marked).unwrap(), all);
+        }
+    }
+
+    #[test]
+    fn newer_versions_are_refused() {
+        let axes = ["y", "x"].map(|name| Axis::by_name(name).unwrap());
+        let names = ["0", "1"].map(str::to_owned);
+        for (version, is_known) in [
+            ("0.5", true),
+            ("0.4", true),
+            ("0.5.2", true),
+            ("0.6-dev1", false),
+            ("1.0", false),
+        ] {
+            let before = attributes(json!({ "ome": { "version": version } }));
+            let added = description(&axes, &names).add_to(before);
+            assert_eq!(added.is_ok(), is_known, "{version}: {added:?}");
+        }
     }
 }
