@@ -15,6 +15,15 @@ use crate::progress::counted;
 /// Files that make a directory a node of its own, whose keys are not the array's.
 const METADATA: [&str; 3] = ["zarr.json", ".zarray", ".zgroup"];
 
+/// Ends of the names of files that programs rename to a chunk when they are complete.
+const UNFINISHED: [&str; 3] = ["tmp", "partial", "part"];
+
+/// Ends of the names of files that say something about a chunk.
+const NOTES: [&str; 1] = ["lock"];
+
+/// Files with a suffix that are kept until all chunks are listed.
+const MOST_SUFFIXED: usize = 10_000;
+
 /// The encodings that Zarr has: names and separators.
 const ENCODINGS: [(&str, ChunkKeySeparator); 4] = [
     ("default", ChunkKeySeparator::Slash),
@@ -81,6 +90,8 @@ pub(crate) struct Elsewhere<'a> {
     groups: BTreeMap<(String, Option<usize>), Group>,
     /// Directories in the array with metadata of their own.
     nodes: BTreeSet<String>,
+    /// The indices of chunks, and their keys with a suffix.
+    suffixed: BTreeSet<(Vec<u64>, String)>,
 }
 
 impl<'a> Elsewhere<'a> {
@@ -93,6 +104,7 @@ impl<'a> Elsewhere<'a> {
             others,
             groups: BTreeMap::new(),
             nodes: BTreeSet::new(),
+            suffixed: BTreeSet::new(),
         }
     }
 
@@ -108,25 +120,62 @@ impl<'a> Elsewhere<'a> {
         let ends = key.match_indices('/').map(|(at, _)| at + 1);
         for start in std::iter::once(0).chain(ends) {
             let (prefix, rest) = key.split_at(start);
-            let Some((indices, spelling)) = self.spelled(rest) else {
-                continue;
-            };
-            let first = rest.split_once('/').map_or("", |(first, _)| first);
-            let directory = format!("{prefix}{first}");
-            let place = (directory.trim_end_matches('/').to_string(), spelling);
-            let example = (key.to_string(), indices);
-            let group = self.groups.entry(place).or_insert_with(|| Group {
-                count: 0,
-                example: example.clone(),
-                prefix: prefix.to_string(),
-                spelling,
-            });
-            group.count += 1;
-            if example.1 < group.example.1 {
-                group.example = example;
+            let spelled = self.spelled(rest);
+            let spelled = spelled.or_else(|| self.spelled(&without_leading_zeros(rest)?));
+            if let Some((indices, spelling)) = spelled {
+                return self.add(key, prefix, indices, spelling);
             }
-            return;
         }
+        let name = key.rfind('/').map_or(0, |at| at + 1);
+        let mut dots = key.match_indices('.').filter(|(at, _)| *at > name);
+        let chunk = dots.find_map(|(at, _)| self.own.in_grid(&key[..at]));
+        if let Some(indices) = chunk
+            && self.suffixed.len() < MOST_SUFFIXED
+        {
+            self.suffixed.insert((indices, key.to_string()));
+        }
+    }
+
+    /// Adds a key that spells the chunk `indices` behind `prefix`.
+    fn add(&mut self, key: &str, prefix: &str, indices: Vec<u64>, spelling: Option<usize>) {
+        let first = key[prefix.len()..]
+            .split_once('/')
+            .map_or("", |(first, _)| first);
+        let directory = format!("{prefix}{first}");
+        let place = (directory.trim_end_matches('/').to_string(), spelling);
+        let example = (key.to_string(), indices);
+        let group = self.groups.entry(place).or_insert_with(|| Group {
+            count: 0,
+            example: example.clone(),
+            prefix: prefix.to_string(),
+            spelling,
+        });
+        group.count += 1;
+        if example.1 < group.example.1 {
+            group.example = example;
+        }
+    }
+
+    /// Takes each key that is a chunk's but for a suffix for a chunk, unless the chunk itself `is_stored`. To be
+    /// called when all keys are known. Returns how many files were to become a chunk that is not stored, and one of
+    /// them.
+    pub(crate) fn settle(
+        &mut self,
+        mut is_stored: impl FnMut(&[u64]) -> bool,
+    ) -> Option<(u64, String)> {
+        let mut unfinished: Option<(u64, String)> = None;
+        for (indices, key) in std::mem::take(&mut self.suffixed) {
+            let end = key.rsplit_once('.').map_or("", |(_, end)| end);
+            if NOTES.contains(&end) || is_stored(&indices) {
+                continue;
+            }
+            if UNFINISHED.contains(&end) {
+                unfinished.get_or_insert((0, key)).0 += 1;
+            } else {
+                self.add(&key, "", indices, None);
+            }
+        }
+        unfinished
     }
 
     /// The chunk of the grid that a key spells, and by which of the other spellings.
@@ -211,5 +260,64 @@ impl<'a> Elsewhere<'a> {
             ),
             _ => "rename them, or move them away if they are not of this array".to_string(),
         }))
+    }
+}
+
+/// The key without the zeros in front of its numbers; `None` if there are none.
+fn without_leading_zeros(key: &str) -> Option<String> {
+    let mut plain = String::with_capacity(key.len());
+    let mut rest = key.chars().peekable();
+    let mut is_in_number = false;
+    while let Some(c) = rest.next() {
+        let leads = c == '0' && !is_in_number && rest.peek().is_some_and(char::is_ascii_digit);
+        if !leads {
+            plain.push(c);
+            is_in_number = c.is_ascii_digit();
+        }
+    }
+    (plain.len() < key.len()).then_some(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_in_front_of_numbers() {
+        for (key, plain) in [
+            ("c/0/01", Some("c/0/1")),
+            ("c.00.1", Some("c.0.1")),
+            ("010/100/000", Some("10/100/0")),
+            ("c/0/10", None),
+            ("0.0", None),
+            ("c", None),
+        ] {
+            assert_eq!(without_leading_zeros(key).as_deref(), plain, "{key}");
+        }
+    }
+
+    #[test]
+    fn suffixes_count_where_the_chunk_is_not_stored() {
+        let encodings = encodings(2);
+        let grid = [4, 4];
+        let keys = Keys::new(&encodings[0].encoding, &grid);
+        let mut elsewhere = Elsewhere::new(&keys);
+        for key in [
+            "c/0/1.nii",
+            "c/0/2.gz",
+            "c/1/1.tmp",
+            "c/0/2.x.partial",
+            "c/9/9.nii",
+            "c/3/3.lock",
+        ] {
+            elsewhere.look_at(key);
+        }
+        let unfinished = elsewhere.settle(|indices| indices == [0, 1]);
+        assert_eq!(unfinished, Some((2, "c/0/2.x.partial".to_string())));
+        let note = elsewhere.note().unwrap_or_default();
+        assert!(
+            note.contains("1 key") && note.contains("c/0/2.gz"),
+            "{note}"
+        );
     }
 }

@@ -15,7 +15,7 @@ use zarrs::metadata::ChunkKeySeparator;
 
 pub(crate) use self::elsewhere::Elsewhere;
 use crate::failure::Failure;
-use crate::inspect::stored::{Keys, files};
+use crate::inspect::stored::{Keys, files_of_array};
 use crate::open::{self, Opened, Place};
 use crate::progress::counted;
 use crate::shapes::volume;
@@ -32,6 +32,8 @@ pub(crate) struct Chunks {
     outside: u64,
     /// Shards beside which subchunks wait in frames.
     waiting: u64,
+    /// Files beside chunks that are not stored, by which a program was about to store them: how many, and one.
+    unfinished: Option<(u64, String)>,
     /// Under which separator of keys the chunks were found, where the metadata say another one.
     found: Option<ChunkKeySeparator>,
 }
@@ -62,6 +64,7 @@ impl Chunks {
             grid: volume(&grid),
             outside: 0,
             waiting: 0,
+            unfinished: None,
             found: None,
         };
         if let Some(reason) = opened.has_no_listing() {
@@ -77,7 +80,7 @@ impl Chunks {
         let mut elsewhere = Elsewhere::new(&keys);
         let mut stored = 0;
         let mut waiting = BTreeSet::new();
-        each_key(opened, |key| match keys.parse(key) {
+        each_key(opened, &keys, |key| match keys.parse(key) {
             Some(_) if keys.in_grid(key).is_some() => stored += 1,
             Some(_) => chunks.outside += 1,
             None => match keys.framed(key) {
@@ -86,6 +89,11 @@ impl Chunks {
             },
         })?;
         chunks.waiting = waiting.len() as u64;
+        chunks.unfinished = elsewhere.settle(|indices| {
+            let key = opened.array.chunk_key(indices);
+            let size = opened.array.storage().size_key(&key);
+            size.is_ok_and(|size| size.is_some())
+        });
         let is_v2 = matches!(opened.array.metadata(), ArrayMetadata::V2(_));
         let is_free = is_v2 && stored == 0 && chunks.outside == 0;
         if let Some((separator, count)) = elsewhere.other_separator().filter(|_| is_free) {
@@ -176,6 +184,14 @@ impl fmt::Display for Chunks {
                  they are read as they are"
             )?;
         }
+        if let Some((count, key)) = &self.unfinished {
+            let were = if *count == 1 { "was" } else { "were" };
+            write!(
+                f,
+                "\nnote: {} that {were} about to be stored, as {key}, and never {were}",
+                counted(*count, "chunk")
+            )?;
+        }
         if self.outside > 0 {
             write!(
                 f,
@@ -204,7 +220,11 @@ fn fill_value(opened: &Opened) -> Value {
 }
 
 /// Hands on the key of each stored object of an array.
-fn each_key(opened: &Opened, mut look_at: impl FnMut(&str)) -> Result<(), Failure> {
+fn each_key(
+    opened: &Opened,
+    keys: &Keys<'_>,
+    mut look_at: impl FnMut(&str),
+) -> Result<(), Failure> {
     let cannot = |error: &dyn fmt::Display| {
         Failure::failed(format!(
             "cannot count the chunks of {}: {error}",
@@ -212,7 +232,8 @@ fn each_key(opened: &Opened, mut look_at: impl FnMut(&str)) -> Result<(), Failur
         ))
     };
     if let Place::Directory(path) = &opened.place {
-        files(path, |key, _| look_at(&key)).map_err(|error| cannot(&error))?;
+        files_of_array(path, keys, look_at).map_err(|error| cannot(&error))?;
+        return Ok(());
     }
     if let Some(sizes) = &opened.sizes {
         for (key, _) in sizes().map_err(|error| cannot(&error))? {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zarrs::array::ChunkKeyEncoding;
 
 use crate::failure::Failure;
-use crate::open::{Opened, Place, is_missing};
+use crate::open::{Opened, Place, is_missing, no_file};
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
 pub(crate) const FRAME: &str = ".frame";
@@ -91,17 +91,19 @@ pub(crate) struct Object<'a> {
 pub(crate) enum ObjectKind<'a> {
     File(&'a fs::DirEntry),
     /// A directory, of which the objects are found, too.
-    Directory,
+    Directory(&'a fs::DirEntry),
+    /// A pipe, a socket or a device.
+    Special(&'a fs::DirEntry),
     /// An object of a store that is none of files, and its size in bytes.
     Sized(u64),
 }
 
 impl Object<'_> {
-    /// The size in bytes; `None` if it is no object with bytes, or was erased meanwhile. A link has the size of
-    /// the file to which it leads.
+    /// The size in bytes; `None` if the object was erased meanwhile. A link has the size of the file to which it
+    /// leads.
     ///
     /// # Errors
-    /// The file cannot be looked at.
+    /// The file cannot be looked at, or the object is no file.
     pub(crate) fn size(&self) -> Result<Option<u64>, Failure> {
         match self.kind {
             ObjectKind::File(entry) => match fs::metadata(entry.path()) {
@@ -113,7 +115,9 @@ impl Object<'_> {
                     Err(Failure::failed(format!("cannot look at {file}: {error}")))
                 }
             },
-            ObjectKind::Directory => Ok(None),
+            ObjectKind::Directory(entry) | ObjectKind::Special(entry) => {
+                Err(Failure::failed(no_file(&entry.path())))
+            }
             ObjectKind::Sized(size) => Ok(Some(size)),
         }
     }
@@ -131,13 +135,9 @@ pub(crate) fn objects(
     let mut failures = Vec::new();
     match (&opened.place, &opened.sizes) {
         (Place::Directory(root), _) => {
-            let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
-                let kind = if is_directory {
-                    ObjectKind::Directory
-                } else {
-                    ObjectKind::File(entry)
-                };
+            let each = |key: String, kind: ObjectKind<'_>| {
                 on_object(&Object { key: &key, kind });
+                Ok(())
             };
             let failed = |problem: String| {
                 let failure = Failure::failed(problem).with_remedy(
@@ -179,29 +179,55 @@ pub(crate) fn files(
     root: &Path,
     mut on_file: impl FnMut(String, &fs::DirEntry),
 ) -> Result<(), String> {
-    let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
-        if !is_directory {
+    let each = |key: String, kind: ObjectKind<'_>| {
+        if let ObjectKind::File(entry) = kind {
             on_file(key, entry);
         }
+        Ok(())
+    };
+    entries(root, each, Err)
+}
+
+/// The keys of [`files`] in an array with the chunks `keys`.
+///
+/// # Errors
+/// As for [`files`], and a directory, a pipe, a socket or a device in the place of a chunk.
+pub(crate) fn files_of_array(
+    root: &Path,
+    keys: &Keys<'_>,
+    mut on_file: impl FnMut(&str),
+) -> Result<(), String> {
+    let each = |key: String, kind: ObjectKind<'_>| {
+        match kind {
+            ObjectKind::File(_) => on_file(&key),
+            ObjectKind::Directory(entry) | ObjectKind::Special(entry) => {
+                if keys.in_grid(&key).is_some() {
+                    return Err(no_file(&entry.path()));
+                }
+            }
+            ObjectKind::Sized(_) => {}
+        }
+        Ok(())
     };
     entries(root, each, Err)
 }
 
 /// The files of [`files`], without those in directories and behind links that cannot be read.
 pub(crate) fn readable_files(root: &Path, mut on_file: impl FnMut(String, &fs::DirEntry)) {
-    let each = |key: String, entry: &fs::DirEntry, is_directory: bool| {
-        if !is_directory {
+    let each = |key: String, kind: ObjectKind<'_>| {
+        if let ObjectKind::File(entry) = kind {
             on_file(key, entry);
         }
+        Ok(())
     };
     let _ = entries(root, each, |_| Ok(())); // no failure ends it
 }
 
-/// The files and directories below `root`, by their keys, and whether it is a directory. `failed` gets what
-/// cannot be read, and goes on or ends the listing.
+/// The entries below `root`, by their keys. `on_entry` may end the listing. `failed` gets each problem of reading,
+/// and goes on or ends the listing.
 fn entries(
     root: &Path,
-    mut on_entry: impl FnMut(String, &fs::DirEntry, bool),
+    mut on_entry: impl FnMut(String, ObjectKind<'_>) -> Result<(), String>,
     mut failed: impl FnMut(String) -> Result<(), String>,
 ) -> Result<(), String> {
     let mut directories: Vec<(PathBuf, String)> = vec![(root.to_path_buf(), String::new())];
@@ -250,10 +276,12 @@ fn entries(
             }
             let key = format!("{prefix}{name}");
             if kind.is_dir() {
-                on_entry(key.clone(), &entry, true);
+                on_entry(key.clone(), ObjectKind::Directory(&entry))?;
                 directories.push((entry.path(), key + "/"));
             } else if kind.is_file() {
-                on_entry(key, &entry, false);
+                on_entry(key, ObjectKind::File(&entry))?;
+            } else {
+                on_entry(key, ObjectKind::Special(&entry))?;
             }
         }
     }

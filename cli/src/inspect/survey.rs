@@ -154,7 +154,7 @@ impl Survey {
             if let Some(indices) = keys.parse(object.key) {
                 let is_there = indices.iter().zip(&grid).all(|(i, n)| i < n);
                 match object.kind {
-                    ObjectKind::Directory => {}
+                    ObjectKind::Directory(_) if !is_there => {}
                     _ if !is_there => survey.outside += 1,
                     // A shard that was erased meanwhile has no size.
                     _ => match object.size() {
@@ -169,7 +169,7 @@ impl Survey {
                 if shard.iter().zip(&grid).all(|(i, n)| i < n) {
                     survey.framed.insert(number_of(&shard, &grid));
                 }
-            } else if !matches!(object.kind, ObjectKind::Directory) {
+            } else if !matches!(object.kind, ObjectKind::Directory(_)) {
                 elsewhere.look_at(object.key);
             }
         })?;
@@ -177,6 +177,14 @@ impl Survey {
             return Err(failure);
         }
         survey.stored.sort_unstable();
+        let is_stored = |indices: &[u64]| {
+            let number = number_of(indices, &grid);
+            let found = survey
+                .stored
+                .binary_search_by_key(&number, |(stored, _)| *stored);
+            found.is_ok()
+        };
+        elsewhere.settle(is_stored);
         survey.notes.extend(elsewhere.note());
         Ok(survey)
     }

@@ -42,6 +42,16 @@ fn look(path: &Path) -> Result<Option<fs::Metadata>> {
     }
 }
 
+/// The error that `path`, where a file should be, is a directory, a pipe, a socket or a device.
+pub(crate) fn no_file(path: &Path) -> String {
+    let is = match fs::metadata(path).map(|found| found.file_type()) {
+        Ok(kind) if kind.is_dir() => "a directory",
+        _ => "a pipe, a socket or a device",
+    };
+    let path = path.display();
+    format!("{path} is {is}, where a file should be: move it away")
+}
+
 impl Files {
     pub(crate) fn new(files: Arc<FilesystemStore>) -> Self {
         Self(files)
@@ -53,12 +63,7 @@ impl Files {
     }
 
     /// Why a file was not read, and what to do.
-    fn told(&self, key: &StoreKey, error: StorageError) -> StorageError {
-        let path = self.0.key_to_fspath(key);
-        if fs::metadata(&path).is_ok_and(|found| found.is_dir()) {
-            let path = path.display();
-            return StorageError::Other(format!("{path} is a directory, where a file should be"));
-        }
+    fn told(error: StorageError) -> StorageError {
         match &error {
             StorageError::IOError(io) if io.raw_os_error() == Some(MANY_FILES) => {
                 StorageError::Other(format!(
@@ -124,13 +129,20 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
+        // Opening a pipe would wait for a process that writes to it.
+        if self.size_key(key)?.is_none() {
+            return Ok(None);
+        }
         let parts = self.0.get_partial_many(key, byte_ranges);
-        parts.map_err(|error| self.told(key, error))
+        parts.map_err(Self::told)
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
-        let found = look(&self.0.key_to_fspath(key))?;
-        Ok(found.map(|metadata| metadata.len()))
+        let path = self.0.key_to_fspath(key);
+        match look(&path)? {
+            Some(found) if !found.is_file() => Err(StorageError::Other(no_file(&path))),
+            found => Ok(found.map(|found| found.len())),
+        }
     }
 
     fn supports_get_partial(&self) -> bool {

@@ -444,18 +444,23 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
     }
     let (mut stored, mut framed) = (Vec::new(), Vec::new());
     let mut elsewhere = Elsewhere::new(&keys);
-    let listed = stored::files(input, |key, _| {
-        if let Some(indices) = keys.in_grid(&key) {
+    let listed = stored::files_of_array(input, &keys, |key| {
+        if let Some(indices) = keys.in_grid(key) {
             stored.push(plan::number_of(indices, &plan.input.grid));
         } else if side.index.is_some()
-            && let Some(shard) = keys.framed(&key)
+            && let Some(shard) = keys.framed(key)
         {
             framed.push(shard);
-        } else if keys.parse(&key).is_none() {
-            elsewhere.look_at(&key);
+        } else if keys.parse(key).is_none() {
+            elsewhere.look_at(key);
         }
     });
     listed.map_err(Failure::failed)?;
+    stored.sort_unstable();
+    elsewhere.settle(|indices| {
+        let number = plan::number_of(indices.to_vec(), &plan.input.grid);
+        stored.binary_search(&number).is_ok()
+    });
     let counted = format!("{} {}s are stored", stored.len(), side.noun());
     if let Some(failure) = elsewhere.told(&args.input, false, &counted) {
         return Err(failure);
@@ -473,6 +478,5 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64
             args.input
         )));
     }
-    stored.sort_unstable();
     Ok(stored)
 }

@@ -515,3 +515,95 @@ fn shards_are_counted_by_verify_and_pyramid() {
             .all(|&value| value == 65_535)
     );
 }
+
+/// Names of chunks with zeros in front or a suffix, which no reader asks for.
+#[test]
+fn names_with_zeros_and_suffixes() {
+    let (_directory, from, to) = places();
+    let moved = |key: &str, to: &str| {
+        write(&from.join(to), &fs::read(from.join(key)).unwrap());
+        fs::remove_file(from.join(key)).unwrap();
+    };
+    for encoding in 0..4 {
+        described(&from, encoding);
+        chunks(&from, encoding);
+        let own = key(encoding, &[1, 0]);
+        let zeros = own.replacen('1', "01", 1);
+        for other in [zeros, format!("{own}.nii"), format!("{own}.a.gz")] {
+            // Beside the chunk itself, a suffix says something about the chunk.
+            if other.starts_with(&own) {
+                fs::copy(from.join(&own), from.join(&other)).unwrap();
+                let said = reencode(&from, &to, &["--overwrite"], 0);
+                assert!(said.contains("4 of 4 chunks stored"), "{said}");
+                fs::remove_dir_all(&to).unwrap();
+            }
+            moved(&own, &other);
+            let instead = format!("one is {other}, and the chunk [1, 0] has the key {own}");
+            refuses(&from, &to, &["3 of 4 chunks stored", &instead, "rename"]);
+            moved(&other, &own);
+        }
+        // What a program left that was killed holds no chunk.
+        for suffix in ["tmp", "5e3f.partial"] {
+            let left = format!("{own}.{suffix}");
+            moved(&own, &left);
+            let said = reencode(&from, &to, &["--overwrite"], 0);
+            let note = format!("1 chunk that was about to be stored, as {left}, and never was");
+            assert!(said.contains(&note), "{said}");
+            moved(&left, &own);
+        }
+        fs::remove_dir_all(&from).unwrap();
+        fs::remove_dir_all(&to).unwrap();
+    }
+}
+
+/// A pipe, a socket or a directory in the place of a chunk is no chunk that is not stored, and is not waited for.
+#[test]
+fn chunks_that_are_no_files() {
+    use std::os::unix::net::UnixListener;
+    let directory = TempDir::new().unwrap();
+    let array = directory.path().join("image/0");
+    sharded(&array, &chain(&[json!({ "name": "crc32c" })]));
+    update(&array, 1);
+    let (image, to) = (directory.path().join("image"), directory.path().join("to"));
+    let shard = array.join("c/0/1");
+    fs::remove_file(&shard).unwrap();
+    let kinds = ["a directory", "a socket", "a pipe"];
+    let mut pipe = std::process::Command::new("mkfifo");
+    let made = pipe.arg(directory.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    for kind in kinds {
+        let _listener = match kind {
+            "a directory" => fs::create_dir(&shard).map(|()| None).unwrap(),
+            "a socket" => Some(UnixListener::bind(&shard).unwrap()),
+            _ => fs::rename(directory.path().join("pipe"), &shard)
+                .map(|()| None)
+                .unwrap(),
+        };
+        for words in [
+            &[&"reencode" as &dyn AsRef<_>, &array, &to][..],
+            &[&"reshard", &array, &to, &"--shard", &"32,32"],
+            &[&"pyramid", &image, &"--axis", &"y", &"--axis", &"x"],
+            &[&"verify", &array],
+            &[&"verify", &array, &"0,1"],
+            &[&"recover", &array],
+            &[&"compact", &array],
+            &[&"inspect", &array],
+        ] {
+            let text = said(words, 1);
+            let place = format!("{} is a ", shard.display());
+            assert!(
+                text.contains(&place) && text.contains("where a file should be"),
+                "{kind}: {text}"
+            );
+            assert!(
+                !to.join("zarr.json").exists() && !image.join("1").exists(),
+                "{text}"
+            );
+        }
+        if shard.is_dir() {
+            fs::remove_dir(&shard).unwrap();
+        } else {
+            fs::remove_file(&shard).unwrap();
+        }
+    }
+}
