@@ -203,6 +203,48 @@ pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, Stri
     Ok(Ok(listed))
 }
 
+/// Adds the shards of `one` in which `other` has chunks, or says why they are not known.
+pub(crate) fn add_covered<S: ?Sized>(
+    all: &mut Listed,
+    one: &Array<S>,
+    other: &Opened,
+    grid: &Grid,
+) -> Result<Result<(), String>, Failure> {
+    let array = &other.array;
+    let keys = Keys::new(array.chunk_key_encoding(), array.chunk_grid_shape());
+    if let Some(why) = cannot_list(other, &keys) {
+        return Ok(Err(why));
+    }
+    let mut failed = None;
+    let failures = stored::objects(other, |object| {
+        let Some(chunk) = keys.in_grid(object.key) else {
+            return;
+        };
+        let region = array.chunk_subset_bounded(&chunk);
+        let shards = region.and_then(|region| Ok(one.chunks_in_array_subset(&region)?));
+        match shards {
+            Ok(Some(shards)) => {
+                for shard in &shards.indices() {
+                    let position = grid.position(&shard);
+                    // Neighbours are often of one shard.
+                    if position.is_some() && all.positions.last() != position.as_ref() {
+                        all.positions.extend(position);
+                    }
+                }
+            }
+            Ok(None) => {}
+            Err(error) => failed = Some(format!("{}: {error}", object.key)),
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(Failure::failed(format!(
+            "cannot tell which shards have elements of the chunk {error}"
+        )));
+    }
+    all.failures.extend(failures);
+    Ok(Ok(()))
+}
+
 /// Why the chunks of an array cannot be found by a listing.
 pub(crate) fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
     if let Some(reason) = opened.has_no_listing() {

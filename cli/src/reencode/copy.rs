@@ -13,29 +13,13 @@ use zarrs::storage::{ReadableStorageTraits, StorageError, StorePrefix};
 use super::Job;
 use super::arrays::{Input, Output};
 use super::assembly::Assembly;
+use super::covered::Covered;
 use super::resume::Stored;
 use super::shapes::Shapes;
 use crate::failure::Failure;
 use crate::progress::{Progress, Unit};
 use crate::shapes::volume;
 use crate::stop;
-
-/// The shards of the output: the indices of each, and its region within the array.
-pub(super) fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
-    let edges = || shapes.array.iter().zip(&shapes.shard);
-    let grid = edges().map(|(array, &shard)| array.div_ceil(shard.get()));
-    let grid = ArraySubset::new_with_shape(grid.collect());
-    grid.indices().into_iter().map(move |indices| {
-        let ranges: Vec<_> = edges()
-            .zip(&indices)
-            .map(|((&array, shard), index)| {
-                let start = index * shard.get();
-                start..start.saturating_add(shard.get()).min(array)
-            })
-            .collect();
-        (indices.to_vec(), ArraySubset::new_with_ranges(&ranges))
-    })
-}
 
 pub(super) fn read<S>(
     array: &Array<S>,
@@ -57,24 +41,28 @@ pub(super) struct Counter {
     what: &'static str,
     progress: Progress,
     element: u64,
-    shards: u64,
-    shards_done: u64,
+    shards: u128,
+    shards_done: u128,
 }
 
 impl Counter {
-    pub(super) fn new<S: ?Sized>(what: &'static str, array: &Array<S>) -> Self {
+    pub(super) fn new<S: ?Sized>(
+        what: &'static str,
+        array: &Array<S>,
+        covered: &Covered<'_>,
+    ) -> Self {
         let size = array.data_type().fixed_size();
         let element = size.unwrap_or(1) as u64;
         let unit = match size {
             Some(_) => Unit::Bytes,
             None => Unit::Things("elements"),
         };
-        let total = volume(array.shape()).saturating_mul(element);
+        let total = covered.elements().saturating_mul(element);
         Self {
             what,
             progress: Progress::new(what, unit, total),
             element,
-            shards: volume(array.chunk_grid_shape()),
+            shards: covered.len(),
             shards_done: 0,
         }
     }
@@ -99,23 +87,24 @@ impl Counter {
     }
 }
 
-/// Writes every shard that is not stored.
+/// Writes every covered shard that is not stored.
 pub(super) fn copy(
     job: &Job<'_>,
     shapes: &Shapes,
+    covered: &Covered<'_>,
     input: &Input,
     output: &Output,
     stored: &Stored<'_>,
 ) -> Result<Copied, Failure> {
     let start = Instant::now();
-    let mut counter = Counter::new("writing", output);
+    let mut counter = Counter::new("writing", output, covered);
     let mut bytes_decoded = 0;
     let parts = &shapes.parts;
     thread::scope(|scope| {
         // The channel has no buffer: one part is read while another is written.
         let (sender, receiver) = mpsc::sync_channel(0);
         scope.spawn(move || {
-            for (indices, region) in shards(shapes) {
+            for (indices, region) in covered.shards() {
                 let is_written = match stored.has(&indices, &region) {
                     Ok(is_written) => is_written,
                     Err(failure) => {

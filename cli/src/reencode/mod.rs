@@ -13,6 +13,7 @@
 mod arrays;
 mod assembly;
 mod copy;
+mod covered;
 mod directory;
 mod hierarchy;
 mod objects;
@@ -31,6 +32,7 @@ use zarrs_codec::ArrayToBytesCodecTraits;
 
 use self::arrays::{Input, Output, describe, metadata_json};
 use self::copy::copy;
+use self::covered::Covered;
 use self::resume::Stored;
 use self::run::Run;
 use self::shapes::Shapes;
@@ -182,8 +184,7 @@ struct Plan<'a> {
     /// The chunks of the input that are stored, and how many for people.
     chunks: Chunks,
     counted: String,
-    /// The metadata of the input that are read otherwise than they are stored, as lines for people.
-    repairs: Vec<String>,
+    opened: Opened,
     target: Target,
     output: Output,
     run: Run,
@@ -211,17 +212,12 @@ impl<'a> Job<'a> {
             Empty::Refused
         };
         let counted = chunks.told(&opened, empty)?;
-        let Opened {
-            array: input,
-            repairs,
-            has_no_fill_value,
-            ..
-        } = opened;
+        let input = opened.array.with_storage(opened.array.storage());
         self.must_be_decodable(&input)?;
         let shapes = Shapes::choose(&self, &input)?;
         let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
-        let output = describe(&self, &target, &input, &shapes, has_no_fill_value)?;
+        let output = describe(&self, &target, &input, &shapes, opened.has_no_fill_value)?;
         let output = output.with_codec_options(shapes.parts.options());
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.args, &shapes, evidence, metadata_json(&output)?);
@@ -243,7 +239,7 @@ impl<'a> Job<'a> {
             input,
             chunks,
             counted,
-            repairs,
+            opened,
             target,
             output,
             run,
@@ -263,10 +259,6 @@ impl<'a> Job<'a> {
             Failure::failed(format!("cannot decode {}: {error}", self.input))
                 .with_remedy("re-encode the array with zarr-python")
         })
-    }
-
-    fn open(&self) -> Result<Input, Failure> {
-        Ok(self.listed()?.0.array)
     }
 
     /// The input, and which of its chunks are stored.
@@ -297,7 +289,7 @@ impl Plan<'_> {
         for note in shapes.notes(&Budget::of(common)) {
             common.say(note);
         }
-        for repair in &self.repairs {
+        for repair in &self.opened.repairs {
             common.say(format!("note: {repair}"));
         }
         let explanation = if args.explain {
@@ -331,7 +323,8 @@ impl Plan<'_> {
                 job.output
             ))
         };
-        let copied = copy(job, shapes, input, output, &stored).map_err(incomplete)?;
+        let covered = Covered::of(&self.opened, shapes, input, output).map_err(incomplete)?;
+        let copied = copy(job, shapes, &covered, input, output, &stored).map_err(incomplete)?;
         drop(registration);
         if args.verify {
             verify(job, shapes, output).map_err(incomplete)?;
@@ -358,7 +351,7 @@ impl Plan<'_> {
             "verified": args.verify,
             "copied": copied.json(&sizes),
             "notes": notes,
-            "repaired_metadata": self.repairs,
+            "repaired_metadata": self.opened.repairs,
         });
         let mut lines = vec![copied.summary(&sizes)];
         lines.extend(notes);

@@ -4,7 +4,8 @@ use zarrs::array::Array;
 
 use super::Job;
 use super::arrays::Output;
-use super::copy::{Counter, read, shards};
+use super::copy::{Counter, read};
+use super::covered::Covered;
 use super::shapes::Shapes;
 use crate::failure::Failure;
 use crate::stop;
@@ -14,12 +15,15 @@ use crate::stop;
 /// Our codec is no longer registered, so that it does not check itself. Nothing else decodes IN: the
 /// tests compare each codec that may be in IN with numcodecs and zarr-python.
 pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
-    let input = job.open()?.with_codec_options(shapes.parts.options());
+    let (opened, _) = job.listed()?;
+    let input = opened.array.with_storage(opened.array.storage());
+    let input = input.with_codec_options(shapes.parts.options());
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
         .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
         .with_codec_options(shapes.parts.options());
-    let mut counter = Counter::new("verifying", &output);
-    for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
+    let covered = Covered::of(&opened, shapes, &input, &output)?;
+    let mut counter = Counter::new("verifying", &output, &covered);
+    for (indices, region) in covered.shards().take_while(|_| !stop::is_asked()) {
         for part in shapes.parts.of(&region) {
             let written = read(&output, &job.output, &part)?;
             if read(&input, &job.input, &part)? != written {

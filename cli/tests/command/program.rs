@@ -23,7 +23,10 @@ pub(crate) fn as_a_user(folder: &Path) -> Command {
         return program();
     }
     let copy = folder.join("zarrs-cuda-copy");
-    fs::copy(program().get_program(), &copy).unwrap();
+    // A child that another test starts would inherit the copy while it is written, and nothing could run it.
+    let mut cp = Command::new("cp");
+    let copied = cp.arg(program().get_program()).arg(&copy).status().unwrap();
+    assert!(copied.success());
     for path in [folder, &copy] {
         fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
     }

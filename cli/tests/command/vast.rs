@@ -341,6 +341,34 @@ fn vast_grids_are_inspected() {
 }
 
 #[test]
+fn vast_arrays_are_reencoded_by_a_listing() {
+    each(|vast, array, counts| {
+        let [first, middle, last] = stored(counts);
+        for (shard, value) in [(&first, 3), (&middle, 5), (&last, 7)] {
+            fill(array, shard, value);
+        }
+        let folder = TempDir::new().unwrap();
+        let output = folder.path().join("out");
+        let shapes = |extent: u64| vec![extent.to_string(); counts.len()].join(",");
+        let line = format!(
+            "reencode ARRAY {} --shard {} --subchunk {} --verify",
+            output.display(),
+            shapes(8),
+            shapes(4)
+        );
+        let text = vast.said(&line, 0);
+        assert!(text.contains("verified: equal, bit for bit"), "{text}");
+        let out = Array::open(store(&output), "/").unwrap();
+        let elements = 4_usize.pow(u32::try_from(counts.len()).unwrap());
+        for (shard, value) in [(&first, 3_u8), (&middle, 5), (&last, 7)] {
+            let region = array.chunk_subset(shard).unwrap();
+            let found: Vec<u8> = out.retrieve_array_subset(&region).unwrap();
+            assert_eq!(found, vec![value; elements]);
+        }
+    });
+}
+
+#[test]
 fn shards_outside_of_the_grid_are_counted_and_left() {
     each(|vast, array, counts| {
         let [first, _, last] = stored(counts);
