@@ -203,6 +203,9 @@ pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, Stri
     Ok(Ok(listed))
 }
 
+/// Positions that may be there several times.
+const FEW: usize = 1 << 16;
+
 /// Adds the shards of `one` in which `other` has chunks, or says why they are not known.
 pub(crate) fn add_covered<S: ?Sized>(
     all: &mut Listed,
@@ -216,6 +219,7 @@ pub(crate) fn add_covered<S: ?Sized>(
         return Ok(Err(why));
     }
     let mut failed = None;
+    let mut tidy_at = FEW;
     let failures = stored::objects(other, |object| {
         let Some(chunk) = keys.in_grid(object.key) else {
             return;
@@ -229,6 +233,12 @@ pub(crate) fn add_covered<S: ?Sized>(
                     // Neighbours are often of one shard.
                     if position.is_some() && all.positions.last() != position.as_ref() {
                         all.positions.extend(position);
+                    }
+                    // A shard may have very many chunks.
+                    if all.positions.len() >= tidy_at {
+                        all.positions.sort_unstable();
+                        all.positions.dedup();
+                        tidy_at = all.positions.len().saturating_mul(2).max(FEW);
                     }
                 }
             }

@@ -4,6 +4,7 @@
 //! each file, or the entity tag of each object. HTTP servers list nothing: only the metadata count there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -14,11 +15,15 @@ use zarrs_storage::StoreKey;
 use crate::failure::Failure;
 use crate::inspect::stored;
 use crate::open::{Place, Store};
+use crate::progress::counted;
 
 /// The metadata at the root of an input. They are compared by their bytes, not by their times.
 const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 /// A copy of other metadata.
 const CONSOLIDATED: &str = ".zmetadata";
+
+/// Groups of keys that an evidence tells apart, at most: twice as many keys have an evidence of their own.
+const GROUPS: usize = 1 << 11;
 
 /// The state of an input.
 #[derive(Clone, Debug)]
@@ -27,58 +32,100 @@ pub(crate) struct Evidence {
     metadata: u64,
     /// The files or objects of the input, without the metadata at its root. `None` if they cannot be listed.
     versions: Option<Versions>,
-    /// Their keys. An evidence that was noted does not have them.
-    keys: Vec<String>,
 }
 
-/// The hash of the size and version of each key, by the hash of the key.
-type Versions = BTreeMap<u64, u64>;
+/// The sizes and versions of keys. It takes the same memory, however many keys there are.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Versions {
+    /// The sum of the hashes of the sizes and versions of all keys of a group, by the group. Each key is a group of its
+    /// own, by its hash, until there are too many.
+    sums: BTreeMap<u64, u64>,
+    are_grouped: bool,
+}
+
+impl Versions {
+    fn add(&mut self, key: u64, version: u64) {
+        let group = self.group_of(key);
+        let sum = self.sums.entry(group).or_default();
+        *sum = sum.wrapping_add(version);
+        if self.sums.len() > 2 * GROUPS && !self.are_grouped {
+            *self = self.grouped();
+        }
+    }
+
+    fn group_of(&self, key: u64) -> u64 {
+        if self.are_grouped {
+            key % GROUPS as u64
+        } else {
+            key
+        }
+    }
+
+    fn grouped(&self) -> Self {
+        let mut grouped = Self {
+            sums: BTreeMap::new(),
+            are_grouped: true,
+        };
+        for (&key, &version) in &self.sums {
+            grouped.add(key, version);
+        }
+        grouped
+    }
+}
 
 impl Evidence {
-    /// The evidence of the array or group at `place`, which `store` opens.
+    /// The evidence of the array at `place`, which `store` opens.
     pub(crate) fn of(place: &Place, store: &Store) -> Result<Self, Failure> {
+        Self::with(place, store, |key| key)
+    }
+
+    /// The evidence of the group at `place`, which `store` opens, with the arrays and groups `members` below it. It
+    /// tells members apart, and not their chunks.
+    pub(crate) fn of_group(
+        place: &Place,
+        store: &Store,
+        members: &BTreeSet<&str>,
+    ) -> Result<Self, Failure> {
+        Self::with(place, store, |key| member_of(key, members))
+    }
+
+    /// The evidence in which the keys of one `name` are one.
+    fn with(place: &Place, store: &Store, name: impl Fn(&str) -> &str) -> Result<Self, Failure> {
         let cannot = |error: &dyn std::fmt::Display| {
             Failure::failed(format!("cannot look at {place}: {error}"))
         };
         let mut parts: Vec<Vec<u8>> = Vec::new();
-        for name in METADATA {
-            let key = StoreKey::new(name).map_err(|error| cannot(&error))?;
+        for file in METADATA {
+            let key = StoreKey::new(file).map_err(|error| cannot(&error))?;
             let value = store.get(&key).map_err(|error| cannot(&error))?;
             parts.push(value.map_or_else(Vec::new, |value| value.to_vec()));
         }
-        let objects = match place {
-            Place::Directory(path) => Some(files(path).map_err(Failure::failed)?),
-            Place::Url(url) => objects(place, url)?,
-        };
-        let mut keys = Vec::new();
-        let versions = objects.map(|objects| {
-            let mut versions = Versions::new();
-            for (key, size, version) in objects {
-                if METADATA.contains(&&*key) || key == CONSOLIDATED {
-                    continue;
-                }
-                let version = hash([&size.to_le_bytes()[..], version.as_bytes()]);
-                versions.insert(hash([key.as_bytes()]), version);
-                keys.push(key);
+        let mut versions = Versions::default();
+        let add = |key: &str, size: u64, version: &str| {
+            if !METADATA.contains(&key) && key != CONSOLIDATED {
+                let version = hash([key.as_bytes(), &size.to_le_bytes(), version.as_bytes()]);
+                versions.add(hash([name(key).as_bytes()]), version);
             }
-            versions
-        });
+        };
+        let are_listed = match place {
+            Place::Directory(path) => files(path, add).map_err(Failure::failed).map(|()| true)?,
+            Place::Url(url) => objects(place, url, add)?,
+        };
         Ok(Self {
             place: match place {
                 Place::Directory(path) => canonical(path).to_string_lossy().into_owned(),
                 Place::Url(_) => place.to_string().trim_end_matches('/').to_string(),
             },
             metadata: hash(parts.iter().map(Vec::as_slice)),
-            versions,
-            keys,
+            versions: are_listed.then_some(versions),
         })
     }
 
     pub(crate) fn json(&self) -> Value {
         let versions = self.versions.as_ref().map(|versions| {
-            let mut text = String::with_capacity(32 * versions.len());
-            for (key, version) in versions {
-                text += &format!("{key:016x}{version:016x}");
+            let mut text = String::with_capacity(32 * versions.sums.len());
+            for (group, sum) in &versions.sums {
+                text += &format!("{group:016x}{sum:016x}");
             }
             text
         });
@@ -86,6 +133,7 @@ impl Evidence {
             "place": self.place,
             "metadata": format!("{:016x}", self.metadata),
             "versions": versions,
+            "are_grouped": self.versions.as_ref().is_some_and(|versions| versions.are_grouped),
         })
     }
 
@@ -97,17 +145,19 @@ impl Evidence {
             versions => {
                 let text = versions.as_str()?.as_bytes();
                 let pairs = text.chunks(32).map(|pair| {
-                    let (key, version) = std::str::from_utf8(pair).ok()?.split_at_checked(16)?;
-                    Some((hash(key)?, hash(version)?))
+                    let (group, sum) = std::str::from_utf8(pair).ok()?.split_at_checked(16)?;
+                    Some((hash(group)?, hash(sum)?))
                 });
-                Some(pairs.collect::<Option<Versions>>()?)
+                Some(Versions {
+                    sums: pairs.collect::<Option<_>>()?,
+                    are_grouped: noted["are_grouped"].as_bool()?,
+                })
             }
         };
         Some(Self {
             place: noted["place"].as_str()?.to_string(),
             metadata: hash(noted["metadata"].as_str()?)?,
             versions,
-            keys: Vec::new(),
         })
     }
 
@@ -136,61 +186,64 @@ impl Evidence {
         let (Some(was), Some(is)) = (&self.versions, &now.versions) else {
             return None;
         };
-        let changed: BTreeSet<u64> = was
-            .keys()
-            .chain(is.keys())
-            .copied()
-            .filter(|key| was.get(key) != is.get(key))
+        let both = if was.are_grouped == is.are_grouped {
+            [was.clone(), is.clone()]
+        } else {
+            [was.grouped(), is.grouped()]
+        };
+        let [was, is] = both.each_ref().map(|versions| &versions.sums);
+        let groups = was.keys().chain(is.keys()).copied();
+        let changed: BTreeMap<_, _> = groups
+            .filter(|group| was.get(group) != is.get(group))
+            .map(|group| (group, 0))
             .collect();
-        if changed.is_empty() {
-            return None;
-        }
-        let keys = now.keys.iter();
-        let written = keys.filter(|key| changed.contains(&hash([key.as_bytes()])));
-        Some(Changes {
-            written: written.cloned().collect(),
-            deleted: was.keys().filter(|key| !is.contains_key(key)).count(),
-            changed,
+        (!changed.is_empty()).then(|| {
+            Changes(Versions {
+                sums: changed,
+                are_grouped: both[0].are_grouped,
+            })
         })
     }
 }
 
 /// The keys of an input that were written or deleted since a run began.
 #[derive(Clone, Debug)]
-pub(crate) struct Changes {
-    /// Their hashes.
-    changed: BTreeSet<u64>,
-    /// The changed keys that are there.
-    written: Vec<String>,
-    deleted: usize,
-}
+pub(crate) struct Changes(Versions);
 
 impl Changes {
-    /// Whether this key was written or deleted.
-    pub(crate) fn has(&self, key: &str) -> bool {
-        self.changed.contains(&hash([key.as_bytes()]))
-    }
-
-    /// Whether a key below `path` was written, or may have been deleted.
-    pub(crate) fn are_below(&self, path: &str) -> bool {
-        let below = |key: &String| {
-            key.strip_prefix(path)
-                .is_some_and(|rest| rest.starts_with('/'))
-        };
-        self.deleted > 0 || self.written.iter().any(below)
-    }
-
-    /// How many keys were written or deleted.
-    pub(crate) fn len(&self) -> usize {
-        self.changed.len()
+    /// Whether this key, or this member of a group, was written or deleted. It is also true for a key of the same group
+    /// of keys.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let group = self.0.group_of(hash([name.as_bytes()]));
+        self.0.sums.contains_key(&group)
     }
 }
 
-/// Keys, with their sizes and what changes with their contents.
-type Objects = Vec<(String, u64, String)>;
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.sums.len();
+        if self.0.are_grouped {
+            write!(f, "chunks in {count} of {GROUPS} groups of chunks")
+        } else {
+            f.write_str(&counted(count as u64, "chunk"))
+        }
+    }
+}
 
-fn files(root: &Path) -> Result<Objects, String> {
-    let mut objects = Objects::new();
+/// The member in which `key` lies: the deepest one.
+fn member_of<'a>(key: &'a str, members: &BTreeSet<&str>) -> &'a str {
+    let mut path = key;
+    while let Some((parent, _)) = path.rsplit_once('/') {
+        if members.contains(parent) {
+            return parent;
+        }
+        path = parent;
+    }
+    ""
+}
+
+/// Calls `on_file` with each key in `root`, its size, and its time, which changes with its contents.
+fn files(root: &Path, mut on_file: impl FnMut(&str, u64, &str)) -> Result<(), String> {
     let mut failed = None;
     // A directory that cannot be listed has no versions: another check says so.
     stored::readable_files(root, |key, entry| {
@@ -200,25 +253,30 @@ fn files(root: &Path) -> Result<Objects, String> {
             Ok((found.len(), time.as_nanos()))
         });
         match found {
-            Ok((size, time)) => objects.push((key, size, time.to_string())),
+            Ok((size, time)) => on_file(&key, size, &time.to_string()),
             Err(error) => {
                 let path = entry.path();
                 failed = Some(format!("cannot look at {}: {error}", path.display()));
             }
         }
     });
-    failed.map_or(Ok(objects), Err)
+    failed.map_or(Ok(()), Err)
 }
 
+/// Calls `on_object` with each key at `place`, its size and its version. Returns whether there is a listing.
 #[cfg(feature = "remote")]
-fn objects(place: &Place, url: &str) -> Result<Option<Objects>, Failure> {
+fn objects(
+    place: &Place,
+    url: &str,
+    on_object: impl FnMut(&str, u64, &str),
+) -> Result<bool, Failure> {
     if place.is_http() {
-        return Ok(None);
+        return Ok(false);
     }
     let remote = crate::remote::Remote::open(place, url)?;
-    match remote.versions() {
-        Ok(versions) => Ok(Some(versions)),
-        Err(zarrs_storage::StorageError::Unsupported(_)) => Ok(None),
+    match remote.versions(on_object) {
+        Ok(()) => Ok(true),
+        Err(zarrs_storage::StorageError::Unsupported(_)) => Ok(false),
         Err(error) => Err(Failure::failed(format!(
             "cannot list the objects of {place}: {error}"
         ))),
@@ -227,8 +285,12 @@ fn objects(place: &Place, url: &str) -> Result<Option<Objects>, Failure> {
 
 #[cfg(not(feature = "remote"))]
 #[allow(clippy::unnecessary_wraps, reason = "as with the feature")]
-fn objects(_place: &Place, _url: &str) -> Result<Option<Objects>, Failure> {
-    Ok(None)
+fn objects(
+    _place: &Place,
+    _url: &str,
+    _on_object: impl FnMut(&str, u64, &str),
+) -> Result<bool, Failure> {
+    Ok(false)
 }
 
 /// The FNV-1a hash of `parts` and their sizes. It stays the same from version to version.
@@ -258,7 +320,7 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, SystemTime};
 
-    use super::Evidence;
+    use super::{Evidence, GROUPS, Versions, hash};
     use crate::open::{self, Place};
 
     fn of(path: &Path) -> Evidence {
@@ -295,8 +357,8 @@ mod tests {
         fs::write(&chunk, "4321").unwrap();
         set(time + Duration::from_millis(1));
         let changes = before.changes(&of(&array)).unwrap();
-        assert!(changes.has("c/0/0") && !changes.has("c/0/2") && changes.len() == 1);
-        assert!(changes.are_below("c/0") && !changes.are_below("c/1"));
+        assert!(changes.has("c/0/0") && !changes.has("c/0/2"));
+        assert_eq!(changes.to_string(), "1 chunk");
         set(time);
         assert!(before.changes(&of(&array)).is_none());
         fs::write(array.join("c/0/1"), "").unwrap();
@@ -307,5 +369,52 @@ mod tests {
         fs::write(array.join("zarr.json"), "{ }").unwrap();
         let difference = before.difference(&of(&array)).unwrap();
         assert!(difference.contains("metadata"), "{difference}");
+    }
+
+    /// Each change of many keys is seen, and few other keys are taken for changed.
+    #[test]
+    fn many_keys_take_no_more_memory() {
+        let of = |count: u64, changed: Option<u64>| {
+            let mut versions = Versions::default();
+            for number in 0..count {
+                let key = hash([number.to_string().as_bytes()]);
+                let version = u64::from(Some(number) == changed);
+                versions.add(key, hash([&key.to_le_bytes()[..], &version.to_le_bytes()]));
+            }
+            assert!(versions.sums.len() <= 2 * GROUPS);
+            Evidence {
+                place: String::new(),
+                metadata: 0,
+                versions: Some(versions),
+            }
+        };
+        let many = 4 * GROUPS as u64;
+        let before = Evidence::from_json(&of(many, None).json()).unwrap();
+        assert!(before.changes(&of(many, None)).is_none());
+        for now in [of(many, Some(5)), of(many + 1, None), of(3, None)] {
+            assert!(before.changes(&now).is_some() && now.changes(&before).is_some());
+        }
+        let changes = before.changes(&of(many, Some(5))).unwrap();
+        let taken = (0..many).filter(|number| changes.has(&number.to_string()));
+        let taken: Vec<_> = taken.collect();
+        assert!(taken.contains(&5) && taken.len() < 30, "{taken:?}");
+    }
+
+    #[test]
+    fn members_of_a_group_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let members = ["", "a", "g", "g/b"].into_iter().collect();
+        for member in ["a", "g/b"] {
+            fs::create_dir_all(folder.path().join(member).join("c")).unwrap();
+            fs::write(folder.path().join(member).join("c/0"), member).unwrap();
+        }
+        let place = Place::Directory(folder.path().to_path_buf());
+        let store = open::store(&place).unwrap().store;
+        let now = || Evidence::of_group(&place, &*store, &members).unwrap();
+        let before = now();
+        assert!(before.changes(&now()).is_none());
+        fs::remove_file(folder.path().join("g/b/c/0")).unwrap();
+        let changes = before.changes(&now()).unwrap();
+        assert!(changes.has("g/b") && !changes.has("a") && !changes.has("g"));
     }
 }

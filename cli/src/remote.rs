@@ -228,20 +228,21 @@ impl Remote {
         sizes.map_err(|error| not_listed(&error))
     }
 
-    /// The keys of all objects, their sizes in bytes, and what changes with their contents: the entity tag,
-    /// or the time if there is none.
+    /// Calls `on_object` with the key of each object, its size in bytes, and what changes with its contents: the entity
+    /// tag, or the time of its last change.
     ///
     /// # Errors
     /// The errors of listings of the store.
-    pub(crate) fn versions(&self) -> Result<Vec<(String, u64, String)>> {
+    pub(crate) fn versions(&self, mut on_object: impl FnMut(&str, u64, &str)) -> Result<()> {
         self.must_list()?;
-        let versions = self.objects.list(None).map_ok(|object| {
+        let listed = self.objects.list(None).try_for_each(|object| {
             let time = || object.last_modified.to_rfc3339();
             let version = object.e_tag.clone().unwrap_or_else(time);
-            (object.location.to_string(), object.size, version)
+            on_object(object.location.as_ref(), object.size, &version);
+            std::future::ready(Ok(()))
         });
-        let versions = self.runtime.block_on(versions.try_collect());
-        versions.map_err(|error| not_listed(&error))
+        let listed = self.runtime.block_on(listed);
+        listed.map_err(|error| not_listed(&error))
     }
 
     fn must_list(&self) -> Result<()> {

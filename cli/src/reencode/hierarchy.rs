@@ -66,10 +66,10 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             );
         }
     };
-    let evidence = Evidence::of(&args.input, store)?;
+    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
+    let evidence = Evidence::of_group(&args.input, store, &paths)?;
     let run = Run::of_group(args, evidence, metadata);
     let root = Target::new(&args.output)?;
-    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
     let changes = root.check_group(args.mode(), &run, &paths)?;
     let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
     if let Place::Directory(path) = &args.input {
@@ -213,7 +213,7 @@ fn plans<'a>(
                     input: args.input.join(&member.path),
                     output: args.output.join(&member.path),
                 };
-                let is_stale = changes.is_some_and(|changes| changes.are_below(&member.path));
+                let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
                 match job.plan(is_stale) {
                     Ok(plan) => plans.push(plan),
                     Err(failure) => failed.push(failure),

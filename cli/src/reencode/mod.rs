@@ -48,7 +48,6 @@ use crate::explain;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::{Outcome, wrapped};
-use crate::progress::counted;
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
@@ -310,8 +309,7 @@ impl Plan<'_> {
         let begun = self.target.begin(self.mode, &self.run)?;
         if let Some(changes) = &begun.changes {
             common.say(format!(
-                "note: {} of {} changed since the run began: shards of them are written again",
-                counted(changes.len(), "chunk"),
+                "note: {changes} of {} changed since the run began: shards of them are written again",
                 job.input
             ));
         }
