@@ -3,13 +3,13 @@
 //! zarrs' `FilesystemStore` says that nothing is there, or lists nothing, whatever the reason: a process that may
 //! not look, or has too many open files, would take stored shards for shards that are not stored.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
-use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
     StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
@@ -62,18 +62,6 @@ impl Files {
         self.0.key_to_fspath(key)
     }
 
-    /// Why a file was not read, and what to do.
-    fn told(error: StorageError) -> StorageError {
-        match &error {
-            StorageError::IOError(io) if io.raw_os_error() == Some(MANY_FILES) => {
-                StorageError::Other(format!(
-                    "{error}; let it have more (`ulimit -n`), or fewer threads"
-                ))
-            }
-            _ => error,
-        }
-    }
-
     /// The names in the directory of `prefix`, whether each is a directory, and what is at the end of links. There
     /// is none if there is no such directory.
     fn entries(&self, prefix: &str) -> Result<Vec<(String, bool, fs::Metadata)>> {
@@ -105,21 +93,45 @@ impl Files {
         Ok(found)
     }
 
-    /// The files below `prefix`, and their sizes in bytes. Links to directories are not followed.
-    fn below(&self, prefix: &StorePrefix) -> Result<Vec<(StoreKey, u64)>> {
-        let mut found = Vec::new();
+    /// Calls `on_file` with each file below `prefix`, and its size in bytes. Links to directories are not followed.
+    fn below(&self, prefix: &StorePrefix, mut on_file: impl FnMut(String, u64)) -> Result<()> {
         let mut left = vec![prefix.as_str().to_string()];
         while let Some(prefix) = left.pop() {
             for (name, is_directory, metadata) in self.entries(&prefix)? {
                 if is_directory {
                     left.push(format!("{prefix}{name}/"));
                 } else if metadata.is_file() {
-                    found.push((StoreKey::new(format!("{prefix}{name}"))?, metadata.len()));
+                    on_file(format!("{prefix}{name}"), metadata.len());
                 }
             }
         }
-        found.sort();
-        Ok(found)
+        Ok(())
+    }
+
+    /// Reads a range of the open file at `path`, which has `size` bytes.
+    fn read(file: &File, path: &Path, size: u64, range: ByteRange) -> Result<Bytes> {
+        let (start, len) = match range {
+            ByteRange::FromStart(start, None) => (start, size.saturating_sub(start)),
+            ByteRange::FromStart(start, Some(len)) => (start, len),
+            ByteRange::Suffix(len) => (size.saturating_sub(len), len),
+        };
+        if start.checked_add(len).is_none_or(|end| end > size) {
+            return Err(InvalidByteRangeError::new(range, size).into());
+        }
+        let mut bytes = Vec::new();
+        let reserved = usize::try_from(len)
+            .ok()
+            .filter(|len| bytes.try_reserve_exact(*len).is_ok());
+        let len = reserved.ok_or_else(|| {
+            let path = path.display();
+            StorageError::Other(format!("there is no memory for {len} bytes of {path}"))
+        })?;
+        bytes.resize(len, 0);
+        let mut at = file;
+        at.seek(SeekFrom::Start(start))
+            .and_then(|_| at.read_exact(&mut bytes))
+            .map_err(|error| failed("read", path, &error))?;
+        Ok(bytes.into())
     }
 }
 
@@ -129,12 +141,26 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
+        let path = self.path(key);
         // Opening a pipe would wait for a process that writes to it.
         if self.size_key(key)?.is_none() {
             return Ok(None);
         }
-        let parts = self.0.get_partial_many(key, byte_ranges);
-        parts.map_err(Self::told)
+        // zarrs' store keeps a lock for each key.
+        let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (size, file) = match opened {
+            Ok(opened) => opened,
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(MANY_FILES) => {
+                let path = path.display();
+                return Err(StorageError::Other(format!(
+                    "cannot open {path}: {error}; let it have more (`ulimit -n`), or fewer threads"
+                )));
+            }
+            Err(error) => return Err(failed("open", &path, &error)),
+        };
+        let parts = byte_ranges.map(move |range| Self::read(&file, &path, size, range));
+        Ok(Some(Box::new(parts)))
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
@@ -178,11 +204,12 @@ impl ListableStorageTraits for Files {
     }
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
-        Ok(self
-            .below(prefix)?
-            .into_iter()
-            .map(|(key, _)| key)
-            .collect())
+        let mut found = Vec::new();
+        self.below(prefix, |key, _| found.push(key))?;
+        found.sort();
+        let keys: std::result::Result<StoreKeys, _> =
+            found.into_iter().map(StoreKey::new).collect();
+        Ok(keys?)
     }
 
     fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
@@ -199,8 +226,9 @@ impl ListableStorageTraits for Files {
     }
 
     fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        let sizes = self.below(prefix)?.into_iter().map(|(_, size)| size);
-        Ok(sizes.fold(0, u64::saturating_add))
+        let mut all = 0_u64;
+        self.below(prefix, |_, size| all = all.saturating_add(size))?;
+        Ok(all)
     }
 }
 
