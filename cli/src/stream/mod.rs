@@ -23,6 +23,9 @@ use crate::progress::{Live, bytes_text};
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
+/// The codec of a new array, unless another one is asked for.
+const CODEC: &str = "zstd:1";
+
 /// Append frames of raw bytes to a sharded array while they arrive
 ///
 /// Frames are elements in C order and in this machine's byte order, one frame behind the other, without
@@ -44,8 +47,8 @@ pub(crate) struct Args {
     dtype: Option<String>,
     #[command(flatten)]
     shapes: ShapeArgs,
-    #[arg(long, value_name = "CODEC", default_value = "zstd:1", help = CODECS)]
-    codec: SubchunkCodec,
+    #[arg(long, value_name = "CODEC", help = format!("{CODECS} [default: {CODEC}]"))]
+    codec: Option<SubchunkCodec>,
     /// Stop after N frames of the input
     #[arg(long, value_name = "N")]
     frames: Option<u64>,
@@ -108,6 +111,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             return Err(noted(failure).with_remedy(way_on(args)));
         }
     };
+    if taken.is_short() {
+        return Err(Failure::failed(format!(
+            "the input has {} frames, and {stored} are stored, of which as many were to be discarded: nothing was \
+             appended",
+            taken.frames_seen()
+        ))
+        .with_remedy("give the input that the array was begun with, or leave out --skip-stored"));
+    }
     let mut outcome = summary(&recording, &ended, taken.frames_taken(), start.elapsed());
     if let Some(note) = &stale {
         outcome = outcome.with_note(note);
@@ -166,9 +177,19 @@ impl Taken {
             .is_some_and(|frames| self.bytes >= frames.saturating_mul(frame))
     }
 
+    /// Whole frames of the input so far.
+    fn frames_seen(&self) -> u64 {
+        self.bytes / (self.frame_bytes as u64).max(1)
+    }
+
+    /// Whether the input ended within the frames to discard.
+    fn is_short(&self) -> bool {
+        !self.is_done() && self.frames_seen() < self.skip
+    }
+
     /// Frames that were appended.
     fn frames_taken(&self) -> u64 {
-        let whole = self.bytes / (self.frame_bytes as u64).max(1);
+        let whole = self.frames_seen();
         let whole = self.frames.map_or(whole, |frames| whole.min(frames));
         whole.saturating_sub(self.skip)
     }

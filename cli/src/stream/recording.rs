@@ -3,16 +3,20 @@
 use std::fmt;
 use std::sync::Arc;
 
-use zarrs::array::{Array, ArrayBuilder, ArraySubset, DataType, FillValue};
+use serde_json::{Value, json};
+use zarrs::array::{
+    Array, ArrayBuilder, ArrayMetadata, ArrayShardedExt, ArraySubset, DataType, FillValue,
+};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_codec::{BytesToBytesCodecTraits, Codec, CodecMetadataOptions};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::writer::ArrayWriter;
 
-use super::Args;
+use super::{Args, CODEC};
 use crate::arguments::{Shape, shape_text};
 use crate::chunks::{Chunks, Empty};
 use crate::data_types;
@@ -220,7 +224,80 @@ fn check(args: &Args, array: &Array<Store>) -> Result<(), Failure> {
         ))
         .with_remedy("leave out --dtype, or name another OUT"));
     }
+    let origin = vec![0; array.dimensionality()];
+    let shard = array.chunk_shape(&origin).ok();
+    for (option, asked, is) in [
+        (
+            "--shard",
+            &args.shapes.shard,
+            shard.map(|shard| edges(&shard)),
+        ),
+        (
+            "--subchunk",
+            &args.shapes.subchunk,
+            array.subchunk_shape().map(|shape| edges(&shape)),
+        ),
+    ] {
+        if let (Some(Shape(asked)), Some(is)) = (asked, is)
+            && edges(asked) != is
+        {
+            return Err(Failure::usage(format!(
+                "{option} is {}, but in {path} it is {}",
+                shape_text(asked),
+                shape_text(&is)
+            ))
+            .with_remedy(format!("leave out {option}, or name another OUT")));
+        }
+    }
+    if let Some(codec) = &args.codec
+        && let Some(is) = compressors(array)
+    {
+        let asked = codec.for_elements(array.data_type())?;
+        let asked: Vec<_> = asked
+            .iter()
+            .map(|codec| described_codec(&**codec))
+            .collect();
+        if asked != is {
+            return Err(Failure::usage(format!(
+                "--codec is {codec}, but subchunks of {path} have {}",
+                match &is[..] {
+                    [] => "no compressor".to_string(),
+                    is => is
+                        .iter()
+                        .map(Value::to_string)
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                }
+            ))
+            .with_remedy("leave out --codec, or name another OUT"));
+        }
+    }
     Ok(())
+}
+
+/// The codecs behind `bytes` of the subchunks of an array; `None` if they cannot be told.
+fn compressors(array: &Array<Store>) -> Option<Vec<Value>> {
+    let ArrayMetadata::V3(metadata) = array.metadata() else {
+        return None;
+    };
+    let [sharding] = &metadata.codecs[..] else {
+        return None;
+    };
+    let inner = sharding.configuration()?.get("codecs")?.clone();
+    let inner: Vec<MetadataV3> = serde_json::from_value(inner).ok()?;
+    let mut compressors = Vec::new();
+    for codec in &inner {
+        if let Codec::BytesToBytes(codec) = Codec::from_metadata(codec).ok()? {
+            compressors.push(described_codec(&*codec));
+        }
+    }
+    Some(compressors)
+}
+
+/// A codec with all its parameters.
+fn described_codec(codec: &dyn BytesToBytesCodecTraits) -> Value {
+    let parameters = codec.configuration_v3(&CodecMetadataOptions::default());
+    json!({ "name": codec.name(ZarrVersion::V3), "configuration": parameters })
 }
 
 fn data_type(name: &str) -> Result<DataType, Failure> {
@@ -261,8 +338,12 @@ fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
             .chosen(&shape, shard, subchunk, Written::Slices, element as u64)?;
     shape[0] = 0;
     let cannot = |error: &dyn fmt::Display| Failure::failed(format!("cannot make {path}: {error}"));
+    let codec = match &args.codec {
+        Some(codec) => codec.clone(),
+        None => CODEC.parse().map_err(|error: String| cannot(&error))?,
+    };
     let codec = CudaShardingCodecBuilder::new(subchunk, &data_type)
-        .bytes_to_bytes_codecs(args.codec.for_elements(&data_type)?)
+        .bytes_to_bytes_codecs(codec.for_elements(&data_type)?)
         .build_arc()
         .map_err(|error| cannot(&error))?;
     let fill_value = FillValue::new(vec![0; element]);

@@ -131,9 +131,32 @@ fn goes_on_where_an_array_ends() {
     let said = piped(out, &options, &bytes(&frames(0, 50)), 0);
     assert!(said.contains("2 frames in "), "{said}");
     assert_eq!(values(out), frames(0, 50));
-    let said = piped(out, &options, &bytes(&frames(0, 10)), 0);
+    // Another input, or a short one, has nothing behind them.
+    let said = piped(out, &options, &bytes(&frames(0, 10)), 1);
+    assert!(said.contains("has 10 frames, and 50 are stored"), "{said}");
+    let said = piped(out, &options, &bytes(&frames(0, 50)), 0);
     assert!(said.contains("0 frames in "), "{said}");
     assert_eq!(values(out), frames(0, 50));
+    // The array keeps its shapes and codecs: others are refused, not ignored.
+    for (option, asked, is) in [
+        ("--shard", "24,24,16", "12,24,16"),
+        ("--subchunk", "4,8,16", "4,8,8"),
+        ("--codec", "zstd:5", "zstd"),
+        ("--codec", "none", "zstd"),
+    ] {
+        let said = piped(out, &format!("{option} {asked}"), &bytes(&frames(50, 1)), 2);
+        assert!(
+            said.contains(&format!("{option} is ")) && said.contains(is),
+            "{said}"
+        );
+    }
+    piped(
+        out,
+        &format!("{SHAPES} --codec zstd:1"),
+        &bytes(&frames(50, 1)),
+        0,
+    );
+    assert_eq!(values(out), frames(0, 51));
     assert!(leftovers(out).is_empty());
 }
 
