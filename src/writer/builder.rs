@@ -19,7 +19,8 @@ use super::plan::{self, Epochs, Plan};
 use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
-use super::{ArrayWriter, encoding, leftovers, storing};
+use super::waiting::{Interrupt, Waiting};
+use super::{ArrayWriter, Stream, encoding, leftovers, storing};
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
@@ -43,6 +44,11 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     store_threads: usize,
     codec_options: CodecOptions,
     metadata_interval: Duration,
+    flush_after: Option<Duration>,
+    drop_limit: Duration,
+    interrupt: Option<Interrupt>,
+    /// How long calls of all levels of an image wait.
+    waiting: Option<Arc<Waiting>>,
     on_progress: Option<ProgressCallback>,
 }
 
@@ -94,6 +100,10 @@ where
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
+            flush_after: Some(Duration::from_secs(1)),
+            drop_limit: Duration::from_secs(5),
+            interrupt: None,
+            waiting: None,
             on_progress: None,
         }
     }
@@ -134,6 +144,10 @@ where
             store_threads: (self.store_threads >> level.min(63)).max(1),
             codec_options: self.codec_options,
             metadata_interval: self.metadata_interval,
+            flush_after: self.flush_after,
+            drop_limit: self.drop_limit,
+            interrupt: self.interrupt.clone(),
+            waiting: None,
             on_progress: None,
         }
     }
@@ -150,6 +164,23 @@ where
     pub(super) fn for_part(mut self, part: Option<u64>) -> Self {
         self.part = part;
         self
+    }
+
+    /// Lets calls of the writer wait together with those of others.
+    pub(super) fn waiting_as(mut self, waiting: Arc<Waiting>) -> Self {
+        self.waiting = Some(waiting);
+        self
+    }
+
+    /// How long calls of a writer wait.
+    pub(super) fn waiting(&self) -> Arc<Waiting> {
+        let new = || Arc::new(Waiting::new(self.interrupt.clone()));
+        self.waiting.clone().unwrap_or_else(new)
+    }
+
+    /// For how long complete shards wait, and how long the end of a writer takes, at most.
+    pub(super) fn pauses(&self) -> (Option<Duration>, Duration) {
+        (self.flush_after, self.drop_limit)
     }
 
     /// Lets a batch have at most so many epochs, unless it is a whole shard epoch that is stored as it is.
@@ -274,9 +305,44 @@ where
     /// Sets the shortest time between updates of the shape in the array's metadata. Default: one
     /// second. Zero updates it whenever it can cover more finished shards.
     ///
-    /// [`flush`](ArrayWriter::flush) and [`finish`](ArrayWriter::finish) update it in any case.
+    /// [`flush`](ArrayWriter::flush) and [`finish`](ArrayWriter::finish) update it in any case, and so does
+    /// a [pause](Self::with_flush_after).
     pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
         self.metadata_interval = interval;
+        self
+    }
+
+    /// Sets for how long a complete shard waits for the rest of its batch before it is stored without it;
+    /// `None`: until the batch is full. Default: one second.
+    ///
+    /// A batch may have several shards, which are encoded together. While slices come fast this changes
+    /// nothing. When the input rests, or slices come slowly, complete shards are stored nevertheless, and
+    /// the metadata cover them as soon as they are stored, also before the
+    /// [metadata interval](Self::with_metadata_interval) is over. Then a kill loses only the shard that is
+    /// being filled. The stored bytes are the same for any time. [`Progress::at_risk`] says how many
+    /// slices are not stored.
+    ///
+    /// When a shard takes longer than 60 seconds to fill, the writer logs a warning, once, with a length
+    /// of shards that would not: [`Progress::slow_shard`].
+    ///
+    /// One thread does this for all writers of a process.
+    pub fn with_flush_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.flush_after = time.into();
+        self
+    }
+
+    /// Sets how long a writer that is dropped without [`finish`](ArrayWriter::finish) waits until its
+    /// complete shards are stored. Default: five seconds.
+    pub fn with_drop_limit(mut self, limit: Duration) -> Self {
+        self.drop_limit = limit;
+        self
+    }
+
+    /// Sets a function that the calling thread asks about every 50 ms while a call waits for the encoder
+    /// or the store. When it returns true, the call returns [`WriterError::Cancelled`]. The writer keeps
+    /// what was appended, and the call can be repeated. Default: none.
+    pub fn with_interrupt(mut self, asked: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.interrupt = Some(Interrupt(Arc::new(asked)));
         self
     }
 
@@ -316,6 +382,16 @@ where
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
     ///   used, or the store fails.
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
+        let stream = self.build_stream()?;
+        ArrayWriter::new(stream, self.flush_after, self.drop_limit)
+            .map_err(|error| no_thread("store shards in pauses", &error))
+    }
+
+    /// Builds the stream of a writer.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub(super) fn build_stream(&self) -> Result<Stream, WriterError> {
         let (encoding, grid) = self.stream()?;
         let start = self.first_slice(&grid)?;
         let signal = Arc::new(Returned::default());
@@ -361,10 +437,7 @@ where
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    let reason = format!("no thread to {name}: {error}");
-                    return Err(WriterError::Array(
-                        CodecError::from(std::io::Error::new(error.kind(), reason)).into(),
-                    ));
+                    return Err(no_thread(name, &error));
                 }
             }
             Ok(())
@@ -377,7 +450,8 @@ where
             (0..self.store_threads)
                 .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
         });
-        let writer = ArrayWriter::new(shared, engine, &plan, batch, threads);
+        let (after, waiting) = (self.flush_after, self.waiting());
+        let writer = Stream::new(shared, engine, &plan, batch, threads, after, waiting);
         match started {
             Ok(()) => Ok(writer),
             Err(error) => {
@@ -517,6 +591,11 @@ fn refused<TStorage: ?Sized>(array: &Array<TStorage>, error: StorageError) -> Wr
             source,
         }),
     }
+}
+
+pub(super) fn no_thread(task: &str, error: &std::io::Error) -> WriterError {
+    let reason = format!("no thread to {task}: {error}");
+    WriterError::Array(CodecError::from(std::io::Error::new(error.kind(), reason)).into())
 }
 
 fn unsupported(reason: String) -> WriterError {

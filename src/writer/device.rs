@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Instant;
 
-use super::ArrayWriter;
 use super::error::WriterError;
+use super::{ArrayWriter, Stream};
 use crate::engine::EngineError;
 use crate::engine::stream::{DeviceBytes, Reusable};
 
@@ -99,6 +99,20 @@ impl ArrayWriter {
         &mut self,
         slice: &DeviceSlice,
     ) -> Result<DeviceEvent, WriterError> {
+        // SAFETY: what the caller promises.
+        self.with(|stream| unsafe { stream.append_device(slice) })
+    }
+}
+
+impl Stream {
+    /// Appends elements that are on a device: see [`ArrayWriter::append_device`].
+    ///
+    /// # Safety
+    /// As for [`ArrayWriter::append_device`].
+    pub(super) unsafe fn append_device(
+        &mut self,
+        slice: &DeviceSlice,
+    ) -> Result<DeviceEvent, WriterError> {
         let mut event = DeviceEvent(None);
         // SAFETY: what the caller promises.
         let appended = unsafe { self.append_parts(slice, &mut event.0) };
@@ -113,7 +127,7 @@ impl ArrayWriter {
     /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
     ///
     /// # Safety
-    /// As for [`append_device`](Self::append_device).
+    /// As for [`ArrayWriter::append_device`].
     unsafe fn append_parts(
         &mut self,
         slice: &DeviceSlice,

@@ -6,7 +6,7 @@ use zarrs::array::DataType;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 
 use super::error::WriterError;
-use super::{ArrayWriter, DeviceSlice};
+use super::{ArrayWriter, DeviceSlice, Stream};
 
 impl ArrayWriter {
     /// Appends the elements of `tensor`: any number of them. The tensor must be contiguous in C
@@ -25,6 +25,21 @@ impl ArrayWriter {
     /// `tensor` describes memory that can be read until this returns, and `stream` is a stream of
     /// the device's primary context, or 0.
     pub unsafe fn append_dlpack(
+        &mut self,
+        tensor: &impl TensorView,
+        stream: u64,
+    ) -> Result<(), WriterError> {
+        // SAFETY: the caller's promise.
+        self.with(|writer| unsafe { writer.append_dlpack(tensor, stream) })
+    }
+}
+
+impl Stream {
+    /// Appends the elements of `tensor`: see [`ArrayWriter::append_dlpack`].
+    ///
+    /// # Safety
+    /// As for [`ArrayWriter::append_dlpack`].
+    unsafe fn append_dlpack(
         &mut self,
         tensor: &impl TensorView,
         stream: u64,
@@ -52,7 +67,7 @@ pub(super) enum Elements<'a> {
 /// # Safety
 /// As for [`append_dlpack`](ArrayWriter::append_dlpack), as long as the elements are used.
 pub(super) unsafe fn elements_of<'a>(
-    writer: &ArrayWriter,
+    writer: &Stream,
     tensor: &'a impl TensorView,
     stream: u64,
 ) -> Result<Elements<'a>, WriterError> {

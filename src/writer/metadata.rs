@@ -14,6 +14,7 @@ use zarrs_storage::{
 };
 
 use super::sink::Length;
+use super::storing::caught;
 use super::temporary::{replacing, temporary_of};
 use crate::json::Document;
 
@@ -202,7 +203,8 @@ impl Drop for ArrayLength {
     fn drop(&mut self) {
         let attempted = self.attempted.get_mut();
         let mut attempted = attempted.unwrap_or_else(PoisonError::into_inner).take();
-        if let Err(error) = self.erase_own(&mut attempted) {
+        // A panic of the store must not end a thread that drops the writer.
+        if let Err(error) = caught(|| self.erase_own(&mut attempted)) {
             tracing::warn!(key = %self.key, %error, "the temporary of metadata was left behind");
         }
     }

@@ -31,6 +31,7 @@
 //! page](crate::guide::reference::streaming) says what is promised to followers, after a crash, and
 //! after errors.
 
+mod array_writer;
 mod assembler;
 mod builder;
 #[allow(unsafe_code)]
@@ -40,18 +41,21 @@ mod device;
 mod dlpack;
 mod encoding;
 mod error;
+mod filling;
 mod leftovers;
 mod metadata;
 pub(crate) mod multiscale;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod part;
+mod pause;
 mod plan;
 mod report;
 mod shared;
 mod sink;
 mod storing;
 mod temporary;
+mod waiting;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
@@ -60,11 +64,11 @@ mod interrupted;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use zarrs::array::{Array, ArrayBytes, Element};
-use zarrs_storage::ReadableWritableStorageTraits;
+use zarrs::array::{ArrayBytes, Element};
 
+pub use array_writer::ArrayWriter;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
@@ -76,26 +80,15 @@ use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
+use filling::{Filling, Slow};
+use pause::Pausing;
 use plan::Plan;
 use shared::{Batch, Item, Shared};
+use waiting::Waiting;
 
-/// Appends slices along the first axis of an array.
-///
-/// Appended elements are copied into a batch. Threads of the writer encode full batches and store
-/// shards. All buffers are within the budgets of the [`Options`](crate::Options), so an append
-/// waits while the store is behind; [`try_append`](Self::try_append) does not wait.
-///
-/// A shard appears under its key when it is complete, and the shape in the array's metadata grows
-/// over finished shards only. On a filesystem this takes
-/// [`with_atomic_rename`](ArrayWriterBuilder::with_atomic_rename).
-///
-/// Call [`finish`](Self::finish) at the end. A writer that is dropped without it logs a warning,
-/// and loses what was not stored until then.
-///
-/// A writer belongs to the process that built it. In a forked child every append is an error, and
-/// dropping the writer does nothing.
+/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and its threads.
 #[derive(Debug)]
-pub struct ArrayWriter {
+struct Stream {
     shared: Arc<Shared>,
     engine: Arc<dyn StreamEngine>,
     memory: MemoryEstimate,
@@ -111,6 +104,8 @@ pub struct ArrayWriter {
     batches: u64,
     epochs: u64,
     first_append: Option<Instant>,
+    filling: Filling,
+    waiting: Arc<Waiting>,
     threads: Vec<JoinHandle<()>>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
@@ -118,25 +113,15 @@ pub struct ArrayWriter {
     process: u32,
 }
 
-impl ArrayWriter {
-    /// Returns a builder of a writer to `array`, whose codec must be this crate's.
-    ///
-    /// The writer uses the store from one or several threads at a time. For an asynchronous store
-    /// use zarrs' `AsyncToSyncStorageAdapter`. The store may keep the bytes that it is given, as a
-    /// store in memory does.
-    pub fn builder<TStorage>(array: &Array<TStorage>) -> ArrayWriterBuilder<TStorage>
-    where
-        TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
-    {
-        ArrayWriterBuilder::new(array)
-    }
-
+impl Stream {
     fn new(
         shared: Arc<Shared>,
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
         threads: Vec<JoinHandle<()>>,
+        flush_after: Option<Duration>,
+        waiting: Arc<Waiting>,
     ) -> Self {
         let job = plan.job.clone();
         Self {
@@ -151,6 +136,8 @@ impl ArrayWriter {
             batches: 0,
             epochs: 0,
             first_append: None,
+            filling: Filling::new(&job.grid, flush_after),
+            waiting,
             threads,
             report: None,
             job,
@@ -160,51 +147,23 @@ impl ArrayWriter {
 
     /// Checks that the threads are in this process, and not in the process that it was forked from.
     fn check_process(&self) -> Result<(), WriterError> {
-        if self.process == std::process::id() {
-            return Ok(());
-        }
         // Without a lock, which a thread of the parent may have held.
-        Err(WriterError::Broken {
-            reason: "its process was forked after it was built, and the writer is the parent's: build another one here, for another part of the array".to_string(),
-            finished_slices: self.shared.setup.start,
-        })
+        pause::check_process(self.process, self.shared.setup.start)
     }
 
-    /// Returns the most memory that the buffers take.
-    #[must_use]
-    pub fn memory_estimate(&self) -> MemoryEstimate {
-        self.memory
-    }
-
-    /// Returns how far the writer is.
-    #[must_use]
-    pub fn progress(&self) -> Progress {
+    /// How far the writer is.
+    fn progress(&self) -> Progress {
         self.shared.progress()
     }
 
-    /// Appends `elements`, in C order: any number of them, not only whole slices. Waits while the
-    /// encoder or the store is behind.
-    ///
-    /// # Errors
-    /// - [`WriterError::Element`] if the elements are not of the array's data type, and
-    ///   [`WriterError::Unsupported`] if [`append_bytes`](Self::append_bytes) has cut the last
-    ///   element. Nothing was appended.
-    /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored.
-    ///   The elements that this call appended before are kept; [`progress`](Self::progress) says
-    ///   how many bytes were appended in all. [`flush`](Self::flush) tries again.
-    /// - [`WriterError::Broken`] if the writer cannot go on, [`WriterError::Finished`] if it was
-    ///   finished.
-    pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
+    /// Appends `elements`: see [`ArrayWriter::append`].
+    fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
         let bytes = self.bytes_of(elements)?;
         self.append_bytes(&bytes)
     }
 
-    /// Appends the bytes of elements, in C order, each in the byte order of this machine: any
-    /// number of bytes, not only whole elements. Waits like [`append`](Self::append).
-    ///
-    /// # Errors
-    /// As for [`append`](Self::append).
-    pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
+    /// Appends `bytes`: see [`ArrayWriter::append_bytes`].
+    fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             rest = self.take(rest, true)?;
@@ -212,16 +171,8 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
-    ///
-    /// There is room again when a batch was encoded and stored.
-    ///
-    /// # Errors
-    /// As for [`append`](Self::append).
-    pub fn try_append<'a, T: Element>(
-        &mut self,
-        elements: &'a [T],
-    ) -> Result<&'a [T], WriterError> {
+    /// Appends without waiting: see [`ArrayWriter::try_append`].
+    fn try_append<'a, T: Element>(&mut self, elements: &'a [T]) -> Result<&'a [T], WriterError> {
         let bytes = self.bytes_of(elements)?;
         let size = self.job.grid.shard().element_size();
         // Whole elements: no element was cut, and batches have whole ones.
@@ -229,11 +180,8 @@ impl ArrayWriter {
         Ok(&elements[elements.len() - rest / size..])
     }
 
-    /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
-    ///
-    /// # Errors
-    /// As for [`append`](Self::append).
-    pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
+    /// Appends without waiting: see [`ArrayWriter::try_append_bytes`].
+    fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
         let rest = self.try_take(bytes)?;
         Ok(&bytes[bytes.len() - rest..])
     }
@@ -318,7 +266,14 @@ impl ArrayWriter {
     /// Notes that `len` bytes were put into the batch.
     fn advance(&mut self, len: usize) {
         self.filled += len;
-        self.shared.lock().progress.appended_bytes += len as u64;
+        let appended = {
+            let progress = &mut self.shared.lock().progress;
+            progress.appended_bytes += len as u64;
+            progress.appended_bytes
+        };
+        if let Some(slow) = self.filling.advance(len as u64, appended) {
+            self.tell_slow(slow);
+        }
         if !self.holds {
             self.submit_full();
         }
@@ -376,11 +331,8 @@ impl ArrayWriter {
             }
             since.get_or_insert_with(Instant::now);
             self.check()?;
-            if new {
-                self.shared.signal.wait(seen);
-            } else {
-                self.shared.signal.wait_for(seen, patience.left());
-            }
+            let most = (!new).then(|| patience.left());
+            self.waiting.wait(&self.shared.signal, seen, most)?;
         };
         if let Some(since) = since {
             let waited = since.elapsed();
@@ -407,6 +359,7 @@ impl ArrayWriter {
         self.batches += 1;
         self.epochs += epochs as u64;
         self.filled = 0;
+        self.filling.submitted();
         self.shared
             .change(|state| state.batches.push_back(Item::Batch(batch, input)));
     }
@@ -422,7 +375,7 @@ impl ArrayWriter {
     }
 
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
-    pub fn discard_partial_slice(&mut self) -> usize {
+    fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
         // What comes next is written over it.
         self.filled -= partial;
@@ -430,41 +383,42 @@ impl ArrayWriter {
         partial
     }
 
-    /// Waits until every complete shard is stored, and covered by the array's metadata.
-    ///
-    /// Incomplete shards stay in memory. After an error of the store, `flush` tries again; if it
-    /// succeeds, more can be appended.
-    ///
-    /// # Errors
-    /// As for [`append`](Self::append).
-    pub fn flush(&mut self) -> Result<(), WriterError> {
+    /// Stores complete shards: see [`ArrayWriter::flush`].
+    fn flush(&mut self) -> Result<(), WriterError> {
         self.check_process()?;
         if self.report.is_some() {
             return Ok(());
         }
         self.shared.try_again();
-        self.submit_complete_shards()?;
+        self.submit_complete_shards(true)?;
         self.stored()
     }
 
     /// Submits the complete shards of a batch without waiting for its rest, which moves to the next
-    /// batch.
-    fn submit_complete_shards(&mut self) -> Result<(), WriterError> {
+    /// batch. Returns whether it did: unless it may `wait`, there may be no buffer for the rest.
+    fn submit_complete_shards(&mut self, wait: bool) -> Result<bool, WriterError> {
         /// About so many bytes move at once.
         const PIECE: usize = 1 << 20;
         let per_shard = self.job.grid.epochs_per_shard();
         let complete = self.filled / self.job.grid.epoch_bytes() / per_shard * per_shard;
         if complete == 0 || !self.shared.setup.whole_shards {
-            return Ok(());
+            return Ok(true);
         }
         let grid = self.job.grid.batch(complete);
         let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
         let (mut at, end) = (complete * self.job.grid.epoch_bytes(), self.filled);
         let mut moved = 0;
-        let mut next = if at < end {
-            self.next_input(true)?
-        } else {
-            None
+        let mut next = match (at < end, wait) {
+            (false, _) => None,
+            (true, true) => self.next_input(true)?,
+            (true, false) => {
+                // Without memory for another buffer, the shards wait for the rest of their batch.
+                let input = self.engine.input(true).ok().flatten();
+                if input.is_none() {
+                    return Ok(false);
+                }
+                input
+            }
         };
         if let (Some(input), Some(next)) = (&mut self.input, &mut next) {
             let mut piece = vec![0; PIECE.min(end - at)];
@@ -484,13 +438,13 @@ impl ArrayWriter {
         self.submit(Arc::new(grid), complete);
         self.input = next;
         self.filled = moved;
-        Ok(())
+        Ok(true)
     }
 
     /// Waits until everything that was given to the threads is stored and covered.
     fn stored(&self) -> Result<(), WriterError> {
         self.shared.change(|state| state.grow_now = true);
-        let result = self.shared.wait(|state| {
+        let result = self.waiting.until(&self.shared, |state| {
             if let Some(error) = Shared::error(state) {
                 // What is being stored ends first, so that all of it can be tried again.
                 let busy = state.growing || state.shards.values().any(|storing| storing.busy);
@@ -510,16 +464,8 @@ impl ArrayWriter {
         Shared::error(&state).is_none() && !(state.ended && state.is_idle())
     }
 
-    /// Stores everything that was appended, including short last shards, lets the array's metadata
-    /// cover it, and returns a report.
-    ///
-    /// Nothing can be appended afterwards. A second call returns the same report. After an error
-    /// `finish` can be called again: the writer loses nothing that it holds.
-    ///
-    /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
-    /// then. Otherwise as for [`append`](Self::append).
-    pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
+    /// Stores everything: see [`ArrayWriter::finish`].
+    fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.check_process()?;
         if let Some(report) = &self.report {
             return Ok(report.clone());
@@ -610,12 +556,8 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Gives up: forgets what is not stored, and erases the writer's temporaries. Returns the first
-    /// slice that is not stored.
-    ///
-    /// # Errors
-    /// [`WriterError::Store`] if a temporary could not be erased.
-    pub fn abort(mut self) -> Result<u64, WriterError> {
+    /// Gives up: see [`ArrayWriter::abort`].
+    fn abort(mut self) -> Result<u64, WriterError> {
         self.check_process()?;
         self.give_up()
     }
@@ -670,6 +612,65 @@ impl ArrayWriter {
         result
     }
 
+    /// Logs the slices that were appended and not stored, if there are any.
+    fn tell_lost(&self) {
+        let (end, finished) = (self.end_slice(), self.progress().finished_slices);
+        if end > finished || self.partial_slice() > 0 {
+            tracing::warn!(
+                path = %self.shared.setup.array.path(),
+                from = finished,
+                to = end,
+                partial = self.partial_slice(),
+                "a writer ended without `finish`: slices {finished} to {end} are lost"
+            );
+        }
+    }
+
+    /// Logs that a shard takes long to fill.
+    fn tell_slow(&self, slow: Slow) {
+        self.shared.lock().progress.slow_shard = Some(slow.in_time);
+        tracing::warn!(
+            path = %self.shared.setup.array.path(),
+            "a shard of {} slices takes long to fill, and a kill loses the slices in it: {slow}",
+            self.job.grid.shard_slices(),
+        );
+    }
+
+    /// Stores complete shards that have waited long enough: of this stream alone, without waiting.
+    fn submit_due(&mut self) -> Result<bool, WriterError> {
+        self.check()?;
+        self.submit_complete_shards(false)
+    }
+
+    /// Lets the metadata cover all shards that are complete as soon as they are stored, if one of them has
+    /// waited long enough.
+    fn promise_due(&mut self, now: Instant) {
+        if !self.filling.takes_promise(now) {
+            return;
+        }
+        let slices = self.job.grid.shard_slices() as u64;
+        let start = self.shared.setup.start;
+        self.shared.change(|state| {
+            let appended = state.progress.appended_bytes / self.job.grid.slice_bytes() as u64;
+            state.promised = start + appended / slices * slices;
+        });
+    }
+
+    /// Does what is due but for submitting shards. Returns in how long to look again.
+    fn attend(&mut self, now: Instant) -> Duration {
+        self.promise_due(now);
+        let appended = self.shared.lock().progress.appended_bytes;
+        if let Some(slow) = self.filling.overdue(now, appended) {
+            self.tell_slow(slow);
+        }
+        self.filling.next(now)
+    }
+
+    /// Whether there is nothing to store any more, or no way to do so.
+    fn is_over(&self) -> bool {
+        self.threads.is_empty() || self.shared.lock().broken.is_some()
+    }
+
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -679,7 +680,7 @@ impl ArrayWriter {
     }
 }
 
-impl Drop for ArrayWriter {
+impl Drop for Stream {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             // The parent goes on with all of it: with its temporaries, too.
@@ -689,20 +690,51 @@ impl Drop for ArrayWriter {
         if self.threads.is_empty() {
             return;
         }
-        let end = self.end_slice();
         let result = self.give_up();
-        let finished = self.shared.progress().finished_slices;
-        if end > finished || self.partial_slice() > 0 {
-            tracing::warn!(
-                path = %self.shared.setup.array.path(),
-                from = finished,
-                to = end,
-                partial = self.partial_slice(),
-                "a writer was dropped without `finish`: slices {finished} to {end} are lost"
-            );
-        }
+        self.tell_lost();
         if let Err(error) = result {
             tracing::warn!(%error, "dropping a writer");
         }
+    }
+}
+
+impl Pausing for Stream {
+    fn look(&mut self) -> Option<Duration> {
+        if self.is_over() {
+            return None;
+        }
+        let now = Instant::now();
+        if self.filling.is_due(now) {
+            match self.submit_due() {
+                Ok(true) => {}
+                Ok(false) => return Some(pause::SOON),
+                Err(error) => {
+                    tracing::debug!(%error, "complete shards cannot be stored in a pause");
+                    return Some(self.filling.flush_after());
+                }
+            }
+        }
+        Some(self.attend(now))
+    }
+
+    fn waiting(&self) -> Arc<Waiting> {
+        self.waiting.clone()
+    }
+
+    fn is_done(&self) -> bool {
+        self.threads.is_empty()
+    }
+
+    fn finished_slices(&self) -> u64 {
+        self.progress().finished_slices
+    }
+
+    fn stop(&mut self, stores: bool) -> Result<u64, WriterError> {
+        if stores && let Err(error) = self.flush() {
+            tracing::warn!(%error, path = %self.shared.setup.array.path(), "complete shards could not all be stored at the end of a writer");
+        }
+        let result = self.give_up();
+        self.tell_lost();
+        result
     }
 }

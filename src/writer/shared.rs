@@ -164,6 +164,8 @@ pub(super) struct State {
     pub(super) grown: Instant,
     /// Metadata is to be written now.
     pub(super) grow_now: bool,
+    /// Metadata are to be written as soon as all slices below this one are stored.
+    pub(super) promised: u64,
     pub(super) progress: Progress,
 }
 
@@ -201,6 +203,7 @@ impl Shared {
                 growing: false,
                 grown: Instant::now(),
                 grow_now: false,
+                promised: 0,
                 progress,
             }),
             telling: Mutex::default(),
@@ -329,8 +332,10 @@ impl Shared {
     pub(super) fn snapshot(&self, state: &State) -> Progress {
         let slice = self.setup.grid.slice_bytes() as u64;
         let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
+        let appended = state.progress.appended_bytes / slice;
         Progress {
-            appended_slices: state.progress.appended_bytes / slice,
+            appended_slices: appended,
+            at_risk: (self.setup.start + appended).saturating_sub(state.progress.finished_slices),
             batches_waiting: state.batches.len(),
             shards_waiting: state.shards.values().filter(waiting).count(),
             ..state.progress

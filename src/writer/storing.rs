@@ -47,7 +47,7 @@ fn next(shared: &Shared, state: &mut State) -> Step {
             interval.saturating_sub(state.grown.elapsed())
         });
         if let Some(due) = due
-            && (due.is_zero() || state.grow_now)
+            && (due.is_zero() || state.grow_now || is_promised(state))
         {
             state.growing = true;
             return Step::Grow(state.progress.finished_slices);
@@ -70,6 +70,12 @@ fn next(shared: &Shared, state: &mut State) -> Step {
         return Step::Leave;
     }
     Step::Wait(None)
+}
+
+/// Whether all slices are stored that the metadata are to cover without waiting for their time.
+fn is_promised(state: &State) -> bool {
+    let progress = &state.progress;
+    progress.covered_slices < state.promised && state.promised <= progress.finished_slices
 }
 
 /// Joins `work` with the pieces behind it, because each call of a store has a cost.

@@ -18,6 +18,7 @@ use zarrs_storage::{
 
 use super::axis::Axis;
 use super::cascade::{self, Cascade, Lower, at_level};
+use super::image::Image;
 use super::ome::{Described, Description};
 use super::plan::Plan;
 use super::pyramid::{self, Level};
@@ -26,6 +27,7 @@ use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
+use crate::writer::builder::no_thread;
 use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
@@ -176,6 +178,27 @@ where
         self
     }
 
+    /// Sets for how long complete shards of all levels wait for the rest of their batches: see
+    /// [`ArrayWriterBuilder::with_flush_after`]. Default: one second.
+    pub fn with_flush_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.top = self.top.with_flush_after(time);
+        self
+    }
+
+    /// Sets how long a writer that is dropped without [`finish`](MultiscaleWriter::finish) waits until
+    /// the complete shards of all levels are stored. Default: five seconds.
+    pub fn with_drop_limit(mut self, limit: Duration) -> Self {
+        self.top = self.top.with_drop_limit(limit);
+        self
+    }
+
+    /// Sets a function that the calling thread asks while a call waits: see
+    /// [`ArrayWriterBuilder::with_interrupt`]. Default: none.
+    pub fn with_interrupt(mut self, asked: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.top = self.top.with_interrupt(asked);
+        self
+    }
+
     /// Sets a function to call whenever a shard of a level was stored, or its metadata: with the number
     /// of the level. Default: none.
     ///
@@ -267,7 +290,7 @@ where
             plan.set_length(level, start)?;
         }
         self.erase_leftovers(&plan)?;
-        let top = self.writer(&plan, 0).cutting().build();
+        let top = self.writer(&plan, 0).cutting().build_stream();
         let mut top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan)?;
@@ -275,16 +298,12 @@ where
         cascade::hold(&mut top, &mut lower.levels);
         let writers = std::iter::once(&top).chain(lower.levels.iter().map(|lower| &lower.writer));
         let memory = writers.fold(plan.kept_memory(), |memory, writer| {
-            sum(memory, writer.memory_estimate())
+            sum(memory, writer.memory)
         });
-        Ok(MultiscaleWriter {
-            top,
-            lower,
-            begun: Vec::new(),
-            is_ending: false,
-            memory,
-            reports: None,
-        })
+        let (flush_after, drop_limit) = self.top.pauses();
+        let image = Image::new(top, lower, memory);
+        let writer = MultiscaleWriter::new(image, flush_after, drop_limit);
+        writer.map_err(|error| no_thread("store shards in pauses", &error))
     }
 
     /// The writers of the levels below level 0, which are cut off where these begin.
@@ -316,6 +335,7 @@ where
             .top
             .for_level(level, &plan.arrays[level])
             .for_part(plan.part)
+            .waiting_as(plan.waiting.clone())
             .with_at_most_epochs(plan.epochs)
             .with_reduced_from(reduced.cloned());
         match self.on_progress.clone() {
@@ -409,6 +429,7 @@ where
             group,
             described,
             part,
+            waiting: self.top.waiting(),
             levels,
         };
         for (number, name) in names.iter().enumerate() {
@@ -648,7 +669,7 @@ where
 {
     let mut lower = Cascade::default();
     for (number, reducer) in plan.reducers.iter().enumerate() {
-        let writer = plan.of_level(number + 1, writer(number + 1).build());
+        let writer = plan.of_level(number + 1, writer(number + 1).build_stream());
         let writer = at_level(number, writer)?;
         let window = plan.levels[number + 1].window();
         lower

@@ -16,7 +16,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::super::{ArrayWriter, WriterError, WriterReport};
+use super::super::{Stream, WriterError, WriterReport};
 use crate::engine::along::Along;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::{OnRead, Windows};
@@ -28,7 +28,7 @@ use crate::engine::stream::{OnRead, Windows};
     reason = "each says of another buffer whether it holds something"
 )]
 pub(super) struct Lower {
-    pub(super) writer: ArrayWriter,
+    pub(super) writer: Stream,
     reducer: Reducer,
     /// Slices of the level above that make one: 1 or 2.
     window: usize,
@@ -51,7 +51,7 @@ pub(super) struct Lower {
 
 impl Lower {
     pub(super) fn new(
-        writer: ArrayWriter,
+        writer: Stream,
         reducer: Reducer,
         window: usize,
         threads: NonZeroUsize,
@@ -114,7 +114,7 @@ impl Lower {
     /// that it has kept. If it fails, the host passes these slices on later.
     fn reduce_there(
         &mut self,
-        upper: &mut ArrayWriter,
+        upper: &mut Stream,
         windows: usize,
         slices: usize,
     ) -> Result<(), WriterError> {
@@ -181,7 +181,7 @@ impl Cascade {
     /// or it is kept. Returns whether the slice was taken: without `wait`, `top` may be full.
     pub(super) fn add_taken_by(
         &mut self,
-        top: &mut ArrayWriter,
+        top: &mut Stream,
         before: Option<&[u8]>,
         slice: &[u8],
         wait: bool,
@@ -284,7 +284,7 @@ pub(super) fn end_windows(number: usize, levels: &mut [Lower]) -> Result<(), Wri
 
 /// Lets the levels below `top` get their slices from its batches, as long as the engines run on one device.
 /// All that `top` and the others have in their batches was passed on.
-pub(super) fn hold(top: &mut ArrayWriter, levels: &mut [Lower]) {
+pub(super) fn hold(top: &mut Stream, levels: &mut [Lower]) {
     let mut upper = top;
     for lower in levels {
         if upper.engine.name() != ON_DEVICES {
@@ -307,7 +307,7 @@ const ON_DEVICES: &str = "cuda";
 /// whether it is not full any more: without `wait` a level may be.
 pub(super) fn submit_full(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
     wait: bool,
 ) -> Result<bool, WriterError> {
@@ -329,7 +329,7 @@ pub(super) fn submit_full(
 /// level may be full.
 fn pass_on(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
     wait: bool,
 ) -> Result<bool, WriterError> {
@@ -364,7 +364,7 @@ fn pass_on(
 /// Reads a slice of the batch of `upper`, and passes it on by the host.
 fn pass_by_host(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
     wait: bool,
 ) -> Result<bool, WriterError> {
@@ -408,11 +408,7 @@ fn room(
 }
 
 /// Keeps a last slice of the batch of `upper` that begins a window of two.
-fn keep_rest(
-    number: usize,
-    upper: &mut ArrayWriter,
-    below: &mut [Lower],
-) -> Result<(), WriterError> {
+fn keep_rest(number: usize, upper: &mut Stream, below: &mut [Lower]) -> Result<(), WriterError> {
     let Some(lower) = below.first_mut() else {
         return Ok(());
     };
@@ -438,7 +434,7 @@ fn keep_rest(
 /// Passes everything on that `upper` has, and ends all windows whose second slice never comes.
 pub(super) fn end_batches(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
 ) -> Result<(), WriterError> {
     loop {
@@ -475,7 +471,7 @@ pub(super) fn end_batches(
 /// These work at the same time then.
 pub(super) fn end(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
 ) -> Result<(), WriterError> {
     of_level(number, upper.end())?;
@@ -490,29 +486,48 @@ pub(super) fn end(
 /// Stores all complete shards of `upper` and of the levels `below`.
 pub(super) fn flush(
     number: usize,
-    upper: &mut ArrayWriter,
+    upper: &mut Stream,
     below: &mut [Lower],
 ) -> Result<(), WriterError> {
+    submit_complete(number, upper, below, true)?;
+    of_level(number, upper.stored())?;
+    let levels = below.iter().enumerate();
+    levels
+        .map(|(level, lower)| at_level(number + level, lower.writer.stored()))
+        .collect()
+}
+
+/// Submits all complete shards of `upper` and then of the levels `below`. Returns whether it did: without
+/// `wait` a level may be full, or have no buffer for what is not complete.
+pub(super) fn submit_complete(
+    number: usize,
+    upper: &mut Stream,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
+    of_level(number, upper.check())?;
     if upper.holds {
-        submit_full(number, upper, below, true)?;
-        pass_on(number, upper, below, true)?;
+        if !submit_full(number, upper, below, wait)? || !pass_on(number, upper, below, wait)? {
+            return Ok(false);
+        }
         keep_rest(number, upper, below)?;
     }
-    settle(number, below, true)?;
-    let flushed = upper.flush();
+    if !settle(number, below, wait)? {
+        return Ok(false);
+    }
+    let submitted = upper.submit_complete_shards(wait);
     let Some((lower, rest)) = below.split_first_mut() else {
-        return of_level(number, flushed);
+        return of_level(number, submitted);
     };
     if upper.holds {
-        // The rest of the batch was passed on before it moved.
+        // All of the batch, or of the rest that moved, was passed on.
         lower.passed = upper.whole_slices();
     }
-    of_level(number, flushed)?;
-    flush(number + 1, &mut lower.writer, rest)
+    Ok(of_level(number, submitted)? && submit_complete(number + 1, &mut lower.writer, rest, wait)?)
 }
 
 /// `result` of the level with this number, which may be 0.
-fn of_level(number: usize, result: Result<(), WriterError>) -> Result<(), WriterError> {
+fn of_level<T>(number: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
     match number.checked_sub(1) {
         Some(lower) => at_level(lower, result),
         None => result,

@@ -5,6 +5,7 @@ mod builder;
 mod cascade;
 mod describe;
 mod feed;
+mod image;
 mod ome;
 mod plan;
 mod pyramid;
@@ -13,17 +14,20 @@ mod stored;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use zarrs::array::Element;
 
 pub use crate::engine::reduce::Reduction;
 pub use axis::Axis;
 pub use builder::MultiscaleBuilder;
 
-#[cfg(feature = "dlpack")]
-use super::dlpack;
-use super::{ArrayWriter, DeviceEvent, DeviceSlice, Progress, WriterError, WriterReport};
+use super::pause::Kept;
+use super::shared::Shared;
+use super::{DeviceEvent, DeviceSlice, Progress, WriterError, WriterReport};
 use crate::MemoryEstimate;
-use cascade::{Cascade, at_level};
+use image::Image;
 
 /// Appends slices along the first axis of an image, and writes all levels of its pyramid.
 ///
@@ -63,22 +67,21 @@ use cascade::{Cascade, at_level};
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Each level keeps the promises of an [`ArrayWriter`]: a shard appears when it is complete, and the
+/// Each level keeps the promises of an [`ArrayWriter`](super::ArrayWriter): a shard appears when it is complete, and the
 /// shape covers finished shards only, also after a kill. A writer that is built again goes on where the
 /// array of level 0 ends. It reads what the other levels need from the level above, and the levels are
 /// in the end the same bytes as if nothing had happened.
 ///
+/// While the input rests, complete shards of all levels are stored, and a writer that is dropped stores them,
+/// as an [`ArrayWriter`](super::ArrayWriter) does.
+///
 /// All levels share the budgets of the [`Options`](crate::Options) of the array's codec.
 #[derive(Debug)]
 pub struct MultiscaleWriter {
-    top: ArrayWriter,
-    lower: Cascade,
-    /// A slice of level 0 that was appended in part.
-    begun: Vec<u8>,
-    /// Whether windows whose second slice did not come have ended.
-    is_ending: bool,
+    image: Kept<Image>,
+    /// Of each level, from level 0 on.
+    shared: Vec<Arc<Shared>>,
     memory: MemoryEstimate,
-    reports: Option<Vec<WriterReport>>,
 }
 
 impl MultiscaleWriter {
@@ -93,6 +96,22 @@ impl MultiscaleWriter {
         MultiscaleBuilder::new(array)
     }
 
+    fn new(
+        image: Image,
+        flush_after: Option<Duration>,
+        drop_limit: Duration,
+    ) -> std::io::Result<Self> {
+        let writers = image.writers();
+        let shared: Vec<_> = writers.map(|writer| writer.shared.clone()).collect();
+        let memory = image.memory;
+        let start = shared.first().map_or(0, |top| top.setup.start);
+        Ok(Self {
+            image: Kept::new(image, start, flush_after, drop_limit)?,
+            shared,
+            memory,
+        })
+    }
+
     /// Returns the most memory that the buffers of all levels take.
     #[must_use]
     pub fn memory_estimate(&self) -> MemoryEstimate {
@@ -102,29 +121,23 @@ impl MultiscaleWriter {
     /// Returns how far the writer of each level is, from level 0 on.
     #[must_use]
     pub fn progress(&self) -> Vec<Progress> {
-        self.writers().map(ArrayWriter::progress).collect()
+        self.shared.iter().map(|shared| shared.progress()).collect()
     }
 
     /// Returns the first slice of level 0 that this writer writes.
     #[must_use]
     pub fn start(&self) -> u64 {
-        self.top.shared.setup.start
-    }
-
-    fn writers(&self) -> impl Iterator<Item = &ArrayWriter> {
-        let lower = self.lower.levels.iter().map(|lower| &lower.writer);
-        std::iter::once(&self.top).chain(lower)
+        self.shared.first().map_or(0, |top| top.setup.start)
     }
 
     /// Appends `elements` to level 0, in C order: any number of them, not only whole slices. Waits
     /// while the encoder or the store of a level is behind.
     ///
     /// # Errors
-    /// As for [`ArrayWriter::append`]. An error of another level than level 0 is a
+    /// As for [`ArrayWriter::append`](super::ArrayWriter::append). An error of another level than level 0 is a
     /// [`WriterError::Level`].
     pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
-        let bytes = self.top.bytes_of(elements)?;
-        self.append_bytes(&bytes)
+        self.image.with(|image| image.append(elements))
     }
 
     /// Appends the bytes of elements to level 0, in C order, each in the byte order of this machine:
@@ -133,7 +146,7 @@ impl MultiscaleWriter {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
-        self.put(bytes, true).map(|_| ())
+        self.image.with(|image| image.append_bytes(bytes))
     }
 
     /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
@@ -144,10 +157,7 @@ impl MultiscaleWriter {
         &mut self,
         elements: &'a [T],
     ) -> Result<&'a [T], WriterError> {
-        let bytes = self.top.bytes_of(elements)?;
-        let size = self.top.job.grid.shard().element_size();
-        let rest = self.put(&bytes, false)?;
-        Ok(&elements[elements.len() - rest / size..])
+        self.image.with(|image| image.try_append(elements))
     }
 
     /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
@@ -155,56 +165,7 @@ impl MultiscaleWriter {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
-        let rest = self.put(bytes, false)?;
-        Ok(&bytes[bytes.len() - rest..])
-    }
-
-    /// Appends `bytes`, and returns how many are left.
-    fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
-        if self.is_ending {
-            let end = self.top.end_slice();
-            return Err(WriterError::Finished { end });
-        }
-        if self.top.holds {
-            return self.put_batches(bytes, wait);
-        }
-        let mut rest = bytes;
-        // The first slice of a window whose second one is in `bytes`, too.
-        let mut first = None;
-        let result = self.put_slices(&mut rest, &mut first, wait);
-        if let Some(first) = first {
-            // The second one was not taken.
-            self.lower.add(0, first)?;
-        }
-        result?;
-        self.lower.settle(wait)?;
-        Ok(self.refuse(rest.len()))
-    }
-
-    /// Counts a refusal if not all bytes were appended. Returns how many are `left`.
-    fn refuse(&self, left: usize) -> usize {
-        if left > 0 {
-            self.top.shared.lock().progress.refusals += 1;
-        }
-        left
-    }
-
-    /// Appends `bytes` to batches that the levels below are made of, and returns how many are left.
-    fn put_batches(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
-        let mut rest = bytes;
-        while self.submit_full(wait)? && !rest.is_empty() {
-            let before = rest.len();
-            rest = self.top.take(rest, wait)?;
-            if rest.len() == before {
-                break;
-            }
-        }
-        Ok(self.refuse(rest.len()))
-    }
-
-    /// Submits the batch of level 0 if it is full. Returns whether there is room again.
-    fn submit_full(&mut self, wait: bool) -> Result<bool, WriterError> {
-        cascade::submit_full(0, &mut self.top, &mut self.lower.levels, wait)
+        self.image.with(|image| image.try_append_bytes(bytes))
     }
 
     /// Appends elements that are on the device on which level 0 is encoded: any number of bytes, not only
@@ -212,67 +173,29 @@ impl MultiscaleWriter {
     /// like [`append`](Self::append).
     ///
     /// # Errors
-    /// As for [`ArrayWriter::append_device`].
+    /// As for [`ArrayWriter::append_device`](super::ArrayWriter::append_device).
     ///
     /// # Safety
-    /// The requirements of [`ArrayWriter::append_device`].
+    /// The requirements of [`ArrayWriter::append_device`](super::ArrayWriter::append_device).
     #[allow(unsafe_code)]
     pub unsafe fn append_device(
         &mut self,
         slice: &DeviceSlice,
     ) -> Result<DeviceEvent, WriterError> {
-        if self.is_ending {
-            let end = self.top.end_slice();
-            return Err(WriterError::Finished { end });
-        }
-        // All copies are in one stream of the device, so that the last one stands for all.
-        let mut last = None;
         // SAFETY: what the caller promises.
-        let appended = unsafe { self.append_parts(slice, &mut last) };
-        let last = last.unwrap_or_else(DeviceEvent::of_nothing);
-        if let Err(error) = appended {
-            // What was appended has been read when the caller hears of the error.
-            last.wait()?;
-            return Err(error);
-        }
-        Ok(last)
+        self.image
+            .with(|image| unsafe { image.append_device(slice) })
     }
 
-    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
-    ///
-    /// # Safety
-    /// As for [`append_device`](Self::append_device).
-    #[allow(unsafe_code)]
-    unsafe fn append_parts(
-        &mut self,
-        slice: &DeviceSlice,
-        last: &mut Option<DeviceEvent>,
-    ) -> Result<(), WriterError> {
-        let mut at = 0;
-        while at < slice.len {
-            self.submit_full(true)?;
-            let len = (slice.len - at).min(self.top.batch_bytes - self.top.filled);
-            let part = DeviceSlice {
-                pointer: slice.pointer.saturating_add(at as u64),
-                len,
-                ..*slice
-            };
-            // SAFETY: a part of what the caller promises.
-            *last = Some(unsafe { self.top.append_device(&part) }?);
-            at += len;
-        }
-        self.submit_full(true).map(|_| ())
-    }
-
-    /// Appends the elements of `tensor` to level 0: see [`ArrayWriter::append_dlpack`]. All of it has been
+    /// Appends the elements of `tensor` to level 0: see [`ArrayWriter::append_dlpack`](super::ArrayWriter::append_dlpack). All of it has been
     /// read when this returns.
     ///
     /// # Errors
-    /// As for [`ArrayWriter::append_dlpack`]. An error of another level than level 0 is a
+    /// As for [`ArrayWriter::append_dlpack`](super::ArrayWriter::append_dlpack). An error of another level than level 0 is a
     /// [`WriterError::Level`].
     ///
     /// # Safety
-    /// As for [`ArrayWriter::append_dlpack`].
+    /// As for [`ArrayWriter::append_dlpack`](super::ArrayWriter::append_dlpack).
     #[cfg(feature = "dlpack")]
     #[allow(unsafe_code)]
     pub unsafe fn append_dlpack(
@@ -280,73 +203,16 @@ impl MultiscaleWriter {
         tensor: &impl dlpark::traits::TensorView,
         stream: u64,
     ) -> Result<(), WriterError> {
-        // SAFETY: the caller's promise.
-        match unsafe { dlpack::elements_of(&self.top, tensor, stream)? } {
-            dlpack::Elements::Host(bytes) => self.append_bytes(bytes),
-            // SAFETY: the caller's promise, since it is waited for.
-            dlpack::Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
-        }
-    }
-
-    /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
-    /// that was, if it begins a window of two.
-    fn put_slices<'a>(
-        &mut self,
-        rest: &mut &'a [u8],
-        first: &mut Option<&'a [u8]>,
-        wait: bool,
-    ) -> Result<(), WriterError> {
-        let slice = self.top.job.grid.slice_bytes();
-        while !rest.is_empty() {
-            let at = self.top.partial_slice();
-            let (now, behind) = rest.split_at(rest.len().min(slice - at));
-            if !self.lower.settle(wait)? {
-                return Ok(());
-            }
-            let is_whole = now.len() == slice;
-            let waits = behind.len() >= slice && first.is_none() && self.lower.begins_window();
-            let taken = if is_whole && !waits {
-                (self.lower).add_taken_by(&mut self.top, *first, now, wait)?
-            } else {
-                self.top.take_slice(now, wait, &|_| ())?
-            };
-            if !taken {
-                return Ok(());
-            }
-            *rest = behind;
-            let before = first.take();
-            if !is_whole {
-                self.begin_slice(at, now, before)?;
-            } else if waits {
-                *first = Some(now);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds a part of a slice, from its byte `at` on, behind the slice `before` it.
-    fn begin_slice(
-        &mut self,
-        at: usize,
-        part: &[u8],
-        before: Option<&[u8]>,
-    ) -> Result<(), WriterError> {
-        if let Some(before) = before {
-            self.lower.add(0, before)?;
-        }
-        let slice = self.top.job.grid.slice_bytes();
-        self.begun.truncate(at);
-        self.begun.reserve_exact(slice - at);
-        self.begun.extend_from_slice(part);
-        if self.begun.len() == slice {
-            self.lower.add(0, &self.begun)?;
-        }
-        Ok(())
+        // SAFETY: what the caller promises.
+        self.image
+            .with(|image| unsafe { image.append_dlpack(tensor, stream) })
     }
 
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub fn discard_partial_slice(&mut self) -> usize {
-        self.top.discard_partial_slice()
+        let discarded = self.image.with(|image| Ok(image.discard_partial_slice()));
+        // In a forked child there is nothing to discard.
+        discarded.unwrap_or(0)
     }
 
     /// Waits until every complete shard of each level is stored, and covered by its array's metadata.
@@ -356,18 +222,7 @@ impl MultiscaleWriter {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn flush(&mut self) -> Result<(), WriterError> {
-        if self.reports.is_some() {
-            return Ok(());
-        }
-        self.try_again()?;
-        cascade::flush(0, &mut self.top, &mut self.lower.levels)
-    }
-
-    /// Lets all writers try again what has failed.
-    fn try_again(&self) -> Result<(), WriterError> {
-        self.top.check_process()?;
-        self.writers().for_each(|writer| writer.shared.try_again());
-        Ok(())
+        self.image.with(Image::flush)
     }
 
     /// Stores everything that was appended, on all levels, including windows whose second slice did
@@ -380,36 +235,25 @@ impl MultiscaleWriter {
     /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
     /// then. Otherwise as for [`append`](Self::append).
     pub fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
-        if let Some(reports) = &self.reports {
-            return Ok(reports.clone());
-        }
-        self.try_again()?;
-        self.top.check_whole_slices()?;
-        self.is_ending = true;
-        if self.top.holds {
-            cascade::end_batches(0, &mut self.top, &mut self.lower.levels)?;
-        } else {
-            self.lower.end_windows()?;
-        }
-        cascade::end(0, &mut self.top, &mut self.lower.levels)?;
-        let mut reports = vec![self.top.finish()?];
-        reports.extend(self.lower.finish()?);
-        self.reports = Some(reports.clone());
-        Ok(reports)
+        self.image.with(Image::finish)
     }
 
-    /// Gives up: forgets what is not stored, and erases the temporaries of all levels. Returns the
+    /// Stores complete shards of all levels, for at most `limit`, and gives up the rest. Returns the first
+    /// slice of level 0 that is not stored then.
+    ///
+    /// # Errors
+    /// As for [`ArrayWriter::stop`](super::ArrayWriter::stop).
+    pub fn stop(self, limit: Duration) -> Result<u64, WriterError> {
+        self.image.stop(limit, true)
+    }
+
+    /// Gives up at once: stores nothing more, forgets what is not stored, and erases the temporaries of all levels. Returns the
     /// first slice of level 0 that is not stored.
     ///
     /// # Errors
     /// [`WriterError::Store`] if a temporary could not be erased.
     pub fn abort(self) -> Result<u64, WriterError> {
-        let mut result = self.top.abort();
-        for (level, lower) in self.lower.levels.into_iter().enumerate() {
-            let aborted = at_level(level, lower.writer.abort());
-            // The others give up nevertheless.
-            result = result.and_then(|first| aborted.map(|_| first));
-        }
-        result
+        let start = self.start();
+        self.image.take()?.map_or(Ok(start), Image::abort)
     }
 }

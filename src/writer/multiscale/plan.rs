@@ -1,6 +1,7 @@
 //! Everything that is known of the levels before any of them is written.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use zarrs::array::Array;
 use zarrs::group::Group;
@@ -10,6 +11,7 @@ use super::pyramid::Level;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::ReducedFrom;
 use crate::writer::WriterError;
+use crate::writer::waiting::Waiting;
 use crate::{MemoryEstimate, Options};
 
 /// The levels, and how they share the budgets.
@@ -36,6 +38,8 @@ pub(super) struct Plan<TStorage: ?Sized> {
     /// What the stored description says.
     pub(super) described: Described,
     /// The part that this process writes, while others write the others.
+    /// How long calls of all levels wait.
+    pub(super) waiting: Arc<Waiting>,
     pub(super) part: Option<u64>,
 }
 

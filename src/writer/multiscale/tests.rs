@@ -716,7 +716,9 @@ fn memory_is_shared() {
     let writer = image.builder(&store).build().unwrap();
     let all = writer.memory_estimate();
     assert_eq!(image.builder(&store).memory_estimate().unwrap(), all);
-    let sum: usize = writer.writers().map(|w| w.memory_estimate().host).sum();
+    let sum =
+        (writer.image).with(|image| Ok(image.writers().map(|w| w.memory.host).sum::<usize>()));
+    let sum = sum.unwrap();
     // A begun slice of level 0, a kept slice for levels 1 and 2, and one that each of them made.
     assert_eq!(all.host - sum, 30 + (30 + 9) + (9 + 4));
 }

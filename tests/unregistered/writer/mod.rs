@@ -9,6 +9,7 @@ mod ending;
 mod failing;
 mod faults;
 mod length;
+mod pauses;
 mod probe;
 mod refusals;
 mod simple;

@@ -1,0 +1,362 @@
+//! An image between two calls of the application: the streams of all its levels.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zarrs::array::Element;
+
+#[cfg(feature = "dlpack")]
+use super::super::dlpack;
+use super::super::pause::{self, Pausing};
+use super::super::waiting::Waiting;
+use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
+use super::cascade::{self, Cascade, at_level};
+use crate::MemoryEstimate;
+
+/// What a [`MultiscaleWriter`](super::MultiscaleWriter) is between two calls.
+#[derive(Debug)]
+pub(super) struct Image {
+    top: Stream,
+    lower: Cascade,
+    /// A slice of level 0 that was appended in part.
+    begun: Vec<u8>,
+    /// Whether windows whose second slice did not come have ended.
+    is_ending: bool,
+    pub(super) memory: MemoryEstimate,
+    reports: Option<Vec<WriterReport>>,
+}
+
+impl Image {
+    /// An image of `top` and the levels below, whose buffers take `memory`.
+    pub(super) fn new(top: Stream, mut lower: Cascade, memory: MemoryEstimate) -> Self {
+        // The shards of all levels fill as those of level 0 do.
+        (lower.levels.iter_mut()).for_each(|lower| lower.writer.filling.be_quiet());
+        Self {
+            top,
+            lower,
+            begun: Vec::new(),
+            is_ending: false,
+            memory,
+            reports: None,
+        }
+    }
+
+    /// The streams of all levels, from level 0 on.
+    pub(super) fn writers(&self) -> impl Iterator<Item = &Stream> {
+        let lower = self.lower.levels.iter().map(|lower| &lower.writer);
+        std::iter::once(&self.top).chain(lower)
+    }
+
+    /// See [`MultiscaleWriter::append`](super::MultiscaleWriter::append).
+    pub(super) fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
+        let bytes = self.top.bytes_of(elements)?;
+        self.append_bytes(&bytes)
+    }
+
+    /// See [`MultiscaleWriter::append_bytes`](super::MultiscaleWriter::append_bytes).
+    pub(super) fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
+        self.put(bytes, true).map(|_| ())
+    }
+
+    /// See [`MultiscaleWriter::try_append`](super::MultiscaleWriter::try_append).
+    pub(super) fn try_append<'a, T: Element>(
+        &mut self,
+        elements: &'a [T],
+    ) -> Result<&'a [T], WriterError> {
+        let bytes = self.top.bytes_of(elements)?;
+        let size = self.top.job.grid.shard().element_size();
+        let rest = self.put(&bytes, false)?;
+        Ok(&elements[elements.len() - rest / size..])
+    }
+
+    /// See [`MultiscaleWriter::try_append_bytes`](super::MultiscaleWriter::try_append_bytes).
+    pub(super) fn try_append_bytes<'a>(
+        &mut self,
+        bytes: &'a [u8],
+    ) -> Result<&'a [u8], WriterError> {
+        let rest = self.put(bytes, false)?;
+        Ok(&bytes[bytes.len() - rest..])
+    }
+
+    /// Appends `bytes`, and returns how many are left.
+    fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        if self.top.holds {
+            return self.put_batches(bytes, wait);
+        }
+        let mut rest = bytes;
+        // The first slice of a window whose second one is in `bytes`, too.
+        let mut first = None;
+        let result = self.put_slices(&mut rest, &mut first, wait);
+        if let Some(first) = first {
+            // The second one was not taken.
+            self.lower.add(0, first)?;
+        }
+        result?;
+        self.lower.settle(wait)?;
+        Ok(self.refuse(rest.len()))
+    }
+
+    /// Counts a refusal if not all bytes were appended. Returns how many are `left`.
+    fn refuse(&self, left: usize) -> usize {
+        if left > 0 {
+            self.top.shared.lock().progress.refusals += 1;
+        }
+        left
+    }
+
+    /// Appends `bytes` to batches that the levels below are made of, and returns how many are left.
+    fn put_batches(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
+        let mut rest = bytes;
+        while self.submit_full(wait)? && !rest.is_empty() {
+            let before = rest.len();
+            rest = self.top.take(rest, wait)?;
+            if rest.len() == before {
+                break;
+            }
+        }
+        Ok(self.refuse(rest.len()))
+    }
+
+    /// Submits the batch of level 0 if it is full. Returns whether there is room again.
+    fn submit_full(&mut self, wait: bool) -> Result<bool, WriterError> {
+        cascade::submit_full(0, &mut self.top, &mut self.lower.levels, wait)
+    }
+
+    /// See [`MultiscaleWriter::append_device`](super::MultiscaleWriter::append_device).
+    ///
+    /// # Safety
+    /// As for [`ArrayWriter::append_device`](super::super::ArrayWriter::append_device).
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn append_device(
+        &mut self,
+        slice: &DeviceSlice,
+    ) -> Result<DeviceEvent, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        // All copies are in one stream of the device, so that the last one stands for all.
+        let mut last = None;
+        // SAFETY: what the caller promises.
+        let appended = unsafe { self.append_parts(slice, &mut last) };
+        let last = last.unwrap_or_else(DeviceEvent::of_nothing);
+        if let Err(error) = appended {
+            // What was appended has been read when the caller hears of the error.
+            last.wait()?;
+            return Err(error);
+        }
+        Ok(last)
+    }
+
+    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
+    ///
+    /// # Safety
+    /// As for [`append_device`](Self::append_device).
+    #[allow(unsafe_code)]
+    unsafe fn append_parts(
+        &mut self,
+        slice: &DeviceSlice,
+        last: &mut Option<DeviceEvent>,
+    ) -> Result<(), WriterError> {
+        let mut at = 0;
+        while at < slice.len {
+            self.submit_full(true)?;
+            let len = (slice.len - at).min(self.top.batch_bytes - self.top.filled);
+            let part = DeviceSlice {
+                pointer: slice.pointer.saturating_add(at as u64),
+                len,
+                ..*slice
+            };
+            // SAFETY: a part of what the caller promises.
+            *last = Some(unsafe { self.top.append_device(&part) }?);
+            at += len;
+        }
+        self.submit_full(true).map(|_| ())
+    }
+
+    /// See [`MultiscaleWriter::append_dlpack`](super::MultiscaleWriter::append_dlpack).
+    ///
+    /// # Safety
+    /// As for [`ArrayWriter::append_dlpack`](super::super::ArrayWriter::append_dlpack).
+    #[cfg(feature = "dlpack")]
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn append_dlpack(
+        &mut self,
+        tensor: &impl dlpark::traits::TensorView,
+        stream: u64,
+    ) -> Result<(), WriterError> {
+        // SAFETY: the caller's promise.
+        match unsafe { dlpack::elements_of(&self.top, tensor, stream)? } {
+            dlpack::Elements::Host(bytes) => self.append_bytes(bytes),
+            // SAFETY: the caller's promise, since it is waited for.
+            dlpack::Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
+        }
+    }
+
+    /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
+    /// that was, if it begins a window of two.
+    fn put_slices<'a>(
+        &mut self,
+        rest: &mut &'a [u8],
+        first: &mut Option<&'a [u8]>,
+        wait: bool,
+    ) -> Result<(), WriterError> {
+        let slice = self.top.job.grid.slice_bytes();
+        while !rest.is_empty() {
+            let at = self.top.partial_slice();
+            let (now, behind) = rest.split_at(rest.len().min(slice - at));
+            if !self.lower.settle(wait)? {
+                return Ok(());
+            }
+            let is_whole = now.len() == slice;
+            let waits = behind.len() >= slice && first.is_none() && self.lower.begins_window();
+            let taken = if is_whole && !waits {
+                (self.lower).add_taken_by(&mut self.top, *first, now, wait)?
+            } else {
+                self.top.take_slice(now, wait, &|_| ())?
+            };
+            if !taken {
+                return Ok(());
+            }
+            *rest = behind;
+            let before = first.take();
+            if !is_whole {
+                self.begin_slice(at, now, before)?;
+            } else if waits {
+                *first = Some(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a part of a slice, from its byte `at` on, behind the slice `before` it.
+    fn begin_slice(
+        &mut self,
+        at: usize,
+        part: &[u8],
+        before: Option<&[u8]>,
+    ) -> Result<(), WriterError> {
+        if let Some(before) = before {
+            self.lower.add(0, before)?;
+        }
+        let slice = self.top.job.grid.slice_bytes();
+        self.begun.truncate(at);
+        self.begun.reserve_exact(slice - at);
+        self.begun.extend_from_slice(part);
+        if self.begun.len() == slice {
+            self.lower.add(0, &self.begun)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
+    pub(super) fn discard_partial_slice(&mut self) -> usize {
+        self.top.discard_partial_slice()
+    }
+
+    /// See [`MultiscaleWriter::flush`](super::MultiscaleWriter::flush).
+    pub(super) fn flush(&mut self) -> Result<(), WriterError> {
+        if self.reports.is_some() {
+            return Ok(());
+        }
+        self.try_again()?;
+        cascade::flush(0, &mut self.top, &mut self.lower.levels)
+    }
+
+    /// Lets all writers try again what has failed.
+    fn try_again(&self) -> Result<(), WriterError> {
+        self.top.check_process()?;
+        self.writers().for_each(|writer| writer.shared.try_again());
+        Ok(())
+    }
+
+    /// See [`MultiscaleWriter::finish`](super::MultiscaleWriter::finish).
+    pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
+        if let Some(reports) = &self.reports {
+            return Ok(reports.clone());
+        }
+        self.try_again()?;
+        self.top.check_whole_slices()?;
+        self.is_ending = true;
+        if self.top.holds {
+            cascade::end_batches(0, &mut self.top, &mut self.lower.levels)?;
+        } else {
+            self.lower.end_windows()?;
+        }
+        cascade::end(0, &mut self.top, &mut self.lower.levels)?;
+        let mut reports = vec![self.top.finish()?];
+        reports.extend(self.lower.finish()?);
+        self.reports = Some(reports.clone());
+        Ok(reports)
+    }
+
+    /// Gives up: see [`MultiscaleWriter::abort`](super::MultiscaleWriter::abort).
+    pub(super) fn abort(mut self) -> Result<u64, WriterError> {
+        self.top.check_process()?;
+        self.give_up()
+    }
+
+    fn give_up(&mut self) -> Result<u64, WriterError> {
+        let mut result = self.top.give_up();
+        for (level, lower) in self.lower.levels.iter_mut().enumerate() {
+            let given_up = at_level(level, lower.writer.give_up());
+            // The others give up nevertheless.
+            result = result.and_then(|first| given_up.map(|_| first));
+        }
+        result
+    }
+
+    /// Stores complete shards of all levels that have waited long enough, without waiting. Returns whether
+    /// it did.
+    fn submit_due(&mut self, now: Instant) -> Result<bool, WriterError> {
+        if self.writers().any(|writer| writer.filling.is_due(now)) {
+            return cascade::submit_complete(0, &mut self.top, &mut self.lower.levels, false);
+        }
+        Ok(true)
+    }
+}
+
+impl Pausing for Image {
+    fn look(&mut self) -> Option<Duration> {
+        if self.writers().any(Stream::is_over) {
+            return None;
+        }
+        let now = Instant::now();
+        match self.submit_due(now) {
+            Ok(true) => {}
+            Ok(false) => return Some(pause::SOON),
+            Err(error) => {
+                tracing::debug!(%error, "complete shards of levels cannot be stored in a pause");
+                return Some(self.top.filling.flush_after());
+            }
+        }
+        let lower = self.lower.levels.iter_mut().map(|lower| &mut lower.writer);
+        let levels = std::iter::once(&mut self.top).chain(lower);
+        levels.map(|level| level.attend(now)).min()
+    }
+
+    fn waiting(&self) -> Arc<Waiting> {
+        self.top.waiting.clone()
+    }
+
+    fn is_done(&self) -> bool {
+        self.writers().all(Stream::is_done)
+    }
+
+    fn finished_slices(&self) -> u64 {
+        self.top.finished_slices()
+    }
+
+    fn stop(&mut self, stores: bool) -> Result<u64, WriterError> {
+        if stores && let Err(error) = self.flush() {
+            tracing::warn!(%error, path = %self.top.shared.setup.array.path(), "complete shards could not all be stored at the end of a writer of levels");
+        }
+        let result = self.give_up();
+        self.top.tell_lost();
+        result
+    }
+}
