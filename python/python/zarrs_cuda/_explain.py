@@ -11,7 +11,7 @@ from zarr.core.array import Array, AsyncArray
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place
-from zarrs_cuda._supported import UnsupportedError
+from zarrs_cuda._supported import UnsupportedError, check_path
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         first = opened._chunk_grid[(0,) * opened.ndim]
         metadata = pipeline.of_chunks((1,) * opened.ndim if first is None else first.codec_shape)._metadata
     try:
+        check_path(opened.store_path.path)
         ours = native_for(metadata, found, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)

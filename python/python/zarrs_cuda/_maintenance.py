@@ -18,7 +18,7 @@ from zarr.storage import LocalStore
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import native_for
 from zarrs_cuda._places import place_of_shards
-from zarrs_cuda._supported import UnsupportedError
+from zarrs_cuda._supported import UnsupportedError, check_path
 
 if TYPE_CHECKING:
     from zarrs_cuda._internal import Native
@@ -300,6 +300,7 @@ def _opened(
         raise ValueError(msg)
     metadata = _stored_metadata(opened)
     try:
+        check_path(where.path)
         ours = native_for(metadata, found, mode)
     except UnsupportedError as error:
         raise ValueError(str(error)) from error

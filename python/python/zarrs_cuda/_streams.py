@@ -14,6 +14,7 @@ from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
 
 from zarrs_cuda import _settings
+from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import has_shards
@@ -108,8 +109,8 @@ class SliceWriter:
         TypeError
             If the elements cannot be converted.
         ValueError
-            If their shape is not one of slices, or the writer was finished, or cannot take a tensor
-            from its device.
+            If their shape is not one of slices, or elements are masked, or the writer was finished, or
+            cannot take a tensor from its device.
         OSError
             If a file cannot be written.
         """
@@ -118,6 +119,7 @@ class SliceWriter:
                 self._append_tensor(frames)
                 return
             frames = np.from_dlpack(frames)
+        check_mask(frames)
         frames = np.asarray(frames)
         if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
             len(self._slice),
