@@ -86,7 +86,9 @@ impl Store {
     pub(crate) fn at(place: Option<Place<'_>>, sync: bool) -> Self {
         match place {
             Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
-            Some(Place::Objects(objects)) => Self::Objects(objects.0.clone()),
+            Some(Place::Objects(objects)) => {
+                Self::Objects(Arc::new(objects.0.of_one_array(objects.py())))
+            }
             None => Self::Given(Arc::default()),
         }
     }

@@ -319,3 +319,32 @@ def test_strings_have_no_writers_and_readers(tmp_path: Path) -> None:
     for kind in (zarrs_cuda.ArrayWriter, zarrs_cuda.ArrayReader):
         with pytest.raises(ValueError, match="use the array itself"):
             kind(array)
+
+
+def test_an_exception_of_progress_ends_the_call(tmp_path: Path) -> None:
+    array = create(tmp_path / "plain", **KIND)
+
+    def fail(*_now: Any) -> None:
+        raise LookupError("the disk of the log is full")
+
+    writer = zarrs_cuda.ArrayWriter(array, progress=fail)
+    with pytest.raises(LookupError, match="the disk of the log") as caught:
+        for _ in range(100):
+            writer.append(frames(8))
+            writer.flush()
+    assert "progress" in caught.value.__notes__[0]
+    assert writer.progress()["appended_slices"] == 8
+    writer.append(frames(1))
+    # It is told again, and what was appended is stored all the same.
+    with pytest.raises(LookupError):
+        writer.finish()
+    assert opened(tmp_path / "plain", THEIRS).shape == (9, 12, 10)
+    group = zarr.create_group(tmp_path / "image")
+    levels = group.create_array("0", dimension_names=["t", "y", "x"], **KIND)
+
+    def record() -> None:
+        with zarrs_cuda.MultiscaleWriter(levels, progress=fail) as writer:
+            writer.append(frames(8))
+
+    with pytest.raises(LookupError):
+        record()

@@ -17,6 +17,7 @@ def check_mask(elements: Any) -> None:
         msg = (
             f"{int(np.ma.count_masked(elements))} of {elements.size} elements are masked, and an array of "
             "Zarr has no mask: their values would be stored as if they were valid. Give them a "
-            "value of their own first (`elements.filled(value)`), or store what is below the mask (`elements.data`)"
+            "value of their own first (`elements.filled(value)`), or store what is below the mask "
+            "(`elements.data`)"
         )
         raise ValueError(msg)

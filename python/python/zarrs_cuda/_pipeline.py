@@ -157,10 +157,16 @@ class CodecPipeline(_CodecPipeline):
         -------
         CodecPipeline
             A pipeline that keeps the mode of ``codec_pipeline.shards``.
+
+        Raises
+        ------
+        ValueError
+            If a setting of this package has a wrong value, or a key is almost one of this package's.
         """
         if isinstance(array_metadata, ArrayV3Metadata):
             # The advice that zarr-python's own pipelines give.
             codecs_from_list(array_metadata.codecs)
+        _settings.check()
         return cls(array_metadata, store, _settings.mode())
 
     @classmethod
@@ -524,7 +530,7 @@ async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
         return None
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in batch])
-    read = _part if ours.is_sharded else _whole
+    read = _part if ours.is_sharded and not ours.decodes_whole else _whole
     values = await concurrent_map([(ours, item) for item in batch], read, config.get("async.concurrency"))
     return {item[0].path: value for item, value in zip(batch, values, strict=True)}
 

@@ -9,6 +9,7 @@ import numpy as np
 from zarr.core.array import Array, AsyncArray
 
 from zarrs_cuda import _settings
+from zarrs_cuda._arrays import opened
 from zarrs_cuda._blocks import moved
 from zarrs_cuda._maintenance import consolidate
 from zarrs_cuda._masks import check_mask
@@ -109,15 +110,15 @@ def _blocks_of(x: Any, array: Array[Any]) -> Any:
 
 def _shared(z: Array[Any]) -> Array[Any]:
     """Return the array with shared shards."""
-    opened = z.async_array
-    where = opened.store_path
+    asynchronous = opened(z)
+    where = asynchronous.store_path
     place_of_shards(where.store)
-    if not is_sharded(opened.metadata):
+    if not is_sharded(asynchronous.metadata):
         msg = "the array has no shards, or codecs around them"
         raise ValueError(msg)
     where.store._check_writable()
-    shared = AsyncArray(metadata=opened.metadata, store_path=where, config=opened.config)
-    pipeline = CodecPipeline(opened.metadata, where.store, "shared")
+    shared = AsyncArray(metadata=asynchronous.metadata, store_path=where, config=asynchronous.config)
+    pipeline = CodecPipeline(asynchronous.metadata, where.store, "shared")
     object.__setattr__(shared, "codec_pipeline", pipeline)
     return Array(shared)
 
