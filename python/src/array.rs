@@ -312,7 +312,7 @@ impl Opened {
         threads: usize,
     ) -> Result<Option<ArrayReader<Store>>, Error> {
         match store {
-            Store::Files(_) | Store::Objects(_) => Ok(self.reader.clone()),
+            Store::Files(_) | Store::Objects(_) | Store::Asked(_) => Ok(self.reader.clone()),
             Store::Given(_) => {
                 let array = self.array.with_storage(Arc::new(store.clone()));
                 // Only what is wanted may have been read.

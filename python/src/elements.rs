@@ -114,7 +114,7 @@ pub(crate) fn read(
                     let whole = to_borders(
                         &subset,
                         &subchunks.chunk_shape(&vec![0; subset.dimensionality()])?,
-                    )?;
+                    );
                     let decoded: ArrayBytes<'_> =
                         subchunks.retrieve_array_subset_opt(&whole, &options)?;
                     let part = subset.relative_to(whole.start())?;
@@ -228,10 +228,7 @@ pub(crate) fn write_shared(
 }
 
 /// The smallest box of whole chunks, which have the shape `chunk`, around `subset`.
-fn to_borders(
-    subset: &ArraySubset,
-    chunk: &[NonZeroU64],
-) -> Result<ArraySubset, zarrs::array::ArrayError> {
+fn to_borders(subset: &ArraySubset, chunk: &[NonZeroU64]) -> ArraySubset {
     let axes = subset.start().iter().zip(subset.shape()).zip(chunk);
     let ranges = axes.map(|((&start, &len), size)| {
         let size = size.get();
@@ -241,7 +238,7 @@ fn to_borders(
             .saturating_mul(size);
         start / size * size..end
     });
-    Ok(ArraySubset::from(ranges))
+    ArraySubset::from(ranges)
 }
 
 fn of_item<'e>(elements: &'e [Elements], item: &Item) -> Result<&'e Elements, Error> {

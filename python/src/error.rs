@@ -95,6 +95,10 @@ impl Error {
 
     fn of_store(message: String, error: Option<&io::Error>) -> Self {
         let object = error.and_then(io::Error::get_ref);
+        if let Some(raised) = object.and_then(|object| object.downcast_ref::<PyErr>()) {
+            // A store of Python raised it.
+            return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
+        }
         let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
             return Self::Io(message, error.and_then(io::Error::raw_os_error));
         };
@@ -206,8 +210,8 @@ fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
         };
         let io = match (error.downcast_ref::<io::Error>(), codec, storage) {
             (Some(io), ..) => Some(io),
-            (None, _, Some(StorageError::IOError(io))) => Some(&**io),
-            (None, Some(CodecError::IOError(io)), _) => Some(&**io),
+            (None, Some(CodecError::IOError(io)), _)
+            | (None, _, Some(StorageError::IOError(io))) => Some(&**io),
             _ => None,
         };
         if io.is_some_and(|io| io.kind() == io::ErrorKind::OutOfMemory) {

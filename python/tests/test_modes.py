@@ -690,7 +690,8 @@ from pathlib import Path
 import numpy as np, zarr, zarrs_cuda
 zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
 size = 192 << 20
-array = zarr.create_array({str(tmp_path)!r}, shape=(2 * size,), chunks=(size,), shards=(2 * size,), dtype="u1")
+kind = {{"shape": (2 * size,), "chunks": (size,), "shards": (2 * size,), "dtype": "u1"}}
+array = zarr.create_array({str(tmp_path)!r}, **kind)
 array[0] = 1
 reader = zarrs_cuda.ArrayReader(array)
 before = Path({str(tmp_path)!r}, "c/0").read_bytes()

@@ -19,7 +19,7 @@ class Asked:
         self._store = store
 
     def get(self, key: str, start: int, length: int | None, from_end: bool) -> bytes | None:
-        """Return a value, or a part of it, which may be shorter at the end of the value; None if there is none."""
+        """Return a value, or a part of it, which may be shorter at its end; None if there is none."""
         place: ByteRequest | None = None
         if from_end:
             place = SuffixByteRequest(length or 0)

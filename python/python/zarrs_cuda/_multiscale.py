@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from zarr.core.array import Array
 
+    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
@@ -156,7 +157,7 @@ def _axis(axis: Axis | Mapping[str, Any] | str) -> Axis:
     return Axis(**axis)
 
 
-def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
     """Return an array, and where it is in a store that has its group, too.
 
     ``zarr.open_array`` with the directory of an array makes a store that begins there.
@@ -188,8 +189,8 @@ class MultiscaleWriter(SliceWriter):
     Parameters
     ----------
     array
-        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
-        ``ObjectStore`` that is not in memory. If its name is a number, the names of the other levels
+        Level 0: a sharded array of zarr-python in a group, in any store (see :class:`ArrayWriter`). If its
+        name is a number, the names of the other levels
         count on from there. Nothing else may write the levels meanwhile. The array has the new shape
         after ``flush``, ``finish`` and ``abort``; open other objects for the same array, and for the
         group, again: the group has new attributes. If the array has no dimension names, it gets those of
@@ -313,8 +314,8 @@ def write_lower_levels(
     Parameters
     ----------
     array
-        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
-        ``ObjectStore`` that is not in memory. Nothing may write it, or the levels, meanwhile.
+        Level 0: a sharded array of zarr-python in a group, in any store (see :class:`ArrayWriter`).
+        Nothing may write it, or the levels, meanwhile.
     axes, levels, reduction, shapes, name, omero
         As for :class:`MultiscaleWriter`.
     start

@@ -18,7 +18,7 @@ from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
-from zarrs_cuda._places import place_of_shards
+from zarrs_cuda._places import place_of_slices
 from zarrs_cuda._progress import Telling
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from zarr.storage import StorePath
 
+    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
@@ -36,20 +37,19 @@ if TYPE_CHECKING:
 _CUDA = 2
 
 
-def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
     asynchronous = opened(array)
     where = asynchronous.store_path
-    return asynchronous, where, place_of_shards(where.store)
+    return asynchronous, where, place_of_slices(where.store)
 
 
-def writable_place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+def writable_place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
     """Return an array, and where its values are, which the library is to write.
 
     Raises
     ------
     ValueError
-        If the library does not write this store, the store is read-only, or the array has elements
-        that are objects of Python.
+        If the store is read-only, or the array has elements that are objects of Python.
     """
     asynchronous, where, place = _place(array)
     where.store._check_writable()
@@ -213,9 +213,11 @@ class ArrayWriter(SliceWriter):
     Parameters
     ----------
     array
-        A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in
-        memory. Nothing else may write it meanwhile, another writer neither. It has the new shape after
-        ``flush``, ``finish`` and ``abort``; open other objects for the same array again.
+        A sharded array of zarr-python. A ``LocalStore``, or an ``ObjectStore`` that is not in memory, is
+        written by the library itself; other stores are asked through zarr-python, which is slower:
+        finish such a writer before the process ends, when they cannot be asked any more.
+        Nothing else may write it meanwhile, another writer neither. It has the new shape after ``flush``,
+        ``finish`` and ``abort``; open other objects for the same array again.
     start
         The first slice to write; at the border of a shard. By default the end of the array. What the
         array has from there on is replaced shard by shard: elements of the last shard behind the last
