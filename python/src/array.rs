@@ -5,7 +5,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
-use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
 use zarrs_codec::CodecSpecificOptions;
 use zarrs_cuda::internals::PerProcess;
 use zarrs_cuda::reader::ArrayReader;
@@ -109,6 +109,9 @@ pub(crate) struct Opened {
     pub(crate) subchunk: Option<Vec<u64>>,
     /// For changes of one shard, in which each subchunk stays in its place if it can.
     pub(crate) changing: Array<Changing>,
+    /// Whether elements without a fixed size are decoded by whole chunks: zarrs' decoders of parts are wrong, or
+    /// panic, where other codecs are around their shards, or transpose them.
+    pub(crate) decodes_whole: bool,
     /// Of `array`, if the library reads its store and its chunks.
     reader: Option<ArrayReader<Store>>,
 }
@@ -120,6 +123,8 @@ pub(crate) struct Opener {
     pub(crate) is_sharded: bool,
     /// Whether elements have no fixed size.
     pub(crate) is_variable: bool,
+    /// As of what is opened.
+    pub(crate) decodes_whole: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,
 }
@@ -163,6 +168,7 @@ impl Opener {
             store,
             is_sharded,
             is_variable: false,
+            decodes_whole: false,
             opened: PerProcess::new(RwLock::default),
             shared: PerProcess::new(RwLock::default),
         };
@@ -171,6 +177,7 @@ impl Opener {
             error => format!("{error:?}"),
         })?;
         opener.is_variable = opened.element_size == 0;
+        opener.decodes_whole = opened.decodes_whole;
         Ok(opener)
     }
 
@@ -197,6 +204,7 @@ impl Opener {
             reader: None,
             subchunk: None,
             is_sharded: self.is_sharded,
+            decodes_whole: element_size == 0 && has_codecs_around(&self.metadata.codecs),
             array,
         };
         let builder = ArrayReader::builder(&opened.array);
@@ -251,6 +259,23 @@ impl Opener {
     }
 }
 
+/// Whether codecs are before or behind a codec of shards, or before the one that makes bytes of elements, at any
+/// depth.
+fn has_codecs_around(codecs: &[MetadataV3]) -> bool {
+    let shards = codecs
+        .iter()
+        .find(|codec| codec.name() == "sharding_indexed");
+    let inner = shards
+        .and_then(|codec| codec.configuration()?.get("codecs"))
+        .and_then(|inner| serde_json::from_value::<Vec<MetadataV3>>(inner.clone()).ok());
+    let is_transposed = codecs
+        .first()
+        .is_some_and(|codec| codec.name() == "transpose");
+    (shards.is_some() && codecs.len() > 1)
+        || is_transposed
+        || inner.is_some_and(|inner| has_codecs_around(&inner))
+}
+
 fn changing(array: &Array<Store>) -> Array<Changing> {
     let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
     array
@@ -287,7 +312,7 @@ impl Opened {
         threads: usize,
     ) -> Result<Option<ArrayReader<Store>>, Error> {
         match store {
-            Store::Files(_) | Store::Objects(_) => Ok(self.reader.clone()),
+            Store::Files(_) | Store::Objects(_) | Store::Asked(_) => Ok(self.reader.clone()),
             Store::Given(_) => {
                 let array = self.array.with_storage(Arc::new(store.clone()));
                 // Only what is wanted may have been read.

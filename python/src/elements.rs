@@ -1,13 +1,13 @@
 //! Strings and byte strings: elements of variable length, which Python has as objects of their own.
 
 use std::borrow::Cow;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
-use zarrs::array::{ArrayBytes, ArrayBytesOffsets};
+use zarrs::array::{ArrayBytes, ArrayBytesOffsets, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
 use crate::array::{Opened, Shared};
@@ -107,12 +107,32 @@ pub(crate) fn read(
             let decode = || {
                 if let Some(shared) = shared {
                     let subset = opened.subset(item);
-                    return shared
-                        .subchunks
-                        .retrieve_array_subset_opt(&subset, &options);
+                    let subchunks = &shared.subchunks;
+                    if !opened.decodes_whole {
+                        return subchunks.retrieve_array_subset_opt(&subset, &options);
+                    }
+                    let whole = to_borders(
+                        &subset,
+                        &subchunks.chunk_shape(&vec![0; subset.dimensionality()])?,
+                    );
+                    let decoded: ArrayBytes<'_> =
+                        subchunks.retrieve_array_subset_opt(&whole, &options)?;
+                    let part = subset.relative_to(whole.start())?;
+                    let part =
+                        decoded.extract_array_subset(&part, whole.shape(), array.data_type())?;
+                    return Ok(part.into_owned());
                 }
-                if opened.is_whole(item) && store.has_whole(&item.key) {
-                    return array.retrieve_chunk_opt(&item.indices, &options);
+                let is_whole = opened.is_whole(item);
+                if (is_whole || opened.decodes_whole) && store.has_whole(&item.key) {
+                    let decoded: ArrayBytes<'_> =
+                        array.retrieve_chunk_opt(&item.indices, &options)?;
+                    if is_whole {
+                        return Ok(decoded);
+                    }
+                    let shape: Vec<u64> = opened.chunk.iter().map(|extent| extent.get()).collect();
+                    let part =
+                        decoded.extract_array_subset(&in_chunk(item), &shape, array.data_type())?;
+                    return Ok(part.into_owned());
                 }
                 let decoder = array.partial_decoder_opt(&item.indices, &options)?;
                 let decoded = decoder.partial_decode(&in_chunk(item), &options)?;
@@ -205,6 +225,20 @@ pub(crate) fn write_shared(
         })
     })??;
     Ok(())
+}
+
+/// The smallest box of whole chunks, which have the shape `chunk`, around `subset`.
+fn to_borders(subset: &ArraySubset, chunk: &[NonZeroU64]) -> ArraySubset {
+    let axes = subset.start().iter().zip(subset.shape()).zip(chunk);
+    let ranges = axes.map(|((&start, &len), size)| {
+        let size = size.get();
+        let end = start
+            .saturating_add(len)
+            .div_ceil(size)
+            .saturating_mul(size);
+        start / size * size..end
+    });
+    ArraySubset::from(ranges)
 }
 
 fn of_item<'e>(elements: &'e [Elements], item: &Item) -> Result<&'e Elements, Error> {

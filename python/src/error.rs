@@ -41,7 +41,13 @@ impl Error {
     /// An error while the bytes under `key` were decoded.
     pub(crate) fn decoding(key: &str, error: &CodecError) -> Self {
         if let Some(io) = find_io(error) {
+            if io.kind() == io::ErrorKind::OutOfMemory || is_of_memory(error) {
+                return Self::Memory(format!("cannot decode {key}: {error}"));
+            }
             return Self::of_store(format!("cannot read {key}: {io}"), Some(io));
+        }
+        if is_of_memory(error) {
+            return Self::Memory(format!("cannot decode {key}: {error}"));
         }
         Self::Damaged {
             key: key.to_owned(),
@@ -50,7 +56,10 @@ impl Error {
     }
 
     /// An error while elements were encoded for `key`.
-    pub(crate) fn encoding(key: &str, error: &impl std::fmt::Display) -> Self {
+    pub(crate) fn encoding(key: &str, error: &(dyn StdError + 'static)) -> Self {
+        if is_of_memory(error) {
+            return Self::Memory(format!("cannot encode {key}: {error}"));
+        }
         Self::Other(format!("cannot encode {key}: {error}"))
     }
 
@@ -69,11 +78,27 @@ impl Error {
             let (key, why) = (key.to_owned(), io.to_string());
             return Self::Damaged { key, why };
         }
+        if is_of_memory(error) {
+            return Self::Memory(format!("cannot {doing} {key}: {error}"));
+        }
         Self::of_store(format!("cannot {doing} {key}: {error}"), find_io(error))
+    }
+
+    /// The shard `key` was not decoded, and its bytes may be right.
+    pub(crate) fn undecided(key: &str, error: &CodecError) -> Self {
+        let message = format!("cannot decode {key}, whose bytes may be right: {error}");
+        if is_of_memory(error) {
+            return Self::Memory(message);
+        }
+        Self::of_store(message, find_io(error))
     }
 
     fn of_store(message: String, error: Option<&io::Error>) -> Self {
         let object = error.and_then(io::Error::get_ref);
+        if let Some(raised) = object.and_then(|object| object.downcast_ref::<PyErr>()) {
+            // A store of Python raised it.
+            return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
+        }
         let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
             return Self::Io(message, error.and_then(io::Error::raw_os_error));
         };
@@ -149,7 +174,14 @@ impl From<ReaderError> for Error {
             },
             ReaderError::Store { key, error } => Self::store("read", key.as_str(), error),
             ReaderError::Memory { .. } => Self::Memory(error.to_string()),
-            ReaderError::Zarrs(_) | ReaderError::Changing { .. } => Self::Other(error.to_string()),
+            // The bytes may be right: the machine, or what the store is made of, failed.
+            ReaderError::Undecided { key, error } => Self::undecided(key.as_str(), error),
+            ReaderError::Zarrs(of_zarrs) => match find_io(of_zarrs) {
+                Some(io) if !is_of_memory(of_zarrs) => Self::of_store(error.to_string(), Some(io)),
+                None if !is_of_memory(of_zarrs) => Self::Other(error.to_string()),
+                _ => Self::Memory(error.to_string()),
+            },
+            ReaderError::Changing { .. } => Self::Other(error.to_string()),
             _ => Self::Value(error.to_string()),
         }
     }
@@ -167,6 +199,34 @@ pub(crate) fn no_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
+/// Whether memory could not be allocated: `error` says so, or one of its causes.
+fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let codec = error.downcast_ref::<CodecError>();
+        let storage = match (error.downcast_ref::<StorageError>(), codec) {
+            (Some(error), _) | (None, Some(CodecError::StorageError(error))) => Some(error),
+            _ => None,
+        };
+        let io = match (error.downcast_ref::<io::Error>(), codec, storage) {
+            (Some(io), ..) => Some(io),
+            (None, Some(CodecError::IOError(io)), _)
+            | (None, _, Some(StorageError::IOError(io))) => Some(&**io),
+            _ => None,
+        };
+        if io.is_some_and(|io| io.kind() == io::ErrorKind::OutOfMemory) {
+            return true;
+        }
+        if let Some(error) = codec
+            && zarrs_cuda::internals::is_out_of_memory(error)
+        {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
 /// The error of the system among the causes of `error`.
 fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
     let mut next = Some(error);
@@ -177,10 +237,11 @@ fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
         if let Some(StorageError::IOError(io)) = error.downcast_ref::<StorageError>() {
             return Some(io);
         }
-        if let Some(CodecError::StorageError(StorageError::IOError(io))) =
-            error.downcast_ref::<CodecError>()
-        {
-            return Some(io);
+        match error.downcast_ref::<CodecError>() {
+            Some(CodecError::StorageError(StorageError::IOError(io))) => return Some(io),
+            // An error of the system: the library's own have no number.
+            Some(CodecError::IOError(io)) if io.raw_os_error().is_some() => return Some(io),
+            _ => {}
         }
         next = error.source();
     }

@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod array;
+mod asked;
 mod batch;
 mod change;
 mod elements;

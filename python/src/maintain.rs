@@ -21,6 +21,7 @@ pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
         zarrs_cuda::Error::Storage { doing, key, source } => {
             Error::store(doing, key.as_str(), &source)
         }
+        zarrs_cuda::Error::Undecided { key, source } => Error::undecided(key.as_str(), &source),
         zarrs_cuda::Error::NotShards { .. } => Error::Value(error.to_string()),
         error => Error::Other(error.to_string()),
     }

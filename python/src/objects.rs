@@ -20,6 +20,7 @@ use object_store::{
 use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
 use zarrs_cuda::internals::PerProcess;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
@@ -37,6 +38,9 @@ type Result<T, E = StorageError> = std::result::Result<T, E>;
 /// Longer values are sent in parts: some stores take 5 GiB at once, and parts go up side by side.
 const LONG: usize = 64 << 20;
 
+/// How many parts of one object wait for permits at once.
+const MOST_PARTS: usize = 256;
+
 /// How often parts of an object are got that is replaced meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -49,7 +53,10 @@ pub(crate) struct Objects {
     /// The store of obstore, which has the settings.
     settings: Py<PyAny>,
     /// Made with these settings.
-    store: PerProcess<OnceLock<Arc<dyn ObjectStore>>>,
+    store: Arc<PerProcess<OnceLock<Arc<dyn ObjectStore>>>>,
+    /// Permits for requests for parts of objects, which several threads of a call make. A child that is forked
+    /// has permits of its own: nobody would return those that its parent's threads hold.
+    permits: PerProcess<OnceLock<Semaphore>>,
     /// Whether the store lists them. Those of plain HTTP servers do not.
     pub(crate) are_listed: bool,
     /// How many requests of one call are made at once.
@@ -68,7 +75,8 @@ impl PyObjects {
         let objects = Objects {
             are_listed: store.get_type().name()? != "HTTPStore",
             settings: store.clone().unbind(),
-            store: PerProcess::new(OnceLock::new),
+            store: Arc::new(PerProcess::new(OnceLock::new)),
+            permits: PerProcess::new(OnceLock::new),
             requests,
         };
         objects.make(store.py())?;
@@ -77,6 +85,17 @@ impl PyObjects {
 }
 
 fn failed(error: ObjectError) -> StorageError {
+    // Its causes have types of the HTTP client, which this package does not use itself.
+    let mut cause: Option<&dyn std::error::Error> = Some(&error);
+    let mut has_no_answer = false;
+    while let Some(error) = cause {
+        let text = error.to_string();
+        has_no_answer |= text.contains("timed out") || text.contains("error sending request");
+        cause = error.source();
+    }
+    if has_no_answer {
+        return io::Error::new(io::ErrorKind::TimedOut, error).into();
+    }
     io::Error::other(error).into()
 }
 
@@ -118,6 +137,22 @@ impl Objects {
         Ok(known.get_or_init(|| made.into_dyn()).clone())
     }
 
+    /// The same objects, with permits for requests of their own.
+    pub(crate) fn of_one_array(&self, py: Python<'_>) -> Self {
+        Self {
+            settings: self.settings.clone_ref(py),
+            store: self.store.clone(),
+            permits: PerProcess::new(OnceLock::new),
+            are_listed: self.are_listed,
+            requests: self.requests,
+        }
+    }
+
+    fn permits(&self) -> &Semaphore {
+        let permits = self.permits.get();
+        permits.get_or_init(|| Semaphore::new(self.requests.get().min(Semaphore::MAX_PERMITS)))
+    }
+
     fn store(&self) -> Result<Arc<dyn ObjectStore>> {
         if let Some(store) = self.store.get().get() {
             return Ok(store.clone());
@@ -152,14 +187,24 @@ impl Objects {
         keys: impl Iterator<Item = (String, bool)>,
         frames: bool,
     ) -> Result<HashMap<String, Option<Value>>, Error> {
+        // A key may need two requests at once.
+        let permits = &Semaphore::new(self.requests.get().min(Semaphore::MAX_PERMITS));
         let get = |key: String, is_wanted: bool, store: Arc<dyn ObjectStore>| async move {
             let both = async {
                 let (store, path) = (&*store, &Path::parse(&key)?);
-                let framed = async { Ok(frames && Self::has_frame(store, path).await?) };
+                let framed = async {
+                    let _permit = if frames {
+                        permits.acquire().await.ok()
+                    } else {
+                        None
+                    };
+                    Ok(frames && Self::has_frame(store, path).await?)
+                };
                 let value = async {
                     if !is_wanted {
                         return Ok(None);
                     }
+                    let _permit = permits.acquire().await.ok();
                     let got = found(part(store, path, ByteRange::FromStart(0, None)).await)?;
                     Ok(got.map(|(_, value)| value))
                 };
@@ -278,11 +323,15 @@ async fn parts(
     store: &dyn ObjectStore,
     path: &Path,
     ranges: &[ByteRange],
-    requests: usize,
+    permits: &Semaphore,
 ) -> object_store::Result<Option<Vec<Bytes>>> {
     for _ in 0..ATTEMPTS {
-        let got = stream::iter(ranges).map(|&range| part(store, path, range));
-        let got: object_store::Result<Vec<_>> = got.buffered(requests).try_collect().await;
+        let got = stream::iter(ranges).map(|&range| async move {
+            // Permits are never closed.
+            let _permit = permits.acquire().await.ok();
+            part(store, path, range).await
+        });
+        let got: object_store::Result<Vec<_>> = got.buffered(MOST_PARTS).try_collect().await;
         let Some(mut got) = found(got)? else {
             return Ok(None);
         };
@@ -295,6 +344,7 @@ async fn parts(
         {
             // The index comes last. Behind the others, it tells whether they are of an older object.
             let range = ranges[ranges.len() - 1];
+            let _permit = permits.acquire().await.ok();
             let Some(again) = found(part(store, path, range).await)? else {
                 return Ok(None);
             };
@@ -334,10 +384,16 @@ impl ReadableStorageTraits for Objects {
     ) -> Result<MaybeBytesIterator<'a>> {
         let path = path(key.as_str())?;
         let ranges: Vec<ByteRange> = byte_ranges.collect();
-        let requests = self.requests.get();
         let wanted = &*ranges;
-        let got = self.wait(|store| async move { parts(&*store, &path, wanted, requests).await });
-        let got = got.map_err(|error| self.beyond_its_end(key, wanted).unwrap_or(error))?;
+        let permits = self.permits();
+        let got = self.wait(|store| async move { parts(&*store, &path, wanted, permits).await });
+        let got = got.map_err(|error| {
+            // A server that does not answer is not asked again: that would take another timeout.
+            if matches!(&error, StorageError::IOError(io) if io.kind() == io::ErrorKind::TimedOut) {
+                return error;
+            }
+            self.beyond_its_end(key, wanted).unwrap_or(error)
+        })?;
         let Some(got) = got else {
             return Ok(None);
         };

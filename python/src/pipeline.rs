@@ -116,6 +116,12 @@ impl Native {
         self.opener.is_variable
     }
 
+    /// Whether a part of a chunk is decoded with the whole of it.
+    #[getter]
+    fn decodes_whole(&self) -> bool {
+        self.opener.decodes_whole
+    }
+
     /// The bytes of the fill value, as elements have them in memory.
     fn fill_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self

@@ -17,6 +17,7 @@ use zarrs_storage::{
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
+use crate::asked::Asked;
 use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
@@ -30,6 +31,8 @@ const GAP: u64 = 1 << 20;
 pub(crate) enum Store {
     Files(Arc<Files>),
     Objects(Arc<Objects>),
+    /// A store that writers of slices ask through Python.
+    Asked(Arc<Asked>),
     /// What Python got from its store before the call. Every key that the call needs is there.
     Given(Arc<HashMap<String, Option<Value>>>),
 }
@@ -74,11 +77,12 @@ impl Value {
     }
 }
 
-/// Where Python says that values are: in files below a directory, or in objects.
+/// Where Python says that values are: in files below a directory, in objects, or where it has to be asked.
 #[derive(FromPyObject)]
 pub(crate) enum Place<'py> {
     Objects(PyRef<'py, PyObjects>),
     Files(PathBuf),
+    Asked(Bound<'py, PyAny>),
 }
 
 impl Store {
@@ -86,7 +90,10 @@ impl Store {
     pub(crate) fn at(place: Option<Place<'_>>, sync: bool) -> Self {
         match place {
             Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
-            Some(Place::Objects(objects)) => Self::Objects(objects.0.clone()),
+            Some(Place::Objects(objects)) => {
+                Self::Objects(Arc::new(objects.0.of_one_array(objects.py())))
+            }
+            Some(Place::Asked(store)) => Self::Asked(Arc::new(Asked(store.unbind()))),
             None => Self::Given(Arc::default()),
         }
     }
@@ -105,7 +112,7 @@ impl Store {
         let builder = self.limit(builder, threads);
         match self {
             Self::Files(files) => builder.on_directory(files.root().to_owned()),
-            Self::Objects(_) | Self::Given(_) => builder,
+            Self::Objects(_) | Self::Asked(_) | Self::Given(_) => builder,
         }
     }
 
@@ -118,7 +125,7 @@ impl Store {
         match self {
             // Each request has a thread, which waits most of the time. Requests take as long as many bytes.
             Self::Objects(objects) => builder.with_requests(objects.requests.get()).with_gap(GAP),
-            Self::Files(_) | Self::Given(_) => builder.with_threads(threads),
+            Self::Files(_) | Self::Asked(_) | Self::Given(_) => builder.with_threads(threads),
         }
     }
 
@@ -129,7 +136,9 @@ impl Store {
             Self::Files(files) => {
                 SparseShardStore::on_directory(store, path, files.root().to_owned())
             }
-            Self::Objects(_) | Self::Given(_) => SparseShardStore::open(store, path),
+            Self::Objects(_) | Self::Asked(_) | Self::Given(_) => {
+                SparseShardStore::open(store, path)
+            }
         }
     }
 
@@ -137,7 +146,7 @@ impl Store {
     pub(crate) fn waiting(&self, threads: NonZeroUsize) -> NonZeroUsize {
         match self {
             Self::Objects(objects) => threads.max(objects.requests),
-            Self::Files(_) | Self::Given(_) => threads,
+            Self::Files(_) | Self::Asked(_) | Self::Given(_) => threads,
         }
     }
 
@@ -145,6 +154,7 @@ impl Store {
         match self {
             Self::Files(files) => Ok(files),
             Self::Objects(objects) => Ok(objects),
+            Self::Asked(asked) => Ok(asked),
             Self::Given(_) => Err(not_ours()),
         }
     }
@@ -153,6 +163,7 @@ impl Store {
         match self {
             Self::Files(files) => Ok(files),
             Self::Objects(objects) => Ok(objects),
+            Self::Asked(asked) => Ok(asked),
             Self::Given(_) => Err(not_ours()),
         }
     }
@@ -165,7 +176,9 @@ impl Store {
                 let opened = opened.map_err(|error| Error::store("read", key, &error.into()))?;
                 Ok(opened.map(|(file, size)| Stored::File(file, size)))
             }
-            Self::Objects(_) | Self::Given(_) => Ok(self.whole(key)?.map(Stored::Bytes)),
+            Self::Objects(_) | Self::Asked(_) | Self::Given(_) => {
+                Ok(self.whole(key)?.map(Stored::Bytes))
+            }
         }
     }
 
@@ -173,7 +186,7 @@ impl Store {
     pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
         let found = match self {
             Self::Given(values) => given(values, key).map(|value| value.is_some()),
-            Self::Files(_) | Self::Objects(_) => StoreKey::new(key)
+            Self::Files(_) | Self::Objects(_) | Self::Asked(_) => StoreKey::new(key)
                 .map_err(Into::into)
                 .and_then(|key| self.size_key(&key))
                 .map(|size| size.is_some()),
@@ -185,7 +198,7 @@ impl Store {
     pub(crate) fn has_whole(&self, key: &str) -> bool {
         match self {
             Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
-            Self::Files(_) | Self::Objects(_) => true,
+            Self::Files(_) | Self::Objects(_) | Self::Asked(_) => true,
         }
     }
 
@@ -200,6 +213,10 @@ impl Store {
             Self::Objects(objects) => {
                 let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
                 objects.get(&key).map_err(failed)
+            }
+            Self::Asked(asked) => {
+                let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
+                asked.get(&key).map_err(failed)
             }
             Self::Given(values) => match given(values, key).map_err(failed)? {
                 Some(Value::Whole(value)) => Ok(Some(value)),
@@ -242,6 +259,7 @@ impl ReadableStorageTraits for Store {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
         match self {
             Self::Objects(objects) => objects.get(key),
+            Self::Asked(asked) => asked.get(key),
             Self::Files(_) | Self::Given(_) => self.get_partial(key, ByteRange::FromStart(0, None)),
         }
     }
@@ -254,6 +272,7 @@ impl ReadableStorageTraits for Store {
         match self {
             Self::Files(files) => files.get_partial_many(key, byte_ranges),
             Self::Objects(objects) => objects.get_partial_many(key, byte_ranges),
+            Self::Asked(asked) => asked.get_partial_many(key, byte_ranges),
             Self::Given(values) => {
                 let Some(value) = given(values, key.as_str())? else {
                     return Ok(None);
@@ -269,6 +288,7 @@ impl ReadableStorageTraits for Store {
         match self {
             Self::Files(files) => files.size_key(key),
             Self::Objects(objects) => objects.size_key(key),
+            Self::Asked(asked) => asked.size_key(key),
             Self::Given(values) => match given(values, key.as_str())? {
                 Some(Value::Whole(value)) => Ok(Some(value.len() as u64)),
                 Some(Value::Parts(_)) => Err(StorageError::UnknownKeySize(key.clone())),
@@ -331,7 +351,7 @@ impl AtomicRenameStorageTraits for Store {
     fn rename(&self, source: &StoreKey, destination: &StoreKey) -> Result<(), StorageError> {
         match self {
             Self::Files(files) => files.rename(source, destination),
-            Self::Objects(_) | Self::Given(_) => Err(StorageError::Unsupported(
+            Self::Objects(_) | Self::Asked(_) | Self::Given(_) => Err(StorageError::Unsupported(
                 "objects are not renamed".to_owned(),
             )),
         }

@@ -108,13 +108,14 @@ pub(crate) struct Reader {
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (place, path, threads, *, shared))]
+    #[pyo3(signature = (place, path, threads, *, shared, subchunk_cache))]
     fn new(
         py: Python<'_>,
         place: Place<'_>,
         path: String,
         threads: NonZeroUsize,
         shared: bool,
+        subchunk_cache: usize,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), false);
         let reader = detached(py, &path, || {
@@ -126,7 +127,7 @@ impl Reader {
             } else {
                 store.read_by(ArrayReader::builder(&array), threads.get())
             };
-            Ok(builder.build()?)
+            Ok(builder.with_subchunk_cache(subchunk_cache).build()?)
         })?;
         Ok(Self { path, reader })
     }

@@ -27,6 +27,16 @@ fn because_of(error: WriterError, message: String) -> Error {
     let as_store = |error| match error {
         Error::Io(_, code) => Error::Io(message.clone(), code),
         Error::Object(_, class) => Error::Object(message.clone(), class),
+        Error::Raised(error) => {
+            Python::attach(|py| {
+                error
+                    .value(py)
+                    .call_method1("add_note", (&*message,))
+                    .map(drop)
+            })
+            .ok();
+            Error::Raised(error)
+        }
         _ => Error::Other(message.clone()),
     };
     match error {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -18,9 +19,17 @@ import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+from zarr.codecs import (
+    BytesCodec,
+    Crc32cCodec,
+    ShardingCodec,
+    TransposeCodec,
+    VLenBytesCodec,
+    VLenUTF8Codec,
+    ZstdCodec,
+)
 from zarr.dtype import VariableLengthBytes
-from zarr.storage import FsspecStore, LocalStore, LoggingStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
 
@@ -510,6 +519,55 @@ def test_strings_in_shards(mode: str, dtype: Any, tmp_path: Path) -> None:
         assert list(opened(tmp_path, pipeline)[:]) == expected
 
 
+TRANSPOSED = TransposeCodec(order=(1, 0))
+
+
+@pytest.mark.parametrize("dtype", ["str", VariableLengthBytes()], ids=["str", "bytes"])
+@pytest.mark.parametrize(
+    ("mode", "around"),
+    # Other modes are refused for shards inside other codecs.
+    [
+        *itertools.product(("rewrite", "memory"), ("crc32c", "zstd", "transposed", "transposed twice")),
+        *itertools.product(
+            ("rewrite", "memory", "in_place", "shared"), ("transposed subchunks", "nested", "chunks")
+        ),
+    ],
+)
+def test_strings_with_codecs_around_shards(mode: str, around: str, dtype: Any, tmp_path: Path) -> None:
+    """zarrs' decoders of parts panic on some of these, or are wrong."""
+    one = VLenUTF8Codec() if dtype == "str" else VLenBytesCodec()
+    shards = ShardingCodec(chunk_shape=(2, 4), codecs=[one, ZstdCodec()])
+    flipped = ShardingCodec(chunk_shape=(2, 4), codecs=[TRANSPOSED, one, ZstdCodec()])
+    kind: dict[str, Any] = {
+        "crc32c": {"serializer": shards, "compressors": [Crc32cCodec()]},
+        "zstd": {"serializer": shards, "compressors": [ZstdCodec()]},
+        "transposed": {"filters": [TRANSPOSED], "serializer": shards, "compressors": None},
+        "transposed subchunks": {"serializer": flipped, "compressors": None},
+        "transposed twice": {"filters": [TRANSPOSED], "serializer": flipped, "compressors": [Crc32cCodec()]},
+        "nested": {
+            "serializer": ShardingCodec(chunk_shape=(4, 8), codecs=[flipped, Crc32cCodec()]),
+            "compressors": None,
+        },
+        "chunks": {"filters": [TRANSPOSED], "serializer": one, "compressors": [ZstdCodec()]},
+    }[around]
+    store = MemoryStore() if mode == "memory" else LocalStore(tmp_path)
+    create(store, shape=(16, 16), chunks=(8, 8), dtype=dtype, **kind)
+    array = opened(store, OURS, shards="rewrite" if mode == "memory" else mode)
+    expected = np.full((16, 16), "" if dtype == "str" else b"", dtype=object)
+    rng = np.random.default_rng(3)
+    for number in range(40):
+        start, size = rng.integers(0, 15, 2), rng.integers(1, 9, 2)
+        box = tuple(slice(int(a), min(int(a + n), 16)) for a, n in zip(start, size, strict=True))
+        if number % 3 == 0:
+            words = [f"{value}" * int(value % 5) for value in rng.integers(0, 1000, expected[box].size)]
+            values = np.array(words if dtype == "str" else [word.encode() for word in words], dtype=object)
+            array[box] = expected[box] = values.reshape(expected[box].shape)
+        assert array[box].tolist() == expected[box].tolist()
+    if mode == "shared" and around != "chunks":
+        zarrs_cuda.consolidate(array)
+    assert opened(store, THEIRS)[...].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("dtype", ["S3", "V3", np.dtype([("a", "u1"), ("b", "<i4")])], ids=str)
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_types_that_zarrs_does_not_have(dtype: Any, tmp_path: Path) -> None:
@@ -622,3 +680,38 @@ array = zarr.open_array({str(root)!r})
             if directory.name == "1" or directory.suffix == ".frame":
                 assert str(directory) in synced
                 assert str(directory.parent) in synced
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+def test_want_of_memory_is_no_damage(mode: str, tmp_path: Path) -> None:
+    code = f"""
+import resource
+from pathlib import Path
+import numpy as np, zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
+size = 192 << 20
+kind = {{"shape": (2 * size,), "chunks": (size,), "shards": (2 * size,), "dtype": "u1"}}
+array = zarr.create_array({str(tmp_path)!r}, **kind)
+array[0] = 1
+reader = zarrs_cuda.ArrayReader(array)
+before = Path({str(tmp_path)!r}, "c/0").read_bytes()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20),) * 2)
+for call in (
+    lambda: array[3],
+    lambda: array.__setitem__(9, 4),
+    lambda: reader.read(slice(3, 4)),
+    lambda: zarrs_cuda.recover(array),
+):
+    try:
+        call()
+    except MemoryError as error:
+        assert "out of memory" in str(error), error
+    else:
+        raise AssertionError
+assert Path({str(tmp_path)!r}, "c/0").read_bytes() == before
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -435,7 +435,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         ({"axes": [{"name": "t", "factor": 3}, *AXES[1:]]}, "factor"),
         ({"axes": AXES[1:]}, "3 axes, and 2 were given"),
         ({"axes": [AXES[0], AXES[2], AXES[1]]}, "differ"),
-        ({"axes": [*AXES[:2], {**AXES[2], "scale": float("nan")}]}, "OME-Zarr"),
+        ({"axes": [*AXES[:2], {**AXES[2], "scale": float("nan")}]}, "finite"),
         ({"shapes": {9: ((1, 1, 1), (1, 1, 1))}}, "level 9"),
         ({"omero": {"channels": 3}}, "OME-Zarr"),
         ({"start": 4}, "0"),
@@ -451,7 +451,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     # Nothing was written.
     assert len(files(tmp_path / "a")) == 2
     for wrong, match in [
-        (create({}, shape=(0, 4), chunks=(2, 2), shards=(2, 2), dtype="uint8"), "LocalStore"),
+        (create({}, shape=(0, 4), chunks=(2, 2), shards=(2, 2), dtype="uint8"), "root of its store"),
         (create(tmp_path / "c", shape=(0, 4), chunks=(2, 2), shards=(2, 2), dtype="uint8"), "group"),
         (zarr.create_group(tmp_path / "d").create_array("0", shape=(0, 4, 4), dtype="uint8"), "shard"),
         (zarr.open_array(tmp_path / "a" / "0", mode="r"), "read-only"),
@@ -760,3 +760,69 @@ def test_a_temporary_of_a_killed_process_is_not_in_the_way(tmp_path: Path) -> No
     write(MultiscaleWriter(array), np.ones(SHAPE, "uint16"))
     assert len(stored(tmp_path, 3)[2]) == 13
     assert "ome" in json.loads((tmp_path / "zarr.json").read_text())["attributes"]
+
+
+@pytest.mark.parametrize("names", ["tyx", "TYX", ["frame", "Y", "X"], [{"name": "T"}, Axis("y"), "x"]])
+def test_axes_by_their_names(names: Any, tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    array = group.create_array("0", shape=(0, 16, 16), chunks=(1, 4, 4), shards=(2, 8, 8), dtype="u1")
+    with MultiscaleWriter(array, axes=names) as writer:
+        writer.append(np.ones((2, 16, 16), "u1"))
+    ome = zarr.open_group(tmp_path).attrs["ome"]["multiscales"][0]
+    assert [axis["type"] for axis in ome["axes"]] == ["time", "space", "space"]
+    assert zarr.open_group(tmp_path)["1"].shape == (2, 8, 8)
+
+
+def test_dimension_names_of_either_size_are_axes(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    kind = {"shape": (0, 16, 16), "chunks": (1, 4, 4), "shards": (2, 8, 8), "dtype": "u1"}
+    array = group.create_array("0", dimension_names=["frame", "Y", "X"], **kind)
+    with MultiscaleWriter(array) as writer:
+        writer.append(np.ones((2, 16, 16), "u1"))
+    axes = zarr.open_group(tmp_path).attrs["ome"]["multiscales"][0]["axes"]
+    assert [(axis["name"], axis["type"]) for axis in axes] == [
+        ("frame", "time"),
+        ("Y", "space"),
+        ("X", "space"),
+    ]
+
+
+def test_units_are_written_out() -> None:
+    assert [Axis("x", unit=unit).unit for unit in ("um", "µm", "nm", "s", "ms", "parsec", None)] == [
+        "micrometer", "micrometer", "nanometer", "second", "millisecond", "parsec", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"scale": 0}, r"scale of the axis 'y' is 0.*more than 0"),
+        ({"scale": -1.5}, "scale of the axis 'y'"),
+        ({"scale": float("nan")}, "scale of the axis 'y' is nan.*finite"),
+        ({"scale": "2"}, "scale of the axis 'y' is '2'"),
+        ({"translation": float("inf")}, "translation of the axis 'y'"),
+        ({"factor": 3}, r"factor of the axis 'y' is 3.*must be 2"),
+        ({"name": ""}, "has the name ''"),
+        ({"units": "um"}, r"'units'.*'unit'"),
+    ],
+)
+def test_axes_that_are_wrong_are_named(settings: Any, said: str, tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    array = group.create_array("0", shape=(0, 16, 16), chunks=(1, 4, 4), shards=(2, 8, 8), dtype="u1")
+    with pytest.raises((ValueError, TypeError), match=said):
+        MultiscaleWriter(array, axes=["t", {"name": "y"} | settings, "x"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "zarr.json"]
+
+
+@pytest.mark.parametrize("levels", [0, -1, 65, 2**70, 20])
+def test_levels_that_are_too_many_are_named(levels: int, tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    array = group.create_array("0", shape=(0, 16, 16), chunks=(1, 4, 4), shards=(2, 8, 8), dtype="u1")
+    if levels == 20:
+        # Levels of one element are legal.
+        with MultiscaleWriter(array, axes="tyx", levels=levels) as writer:
+            writer.append(np.ones((2, 16, 16), "u1"))
+        assert zarr.open_group(tmp_path)["19"].shape == (2, 1, 1)
+        return
+    with pytest.raises(ValueError, match=rf"`levels` is {levels}, and must be 1 to 64"):
+        MultiscaleWriter(array, axes="tyx", levels=levels)

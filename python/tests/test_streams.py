@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,8 +164,6 @@ def test_what_does_not_fit_a_writer(tmp_path: Path) -> None:
                 writer.append(wrong)
         with pytest.raises(TypeError):
             writer.append(np.zeros((12, 10), "float64"))
-    with pytest.raises(ValueError, match="LocalStore"):
-        zarrs_cuda.ArrayWriter(create({}, **KIND))
     plain = create(tmp_path / "b", shape=(0, 4), chunks=(2, 4), dtype="uint8")
     with pytest.raises(ValueError, match="shard"):
         zarrs_cuda.ArrayWriter(plain)
@@ -319,3 +319,90 @@ def test_strings_have_no_writers_and_readers(tmp_path: Path) -> None:
     for kind in (zarrs_cuda.ArrayWriter, zarrs_cuda.ArrayReader):
         with pytest.raises(ValueError, match="use the array itself"):
             kind(array)
+
+
+def test_an_exception_of_progress_ends_the_call(tmp_path: Path) -> None:
+    array = create(tmp_path / "plain", **KIND)
+
+    def fail(*_now: Any) -> None:
+        raise LookupError("the disk of the log is full")
+
+    writer = zarrs_cuda.ArrayWriter(array, progress=fail)
+    with pytest.raises(LookupError, match="the disk of the log") as caught:
+        fill(writer)
+    assert "progress" in caught.value.__notes__[0]
+    assert writer.progress()["appended_slices"] == 8
+    writer.append(frames(1))
+    # It is told again, and what was appended is stored all the same.
+    with pytest.raises(LookupError):
+        writer.finish()
+    assert opened(tmp_path / "plain", THEIRS).shape == (9, 12, 10)
+    group = zarr.create_group(tmp_path / "image")
+    levels = group.create_array("0", dimension_names=["t", "y", "x"], **KIND)
+
+    def record() -> None:
+        with zarrs_cuda.MultiscaleWriter(levels, progress=fail) as writer:
+            writer.append(frames(8))
+
+    with pytest.raises(LookupError):
+        record()
+
+
+@pytest.mark.parametrize("kind", ["memory", "wrapped", "fsspec", "objects in memory"])
+def test_writers_to_stores_that_only_python_writes(kind: str, tmp_path: Path) -> None:
+    def store_in(path: Path) -> Any:
+        match kind:
+            case "memory":
+                return MemoryStore()
+            case "wrapped":
+                return WrapperStore(LocalStore(path))
+            case "fsspec":
+                return FsspecStore.from_url(f"file://{path}", storage_options={"auto_mkdir": True})
+        return ObjectStore(obstore.store.MemoryStore())
+
+    store = store_in(tmp_path / "array")
+    array = create(store, **KIND)
+    values = frames(11)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        for frame in values:
+            writer.append(frame)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
+    with zarrs_cuda.ArrayWriter(opened(store, OURS), start=8) as writer:
+        writer.append(values[:5])
+    np.testing.assert_array_equal(opened(store, THEIRS)[8:], values[:5])
+    # An image, which reads levels back.
+    store = store_in(tmp_path / "image")
+    group = zarr.create_group(store, path="image")
+    level = group.create_array("0", dimension_names=["t", "y", "x"], **KIND)
+    with zarrs_cuda.MultiscaleWriter(level, levels=2) as levels:
+        levels.append(values[:8])
+    assert zarr.open_group(store, path="image")["1"].shape == (8, 6, 5)
+    assert "level 1" in zarrs_cuda.write_lower_levels(zarr.open_group(store, path="image")["0"], levels=2)
+
+
+def test_an_error_of_a_store_of_python_is_its_own(tmp_path: Path) -> None:
+    class Full(WrapperStore[Any]):
+        is_full = False
+
+        async def set(self, key: str, value: Any) -> None:
+            if self.is_full:
+                raise OSError(28, "no space left")
+            await super().set(key, value)
+
+    store = Full(LocalStore(tmp_path))
+    array = create(store, **KIND)
+    writer = zarrs_cuda.ArrayWriter(array)
+    writer.append(frames(8))
+    writer.flush()
+    store.is_full = True
+    with pytest.raises(OSError, match="no space left") as caught:
+        fill(writer)
+    assert caught.value.errno == 28
+    assert "Slices below 8 are stored" in caught.value.__notes__[0]
+    writer.abort()
+    assert opened(tmp_path, THEIRS).shape == (8, 12, 10)
+
+
+def fill(writer: zarrs_cuda.ArrayWriter) -> None:
+    writer.append(frames(8))
+    writer.flush()

@@ -42,6 +42,12 @@ use crate::codec::find;
 use crate::codec::sharding::Sharding;
 use crate::{CudaShardingCodec, Error};
 
+/// Whether a codec had no memory: the bytes that it was given may be right.
+#[must_use]
+pub fn is_out_of_memory(error: &zarrs_codec::CodecError) -> bool {
+    crate::codec::error::out_of_memory(error).is_some()
+}
+
 /// Where the index is in each shard of `array`.
 ///
 /// # Errors

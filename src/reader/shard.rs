@@ -210,6 +210,7 @@ impl<S: Source> Call<'_, S> {
         let len = index.len() as u64;
         let read = match self.request(opened, &range, len, &mut buffer).await {
             Ok(read) => read,
+            Err(error) if got_no_answer(&error) => return Err(store_error(shard, error)),
             Err(error) => {
                 return Err(match self.source.size(opened).await {
                     Ok(Some(size)) if size < len => {
@@ -669,6 +670,24 @@ fn undecided(shard: &Shard<'_>, error: CodecError) -> ReaderError {
 /// The error of a store that was asked for `wanted` bytes which it has.
 fn other_bytes(got: u64, wanted: u64) -> StorageError {
     StorageError::Other(format!("the store returned {got} bytes of {wanted}"))
+}
+
+/// Whether a store was not reached. Another request would wait as long again, and say nothing of the shard.
+fn got_no_answer(error: &StorageError) -> bool {
+    use std::io::ErrorKind;
+    let StorageError::IOError(error) = error else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        ErrorKind::TimedOut
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::NotConnected
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+    )
 }
 
 fn store_error(shard: &Shard<'_>, error: StorageError) -> ReaderError {

@@ -8,10 +8,13 @@ The files stay standard: any Zarr reader opens them. Importing the package loads
 starts no thread; the first read or write does.
 """
 
+import contextlib
+import warnings
 from importlib.metadata import version
 
 from zarr.registry import register_pipeline
 
+from zarrs_cuda import _settings
 from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._explain import Explanation, explain
@@ -25,13 +28,20 @@ from zarrs_cuda._maintenance import (
 )
 from zarrs_cuda._multiscale import Axis, MultiscaleWriter, write_lower_levels
 from zarrs_cuda._pipeline import CodecPipeline
-from zarrs_cuda._streams import ArrayReader, ArrayWriter
+from zarrs_cuda._reader import ArrayReader
+from zarrs_cuda._streams import ArrayWriter
 
 __version__ = version("zarrs-cuda")
 
 # zarr-python finds a pipeline by these names.
 CodecPipeline.__module__ = "zarrs_cuda"
 register_pipeline(CodecPipeline)
+
+# A warning that was made an error does not keep the package from being imported.
+with contextlib.suppress(Exception):
+    if why := _settings.unused():
+        warnings.warn(why, UserWarning, stacklevel=2)
+    del why
 
 __all__ = [
     "ArrayReader",

@@ -52,5 +52,11 @@ def doctor() -> str:
             lines.append(f"{name}: {setting()}")
         except ValueError as error:
             lines.append(f"WRONG: {error}")
-    lines.append(f"strict: {_settings.is_strict()}, sync: {_settings.syncs()}")
+    try:
+        _settings.check()
+        lines.append(f"strict: {_settings.is_strict()}, sync: {_settings.syncs()}")
+    except ValueError as error:
+        lines.append(f"WRONG: {error}")
+    if why := _settings.unused():
+        lines.append(f"WRONG: {why}")
     return "\n".join(lines)

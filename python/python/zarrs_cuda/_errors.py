@@ -42,14 +42,28 @@ class FramesPending(_OfShardError):  # noqa: N818
         The key of the shard in the store.
     store : str or None
         The store, if it is known.
+    resized : tuple or None
+        The shape that the array had when it was opened, and the shape that is stored now, if they differ.
     """
 
+    resized: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
     def __str__(self) -> str:
-        return (
+        message = (
             f"the array {self._where} has subchunks beside its shard {self.shard!r}, written with "
             "`codec_pipeline.shards` set to 'shared'. They would hide what is written otherwise: call "
             "`zarrs_cuda.consolidate(array)` first, when no other process writes. If it says that some are "
             "not whole, `zarrs_cuda.consolidate(array, discard_invalid=True)` deletes these"
+        )
+        if self.resized is None:
+            return message
+        before, now = self.resized
+        return (
+            f"{message}. This call wrote nothing to the array, but it was resized from {before} to {now} "
+            "after it was opened, and other arrays of its group may have been resized, too. Call "
+            "`zarrs_cuda.consolidate(array)` for each, then `array.resize(shape)` with the shape from before "
+            f"(of this array {before}), and then append again. `zarrs_cuda.xarray.to_zarr` looks for such "
+            "subchunks before it resizes anything"
         )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
-
-from zarr.core.array import Array, AsyncArray
+from typing import TYPE_CHECKING, Any
 
 from zarrs_cuda import _settings
+from zarrs_cuda._arrays import opened
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place
-from zarrs_cuda._supported import UnsupportedError
+from zarrs_cuda._supported import UnsupportedError, check_path
+
+if TYPE_CHECKING:
+    from zarr.core.array import Array, AsyncArray
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,22 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
     Explanation
         For people: the text may change in any release.
     """
-    opened = array.async_array if isinstance(array, Array) else array
-    pipeline = opened.codec_pipeline
+    asynchronous = opened(array)
+    pipeline = asynchronous.codec_pipeline
     name = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
     if not isinstance(pipeline, CodecPipeline):
         why = "`codec_pipeline.path` was not `zarrs_cuda.CodecPipeline` when the array was opened"
         return Explanation(name, None, why, "")
-    found = place(opened.store_path.store)
-    metadata = opened.metadata
+    found = place(asynchronous.store_path.store)
+    metadata = asynchronous.metadata
     if pipeline._is_irregular:
         # Chunks of every shape are read and written alike.
-        first = opened._chunk_grid[(0,) * opened.ndim]
-        metadata = pipeline.of_chunks((1,) * opened.ndim if first is None else first.codec_shape)._metadata
+        first = asynchronous._chunk_grid[(0,) * asynchronous.ndim]
+        metadata = pipeline.of_chunks(
+            (1,) * asynchronous.ndim if first is None else first.codec_shape
+        )._metadata
     try:
+        check_path(asynchronous.store_path.path)
         ours = native_for(metadata, found, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)
@@ -82,9 +87,9 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
             where = "its values are files"
         case _:
             where = "its values are objects, which the library requests itself"
-    stages = ours.explain(opened.store_path.path, _settings.threads())
+    stages = ours.explain(asynchronous.store_path.path, _settings.threads())
     if ours.mode != "in_place":
         # The library says how it would update shards where they are.
         stages = re.sub(r"(?m)^partial writes:.*\n?", "", stages)
-    objects = opened.size if ours.is_variable else 0
+    objects = asynchronous.size if ours.is_variable else 0
     return Explanation(name, ours.mode, where, stages, objects)

@@ -24,6 +24,8 @@ class Native:
     def is_sharded(self) -> bool: ...
     @property
     def is_variable(self) -> bool: ...
+    @property
+    def decodes_whole(self) -> bool: ...
     def fill_value(self) -> bytes: ...
     def explain(self, path: str, threads: int) -> str: ...
     def index_range(self) -> tuple[bool, int]: ...
@@ -93,7 +95,7 @@ class Native:
 class Writer:
     def __new__(
         cls,
-        place: str | Objects,
+        place: Any,
         path: str,
         start: int | None,
         sync: bool,
@@ -110,7 +112,7 @@ class Writer:
 class MultiscaleWriter:
     def __new__(
         cls,
-        place: str | Objects,
+        place: Any,
         path: str,
         pyramid: Any,
         sync: bool,
@@ -127,7 +129,7 @@ class MultiscaleWriter:
 
 @final
 class Reader:
-    def __new__(cls, place: str | Objects, path: str, threads: int, *, shared: bool) -> Self: ...
+    def __new__(cls, place: Any, path: str, threads: int, *, shared: bool, subchunk_cache: int) -> Self: ...
     @property
     def shape(self) -> list[int]: ...
     def explain(self) -> str: ...
@@ -136,6 +138,6 @@ class Reader:
     def metrics(self) -> dict[str, float]: ...
 
 def write_lower_levels(
-    place: str | Objects, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None
+    place: Any, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None
 ) -> str: ...
 def metrics() -> dict[str, Any]: ...

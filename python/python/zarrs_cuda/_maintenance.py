@@ -6,19 +6,21 @@ import html
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import Array, AsyncArray
+from zarr.core.group import AsyncGroup, Group
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
+from zarrs_cuda._arrays import opened
 from zarrs_cuda._pipeline import native_for
 from zarrs_cuda._places import place_of_shards
-from zarrs_cuda._supported import UnsupportedError
+from zarrs_cuda._supported import UnsupportedError, check_path, is_sharded
 
 if TYPE_CHECKING:
     from zarrs_cuda._internal import Native
@@ -57,7 +59,7 @@ class Consolidation:
 
 
 def consolidate(
-    array: AnyArray, part: tuple[int, int] = (0, 1), *, discard_invalid: bool = False
+    array: AnyArray | Group | AsyncGroup, part: tuple[int, int] = (0, 1), *, discard_invalid: bool = False
 ) -> Consolidation:
     """Pack the subchunks that were written beside shards into the shards.
 
@@ -69,7 +71,9 @@ def consolidate(
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory; or a
+        group: then all arrays below it that have shards which can be shared. One that cannot be packed does
+        not keep the others from being packed.
     part
         Do part ``i`` of ``n``, ``(i, n)``: the shards whose number in the grid, in C order, is ``i``
         modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the
@@ -81,7 +85,7 @@ def consolidate(
     Returns
     -------
     Consolidation
-        What was done.
+        What was done; of a group, the sums.
 
     Raises
     ------
@@ -96,6 +100,8 @@ def consolidate(
     if not 0 <= number < parts:
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
         raise ValueError(msg)
+    if isinstance(array, Group | AsyncGroup):
+        return _consolidate_all(array, part, discard_invalid)
     ours, path, _ = _opened(array, "shared", writes=True)
     pending = ours.pending(path)
     # After the listing: an array is made larger first, and then written to.
@@ -103,6 +109,34 @@ def consolidate(
     threads = _settings.threads()
     done = ours.consolidate(path, pending, grid, part, threads, discard_invalid=discard_invalid)
     return Consolidation(*done)
+
+
+def _consolidate_all(
+    group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool
+) -> Consolidation:
+    where = group.store_path
+    # Consolidated metadata may be of before, and lack arrays.
+    stored = Group(sync(AsyncGroup.open(where, use_consolidated=False)))
+    done = Consolidation(0, 0, 0, 0, 0)
+    failed: Exception | None = None
+    for _, array in sorted(stored.members(max_depth=None)):
+        if not isinstance(array, Array) or not is_sharded(array.metadata):
+            continue
+        try:
+            _opened(array, "shared")
+        except ValueError:
+            # What cannot be shared has nothing beside its shards.
+            continue
+        try:
+            one = consolidate(array, part, discard_invalid=discard_invalid)
+        except Exception as error:
+            error.add_note(f"It is of the array {array.path!r}; the other arrays of the group were packed")
+            failed = failed or error
+            continue
+        done = Consolidation(*(a + b for a, b in zip(astuple(done), astuple(one), strict=True)))
+    if failed is not None:
+        raise failed
+    return done
 
 
 def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
@@ -171,7 +205,7 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     threads = _settings.threads()
     shards = ours.stored(path, grid) if ours.is_sharded else []
     found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
-    store = array.store_path.store
+    store = opened(array).store_path.store
     if isinstance(store, LocalStore):
         for directory, _, names in os.walk(store.root / path):
             for name in filter(_TEMPORARY.search, names):
@@ -290,16 +324,17 @@ def _opened(
     array: AnyArray, mode: Mode, *, writes: bool = False, shards: bool = True
 ) -> tuple[Native, str, list[int]]:
     """Return the native half for the shards of an array, its path, and its grid of shards."""
-    opened = array.async_array if isinstance(array, Array) else array
-    where = opened.store_path
+    asynchronous = opened(array)
+    where = asynchronous.store_path
     found = place_of_shards(where.store)
     if writes:
         where.store._check_writable()
-    if not isinstance(opened.metadata, ArrayV3Metadata):
+    if not isinstance(asynchronous.metadata, ArrayV3Metadata):
         msg = "it is an array of Zarr v2, which has no shards"
         raise ValueError(msg)
-    metadata = _stored_metadata(opened)
+    metadata = _stored_metadata(asynchronous)
     try:
+        check_path(where.path)
         ours = native_for(metadata, found, mode)
     except UnsupportedError as error:
         raise ValueError(str(error)) from error

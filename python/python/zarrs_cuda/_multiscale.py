@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+import math
+import numbers
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import AsyncArray
@@ -13,6 +16,7 @@ from zarr.storage import LocalStore, StorePath
 
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
+from zarrs_cuda._progress import Telling
 from zarrs_cuda._streams import SliceWriter, writable_place
 
 if TYPE_CHECKING:
@@ -20,12 +24,32 @@ if TYPE_CHECKING:
 
     from zarr.core.array import Array
 
+    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
 
-# What axes with these names usually are.
-_TYPES = {"t": "time", "time": "time", "c": "channel", "channel": "channel"} | dict.fromkeys("zyx", "space")
+# What axes with these names usually are, in letters of either size.
+_TYPES = {
+    **dict.fromkeys(("t", "time", "frame", "frames", "timepoint"), "time"),
+    **dict.fromkeys(("c", "channel", "channels"), "channel"),
+    **dict.fromkeys("zyx", "space"),
+}
+# Short names of units, which OME-Zarr writes out.
+_UNITS = {
+    **{"pm": "picometer", "nm": "nanometer", "um": "micrometer", "µm": "micrometer", "μm": "micrometer"},
+    **{"micron": "micrometer", "microns": "micrometer", "mm": "millimeter", "cm": "centimeter", "m": "meter"},
+    **{
+        "ns": "nanosecond",
+        "us": "microsecond",
+        "µs": "microsecond",
+        "μs": "microsecond",
+        "ms": "millisecond",
+    },
+    **{"s": "second", "sec": "second", "min": "minute", "h": "hour"},
+}
+# More would divide any axis to one element.
+_MOST_LEVELS = 64
 
 
 @dataclass(frozen=True)
@@ -38,9 +62,11 @@ class Axis:
         Its name, such as ``"y"``.
     type : str or None
         ``"space"``, ``"time"``, ``"channel"``, or another word. By default as the name says: time for
-        ``t``, channel for ``c``, space for ``z``, ``y`` and ``x``, and none for other names.
+        ``t``, ``time`` and ``frame``, channel for ``c``, space for ``z``, ``y`` and ``x``, of either size;
+        none for other names.
     unit : str or None
-        The unit of the other numbers, such as ``"micrometer"`` or ``"second"``.
+        The unit of the other numbers, such as ``"micrometer"`` or ``"second"``. Usual short names are written
+        out: ``"um"`` becomes ``"micrometer"``.
     scale : float
         The distance of two elements of level 0.
     translation : float
@@ -58,8 +84,29 @@ class Axis:
     factor: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            msg = f"an axis has the name {self.name!r}, and needs one of letters, such as 'y'"
+            raise ValueError(msg)
         if self.type is None:
-            object.__setattr__(self, "type", _TYPES.get(self.name))
+            object.__setattr__(self, "type", _TYPES.get(self.name.lower()))
+        if self.unit is not None:
+            object.__setattr__(self, "unit", _UNITS.get(self.unit, self.unit))
+        for name, number in (("scale", self.scale), ("translation", self.translation)):
+            if not isinstance(number, numbers.Real) or not math.isfinite(number):
+                msg = f"the {name} of the axis {self.name!r} is {number!r}, and must be a finite number"
+                raise ValueError(msg)
+        if self.scale <= 0:
+            msg = (
+                f"the scale of the axis {self.name!r} is {self.scale!r}, and must be more than 0: it is the "
+                "distance of two elements. Leave it out if it is not known"
+            )
+            raise ValueError(msg)
+        if self.factor not in (None, 1, 2):
+            msg = (
+                f"the factor of the axis {self.name!r} is {self.factor!r}, and must be 2, which halves it "
+                "from level to level, or 1, which does not"
+            )
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True)
@@ -74,7 +121,7 @@ class _Pyramid:
 
 
 def _pyramid(
-    axes: Iterable[Axis | Mapping[str, Any]] | None,
+    axes: Iterable[Axis | Mapping[str, Any] | str] | None,
     levels: int | None,
     reduction: str,
     shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None,
@@ -83,8 +130,11 @@ def _pyramid(
     start: int | None,
 ) -> _Pyramid:
     given = (shapes or {}).items()
+    if levels is not None and not 1 <= levels <= _MOST_LEVELS:
+        msg = f"`levels` is {levels}, and must be 1 to {_MOST_LEVELS}, with level 0"
+        raise ValueError(msg)
     return _Pyramid(
-        None if axes is None else [axis if isinstance(axis, Axis) else Axis(**axis) for axis in axes],
+        None if axes is None else [_axis(axis) for axis in axes],
         levels,
         reduction,
         [(level, list(chunks), list(shards)) for level, (chunks, shards) in given],
@@ -94,7 +144,20 @@ def _pyramid(
     )
 
 
-def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+def _axis(axis: Axis | Mapping[str, Any] | str) -> Axis:
+    if isinstance(axis, Axis):
+        return axis
+    if isinstance(axis, str):
+        return Axis(axis)
+    names = [field.name for field in fields(Axis)]
+    unknown = [name for name in axis if name not in names]
+    if unknown or "name" not in axis:
+        msg = f"an axis is {dict(axis)!r}, and must have the key 'name' and may have {names[1:]}"
+        raise TypeError(msg)
+    return Axis(**axis)
+
+
+def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
     """Return an array, and where it is in a store that has its group, too.
 
     ``zarr.open_array`` with the directory of an array makes a store that begins there.
@@ -126,16 +189,16 @@ class MultiscaleWriter(SliceWriter):
     Parameters
     ----------
     array
-        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
-        ``ObjectStore`` that is not in memory. If its name is a number, the names of the other levels
+        Level 0: a sharded array of zarr-python in a group, in any store (see :class:`ArrayWriter`). If its
+        name is a number, the names of the other levels
         count on from there. Nothing else may write the levels meanwhile. The array has the new shape
         after ``flush``, ``finish`` and ``abort``; open other objects for the same array, and for the
         group, again: the group has new attributes. If the array has no dimension names, it gets those of
         the axes.
     axes
         The axes, in the order of the array's: an :class:`Axis` for each, or a dictionary with its
-        attributes. By default the axes of the stored description of the image, or else the dimension
-        names of the array, if each is ``t``, ``time``, ``c``, ``channel``, ``z``, ``y`` or ``x``.
+        attributes, or its name (``"tyx"`` for all). By default the axes of the stored description of
+        the image, or else the dimension names of the array, if each has a usual type (see :class:`Axis`).
         OME-Zarr allows two to five axes: time, then channels or another type, then two or three of
         space.
     levels
@@ -159,7 +222,7 @@ class MultiscaleWriter(SliceWriter):
     progress
         A function to call with the number of a level and its :meth:`progress` whenever a shard of it
         was stored. It is called by threads of the writer, which wait for it: it cannot use the writer
-        itself.
+        itself. What it raises, a call of the writer raises.
 
     Raises
     ------
@@ -177,7 +240,7 @@ class MultiscaleWriter(SliceWriter):
         self,
         array: AnyArray,
         *,
-        axes: Iterable[Axis | Mapping[str, Any]] | None = None,
+        axes: Iterable[Axis | Mapping[str, Any] | str] | None = None,
         levels: int | None = None,
         reduction: str = "mean",
         shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None = None,
@@ -189,7 +252,8 @@ class MultiscaleWriter(SliceWriter):
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
-        writer = native().MultiscaleWriter(place, where.path, pyramid, _settings.syncs(), progress)
+        make = partial(native().MultiscaleWriter, place, where.path, pyramid, _settings.syncs())
+        writer = Telling(make, progress)
         self._levels = [StorePath(where.store, path) for path in writer.paths]
         super().__init__(opened, writer)
         self._refresh()
@@ -233,7 +297,7 @@ class MultiscaleWriter(SliceWriter):
 def write_lower_levels(
     array: AnyArray,
     *,
-    axes: Iterable[Axis | Mapping[str, Any]] | None = None,
+    axes: Iterable[Axis | Mapping[str, Any] | str] | None = None,
     levels: int | None = None,
     reduction: str = "mean",
     shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None = None,
@@ -250,8 +314,8 @@ def write_lower_levels(
     Parameters
     ----------
     array
-        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
-        ``ObjectStore`` that is not in memory. Nothing may write it, or the levels, meanwhile.
+        Level 0: a sharded array of zarr-python in a group, in any store (see :class:`ArrayWriter`).
+        Nothing may write it, or the levels, meanwhile.
     axes, levels, reduction, shapes, name, omero
         As for :class:`MultiscaleWriter`.
     start

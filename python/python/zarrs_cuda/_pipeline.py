@@ -17,6 +17,7 @@ from zarr.abc.codec import GetResult
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.codecs._v2 import V2Codec
 from zarr.core import sync
+from zarr.core.array import AsyncArray
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
@@ -27,12 +28,14 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from zarrs_cuda import _elements, _settings
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
+from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
 from zarrs_cuda._selections import Met, around, is_box, met
 from zarrs_cuda._supported import (
     UnsupportedError,
     check_fill_value,
+    check_path,
     has_shards,
     is_raw,
     is_sharded,
@@ -154,10 +157,16 @@ class CodecPipeline(_CodecPipeline):
         -------
         CodecPipeline
             A pipeline that keeps the mode of ``codec_pipeline.shards``.
+
+        Raises
+        ------
+        ValueError
+            If a setting of this package has a wrong value, or a key is almost one of this package's.
         """
         if isinstance(array_metadata, ArrayV3Metadata):
             # The advice that zarr-python's own pipelines give.
             codecs_from_list(array_metadata.codecs)
+        _settings.check()
         return cls(array_metadata, store, _settings.mode())
 
     @classmethod
@@ -315,14 +324,19 @@ class CodecPipeline(_CodecPipeline):
 
         Raises
         ------
+        FramesPending
+            If subchunks are stored beside a shard.
         ShardError
             If a chunk is changed in part and cannot be decoded.
+        ValueError
+            If elements are masked.
         OSError
             If the store fails.
         """
         batch: Batch = list(batch_info)
         if not batch:
             return
+        check_mask(value.as_ndarray_like())
         if self._is_irregular:
             for shape, positions in _by_shape(batch):
                 items = [batch[position] for position in positions]
@@ -335,12 +349,29 @@ class CodecPipeline(_CodecPipeline):
         store = batch[0][0].store
         store._check_writable()
         await store._ensure_open()
+        elements = value.as_numpy_array()
         with _named(batch):
-            values = await _values_to_change(ours, batch)
-            elements = value.as_numpy_array()
-            changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
+            try:
+                values = await _values_to_change(ours, batch)
+                changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
+            except FramesPending as pending:
+                pending.resized = await self._resized(store, pending.array)
+                raise
             if changes:
                 await _store(batch, changes)
+
+    async def _resized(self, store: Store, path: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the shape that the array had when it was opened, and the stored one, if they differ.
+
+        zarr-python resizes an array without asking its pipeline, which keeps the metadata from before.
+        """
+        before = tuple(self._metadata.shape)
+        try:
+            now = (await AsyncArray.open(StorePath(store, path))).shape
+        except Exception:
+            # The error that is about to be raised is the one to report.
+            return None
+        return None if now == before else (before, now)
 
     @property
     def _is_irregular(self) -> bool:
@@ -383,6 +414,7 @@ class CodecPipeline(_CodecPipeline):
                 self._fall_back(self._unsupported)
                 return None
             try:
+                check_path(where.path)
                 known = key, native_for(self._metadata, found, self._mode)
             except UnsupportedError as error:
                 self._unsupported = str(error)
@@ -498,7 +530,7 @@ async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
         return None
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in batch])
-    read = _part if ours.is_sharded else _whole
+    read = _part if ours.is_sharded and not ours.decodes_whole else _whole
     values = await concurrent_map([(ours, item) for item in batch], read, config.get("async.concurrency"))
     return {item[0].path: value for item, value in zip(batch, values, strict=True)}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.core.config import config
 from zarr.storage import LocalStore, ObjectStore
 
+from zarrs_cuda._asked import Asked
 from zarrs_cuda._native import native
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ def place_of_shards(store: Store) -> Place:
         )
         raise ValueError(msg)
     return found
+
+
+def place_of_slices(store: Store) -> Place | Asked:
+    """Find where the values of a store are, or return the store, to be asked, if only Python writes it."""
+    return place(store) or Asked(store)
 
 
 def _objects(store: Any) -> Objects | None:

@@ -10,6 +10,69 @@ Mode = Literal["rewrite", "in_place", "shared"]
 MODES: tuple[Mode, ...] = ("rewrite", "in_place", "shared")
 
 
+# What `zarr.config` may have of `codec_pipeline`: of this package, and of zarr-python. Other packages have
+# keys of their own there.
+_OURS = ("shards", "strict", "sync", "max_workers")
+_KNOWN = frozenset({*_OURS, "path", "batch_size", "fused"})
+
+
+def check() -> None:
+    """Check this package's settings, before an array is opened with them.
+
+    Raises
+    ------
+    ValueError
+        If a value is none that the setting may have, or a key is almost one of this package's.
+    """
+    given = config.get("codec_pipeline", {}) or {}
+    for key in given:
+        name = str(key).replace("-", "_")
+        if name in _KNOWN:
+            continue
+        near = min(_OURS, key=lambda ours: _distance(name, ours))
+        if _distance(name, near) <= _MOST:
+            msg = f"`codec_pipeline.{key}` is no setting: did you mean `codec_pipeline.{near}`?"
+            raise ValueError(msg)
+    mode()
+    is_strict()
+    syncs()
+    if config.get("codec_pipeline.max_workers", None) is not None:
+        threads()
+
+
+# How many letters a misspelt key has wrong, or more or less.
+_MOST = 2
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters have to be changed, added or taken away, or swapped with their neighbours."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(one, 1):
+        last, before, row = before, row, [at]
+        for index, wanted in enumerate(other, 1):
+            cost = min(before[index] + 1, row[index - 1] + 1, before[index - 1] + (letter != wanted))
+            if at > 1 and index > 1 and letter == other[index - 2] and one[at - 2] == wanted:
+                cost = min(cost, last[index - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def unused() -> str | None:
+    """Return why settings of this package do nothing; None if they do, or if there are none."""
+    found = [
+        key for key in _OURS if key != "max_workers" and config.get(f"codec_pipeline.{key}", None) is not None
+    ]
+    path = config.get("codec_pipeline.path", None)
+    if not found or "zarrs_cuda" in str(path):
+        return None
+    names = ", ".join(f"`codec_pipeline.{key}`" for key in found)
+    return (
+        f"{names} is set, and does nothing: `codec_pipeline.path` is {path!r}. Set it to "
+        "'zarrs_cuda.CodecPipeline' before arrays are opened"
+    )
+
+
 def mode() -> Mode:
     """Return how shards are written: ``codec_pipeline.shards``.
 
@@ -27,12 +90,12 @@ def mode() -> Mode:
 
 def is_strict() -> bool:
     """Return whether a fallback is an error: ``codec_pipeline.strict``."""
-    return bool(config.get("codec_pipeline.strict", False))
+    return _yes_or_no("strict")
 
 
 def syncs() -> bool:
     """Return whether files are synced before a write returns: ``codec_pipeline.sync``."""
-    return bool(config.get("codec_pipeline.sync", False))
+    return _yes_or_no("sync")
 
 
 def threads() -> int:
@@ -53,12 +116,21 @@ def threads() -> int:
     return _of_dask_worker() or _cores()
 
 
+def _yes_or_no(key: str) -> bool:
+    value = config.get(f"codec_pipeline.{key}", False)
+    # The environment gives 0 and 1, too.
+    if value is None or value in (False, True):
+        return bool(value)
+    msg = f"`codec_pipeline.{key}` is {value!r}, and must be True or False"
+    raise ValueError(msg)
+
+
 def _positive(key: str, value: Any) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0
-    if number < 1:
+    if number < 1 or isinstance(value, bool) or (isinstance(value, float) and number != value):
         msg = f"`{key}` is {value!r}, and must be a positive number"
         raise ValueError(msg)
     return number

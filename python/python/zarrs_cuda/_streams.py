@@ -1,4 +1,4 @@
-"""Writers of slices, and readers of boxes."""
+"""Writers of slices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import warnings
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,16 +15,19 @@ from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
 
 from zarrs_cuda import _settings
+from zarrs_cuda._arrays import opened
+from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
-from zarrs_cuda._places import place_of_shards
-from zarrs_cuda._supported import has_shards
+from zarrs_cuda._places import place_of_slices
+from zarrs_cuda._progress import Telling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from zarr.storage import StorePath
 
+    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
@@ -33,28 +37,34 @@ if TYPE_CHECKING:
 _CUDA = 2
 
 
-def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
-    opened = array.async_array if isinstance(array, Array) else array
-    where = opened.store_path
-    return opened, where, place_of_shards(where.store)
+def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
+    asynchronous = opened(array)
+    where = asynchronous.store_path
+    return asynchronous, where, place_of_slices(where.store)
 
 
-def writable_place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+def writable_place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place | Asked]:
     """Return an array, and where its values are, which the library is to write.
 
     Raises
     ------
     ValueError
-        If the library does not write this store, the store is read-only, or the array has elements
-        that are objects of Python.
+        If the store is read-only, or the array has elements that are objects of Python.
     """
-    opened, where, place = _place(array)
+    asynchronous, where, place = _place(array)
     where.store._check_writable()
-    _dtype(opened)
-    return opened, where, place
+    native_type(asynchronous)
+    return asynchronous, where, place
 
 
-def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
+def native_type(array: AsyncArray[Any]) -> np.dtype[Any]:
+    """Return the type of the elements of an array, in the byte order of this machine.
+
+    Raises
+    ------
+    ValueError
+        If they are objects of Python.
+    """
     dtype: np.dtype[Any] = array.metadata.dtype.to_native_dtype()
     if dtype.kind in "OTV":
         msg = f"elements of the type {dtype} have no writers and readers of their own: use the array itself"
@@ -86,7 +96,7 @@ class SliceWriter:
 
     def __init__(self, array: AsyncArray[Any], native_writer: Any) -> None:
         self._array = array
-        self._dtype = _dtype(array)
+        self._dtype = native_type(array)
         self._slice = array.metadata.shape[1:]
         self._process = os.getpid()
         self._writer = native_writer
@@ -108,8 +118,8 @@ class SliceWriter:
         TypeError
             If the elements cannot be converted.
         ValueError
-            If their shape is not one of slices, or the writer was finished, or cannot take a tensor
-            from its device.
+            If their shape is not one of slices, or elements are masked, or the writer was finished, or
+            cannot take a tensor from its device.
         OSError
             If a file cannot be written.
         """
@@ -118,6 +128,7 @@ class SliceWriter:
                 self._append_tensor(frames)
                 return
             frames = np.from_dlpack(frames)
+        check_mask(frames)
         frames = np.asarray(frames)
         if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
             len(self._slice),
@@ -150,6 +161,7 @@ class SliceWriter:
         done: str = self._writer.finish()
         _open_writers.discard(self)
         self._refresh()
+        self._writer.check()
         return done
 
     def abort(self) -> int | None:
@@ -201,16 +213,19 @@ class ArrayWriter(SliceWriter):
     Parameters
     ----------
     array
-        A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in
-        memory. Nothing else may write it meanwhile, another writer neither. It has the new shape after
-        ``flush``, ``finish`` and ``abort``; open other objects for the same array again.
+        A sharded array of zarr-python. A ``LocalStore``, or an ``ObjectStore`` that is not in memory, is
+        written by the library itself; other stores are asked through zarr-python, which is slower:
+        finish such a writer before the process ends, when they cannot be asked any more.
+        Nothing else may write it meanwhile, another writer neither. It has the new shape after ``flush``,
+        ``finish`` and ``abort``; open other objects for the same array again.
     start
         The first slice to write; at the border of a shard. By default the end of the array. What the
         array has from there on is replaced shard by shard: elements of the last shard behind the last
         slice become fill values.
     progress
         A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
-        of the writer, which wait for it: it cannot use the writer itself.
+        of the writer, which wait for it: it cannot use the writer itself. If it raises, the call of the
+        writer that is at work raises that, or the next one, and the function is not called until then.
 
     Raises
     ------
@@ -227,10 +242,10 @@ class ArrayWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
-        opened, where, place = writable_place(array)
+        asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
-        writer = native().Writer(place, where.path, start, _settings.syncs(), progress)
-        super().__init__(opened, writer)
+        make = partial(native().Writer, place, where.path, start, _settings.syncs())
+        super().__init__(asynchronous, Telling(make, progress))
 
     def abort(self) -> int | None:
         """Forget what is not stored.
@@ -256,141 +271,3 @@ class ArrayWriter(SliceWriter):
             return dict(self._last)
         now: dict[str, float] = self._writer.progress()
         return now
-
-
-class ArrayReader:
-    """Reads boxes of an array straight to their place, many at once.
-
-    Parameters
-    ----------
-    array
-        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
-    shared
-        Whether to see the subchunks that are stored beside their shards. By default as the array does
-        that was opened with ``codec_pipeline.shards`` set to ``"shared"``.
-
-    Raises
-    ------
-    ValueError
-        If the array cannot be read so: the message says why.
-    """
-
-    def __init__(self, array: AnyArray, *, shared: bool | None = None) -> None:
-        opened, where, place = _place(array)
-        if shared is None:
-            mode = getattr(opened.codec_pipeline, "_mode", "rewrite")
-            shared = mode == "shared" and has_shards(opened.metadata)
-        self._dtype = _dtype(opened)
-        self._reader = native().Reader(place, where.path, _settings.threads(), shared=shared)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that the array had when the reader was made."""
-        return tuple(self._reader.shape)
-
-    def read(self, *box: slice, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
-        """Read a box.
-
-        Parameters
-        ----------
-        *box
-            A slice for each axis, without a step. Axes that are left out are read whole.
-        out
-            Where the elements go; by default a new array.
-
-        Returns
-        -------
-        numpy.ndarray
-            The elements: ``out``, if it was given.
-
-        Raises
-        ------
-        ValueError
-            If the box is not in the array, or ``out`` does not fit it.
-        ShardError
-            If a shard cannot be decoded.
-        OSError
-            If a file cannot be read.
-        """
-        shape = self.shape
-        are_slices = all(isinstance(entry, slice) and entry.step in (None, 1) for entry in box)
-        if len(box) > len(shape) or not are_slices:
-            msg = f"a box has up to {len(shape)} slices without steps, and this is {box}"
-            raise ValueError(msg)
-        box = box + (slice(None),) * (len(shape) - len(box))
-        ends = [entry.indices(extent) for entry, extent in zip(box, shape, strict=True)]
-        extents = tuple(max(stop - start, 0) for start, stop, _ in ends)
-        out = self._output(out, extents)
-        self._reader.read_into([start for start, _, _ in ends], out)
-        return out
-
-    def read_boxes(
-        self,
-        origins: Sequence[Sequence[int]] | np.ndarray[Any, Any],
-        shape: Sequence[int],
-        out: np.ndarray[Any, Any] | None = None,
-    ) -> np.ndarray[Any, Any]:
-        """Read many boxes of one shape. Each subchunk is read and decoded once.
-
-        Parameters
-        ----------
-        origins
-            The first element of each box, for each axis.
-        shape
-            The shape of a box.
-        out
-            Where the elements go; by default a new array.
-
-        Returns
-        -------
-        numpy.ndarray
-            The elements, with an axis for the boxes in front: ``out``, if it was given.
-
-        Raises
-        ------
-        ValueError
-            If a box is not in the array, or ``out`` does not fit.
-        ShardError
-            If a shard cannot be decoded.
-        OSError
-            If a file cannot be read.
-        """
-        places = np.asarray(origins)
-        if not places.size:
-            places = np.empty((0, len(self.shape)), np.int64)
-        if len(shape) != len(self.shape):
-            msg = f"boxes of {len(self.shape)} axes are asked for with {len(shape)} extents, {tuple(shape)}"
-            raise ValueError(msg)
-        if places.ndim != 2 or places.shape[1] != len(self.shape) or places.dtype.kind not in "iu":
-            msg = (
-                f"each box begins at {len(self.shape)} integers, and these origins have the type "
-                f"{places.dtype} and the shape {places.shape}"
-            )
-            raise ValueError(msg)
-        if (places < 0).any():
-            msg = f"the origin of a box is negative: {places[(places < 0).any(axis=1)][0].tolist()}"
-            raise ValueError(msg)
-        out = self._output(out, (len(places), *shape))
-        self._reader.read_boxes_into(places.tolist(), out)
-        return out
-
-    def metrics(self) -> dict[str, float]:
-        """Return the counts of the work of this reader: bytes, requests, and times in seconds."""
-        now: dict[str, float] = self._reader.metrics()
-        return now
-
-    def explain(self) -> str:
-        """Say how the reader reads, and why."""
-        text: str = self._reader.explain()
-        return text
-
-    def _output(self, out: np.ndarray[Any, Any] | None, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        if out is None:
-            return np.empty(shape, self._dtype)
-        if out.shape != shape or out.dtype != self._dtype or not out.flags.writeable:
-            msg = (
-                f"`out` has the shape {out.shape} and the type {out.dtype}, and must be a writeable array of "
-                f"the shape {shape} and the type {self._dtype}"
-            )
-            raise ValueError(msg)
-        return out

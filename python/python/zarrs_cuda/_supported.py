@@ -81,6 +81,20 @@ def metadata_text(metadata: ArrayMetadata) -> bytes:
     return json.dumps(json.loads(text) | raw).encode()
 
 
+def check_path(path: str) -> None:
+    """Check that the library takes a path: of an array, or of one of its values.
+
+    Raises
+    ------
+    UnsupportedError
+        If it has a name that the specification of Zarr keeps for itself. xarray gives such a name to an array
+        that has none.
+    """
+    if "__" in path and any(name.startswith("__") for name in path.split("/")):
+        msg = f"a name of its path begins with `__`, which Zarr reserves: {path!r}"
+        raise UnsupportedError(msg)
+
+
 def is_raw(metadata: ArrayMetadata) -> bool:
     """Return whether zarrs has no such type, and takes its elements for raw bytes."""
     return isinstance(metadata.dtype, RawBytes | NullTerminatedBytes | Structured)

@@ -9,7 +9,10 @@ import numpy as np
 from zarr.core.array import Array, AsyncArray
 
 from zarrs_cuda import _settings
+from zarrs_cuda._arrays import opened
+from zarrs_cuda._blocks import moved
 from zarrs_cuda._maintenance import consolidate
+from zarrs_cuda._masks import check_mask
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import is_sharded
@@ -17,9 +20,10 @@ from zarrs_cuda._supported import is_sharded
 if TYPE_CHECKING:
     from dask.array import Array as DaskArray
     from dask.delayed import Delayed
+    from xarray import DataArray
 
 
-def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | None:
+def store(x: DaskArray | DataArray, z: Array[Any], *, compute: bool = True) -> Delayed | None:
     """Store a Dask array in a sharded array of zarr-python.
 
     Each task writes one block, of one subchunk or more, beside the shards; blocks need not be aligned
@@ -29,7 +33,8 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     Parameters
     ----------
     x
-        The elements. Borders of blocks that are within a subchunk are moved to the next one.
+        The elements: an array of Dask, or a DataArray of xarray, whose axes are put in the order of the
+        array's by their names. Borders of blocks that are within a subchunk are moved to the next one.
     z
         A sharded array of the same shape, in a ``LocalStore`` or an ``ObjectStore`` that all workers
         reach. Nothing else may write it meanwhile.
@@ -44,23 +49,27 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     Raises
     ------
     ValueError
-        If the shapes differ, or the array has no shards, or is in another store.
+        If the shapes differ, or the array has no shards, or is in another store, or axes have other names.
+        A block with masked elements is an error when it is stored.
     """
     from dask.delayed import delayed
 
     array = _shared(z)
-    if x.shape != array.shape:
-        msg = f"the Dask array has the shape {x.shape}, and the array of zarr-python {array.shape}"
+    elements = _blocks_of(x, array)
+    if elements.shape != array.shape:
+        msg = f"the Dask array has the shape {elements.shape}, and the array of zarr-python {array.shape}"
         raise ValueError(msg)
     subchunk, shard = array.chunks, array.shards
     if shard is None:
         msg = "the array has no shards"
         raise ValueError(msg)
-    x = x.rechunk(tuple(_moved(sizes, step) for sizes, step in zip(x.chunks, subchunk, strict=True)))
-    starts = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in x.chunks]
+    elements = elements.rechunk(
+        tuple(moved(sizes, step) for sizes, step in zip(elements.chunks, subchunk, strict=True))
+    )
+    starts = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in elements.chunks]
     write, pack = delayed(_write, pure=False), delayed(_pack, pure=False)
     of_shard: dict[tuple[int, ...], list[Delayed]] = {}
-    blocks = x.to_delayed()
+    blocks = elements.to_delayed()
     for number in np.ndindex(blocks.shape):
         box = tuple(
             slice(int(edges[at]), int(edges[at + 1])) for edges, at in zip(starts, number, strict=True)
@@ -79,30 +88,43 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     return done
 
 
-def _moved(sizes: tuple[int, ...], step: int) -> tuple[int, ...]:
-    """Move the borders between blocks to borders of subchunks."""
-    total = sum(sizes)
-    borders = {min(-(-int(border) // step) * step, total) for border in np.cumsum(sizes)}
-    edges = [0, *sorted(borders - {0})]
-    return tuple(stop - start for start, stop in itertools.pairwise(edges)) or sizes
+def _blocks_of(x: Any, array: Array[Any]) -> Any:
+    """Return the Dask array of a DataArray of xarray, in the order of the axes of the array."""
+    if hasattr(x, "to_dataset") and hasattr(x, "dims"):
+        names = getattr(array.metadata, "dimension_names", None)
+        if names and all(names) and set(names) == set(x.dims):
+            x = x.transpose(*names)
+        elif names and all(names):
+            msg = (
+                f"the axes of the DataArray are {x.dims}, and those of the array of zarr-python {names}: "
+                "rename or select them first, or give `x.data` to store it by the order of its axes"
+            )
+            raise ValueError(msg)
+        x = x.data
+    if not hasattr(x, "to_delayed"):
+        from dask.array import from_array
+
+        x = from_array(x, chunks=array.shards)
+    return x
 
 
 def _shared(z: Array[Any]) -> Array[Any]:
     """Return the array with shared shards."""
-    opened = z.async_array
-    where = opened.store_path
+    asynchronous = opened(z)
+    where = asynchronous.store_path
     place_of_shards(where.store)
-    if not is_sharded(opened.metadata):
+    if not is_sharded(asynchronous.metadata):
         msg = "the array has no shards, or codecs around them"
         raise ValueError(msg)
     where.store._check_writable()
-    shared = AsyncArray(metadata=opened.metadata, store_path=where, config=opened.config)
-    pipeline = CodecPipeline(opened.metadata, where.store, "shared")
+    shared = AsyncArray(metadata=asynchronous.metadata, store_path=where, config=asynchronous.config)
+    pipeline = CodecPipeline(asynchronous.metadata, where.store, "shared")
     object.__setattr__(shared, "codec_pipeline", pipeline)
     return Array(shared)
 
 
 def _write(array: Array[Any], box: tuple[slice, ...], block: Any) -> None:
+    check_mask(block)
     array[box] = block
 
 

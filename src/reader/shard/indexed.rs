@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::{Attempt, Call, Stop, Touched, damage, keep_buffer, lock, store_error, take_buffer};
+use super::{
+    Attempt, Call, Stop, Touched, damage, got_no_answer, keep_buffer, lock, store_error,
+    take_buffer,
+};
 use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
 use crate::engine::{EngineError, RowSink, memory};
 use crate::reader::ReaderError;
@@ -202,6 +205,13 @@ impl<S: Source> Indexed<'_, S> {
         stored: &[Stored<'p>],
         error: ReaderError,
     ) -> Result<Vec<Stored<'p>>, Stop> {
+        if let ReaderError::Store {
+            error: of_store, ..
+        } = &error
+            && got_no_answer(of_store)
+        {
+            return Err(error.into());
+        }
         // Perhaps the shard is another one, and shorter.
         self.check_index().await?;
         let Ok(Some(size)) = self.attempt.call.source.size(self.opened).await else {

@@ -57,11 +57,11 @@ impl Axis {
         Self::new(name, kind, 1)
     }
 
-    /// The axis that usually has this name: `t`, `c`, `z`, `y` or `x`.
+    /// The axis that usually has this name, in letters of either size: `t`, `c`, `z`, `y` or `x`.
     pub(super) fn by_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "t" | "time" => Self::time(name),
-            "c" | "channel" => Self::channel(name),
+        Some(match &*name.to_lowercase() {
+            "t" | "time" | "timepoint" | "frame" | "frames" => Self::time(name),
+            "c" | "channel" | "channels" => Self::channel(name),
             "z" | "y" | "x" => Self::space(name),
             _ => return None,
         })
