@@ -20,7 +20,7 @@ use crate::error::{Error, detached, no_panic};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
-use crate::writing::{Held, check_frames, failed, opened, progress_of, tell};
+use crate::writing::{self, Held, check_frames, failed, interrupted, opened, progress_of, tell};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
 #[derive(FromPyObject)]
@@ -133,7 +133,7 @@ pub(crate) struct MultiscaleWriter {
 #[pymethods]
 impl MultiscaleWriter {
     #[new]
-    #[pyo3(signature = (place, path, pyramid, sync, progress))]
+    #[pyo3(signature = (place, path, pyramid, sync, progress, flush_after))]
     fn new(
         py: Python<'_>,
         place: Place<'_>,
@@ -141,11 +141,15 @@ impl MultiscaleWriter {
         pyramid: Pyramid,
         sync: bool,
         progress: Option<Py<PyAny>>,
+        flush_after: Option<f64>,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let (writer, paths) = detached(py, &path, || {
             let array = opened(&store, &path)?;
-            let mut builder = pyramid.builder(&store, &array)?;
+            let mut builder = pyramid
+                .builder(&store, &array)?
+                .with_flush_after(writing::flush_after(flush_after)?)
+                .with_interrupt(interrupted);
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |level, now: &Progress| {
                     tell(&progress, |py| Ok((level, progress_of(py, now)?.unbind())));
@@ -168,11 +172,18 @@ impl MultiscaleWriter {
         self.paths.clone()
     }
 
-    /// Appends the elements of `array`, which is contiguous.
-    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+    /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
+    /// if a shard of level 0 took long.
+    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
         let memory = Memory::of(array);
         self.held.with(py, |writer| {
-            writer.append_bytes(memory.bytes()?).map_err(failed)
+            let appended = writer.append_bytes(memory.bytes()?);
+            if appended.is_err() {
+                // The next call begins with a whole slice, too.
+                writer.discard_partial_slice();
+            }
+            appended.map_err(failed)?;
+            Ok(writer.progress().first().and_then(|top| top.slow_shard))
         })
     }
 
@@ -203,6 +214,16 @@ impl MultiscaleWriter {
     /// Forgets what is not stored. Returns how many slices of level 0 are.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.held.close(py, Levels::abort)
+    }
+
+    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices of
+    /// level 0 are stored.
+    fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
+        self.held.close(py, |writer| {
+            // What is no number of seconds ends at once.
+            let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
+            writer.stop(limit)
+        })
     }
 
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {

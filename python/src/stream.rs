@@ -2,6 +2,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use numpy::PyUntypedArray;
 use pyo3::prelude::*;
@@ -14,7 +15,7 @@ use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
-use crate::writing::{Held, check_frames, failed, opened, progress_of, tell};
+use crate::writing::{self, Held, check_frames, failed, interrupted, opened, progress_of, tell};
 
 /// Appends slices along the first axis of an array.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
@@ -23,7 +24,7 @@ pub(crate) struct Writer(Held<ArrayWriter>);
 #[pymethods]
 impl Writer {
     #[new]
-    #[pyo3(signature = (place, path, start, sync, progress))]
+    #[pyo3(signature = (place, path, start, sync, progress, flush_after))]
     fn new(
         py: Python<'_>,
         place: Place<'_>,
@@ -31,13 +32,16 @@ impl Writer {
         start: Option<u64>,
         sync: bool,
         progress: Option<Py<PyAny>>,
+        flush_after: Option<f64>,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let writer = detached(py, &path, || {
             let array = opened(&store, &path)?;
             let end = array.shape().first().copied().unwrap_or(0);
             check_frames(&store, &array, start.unwrap_or(end))?;
-            let mut builder = ArrayWriter::builder(&array);
+            let mut builder = ArrayWriter::builder(&array)
+                .with_flush_after(writing::flush_after(flush_after)?)
+                .with_interrupt(interrupted);
             if let Store::Files(files) = store {
                 builder = builder.with_atomic_rename(files);
             }
@@ -54,11 +58,18 @@ impl Writer {
         Ok(Self(Held::new(path, writer)))
     }
 
-    /// Appends the elements of `array`, which is contiguous.
-    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+    /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
+    /// if a shard took long.
+    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
         let memory = Memory::of(array);
         self.0.with(py, |writer| {
-            writer.append_bytes(memory.bytes()?).map_err(failed)
+            let appended = writer.append_bytes(memory.bytes()?);
+            if appended.is_err() {
+                // The next call begins with a whole slice, too.
+                writer.discard_partial_slice();
+            }
+            appended.map_err(failed)?;
+            Ok(writer.progress().slow_shard)
         })
     }
 
@@ -90,6 +101,15 @@ impl Writer {
     /// Forgets what is not stored. Returns how many slices are.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.0.close(py, ArrayWriter::abort)
+    }
+
+    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
+    fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
+        self.0.close(py, |writer| {
+            // What is no number of seconds ends at once.
+            let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
+            writer.stop(limit)
+        })
     }
 
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

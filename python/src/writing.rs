@@ -1,7 +1,8 @@
 //! The parts that both writers of slices share: their arguments, their progress, and how they are closed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -81,6 +82,7 @@ pub(crate) fn progress_of<'py>(
         ("packed_bytes", progress.packed_bytes),
         ("finished_slices", progress.finished_slices),
         ("covered_slices", progress.covered_slices),
+        ("at_risk", progress.at_risk),
         ("shards_stored", progress.shards_stored),
         ("shards_empty", progress.shards_empty),
         ("stored_bytes", progress.stored_bytes),
@@ -104,6 +106,44 @@ pub(crate) fn progress_of<'py>(
 thread_local! {
     /// Whether this thread, of a writer, calls a function of Python. The writer waits for it.
     static TELLING: Cell<bool> = const { Cell::new(false) };
+
+    /// What a handler of a signal has raised while this thread waited for a writer.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Whether a call that waits is to end, because a handler of a signal, such as of Ctrl-C, has raised. The
+/// call raises the same.
+pub(crate) fn interrupted() -> bool {
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is one of any lifetime only in a closure"
+    )]
+    let checked = Python::try_attach(|py| py.check_signals());
+    let Some(Err(error)) = checked else {
+        return false;
+    };
+    RAISED.set(Some(error));
+    true
+}
+
+/// `result`, or what a handler of a signal has raised meanwhile.
+fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
+    match RAISED.take() {
+        Some(error) => Err(Error::Raised(error)),
+        None => result,
+    }
+}
+
+/// For how long complete shards wait, if they are stored in pauses.
+pub(crate) fn flush_after(given: Option<f64>) -> Result<Option<Duration>, Error> {
+    let seconds = |given| {
+        Duration::try_from_secs_f64(given).map_err(|_| {
+            Error::Value(format!(
+                "`flush_after` is {given}, and must be a number of seconds from 0 on, or None"
+            ))
+        })
+    };
+    given.map(seconds).transpose()
 }
 
 /// Calls `progress` with the arguments that `arguments` makes, from a thread of a writer.
@@ -174,15 +214,15 @@ impl<W: Send> Held<W> {
             let writer = writer.as_mut().ok_or_else(|| {
                 Error::Value("the writer was closed, and takes nothing more".to_owned())
             })?;
-            work(writer)
+            unless_raised(work(writer))
         })
     }
 
-    /// Closes the writer by `abort`; `None` if it was closed before.
+    /// Closes the writer by `end`; `None` if it was closed before.
     pub(crate) fn close<T: Send>(
         &self,
         py: Python<'_>,
-        abort: impl FnOnce(W) -> Result<T, WriterError> + Send,
+        end: impl FnOnce(W) -> Result<T, WriterError> + Send,
     ) -> PyResult<Option<T>> {
         detached(py, &self.path, || {
             check_not_telling()?;
@@ -191,9 +231,10 @@ impl<W: Send> Held<W> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .take();
-            writer
-                .map(|writer| abort(writer).map_err(failed))
-                .transpose()
+            let ended = writer.map(|writer| end(writer).map_err(failed));
+            // A second Ctrl-C has ended the wait, and is no error of its own.
+            RAISED.take();
+            ended.transpose()
         })
     }
 }

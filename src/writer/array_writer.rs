@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zarrs::array::{Array, Element};
-use zarrs_storage::ReadableWritableStorageTraits;
+use zarrs::array::Element;
 
 use super::Stream;
-use super::builder::ArrayWriterBuilder;
 use super::error::WriterError;
 use super::pause::Kept;
 use super::report::{Progress, WriterReport};
@@ -22,14 +20,14 @@ use crate::MemoryEstimate;
 ///
 /// A shard appears under its key when it is complete, and the shape in the array's metadata grows
 /// over finished shards only. On a filesystem this takes
-/// [`with_atomic_rename`](ArrayWriterBuilder::with_atomic_rename).
+/// [`with_atomic_rename`](super::ArrayWriterBuilder::with_atomic_rename).
 ///
 /// While the input rests, complete shards are stored: see
-/// [`with_flush_after`](ArrayWriterBuilder::with_flush_after).
+/// [`with_flush_after`](super::ArrayWriterBuilder::with_flush_after).
 ///
 /// Call [`finish`](Self::finish) at the end. A writer that is dropped without it stores its complete
 /// shards, unless the thread panics, for at most the time of
-/// [`with_drop_limit`](ArrayWriterBuilder::with_drop_limit). It logs the slices that are lost.
+/// [`with_drop_limit`](super::ArrayWriterBuilder::with_drop_limit). It logs the slices that are lost.
 ///
 /// A writer belongs to the process that built it. In a forked child every append is an error, and
 /// dropping the writer does nothing.
@@ -41,18 +39,6 @@ pub struct ArrayWriter {
 }
 
 impl ArrayWriter {
-    /// Returns a builder of a writer to `array`, whose codec must be this crate's.
-    ///
-    /// The writer uses the store from one or several threads at a time. For an asynchronous store
-    /// use zarrs' `AsyncToSyncStorageAdapter`. The store may keep the bytes that it is given, as a
-    /// store in memory does.
-    pub fn builder<TStorage>(array: &Array<TStorage>) -> ArrayWriterBuilder<TStorage>
-    where
-        TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
-    {
-        ArrayWriterBuilder::new(array)
-    }
-
     pub(super) fn new(
         stream: Stream,
         flush_after: Option<Duration>,

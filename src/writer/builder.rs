@@ -52,6 +52,20 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     on_progress: Option<ProgressCallback>,
 }
 
+impl ArrayWriter {
+    /// Returns a builder of a writer to `array`, whose codec must be this crate's.
+    ///
+    /// The writer uses the store from one or several threads at a time. For an asynchronous store
+    /// use zarrs' `AsyncToSyncStorageAdapter`. The store may keep the bytes that it is given, as a
+    /// store in memory does.
+    pub fn builder<TStorage>(array: &Array<TStorage>) -> ArrayWriterBuilder<TStorage>
+    where
+        TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+    {
+        ArrayWriterBuilder::new(array)
+    }
+}
+
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
 

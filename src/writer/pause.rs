@@ -291,7 +291,7 @@ impl Timer {
 
 /// The time in so long, but for a moment at least and a day at most.
 fn time_in(after: Duration) -> Instant {
-    const LEAST: Duration = Duration::from_millis(1);
+    const LEAST: Duration = Duration::from_millis(5);
     const MOST: Duration = Duration::from_hours(24);
     Instant::now() + after.clamp(LEAST, MOST)
 }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import numbers
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import AsyncArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
+from zarrs_cuda._asked import Asked
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
 from zarrs_cuda._progress import Telling
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from zarr.core.array import Array
 
-    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
@@ -223,6 +221,8 @@ class MultiscaleWriter(SliceWriter):
         A function to call with the number of a level and its :meth:`progress` whenever a shard of it
         was stored. It is called by threads of the writer, which wait for it: it cannot use the writer
         itself. What it raises, a call of the writer raises.
+    flush_after
+        For how many seconds complete shards of all levels wait: see :class:`ArrayWriter`.
 
     Raises
     ------
@@ -248,14 +248,19 @@ class MultiscaleWriter(SliceWriter):
         omero: Mapping[str, Any] | None = None,
         start: int | None = None,
         progress: Callable[[int, dict[str, float]], object] | None = None,
+        flush_after: float | None = 1.0,
     ) -> None:
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
-        make = partial(native().MultiscaleWriter, place, where.path, pyramid, _settings.syncs())
-        writer = Telling(make, progress)
+        writer = Telling(
+            lambda told: native().MultiscaleWriter(
+                place, where.path, pyramid, _settings.syncs(), told, flush_after
+            ),
+            progress,
+        )
         self._levels = [StorePath(where.store, path) for path in writer.paths]
-        super().__init__(opened, writer)
+        super().__init__(opened, writer, asks=isinstance(place, Asked))
         self._refresh()
 
     @property
@@ -266,27 +271,26 @@ class MultiscaleWriter(SliceWriter):
         """
         return tuple(level.path for level in self._levels)
 
-    def abort(self) -> int | None:
-        """Forget what is not stored.
+    def _keep(self, last: list[dict[str, float]]) -> None:
+        self._last = last
 
-        Returns
-        -------
-        int or None
-            How many slices of level 0 are stored; None if the writer was aborted before.
-        """
-        with contextlib.suppress(ValueError):
-            self._last = self._writer.progress()
-        stored = super().abort()
-        if stored is not None:
-            for where, last in zip(self._levels, self._last, strict=True):
-                level = sync(AsyncArray.open(where))
-                last |= dict.fromkeys(("finished_slices", "covered_slices"), level.metadata.shape[0])
-        return stored
+    def _note(self, stored: int, *, refresh: bool) -> None:
+        top = self._last[0]
+        self._lost = int(top["finished_slices"] + top["at_risk"]) - stored
+        top |= {"finished_slices": stored, "covered_slices": stored, "at_risk": self._lost}
+        if not refresh:
+            return
+        self._refresh()
+        for where, last in zip(self._levels[1:], self._last[1:], strict=True):
+            length = sync(AsyncArray.open(where)).metadata.shape[0]
+            lost = last["finished_slices"] + last["at_risk"] - length
+            last |= {"finished_slices": length, "covered_slices": length, "at_risk": lost}
 
     def progress(self) -> list[dict[str, float]]:
         """Return how far each level is: counts of slices, shards and bytes, and times in seconds.
 
-        After ``abort`` it is what was stored.
+        ``at_risk`` counts the slices that a kill would lose. After the end it is what was stored, and what
+        was lost.
         """
         if self._last:
             return [dict(of_level) for of_level in self._last]

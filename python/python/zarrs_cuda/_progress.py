@@ -49,11 +49,18 @@ class Telling:
         error.add_note("It was raised by the function for `progress` of a writer")
         raise error
 
-    def append(self, array: Any) -> None:
-        """Append elements, unless the function raised."""
+    def append(self, array: Any) -> int | None:
+        """Append elements, unless the function raised.
+
+        Returns
+        -------
+        int or None
+            The slices of a shard that would be full in time, if this one takes long.
+        """
         self.check()
-        self._writer.append(array)
+        slow: int | None = self._writer.append(array)
         self.check()
+        return slow
 
     def append_tensor(self, capsule: Any, of_slice: Any) -> None:
         """Append a tensor, unless the function raised."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
+import sys
+import time
 import warnings
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
 
+from zarrs_cuda._asked import Asked
 from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._masks import check_mask
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     from zarr.storage import StorePath
 
-    from zarrs_cuda._asked import Asked
     from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
@@ -76,30 +78,46 @@ def native_type(array: AsyncArray[Any]) -> np.dtype[Any]:
 _open_writers: weakref.WeakSet[SliceWriter] = weakref.WeakSet()
 
 
+# How long the end of a writer that was not finished may take, in seconds.
+_LIMIT = 5.0
+
+
 @atexit.register
-def _abort_writers() -> None:
-    """Abort writers that were never finished, while their threads can still call Python."""
+def _stop_writers() -> None:
+    """Store the complete shards of writers that were never finished.
+
+    No code of Python is needed for that: threads of Python cannot be started any more.
+    """
+    end = time.monotonic() + _LIMIT
     for writer in list(_open_writers):
         if writer._process != os.getpid():
             # It belongs to the process that this one was forked from.
             continue
-        warnings.warn(
-            f"`{type(writer).__name__}`: a writer was not finished, and what it had not stored is lost",
-            ResourceWarning,
-            stacklevel=1,
-        )
-        writer.abort()
+        # A store that only Python writes cannot be written any more.
+        limit = 0.0 if writer._asks else max(end - time.monotonic(), 0.0)
+        writer._stop(limit, refresh=False)
+        writer._warn("the program ended")
 
 
 class SliceWriter:
     """Appends slices along the first axis of an array: what all writers do."""
 
-    def __init__(self, array: AsyncArray[Any], native_writer: Any) -> None:
+    def __init__(self, array: AsyncArray[Any], native_writer: Any, *, asks: bool) -> None:
+        self._asks = asks
+        if asks:
+            msg = (
+                f"{type(array.store_path.store).__name__} is written by Python alone, and not while the program "
+                "ends: finish the writer before, or use `with`; otherwise what is not stored then is lost"
+            )
+            warnings.warn(msg, RuntimeWarning, stacklevel=3)
         self._array = array
         self._dtype = native_type(array)
         self._slice = array.metadata.shape[1:]
         self._process = os.getpid()
         self._writer = native_writer
+        self._is_open = True
+        self._lost = 0
+        self._told_slow = False
         _open_writers.add(self)
 
     def append(self, frames: Any) -> None:
@@ -138,7 +156,14 @@ class SliceWriter:
             raise ValueError(msg)
         if frames.dtype != self._dtype:
             frames = frames.astype(self._dtype, casting="safe")
-        self._writer.append(np.ascontiguousarray(frames))
+        slow = self._writer.append(np.ascontiguousarray(frames))
+        if slow is not None and not self._told_slow:
+            self._told_slow = True
+            msg = (
+                f"a shard of {self._shard_slices()} frames takes longer than 60 s to fill, and a kill loses "
+                f"the frames in it: shards of {slow} frames would be full in time"
+            )
+            warnings.warn(msg, RuntimeWarning, stacklevel=2)
 
     def _append_tensor(self, tensor: Any) -> None:
         # The default stream, for which the library makes its own wait.
@@ -159,24 +184,92 @@ class SliceWriter:
             What was done, for people.
         """
         done: str = self._writer.finish()
-        _open_writers.discard(self)
+        self._closed()
         self._refresh()
         self._writer.check()
         return done
 
     def abort(self) -> int | None:
-        """Forget what is not stored.
+        """Store nothing more, and forget what is not stored.
 
         Returns
         -------
         int or None
-            How many slices of the array are stored; None if the writer was aborted before.
+            How many slices of the array are stored; None if the writer was closed before.
         """
-        stored: int | None = self._writer.abort()
-        _open_writers.discard(self)
+        return self._close(self._writer.abort)
+
+    def _stop(self, limit: float, *, refresh: bool = True) -> int | None:
+        """Store complete shards, for ``limit`` seconds at most, and forget the rest.
+
+        A second Ctrl-C gives up at once.
+        """
+
+        def stop() -> int | None:
+            stored: int | None = self._writer.stop(limit)
+            return stored
+
+        try:
+            return self._close(stop, refresh=refresh)
+        except Exception as error:
+            msg = f"`{type(self).__name__}`: the writer has ended with an error: {error}"
+            warnings.warn(msg, RuntimeWarning, stacklevel=2)
+            return None
+
+    def _close(self, end: Callable[[], int | None], *, refresh: bool = True) -> int | None:
+        """End the writer by ``end``, which returns how many slices are stored."""
+        with contextlib.suppress(ValueError):
+            self._keep(self._writer.progress())
+        try:
+            stored = end()
+        finally:
+            self._closed()
         if stored is not None:
-            self._refresh()
+            self._note(stored, refresh=refresh)
         return stored
+
+    def _closed(self) -> None:
+        self._is_open = False
+        _open_writers.discard(self)
+
+    def _keep(self, last: Any) -> None:
+        """Keep the progress, for when the writer has ended."""
+        raise NotImplementedError
+
+    def _note(self, stored: int, *, refresh: bool) -> None:
+        """Note how many slices are stored at the end."""
+        raise NotImplementedError
+
+    def _warn(self, why: str) -> None:
+        """Warn that the writer has ended without ``finish``."""
+        msg = f"`{type(self).__name__}`: {why}, and a writer was not finished"
+        if self._lost:
+            msg += f": the last {self._lost} slices are lost"
+        warnings.warn(msg, RuntimeWarning if self._lost else ResourceWarning, stacklevel=3)
+
+    def _shard_slices(self) -> int:
+        shards = self._array.shards or self._array.chunks
+        return int(shards[0])
+
+    def _complete_shards(self) -> int:
+        """Return how many complete shards are not stored."""
+        shards = self._array.shards or self._array.chunks
+        of_slice = math.prod(
+            -(-extent // shard) for extent, shard in zip(self._slice, shards[1:], strict=True)
+        )
+        now = self.progress()
+        top: dict[str, float] = now[0] if isinstance(now, list) else now
+        return int(int(top["at_risk"]) // int(shards[0]) * of_slice)
+
+    def progress(self) -> Any:
+        """Return how far the writer is."""
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # One that could not be made is not open, and one of the process before a fork is not this one's.
+        if getattr(self, "_is_open", False) and self._process == os.getpid():
+            self._stop(_LIMIT, refresh=False)
+            self._warn("it was deleted")
 
     def _refresh(self) -> None:
         """Give the array the shape that is stored: with the old one, its next ``resize`` would cut it."""
@@ -194,17 +287,43 @@ class SliceWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self.finish()
-        else:
-            self.abort()
+            try:
+                self.finish()
+            except KeyboardInterrupt as stopped:
+                self._rescue(stopped)
+                raise
+        elif error is not None:
+            self._rescue(error)
+
+    def _rescue(self, error: BaseException) -> None:
+        """Store complete shards after ``error``, to which a note says what is stored."""
+        if not self._is_open:
+            return
+        try:
+            if isinstance(error, KeyboardInterrupt) and (shards := self._complete_shards()):
+                print(
+                    f"zarrs_cuda: storing {shards} shards, at most {_LIMIT:.0f} s; Ctrl-C again to give up",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            stored = self._stop(_LIMIT)
+        except KeyboardInterrupt:
+            stored = self._stop(0.0)
+        if stored is not None:
+            error.add_note(
+                f"The writer has stored the slices below {stored}; {self._lost} behind them are lost."
+            )
 
 
 class ArrayWriter(SliceWriter):
     """Appends slices along the first axis of a sharded array, while they arrive.
 
     Finished shards are stored while the next ones fill, in bounded memory, and readers can follow.
-    As a context manager it finishes at the end of the block, and abandons what is not stored if the
-    block raises::
+    While the input rests, complete shards are stored. As a context manager it finishes at the end of the
+    block. If the block raises, or by Ctrl-C, it stores complete shards, for at most five seconds, and a note
+    on the exception says how many slices are stored. A writer that is deleted, or left at the end of the
+    program, does the same and warns. ``os._exit``, signals without a handler and ``kill -9`` run nothing:
+    then what a pause has stored is there::
 
         with zarrs_cuda.ArrayWriter(array) as writer:
             for frame in camera:
@@ -226,6 +345,9 @@ class ArrayWriter(SliceWriter):
         A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
         of the writer, which wait for it: it cannot use the writer itself. If it raises, the call of the
         writer that is at work raises that, or the next one, and the function is not called until then.
+    flush_after
+        For how many seconds a complete shard waits for others that are encoded with it. None: until there
+        are enough of them, so that a kill may lose many shards. The stored bytes are the same.
 
     Raises
     ------
@@ -241,31 +363,31 @@ class ArrayWriter(SliceWriter):
         *,
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
+        flush_after: float | None = 1.0,
     ) -> None:
         asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
-        make = partial(native().Writer, place, where.path, start, _settings.syncs())
-        super().__init__(asynchronous, Telling(make, progress))
+        writer = Telling(
+            lambda told: native().Writer(place, where.path, start, _settings.syncs(), told, flush_after),
+            progress,
+        )
+        super().__init__(asynchronous, writer, asks=isinstance(place, Asked))
 
-    def abort(self) -> int | None:
-        """Forget what is not stored.
+    def _keep(self, last: dict[str, float]) -> None:
+        self._last = last
 
-        Returns
-        -------
-        int or None
-            How many slices of the array are stored; None if the writer was aborted before.
-        """
-        with contextlib.suppress(ValueError):
-            self._last = self._writer.progress()
-        stored = super().abort()
-        if stored is not None:
-            self._last |= {"finished_slices": stored, "covered_slices": stored}
-        return stored
+    def _note(self, stored: int, *, refresh: bool) -> None:
+        last = self._last
+        self._lost = int(last["finished_slices"] + last["at_risk"]) - stored
+        last |= {"finished_slices": stored, "covered_slices": stored, "at_risk": self._lost}
+        if refresh:
+            self._refresh()
 
     def progress(self) -> dict[str, float]:
         """Return how far the writer is: counts of slices, shards and bytes, and times in seconds.
 
-        After ``abort`` it is what was stored.
+        ``at_risk`` counts the slices that a kill would lose. After the end it is what was stored, and what
+        was lost.
         """
         if self._last:
             return dict(self._last)

@@ -317,7 +317,9 @@ pub(super) fn submit_full(
     if !pass_on(number, upper, below, wait)? {
         return Ok(false);
     }
-    keep_rest(number, upper, below)?;
+    if !keep_rest(number, upper, below, wait)? {
+        return Ok(false);
+    }
     upper.submit_full();
     if let Some(lower) = below.first_mut() {
         lower.passed = 0;
@@ -407,26 +409,32 @@ fn room(
     Ok(writer.input.is_some().then_some(room))
 }
 
-/// Keeps a last slice of the batch of `upper` that begins a window of two.
-fn keep_rest(number: usize, upper: &mut Stream, below: &mut [Lower]) -> Result<(), WriterError> {
+/// Keeps a last slice of the batch of `upper` that begins a window of two. Returns whether it did: without
+/// `wait` a level may be full, if the host has to pass the slice on.
+fn keep_rest(
+    number: usize,
+    upper: &mut Stream,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
     let Some(lower) = below.first_mut() else {
-        return Ok(());
+        return Ok(true);
     };
     if upper.whole_slices() == lower.passed {
-        return Ok(());
+        return Ok(true);
     }
     let Some(input) = &mut upper.input else {
-        return Ok(());
+        return Ok(true);
     };
     match lower.writer.engine.keep(&mut **input, lower.passed) {
         Ok(()) => {
             lower.is_kept_there = true;
             lower.passed += 1;
-            Ok(())
+            Ok(true)
         }
         Err(error) => {
             tracing::warn!(%error, level = number + 1, "the host keeps a slice for the next window");
-            pass_by_host(number, upper, below, true).map(|_| ())
+            pass_by_host(number, upper, below, wait)
         }
     }
 }
@@ -510,7 +518,9 @@ pub(super) fn submit_complete(
         if !submit_full(number, upper, below, wait)? || !pass_on(number, upper, below, wait)? {
             return Ok(false);
         }
-        keep_rest(number, upper, below)?;
+        if !keep_rest(number, upper, below, wait)? {
+            return Ok(false);
+        }
     }
     if !settle(number, below, wait)? {
         return Ok(false);
