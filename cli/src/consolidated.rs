@@ -4,7 +4,6 @@
 //! open without looking at the arrays. So they are wrong as soon as an array changes its shape.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -14,7 +13,7 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use crate::evidence::canonical;
 use crate::failure::Failure;
-use crate::open::{self, Place, Store};
+use crate::open::{self, Place, Store, read_file};
 use crate::replace;
 
 /// The file that has them in a group of Zarr v2.
@@ -79,7 +78,7 @@ pub(crate) fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
     };
     // Another process may change the group at the same time.
     for _ in 0..8 {
-        let before = match fs::read(&path) {
+        let before = match read_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             read => read.map_err(|error| cannot(&error))?,
         };
@@ -90,7 +89,7 @@ pub(crate) fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
         let copies = copies_of(&members);
         let mut copies = copies.ok_or_else(|| cannot(&"they are not understood"))?;
         for name in changed {
-            let metadata = match fs::read(group.join(name).join("zarr.json")) {
+            let metadata = match read_file(&group.join(name).join("zarr.json")) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     copies.remove(name);
                     continue;
@@ -102,7 +101,7 @@ pub(crate) fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
         }
         let below = copies.iter().map(|(path, text)| (&**path, &**text));
         let after = with(&before, below).map_err(|error| cannot(&error))?;
-        if fs::read(&path).map_err(|error| cannot(&error))? != before {
+        if read_file(&path).map_err(|error| cannot(&error))? != before {
             continue;
         }
         replace::file(&path, &after).map_err(|error| cannot(&error))?;

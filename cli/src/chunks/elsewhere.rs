@@ -122,13 +122,19 @@ impl<'a> Elsewhere<'a> {
             let (prefix, rest) = key.split_at(start);
             let spelled = self.spelled(rest);
             let spelled = spelled.or_else(|| self.spelled(&without_leading_zeros(rest)?));
+            let spelled = spelled.or_else(|| self.spelled_with_other_separators(rest));
             if let Some((indices, spelling)) = spelled {
                 return self.add(key, prefix, indices, spelling);
             }
         }
+        // A file may be where the directory of chunks should be.
+        if let Some(indices) = self.first_below(key) {
+            return self.add(key, "", indices, None);
+        }
         let name = key.rfind('/').map_or(0, |at| at + 1);
-        let mut dots = key.match_indices('.').filter(|(at, _)| *at > name);
-        let chunk = dots.find_map(|(at, _)| self.own.in_grid(&key[..at]));
+        let ends_number = |at: usize| key[..at].ends_with(|c: char| c.is_ascii_digit());
+        let mut ends = key.char_indices().map(|(at, _)| at).filter(|at| *at > name);
+        let chunk = ends.find_map(|at| self.own.in_grid(&key[..at]).filter(|_| ends_number(at)));
         if let Some(indices) = chunk
             && self.suffixed.len() < MOST_SUFFIXED
         {
@@ -188,6 +194,24 @@ impl<'a> Elsewhere<'a> {
             let indices = self.own.spelled_as(&other.encoding).in_grid(key)?;
             Some((indices, Some(number)))
         })
+    }
+
+    /// The chunk that a key spells with separators that no encoding has.
+    fn spelled_with_other_separators(&self, key: &str) -> Option<(Vec<u64>, Option<usize>)> {
+        let is_other = |c: char| ['_', '-', ','].contains(&c);
+        if !key.contains(is_other) {
+            return None;
+        }
+        let mut plain = ['.', '/']
+            .map(|plain| key.replace(is_other, &plain.to_string()))
+            .into_iter();
+        plain.find_map(|plain| Some((self.spelled(&plain)?.0, None)))
+    }
+
+    /// The first chunk below `path`, if it would be a directory of chunks.
+    fn first_below(&self, path: &str) -> Option<Vec<u64>> {
+        let below = (1..=self.own.rank()).map(|axes| format!("{path}{}", "/0".repeat(axes)));
+        below.into_iter().find_map(|key| self.own.in_grid(&key))
     }
 
     /// The groups that are no chunks of a node in the array.

@@ -52,6 +52,17 @@ pub(crate) fn no_file(path: &Path) -> String {
     format!("{path} is {is}, where a file should be: move it away")
 }
 
+/// Reads the file at `path`, and does not wait for a process that would write to a pipe there.
+///
+/// # Errors
+/// The system's, and that `path` is no file.
+pub(crate) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other(no_file(path)));
+    }
+    fs::read(path)
+}
+
 impl Files {
     pub(crate) fn new(files: Arc<FilesystemStore>) -> Self {
         Self(files)

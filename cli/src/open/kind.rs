@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zarrs_storage::{StorageError, StoreKey};
 
+use super::files::read_file;
 use super::json::{Plain, plain};
 use super::{Place, Store};
 use crate::failure::Failure;
@@ -69,7 +70,7 @@ impl Kind {
     /// # Errors
     /// The errors of [`of`](Self::of); a link to a file that is not there.
     pub(crate) fn in_directory(path: &Path) -> Result<Self, Failure> {
-        let get = |name: &str| match fs::read(path.join(name)) {
+        let get = |name: &str| match read_file(&path.join(name)) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_absent(&error) && fs::symlink_metadata(path.join(name)).is_err() => {
                 Ok(None)

@@ -18,7 +18,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey, StorePrefix};
 
-pub(crate) use self::files::{Files, is_missing, no_file};
+pub(crate) use self::files::{Files, is_missing, no_file, read_file};
 pub(crate) use self::kind::{
     Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable,
 };

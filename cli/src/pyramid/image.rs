@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::axes::AxisArg;
 use crate::failure::Failure;
-use crate::open::{arrays_in, is_array, is_group, parsed};
+use crate::open::{arrays_in, is_array, is_group, parsed, read_file};
 
 /// An image: a directory with an array for each level.
 pub(super) struct Image {
@@ -27,6 +27,10 @@ pub(super) struct Described {
     pub(super) name: Option<String>,
     /// How the levels are made.
     pub(super) method: Option<String>,
+    /// The program that made them.
+    pub(super) maker: Option<String>,
+    /// Whether elements are labels, whose mean is none.
+    pub(super) are_labels: bool,
     /// How viewers show it, if it is where OME-Zarr 0.4 has it.
     pub(super) omero: Option<Value>,
 }
@@ -132,7 +136,7 @@ impl Described {
     fn read(directory: &Path) -> Result<Self, Failure> {
         let file = directory.join("zarr.json");
         let shown = file.display().to_string();
-        let metadata = match fs::read(&file) {
+        let metadata = match read_file(&file) {
             Ok(bytes) => parsed(&bytes, &shown)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Value::Null,
             Err(error) => {
@@ -146,6 +150,7 @@ impl Described {
         match ome["multiscales"].as_array().map(Vec::as_slice) {
             None | Some([]) => Ok(Self::default()),
             Some([multiscale]) => Ok(Self {
+                are_labels: ome.get("image-label").is_some(),
                 omero: ome.get("omero").filter(|_| old).cloned(),
                 ..Self::of(multiscale)
             }),
@@ -190,6 +195,8 @@ impl Described {
                 .collect(),
             name: text(&multiscale["name"]),
             method: text(&multiscale["type"]),
+            maker: text(&multiscale["metadata"]["method"]),
+            are_labels: false,
             omero: None,
         }
     }

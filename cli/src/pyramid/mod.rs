@@ -61,7 +61,8 @@ pub(crate) struct Args {
     /// subchunk]
     #[arg(long, value_name = "N")]
     levels: Option<Count>,
-    /// How elements become one of the level below [default: as the image says, or mean]
+    /// How elements become one of the level below [default: as the image says, or mode for labels, or
+    /// mean]
     #[arg(long, value_enum, value_name = "HOW")]
     reduction: Option<How>,
     /// An axis: NAME and, with commas between, any of type=, unit=, scale=, translation=, factor=.
@@ -255,8 +256,16 @@ fn reduction(args: &Args, described: &Described) -> Reduction {
         all.find(|reduction| Some(reduction.name()) == method)
     };
     let asked = args.reduction.map(Reduction::from);
-    asked.or_else(made_by).unwrap_or(Reduction::Mean)
+    asked
+        .or_else(made_by)
+        .unwrap_or(match described.are_labels {
+            true => Reduction::Mode,
+            false => Reduction::Mean,
+        })
 }
+
+/// The maker of levels, in the metadata of an image.
+const MAKER: &str = "zarrs_cuda::writer::MultiscaleWriter";
 
 /// Checks that levels that are there go on as they began.
 fn check_what_is_there(
@@ -284,6 +293,13 @@ fn check_what_is_there(
             "make all of them again with --start 0, or leave out what differs"
         }))
     };
+    if described.maker.as_deref() != Some(MAKER) {
+        // Kept slices and new ones would differ within a level.
+        return refused(match &described.maker {
+            Some(maker) => format!("by another program, {maker}"),
+            None => "by another program".to_string(),
+        });
+    }
     if let Some(method) = &described.method
         && method != reduction.name()
     {

@@ -10,7 +10,7 @@ use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chun
 use crate::claim::{Claim, Refused};
 use crate::evidence::canonical;
 use crate::failure::Failure;
-use crate::open::{is_array, is_group};
+use crate::open::{is_array, is_group, read_file};
 use crate::replace::{self, Left, temporary_of};
 
 /// Checks that neither of two directories is within the other.
@@ -47,7 +47,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         !(is_new && name.is_ok_and(|name| name == INCOMPLETE))
     });
     let is_empty = other.transpose().map_err(cannot)?.is_none();
-    let marker = match fs::read(&marker) {
+    let marker = match read_file(&marker) {
         _ if is_new => None,
         Ok(marker) => Some(marker),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -77,7 +77,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
 pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
     let shown = path.display();
     let marker = path.join(INCOMPLETE);
-    let owner = || run::owner_of(&fs::read(&marker).unwrap_or_default());
+    let owner = || run::owner_of(&read_file(&marker).unwrap_or_default());
     let mut claim = Claim::take(&marker).map_err(|refused| match refused {
         Refused::Busy => busy(&shown, owner().as_ref()),
         Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),

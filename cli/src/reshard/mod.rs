@@ -17,7 +17,6 @@ mod source;
 mod target;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::Instant;
@@ -34,7 +33,7 @@ use crate::consolidated;
 use crate::evidence::{Evidence, canonical};
 use crate::failure::Failure;
 use crate::inspect::stored::{self, Keys};
-use crate::open::{self, Place};
+use crate::open::{self, Place, read_file};
 use crate::outcome::Outcome;
 use crate::progress::{Progress, Unit};
 use crate::stop;
@@ -240,7 +239,7 @@ fn format(side: &Side, args: &Args) -> Result<Option<ShardFormat>, Failure> {
 /// The metadata of IN.
 fn read_metadata(input: &Path, args: &Args) -> Result<Map<String, Value>, Failure> {
     let path = input.join("zarr.json");
-    let bytes = fs::read(&path).map_err(|error| {
+    let bytes = read_file(&path).map_err(|error| {
         if input.join(".zarray").is_file() {
             return cannot_move(args, "it is an array of Zarr v2");
         }
@@ -407,7 +406,7 @@ fn with_chain(mut metadata: Map<String, Value>, chain: &[Value]) -> Map<String, 
 fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String, Failure> {
     let mut texts: Vec<BTreeMap<String, Box<RawValue>>> = Vec::new();
     for path in said.map(|directory| directory.join("zarr.json")) {
-        match fs::read(&path) {
+        match read_file(&path) {
             Ok(text) => texts.push(serde_json::from_slice(&text).map_err(|error| {
                 open::unreadable(&path.display().to_string(), &error.to_string())
             })?),

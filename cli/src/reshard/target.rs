@@ -1,7 +1,7 @@
 //! The directory of OUT: what it has to be before, and how it becomes an array.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use crate::claim::{Claim, Refused};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::inspect::stored;
+use crate::open::read_file;
 use crate::owner::{Life, Owner};
 use crate::replace::{self, Left, temporary_of};
 
@@ -45,7 +46,7 @@ pub(super) fn look(
     let cannot = |error: &dyn fmt::Display| {
         Failure::failed(format!("cannot use {}: {error}", output.display()))
     };
-    let read = |name: &str| match fs::read(output.join(name)) {
+    let read = |name: &str| match read_file(&output.join(name)) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(cannot(&error)),

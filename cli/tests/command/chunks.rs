@@ -607,3 +607,31 @@ fn chunks_that_are_no_files() {
         }
     }
 }
+
+/// A pipe in the place of metadata is not waited for.
+#[test]
+fn metadata_that_are_no_files() {
+    let directory = TempDir::new().unwrap();
+    let [group, to] = ["group", "to"].map(|name| directory.path().join(name));
+    let array = group.join("0");
+    sharded(&array, &chain(&[]));
+    let root = json!({ "zarr_format": 3, "node_type": "group" });
+    write(&group.join("zarr.json"), root.to_string().as_bytes());
+    let metadata = array.join("zarr.json");
+    fs::remove_file(&metadata).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&metadata).status();
+    assert!(made.unwrap().success());
+    for words in [
+        &[&"reencode" as &dyn AsRef<_>, &array, &to][..],
+        &[&"reencode", &group, &to, &"--recursive"],
+        &[&"reshard", &array, &to, &"--chunks"],
+        &[&"pyramid", &group],
+        &[&"pyramid", &array],
+        &[&"verify", &array],
+        &[&"stream", &array, &"/dev/null"],
+    ] {
+        let text = said(words, 1);
+        assert!(text.contains("where a file should be"), "{text}");
+        assert!(!to.exists(), "{text}");
+    }
+}

@@ -376,6 +376,34 @@ fn chunks_without_metadata_are_not_replaced() {
     }
 }
 
+/// Levels of another program are not mixed with new ones. Labels have no mean.
+#[test]
+fn levels_of_another_program_are_not_continued() {
+    let folder = TempDir::new().unwrap();
+    let image = folder.path().join("image");
+    level_0(&image, &SMALL);
+    made(&image, &[], 0);
+    let before = levels(&image);
+    let metadata = image.join("zarr.json");
+    let described = fs::read_to_string(&metadata).unwrap();
+    let mut foreign: serde_json::Value = serde_json::from_str(&described).unwrap();
+    let multiscale = &mut foreign["attributes"]["ome"]["multiscales"][0];
+    multiscale.as_object_mut().unwrap().remove("type");
+    multiscale.as_object_mut().unwrap().remove("metadata");
+    fs::write(&metadata, foreign.to_string()).unwrap();
+    for options in [&[][..], &["--part", "0/1"], &["--dry-run"]] {
+        let said = made(&image, options, 1);
+        assert!(said.contains("were made by another program"), "{said}");
+    }
+    assert_eq!(levels(&image), before);
+    foreign["attributes"]["ome"]["image-label"] = serde_json::json!({});
+    fs::write(&metadata, foreign.to_string()).unwrap();
+    made(&image, &["--start", "0"], 0);
+    let now = fs::read_to_string(&metadata).unwrap();
+    let now: serde_json::Value = serde_json::from_str(&now).unwrap();
+    assert_eq!(now["attributes"]["ome"]["multiscales"][0]["type"], "mode");
+}
+
 /// What processes leave that die while they replace metadata.
 #[test]
 fn temporaries_of_metadata_are_erased() {

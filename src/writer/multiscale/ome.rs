@@ -39,6 +39,8 @@ pub(super) struct Described {
     pub(super) axes: Option<Vec<Axis>>,
     /// How they were made.
     pub(super) reduction: Option<String>,
+    /// Whether another program made them.
+    pub(super) is_foreign: bool,
     /// Slices of level 0 that make one of level 1, if there are both.
     pub(super) window: Option<String>,
     /// Whether parts of them may be missing.
@@ -54,6 +56,9 @@ impl Described {
             one.clone()
                 .filter(|one| other.as_ref().is_some_and(|other| other != one))
         };
+        if self.is_foreign {
+            return Some("another program".to_owned());
+        }
         let reduction = differ(&self.reduction, &other.reduction);
         let window = differ(&self.window, &other.window);
         reduction
@@ -66,6 +71,7 @@ impl Described {
             name: image["name"].as_str().map(str::to_owned),
             axes: axes(image),
             reduction: image["type"].as_str().map(str::to_owned),
+            is_foreign: image["metadata"]["method"] != METHOD,
             window: window(image),
             in_parts: image["metadata"][IN_PARTS] == true,
             names: image["datasets"]
