@@ -265,6 +265,7 @@ where
                 if extends.cuts {
                     cut(array, &length)?;
                 }
+                builder.expects(&length);
             }
             Ok((Box::new(sink), Box::new(length)))
         }));
@@ -399,7 +400,18 @@ where
             Some(_) => check_length(&self.array, &length)?,
             None => {}
         }
+        if extends.is_some() {
+            self.expects(&length);
+        }
         Ok((Box::new(sink), Box::new(length)))
+    }
+
+    /// Lets no other process change the length of an array that this writer extends, unless it writes a part
+    /// of the array.
+    fn expects(&self, length: &ArrayLength) {
+        if self.part.is_none() {
+            length.expect(self.array.shape()[0]);
+        }
     }
 
     fn plan(

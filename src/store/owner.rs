@@ -1,17 +1,18 @@
-//! The process that a file belongs to, told by the name of the file.
+//! The process that a file belongs to, told by the name of the file, or by its content.
 //!
 //! A process is known by its machine, its number and the time of its start, because numbers are given
 //! again. Only of a process of the same machine can it be said that it has ended.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
-use crate::evidence::hash;
+use twox_hash::XxHash3_64;
 
-/// A process of some machine.
+use crate::per_process::PerProcess;
+
+/// A process of some machine. `Display` makes text of it, and `FromStr` understands that text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub struct Owner {
     /// The running system and its numbering of processes; 0 if the system does not tell them.
     machine: u64,
     process: u32,
@@ -21,30 +22,34 @@ pub(crate) struct Owner {
 
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    /// It has ended for certain.
+#[non_exhaustive]
+pub enum Life {
+    /// The process has ended for certain.
     Ended,
+    /// The process runs.
     Runs,
-    /// It is of another machine, or the machine was started again, or the system tells nothing.
+    /// The process is of another machine, or the machine was started again, or the system tells nothing.
     Unknown,
 }
 
 impl Owner {
-    /// This process.
-    pub(crate) fn this() -> &'static Self {
-        static THIS: OnceLock<Owner> = OnceLock::new();
-        THIS.get_or_init(|| {
+    /// Returns this process. A forked child is another one.
+    #[must_use]
+    pub fn this() -> &'static Self {
+        static THIS: PerProcess<Owner> = PerProcess::new(|| {
             let process = std::process::id();
-            Self {
+            Owner {
                 machine: machine().unwrap_or(0),
                 process,
                 start: start_of(process).unwrap_or(0),
             }
-        })
+        });
+        THIS.get()
     }
 
-    /// Whether the process runs.
-    pub(crate) fn life(&self) -> Life {
+    /// Returns whether the process runs.
+    #[must_use]
+    pub fn life(&self) -> Life {
         let this = Self::this();
         if self == this {
             return Life::Runs;
@@ -60,8 +65,9 @@ impl Owner {
         }
     }
 
-    /// The number of the process on its machine.
-    pub(crate) fn process(&self) -> u32 {
+    /// Returns the number of the process on its machine.
+    #[must_use]
+    pub fn process(&self) -> u32 {
         self.process
     }
 }
@@ -95,7 +101,8 @@ impl FromStr for Owner {
 fn machine() -> Option<u64> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
     let numbering = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    Some(hash([&boot, numbering.to_str()?.as_bytes()]))
+    let both = [&boot, numbering.to_str()?.as_bytes()].concat();
+    Some(XxHash3_64::oneshot(&both))
 }
 
 #[cfg(not(target_os = "linux"))]
