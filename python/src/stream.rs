@@ -39,7 +39,8 @@ impl Writer {
             check_frames(&store, &array, start.unwrap_or(end))?;
             let mut builder = ArrayWriter::builder(&array);
             if let Store::Files(files) = store {
-                builder = builder.with_atomic_rename(files);
+                let root = files.root().to_owned();
+                builder = builder.with_atomic_rename(files).on_directory(root);
             }
             if let Some(start) = start {
                 builder = builder.with_start(start);

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
+use super::durable::sync_names_beside;
 use super::file_turns::{hold, hold_new};
 use super::owner::Owner;
 
@@ -210,38 +211,6 @@ fn make_directories(directory: &Path, sync: bool) -> io::Result<()> {
     if sync {
         missing.into_iter().try_for_each(sync_names_beside)?;
     }
-    Ok(())
-}
-
-/// Let the disk know which names there are beside `path`.
-///
-/// # Errors
-/// That of the file system, unless another process has removed the directory.
-pub(crate) fn sync_names_beside(path: &Path) -> io::Result<()> {
-    let directory = match path.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => directory,
-        _ => Path::new("."),
-    };
-    sync_directory(directory)
-}
-
-/// Let the disk know which names there are in `directory`.
-///
-/// # Errors
-/// That of the file system, unless another process has removed the directory.
-#[cfg(unix)]
-pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
-    match File::open(directory).and_then(|directory| directory.sync_all()) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        // Some file systems sync no directories.
-        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
-        synced => synced,
-    }
-}
-
-/// Nothing: directories are not synced on this system.
-#[cfg(not(unix))]
-pub(crate) fn sync_directory(_directory: &Path) -> io::Result<()> {
     Ok(())
 }
 

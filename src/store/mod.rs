@@ -13,16 +13,20 @@
 //! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and turns of writers of one process:
 //! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
 //! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
-//! written where they are by `in_place.rs`. `owner.rs` tells processes apart.
+//! written where they are by `in_place.rs`. `owner.rs` tells processes apart, and
+//! `lease.rs` keeps two from doing the same to one array;
+//! `durable.rs` lets names outlast a power failure.
 
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
 pub(crate) mod claims;
+pub(crate) mod durable;
 mod file_turns;
 pub(crate) mod files;
 mod handle;
 pub(crate) mod in_place;
+pub(crate) mod lease;
 mod no_panic;
 pub(crate) mod owner;
 pub(crate) mod ranges;

@@ -41,7 +41,7 @@ impl Owner {
             Owner {
                 machine: machine().unwrap_or(0),
                 process,
-                start: start_of(process).unwrap_or(0),
+                start: state_of(process).map_or(0, |(start, _)| start),
             }
         });
         THIS.get()
@@ -54,15 +54,23 @@ impl Owner {
         if self == this {
             return Life::Runs;
         }
-        if this.machine == 0 || self.machine != this.machine {
+        if !self.is_of_this_machine() {
             return Life::Unknown;
         }
-        match start_of(self.process) {
-            Some(start) if start == self.start => Life::Runs,
+        match state_of(self.process) {
+            Some((start, runs)) if start == self.start && runs => Life::Runs,
             Some(_) => Life::Ended,
             None if has_ended(self.process) => Life::Ended,
             None => Life::Unknown,
         }
+    }
+
+    /// Returns whether the process is of this machine, since it was started, and has its numbering of
+    /// processes.
+    #[must_use]
+    pub fn is_of_this_machine(&self) -> bool {
+        let this = Self::this();
+        this.machine != 0 && self.machine == this.machine
     }
 
     /// Returns the number of the process on its machine.
@@ -110,12 +118,15 @@ fn machine() -> Option<u64> {
     None
 }
 
-/// When a process started, in clock ticks after the machine.
-fn start_of(process: u32) -> Option<u64> {
+/// When a process started, in clock ticks after the machine, and whether it runs: one that has ended is still
+/// there until its parent has asked for it.
+fn state_of(process: u32) -> Option<(u64, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name of the program is in parentheses, and may have spaces and parentheses.
     let (_, behind_name) = stat.rsplit_once(')')?;
-    behind_name.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = behind_name.split_whitespace();
+    let runs = !matches!(fields.next()?, "Z" | "X" | "x");
+    Some((fields.nth(18)?.parse().ok()?, runs))
 }
 
 /// Whether no process has this number. A process of another user may be hidden in `/proc`.
@@ -158,7 +169,7 @@ mod tests {
         let process = child.id();
         let of_child = Owner {
             process,
-            start: super::start_of(process).unwrap(),
+            start: super::state_of(process).unwrap().0,
             ..this.clone()
         };
         assert_eq!(of_child.life(), Life::Runs);
@@ -168,6 +179,10 @@ mod tests {
         };
         assert_eq!(before.life(), Life::Ended, "another process has its number");
         child.kill().unwrap();
+        while super::state_of(process).is_some_and(|(_, runs)| runs) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(of_child.life(), Life::Ended, "its parent has not waited");
         child.wait().unwrap();
         assert_eq!(of_child.life(), Life::Ended);
         let elsewhere = Owner {

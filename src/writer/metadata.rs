@@ -546,6 +546,25 @@ mod tests {
         assert_eq!(stored(&store), with_shape(8));
     }
 
+    /// A link that leads to nothing, where the temporary is to be.
+    #[cfg(unix)]
+    #[test]
+    fn no_foreign_file_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = Arc::new(zarrs::filesystem::FilesystemStore::new(directory.path()).unwrap());
+        std::fs::create_dir(at("a")).unwrap();
+        std::fs::write(at(KEY), METADATA).unwrap();
+        for part in [None, Some(3)] {
+            let length = ArrayLength::renamed(&array(store.clone()), store.clone(), part).unwrap();
+            let temporary = temporary_of(&key(KEY), part).unwrap();
+            std::os::unix::fs::symlink(at("foreign"), at(temporary.as_str())).unwrap();
+            length.grow(7 + part.unwrap_or(0)).unwrap();
+            assert!(!at("foreign").exists());
+            assert!(std::fs::symlink_metadata(at(KEY)).unwrap().is_file());
+        }
+    }
+
     #[test]
     fn something_else_is_stored_there() {
         for other in [

@@ -76,6 +76,7 @@ use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
+use crate::store::lease::Lease;
 use plan::Plan;
 use shared::{Batch, Item, Shared};
 
@@ -112,6 +113,8 @@ pub struct ArrayWriter {
     epochs: u64,
     first_append: Option<Instant>,
     threads: Vec<JoinHandle<()>>,
+    /// Deleted when the writer has finished, or is dropped.
+    lease: Option<Lease>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
     /// Where the threads are.
@@ -136,7 +139,7 @@ impl ArrayWriter {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        threads: Vec<JoinHandle<()>>,
+        (threads, lease): (Vec<JoinHandle<()>>, Option<Lease>),
     ) -> Self {
         let job = plan.job.clone();
         Self {
@@ -152,6 +155,7 @@ impl ArrayWriter {
             epochs: 0,
             first_append: None,
             threads,
+            lease,
             report: None,
             job,
             process: std::process::id(),
@@ -533,6 +537,7 @@ impl ArrayWriter {
         self.stored()?;
         self.shared.change(|state| state.closed = true);
         self.join();
+        self.lease = None;
         let progress = self.progress();
         let report = WriterReport {
             engine: self.shared.setup.engine,
@@ -652,7 +657,7 @@ impl ArrayWriter {
         };
         // What is stored is for readers, too.
         let setup = &self.shared.setup;
-        if uncovered && let Err(error) = storing::caught(|| setup.length.grow(finished_slices)) {
+        if uncovered && let Err(error) = storing::caught(|| setup.cover(finished_slices)) {
             tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
         }
         let mut result = Ok(finished_slices);
