@@ -58,7 +58,7 @@ fn write_as_one_of_several(process: u64) {
     let strategy: usize = std::env::var(STRATEGY).unwrap().parse().unwrap();
     let options = Options::default()
         .with_write_strategy(STRATEGIES[strategy])
-        .with_turn_limit(Duration::from_secs(60));
+        .with_turn_limit(Duration::from_mins(1));
     let array = array(Path::new(&root), options);
     println!("ready");
     std::io::stdin().read_line(&mut String::new()).unwrap();

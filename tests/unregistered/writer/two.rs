@@ -81,7 +81,7 @@ fn another_process_is_refused_until_the_first_is_killed() {
     if let Some(root) = std::env::var_os(ROOT) {
         let _writer = builder_of(Path::new(&root), 0).build().unwrap();
         println!("begun");
-        std::thread::sleep(std::time::Duration::from_secs(60));
+        std::thread::sleep(std::time::Duration::from_mins(1));
         return;
     }
     let directory = tempfile::tempdir().unwrap();
