@@ -121,7 +121,9 @@ fn fail(trial: &Trial, object: &[u8], steps: usize, failing: Failing) -> (bool, 
         return (true, false);
     }
     assert_eq!(trial.read(0).as_ref(), Ok(&before[0]), "{what}: {error}");
-    let all_before = (0..SUBCHUNKS).all(|n| trial.read(n).as_ref() == Ok(&before[n as usize]));
+    let all_before = (0..SUBCHUNKS)
+        .zip(&before)
+        .all(|(n, before)| trial.read(n).as_ref() == Ok(before));
     if error.contains("is as it was before. Write again") {
         assert!(all_before, "{what}: {error}");
         assert_eq!(trial.recover(), RecoveryOutcome::Intact, "{what}");
