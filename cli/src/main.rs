@@ -43,7 +43,6 @@ mod inspect;
 mod names;
 mod open;
 mod outcome;
-mod owner;
 mod parts;
 mod plan;
 mod progress;

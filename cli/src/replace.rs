@@ -19,8 +19,8 @@ use zarrs_storage::{
 };
 
 use crate::open::Files;
-use crate::owner::{Life, Owner};
 use crate::progress::counted;
+use zarrs_cuda::storage::{Life, Owner};
 
 /// The suffix of all temporaries, also of those of other programs.
 const SUFFIX: &str = ".tmp";

@@ -261,7 +261,7 @@ fn change_in_place(
     let array = opened.array.with_storage(files.clone());
     array
         .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
-        .map_err(|error| Error::array(&item.key, &error))
+        .map_err(|error| Error::writing(&item.key, &error))
 }
 
 /// The new value of the chunk of `item`; `None` if all of it is the fill value.

@@ -124,6 +124,23 @@ impl Error {
         }
     }
 
+    /// An error of zarrs, while it wrote a part of `key` where it is.
+    pub(crate) fn writing(key: &str, error: &ArrayError) -> Self {
+        /// The number of the system for a file that others use.
+        const EBUSY: i32 = 16;
+        let ArrayError::CodecError(codec) = error else {
+            return Self::array(key, error);
+        };
+        let message = format!("cannot write {key}: {codec}");
+        match (codec, find_io(codec)) {
+            (CodecError::IOError(io), _) if io.kind() == io::ErrorKind::ResourceBusy => {
+                Self::Io(message, Some(EBUSY))
+            }
+            (_, Some(io)) => Self::of_store(of_python(&message), Some(io)),
+            (_, None) => Self::array(key, error),
+        }
+    }
+
     /// The exception for an error with the array at `array`.
     pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
         match self {

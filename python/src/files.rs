@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,7 @@ use zarrs_storage::{
 };
 
 use crate::store::inside;
+use zarrs_cuda::internals::files as in_place;
 use zarrs_cuda::internals::host::memory::with_capacity;
 
 /// The files below a directory.
@@ -49,14 +50,7 @@ impl Files {
         key: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<()> {
-        self.replace_at(&self.path(key), write)
-    }
-
-    fn replace_at(
-        &self,
-        path: &Path,
-        write: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> io::Result<()> {
+        let path = &self.path(key);
         let temporary = temporary(path);
         let written = self.create(&temporary).and_then(|mut file| {
             write(&mut file)?;
@@ -69,18 +63,6 @@ impl Files {
         }
         done?;
         self.sync_parent(path)
-    }
-
-    /// Copies the file at `path` to one that has no other name. Its other names (hard links), which may be
-    /// somebody's copy, keep the bytes that they have. A symbolic link stays one.
-    fn give_own_file(&self, path: &Path) -> io::Result<()> {
-        let path = fs::canonicalize(path)?;
-        let mut from = File::open(&path)?;
-        let rights = from.metadata()?.permissions();
-        self.replace_at(&path, |copy| {
-            copy.set_permissions(rights)?;
-            io::copy(&mut from, copy).map(drop)
-        })
     }
 
     fn sync_file(&self, file: &File) -> io::Result<()> {
@@ -221,6 +203,8 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        // Of a shard that is being updated, this is the turn of this process.
+        in_place::hold(&self.path(key.as_str()))?;
         let Some((file, size)) = self.open_sized(key.as_str())? else {
             return Ok(None);
         };
@@ -253,20 +237,9 @@ impl WritableStorageTraits for Files {
         key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
+        let values: Vec<_> = offset_values.collect();
         let path = self.path(key.as_str());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false);
-        let mut file = self.open_to_write(&path, &options)?;
-        if file.metadata()?.nlink() > 1 {
-            self.give_own_file(&path)?;
-            file = options.open(&path)?;
-        }
-        for (offset, value) in offset_values {
-            file.write_all_at(&value, offset)?;
-        }
-        self.sync_file(&file)?;
-        // It may be new.
-        Ok(self.sync_parent(&path)?)
+        Ok(in_place::write(&path, &values, self.sync)?)
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {

@@ -84,7 +84,8 @@ impl Pyramid {
         })?;
         let mut builder = Levels::builder(array).with_reduction(reduction);
         if let Store::Files(files) = store {
-            builder = builder.with_atomic_rename(files.clone());
+            let root = files.root().to_owned();
+            builder = builder.with_atomic_rename(files.clone()).on_directory(root);
         }
         if let Some(axes) = self.axes {
             builder = builder.with_axes(axes.into_iter().map(Axis::from));

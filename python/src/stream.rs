@@ -43,7 +43,8 @@ impl Writer {
                 .with_flush_after(writing::flush_after(flush_after)?)
                 .with_interrupt(interrupted);
             if let Store::Files(files) = store {
-                builder = builder.with_atomic_rename(files);
+                let root = files.root().to_owned();
+                builder = builder.with_atomic_rename(files).on_directory(root);
             }
             if let Some(start) = start {
                 builder = builder.with_start(start);

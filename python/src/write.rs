@@ -161,7 +161,7 @@ pub(crate) fn write_in_place(
         let elements = ArrayBytes::new_flen(elements);
         array
             .store_chunk_subset_opt(&item.indices, &subset, elements, &options)
-            .map_err(|error| Error::array(&item.key, &error))
+            .map_err(|error| Error::writing(&item.key, &error))
     };
     pool::run(threads, || each(&batch.items, threads, one))??;
     Ok(())

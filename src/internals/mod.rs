@@ -33,6 +33,12 @@ pub mod host {
     pub use crate::engine::{fresh, memory};
 }
 
+/// Files of which parts are written where they are.
+pub mod files {
+    pub use crate::store::hold;
+    pub use crate::store::in_place::write;
+}
+
 /// Geometry.
 pub mod layout {
     pub use crate::layout::{Lift, LiftBatch, LiftSlab, SubchunkGrid};

@@ -15,6 +15,7 @@ mod record;
 mod space;
 mod stream;
 mod strided;
+mod undo;
 
 pub(crate) use batch::{Batch, Slab, batches, boxes, slabs};
 pub use grid::SubchunkGrid;
@@ -27,3 +28,4 @@ pub(crate) use record::{RECORD_LEN, Record, fingerprint};
 pub(crate) use space::Space;
 pub(crate) use stream::{BatchGrid, ShardPart, StreamGrid};
 pub(crate) use strided::{Digit, StridedBox};
+pub(crate) use undo::{undo_growth, update_of_nothing};

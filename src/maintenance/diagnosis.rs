@@ -5,7 +5,7 @@
 
 use zarrs::array::codec::ShardingIndexLocation;
 
-use crate::layout::{RECORD_LEN, Record, fingerprint};
+use crate::layout::{RECORD_LEN, Record, fingerprint, undo_growth, update_of_nothing};
 
 /// From this many bytes of a record on it is certain that it is one: its magic is whole.
 const CERTAIN: usize = 8;
@@ -131,7 +131,6 @@ fn at_start(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Dia
 
 /// Undo the growth of `record`, which did not come to its end.
 fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
-    let index_len = geometry.index_len as u64;
     let size = object.len() as u64;
     if record.old_end == 0 {
         return Diagnosis::Erase;
@@ -144,22 +143,8 @@ fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
             record.new_end, record.old_end
         ));
     };
-    let mut writes = Vec::new();
-    // Over what the update wrote, and behind the record that says so: it does not grow each time
-    // that this is torn.
-    let end = size.max(record.offset.saturating_add(RECORD_LEN as u64 + index_len));
-    let is_there = end == size && index_before(object, geometry, size) == Some(old);
-    if !is_there {
-        writes.push((end - index_len, old.to_vec()));
-    }
-    // Last of all: a record that is whole, and says that the object should be longer, must not be
-    // found by a later recovery. It is its checksum that goes: another record that is written here
-    // and torn would bring back its first bytes.
-    let bytes = record.to_bytes();
-    let (content, checksum) = bytes.split_at(RECORD_LEN - 4);
-    let no_checksum = checksum.iter().map(|byte| !byte).collect();
-    writes.push((record.offset + content.len() as u64, no_checksum));
-    Diagnosis::Undo(writes)
+    let tail = index_before(object, geometry, size);
+    Diagnosis::Undo(undo_growth(record, old, (size, tail)))
 }
 
 /// Look for an update that came to its end, and was followed by bytes that are no index: what is left
@@ -176,29 +161,9 @@ fn written_over(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) ->
         if fingerprint(index) != print || !is_index(geometry, index, end) {
             return None;
         }
-        let update = update_of_nothing(geometry, index, (size, end));
+        let update = update_of_nothing(index, (size, end));
         Some(Diagnosis::Undo(vec![(size, update)]))
     })
-}
-
-/// A record at `offset` and `index`: an update, of a shard that ends at `old_end`, which changes nothing
-/// and is whole.
-fn update_of_nothing(
-    geometry: &Geometry<'_>,
-    index: &[u8],
-    (offset, old_end): (u64, u64),
-) -> Vec<u8> {
-    let index_len = geometry.index_len as u64;
-    let print = fingerprint(index);
-    let record = Record {
-        offset,
-        old_end,
-        old_index: print,
-        index_len,
-        new_end: offset + RECORD_LEN as u64 + index_len,
-        new_index: print,
-    };
-    [&record.to_bytes(), index].concat()
 }
 
 /// The beginning of a record at the end of an object.
@@ -231,7 +196,7 @@ fn begun_record(
             let prints = [record.new_index, record.old_index];
             record.new_end == end && prints.contains(&print)
         });
-        let update = update_of_nothing(geometry, index, (end, end));
+        let update = update_of_nothing(index, (end, end));
         Some(BegunRecord {
             is_certain: is_known || len >= CERTAIN,
             diagnosis: Diagnosis::Undo(vec![(end, update)]),

@@ -7,6 +7,8 @@
 //! | [`ShardingTransformer`] | reads such arrays from any store |
 //! | [`RangeWrites`] | one writer updates parts of shards in stores that only replace whole objects |
 //!
+//! [`Owner`] tells which process a file belongs to, and whether it [runs](Life).
+//!
 //! All of them work over blocking and over asynchronous stores. The [guide](crate::guide::share)
 //! shows how to share an array between writers.
 
@@ -22,6 +24,7 @@ mod sparse;
 mod transformer;
 mod zarrs_traits;
 
+pub use crate::store::owner::{Life, Owner};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
 pub use sparse::{Consolidation, ConsolidationProgress, SparseShardStore};

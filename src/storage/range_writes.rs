@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use zarrs_storage::{
 use crate::store::Awaited;
 use crate::store::ranges::with_parts;
 use crate::store::turns::{TakesTurns, Turns};
-use crate::store::{Blocking, Reads, Writes, now};
+use crate::store::{Blocking, Reads, Writes, hold, in_place, now};
 
 /// The default limit of an object's length, in bytes: 5 GiB, the most that S3 stores by one request
 /// ("Uploading objects", Amazon S3 User Guide).
@@ -94,12 +95,40 @@ const KEPT_OBJECTS: usize = 64;
 ///
 /// ### Stores that support partial writes
 /// If the inner store supports partial writes, they are forwarded to it, and its own guarantees
-/// apply.
+/// apply. For the files of zarrs' `FilesystemStore` there is `on_filesystem`, which promises more.
 pub struct RangeWrites<S: ?Sized> {
     turns: Turns,
     kept: Kept,
     max_object_len: u64,
+    /// The directory of the store, if its values are files that are written directly.
+    root: Option<PathBuf>,
     store: Arc<S>,
+}
+
+#[cfg(feature = "filesystem")]
+impl RangeWrites<zarrs_filesystem::FilesystemStore> {
+    /// Returns an adapter whose partial writes change the files of `store` where they are.
+    ///
+    /// - **A full disk leaves no shard half written.** Room is reserved before the first byte is
+    ///   written. File systems that copy what is overwritten (btrfs, ZFS) do not keep room for that.
+    /// - **A write that fails nevertheless** leaves the file as long as it was.
+    /// - **Several processes** update one shard one after the other, by an advisory lock on its file. A
+    ///   process that waits longer than [`Options::with_turn_limit`](crate::Options::with_turn_limit)
+    ///   is refused with an error of the kind `ResourceBusy`. All writers have to use this adapter, on
+    ///   a file system with locks.
+    /// - **A file with other names** (hard links) is copied first, so that its other names keep their
+    ///   bytes.
+    /// - Each call syncs the file before it returns, as the store does.
+    ///
+    /// Leave zarrs' `file_handle_cache_size` off.
+    #[must_use]
+    pub fn on_filesystem(store: Arc<zarrs_filesystem::FilesystemStore>) -> Self {
+        let root = store.prefix_to_fs_path(&StorePrefix::root());
+        Self {
+            root: Some(root),
+            ..Self::new(store)
+        }
+    }
 }
 
 impl<S: ?Sized> RangeWrites<S> {
@@ -110,6 +139,7 @@ impl<S: ?Sized> RangeWrites<S> {
             turns: Turns::default(),
             kept: Kept::new(KEPT_BYTES),
             max_object_len: MAX_OBJECT_LEN,
+            root: None,
             store,
         }
     }
@@ -130,6 +160,15 @@ impl<S: ?Sized> RangeWrites<S> {
     pub fn with_kept_bytes(mut self, bytes: usize) -> Self {
         self.kept = Kept::new(bytes);
         self
+    }
+
+    /// Hold the file of `key` in the turn of a partial write, if values are files.
+    fn hold(&self, key: &StoreKey) -> Result<(), StorageError> {
+        let held = self
+            .root
+            .as_ref()
+            .map(|root| hold(&root.join(key.as_str())));
+        Ok(held.transpose().map(drop)?)
     }
 
     async fn set_in_turn<A: Writes + TakesTurns>(
@@ -276,6 +315,7 @@ impl Kept {
 /// A read forgets the kept object, so that it, and the write that follows, see what others stored.
 impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S> {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.hold(key)?;
         self.kept.take(key);
         self.store.get(key)
     }
@@ -285,6 +325,7 @@ impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S>
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.hold(key)?;
         self.kept.take(key);
         self.store.get_partial_many(key, byte_ranges)
     }
@@ -294,6 +335,7 @@ impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S>
         key: &StoreKey,
         byte_range: ByteRange,
     ) -> Result<MaybeBytes, StorageError> {
+        self.hold(key)?;
         self.kept.take(key);
         self.store.get_partial(key, byte_range)
     }
@@ -320,6 +362,10 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageT
         key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
+        if let Some(root) = &self.root {
+            let values: Vec<_> = offset_values.collect();
+            return Ok(in_place::write(&root.join(key.as_str()), &values, true)?);
+        }
         if self.store.supports_set_partial() {
             return self.store.set_partial_many(key, offset_values);
         }

@@ -26,6 +26,7 @@ use std::task::{Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use super::file_turns::Scope;
 use crate::per_process::PerProcess;
 
 #[cfg(feature = "async")]
@@ -367,6 +368,8 @@ impl Wake for Unpark {
 
 /// A turn of a thread that blocks while it has the turn.
 pub(crate) struct BlockingTurn {
+    // The files are unlocked before others of this process have their turn.
+    _files: Scope,
     _turn: Turn,
     _busy: Busy,
 }
@@ -378,6 +381,7 @@ pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<Blockin
     loop {
         if let Poll::Ready(turn) = taking.poll(&waker) {
             return turn.map(|turn| BlockingTurn {
+                _files: Scope::new(taking.since, limit),
                 _turn: turn,
                 _busy: Busy::new(),
             });

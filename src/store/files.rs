@@ -59,6 +59,20 @@ fn leads_nowhere(error: &io::Error) -> bool {
     is_loop || is_missing(error)
 }
 
+/// The directory whose files are the values of `store`, if it is zarrs' store of files.
+#[cfg(feature = "filesystem")]
+pub(crate) fn directory_of<S: 'static>(store: &S) -> Option<PathBuf> {
+    let store: &dyn std::any::Any = store;
+    let store = store.downcast_ref::<zarrs_filesystem::FilesystemStore>()?;
+    Some(store.prefix_to_fs_path(&StorePrefix::root()))
+}
+
+/// `None`: without the feature `filesystem`, zarrs' store of files is not known.
+#[cfg(not(feature = "filesystem"))]
+pub(crate) fn directory_of<S: 'static>(_store: &S) -> Option<PathBuf> {
+    None
+}
+
 impl Files {
     /// Those in `root`.
     #[cfg_attr(

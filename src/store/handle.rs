@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use zarrs_codec::{
@@ -9,6 +10,7 @@ use zarrs_codec::{
 };
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncBytesPartialDecoderTraits, AsyncBytesPartialEncoderTraits};
+use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::claims::{BlockingTurn, Claim, NoTurn, take_blocking};
@@ -83,6 +85,18 @@ pub(crate) trait Handle {
     fn erase(writer: &Self::Writer) -> impl Future<Output = Result<()>> + Send;
 }
 
+/// The error of a store, as codecs return it if the file of a shard is busy ([`hold`](super::hold)).
+fn refused(error: CodecError) -> CodecError {
+    match error {
+        CodecError::StorageError(StorageError::IOError(error))
+            if error.kind() == ErrorKind::ResourceBusy =>
+        {
+            CodecError::IOError(error)
+        }
+        error => error,
+    }
+}
+
 /// Handles whose calls return when they are done. Every future is ready when it is first polled.
 #[derive(Debug)]
 pub(crate) enum BlockingHandle {}
@@ -102,6 +116,7 @@ impl Handle for BlockingHandle {
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>> {
         no_panic(|| reader.partial_decode_many(Box::new(ranges.into_iter()), options))
+            .map_err(refused)
     }
 
     async fn take(claims: &[Claim], limit: Duration) -> std::result::Result<Self::Turn, NoTurn> {
@@ -115,7 +130,9 @@ impl Handle for BlockingHandle {
     ) -> Result<()> {
         let pieces = pieces.into_iter();
         let pieces = pieces.map(|(at, bytes)| (at, Cow::Owned(bytes)));
-        writer.partial_encode_many(Box::new(pieces), options)
+        writer
+            .partial_encode_many(Box::new(pieces), options)
+            .map_err(refused)
     }
 
     fn writes_ranges(writer: &Self::Writer) -> bool {

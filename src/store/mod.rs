@@ -12,15 +12,23 @@
 //! Beside them are what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
 //! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and turns of writers of one process:
 //! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
-//! (`claims.rs`).
+//! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
+//! written where they are by `in_place.rs`. `owner.rs` tells processes apart, and
+//! `lease.rs` keeps two from doing the same to one array;
+//! `durable.rs` lets names outlast a power failure.
 
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
 pub(crate) mod claims;
+pub(crate) mod durable;
+mod file_turns;
 pub(crate) mod files;
 mod handle;
+pub(crate) mod in_place;
+pub(crate) mod lease;
 mod no_panic;
+pub(crate) mod owner;
 pub(crate) mod ranges;
 pub(crate) mod turns;
 
@@ -33,6 +41,7 @@ use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StoreP
 #[cfg(feature = "async")]
 pub(crate) use awaited::{Awaited, all};
 pub(crate) use blocking::{Blocking, now};
+pub use file_turns::hold;
 #[cfg(feature = "async")]
 pub(crate) use handle::AwaitedHandle;
 pub(crate) use handle::{BlockingHandle, Handle};

@@ -1,6 +1,7 @@
 //! The settings of a writer, and how it is built.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,9 @@ use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
 use crate::layout::StreamGrid;
+use crate::store::durable::Names;
+use crate::store::files::directory_of;
+use crate::store::lease::Lease;
 use crate::{Error, MemoryEstimate};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
@@ -36,6 +40,8 @@ use crate::{Error, MemoryEstimate};
 pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     renamed: Option<Renamed<TStorage>>,
+    /// The directory of the store, if its values are files.
+    root: Option<PathBuf>,
     start: Option<u64>,
     cuts: bool,
     part: Option<u64>,
@@ -65,6 +71,9 @@ impl ArrayWriter {
         ArrayWriterBuilder::new(array)
     }
 }
+
+/// The name of the lease of an array, beside its metadata.
+const LEASE: &str = ".zarrs-cuda-writer";
 
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
@@ -106,6 +115,7 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: None,
+            root: None,
             start: None,
             cuts: false,
             part: None,
@@ -147,6 +157,7 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: self.renamed.clone(),
+            root: self.root.clone(),
             start: None,
             cuts: false,
             part: self.part,
@@ -279,7 +290,9 @@ where
     ///
     /// A temporary is the key with `.tmp` behind it, as in zarrs' `AtomicWriteStorageAdapter`. The
     /// next writer that extends the array erases the temporaries of a writer that was killed. So
-    /// only one such writer may run at a time.
+    /// only one such writer may run at a time. On zarrs' `FilesystemStore` (feature `filesystem`) a second
+    /// one is refused while the first has its [lease](crate::guide::reference::streaming#leases), and
+    /// directories are synced before the array's shape covers what is in them.
     ///
     /// [`build`](Self::build) reports errors of `store`.
     pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
@@ -290,10 +303,12 @@ where
             + ListableStorageTraits
             + 'static,
     {
+        self.root = directory_of(&*store).or(self.root);
         self.renamed = Some(Arc::new(move |builder, extends| {
             let array = &builder.array;
-            let sink =
-                RenamedSink::of(array, store.clone()).map_err(|error| refused(array, error))?;
+            let names = directory_of(&*store).map(Names::new);
+            let sink = RenamedSink::of(array, store.clone(), names);
+            let sink = sink.map_err(|error| refused(array, error))?;
             let length = ArrayLength::renamed(array, store.clone(), builder.part);
             let length = length.map_err(|error| refused(array, error))?;
             if let Some(extends) = extends {
@@ -310,9 +325,18 @@ where
                 if extends.cuts {
                     cut(array, &length)?;
                 }
+                builder.expects(&length)?;
             }
             Ok((Box::new(sink), Box::new(length)))
         }));
+        self
+    }
+
+    /// Says that the store's values are the files below `root`.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn on_directory(mut self, root: PathBuf) -> Self {
+        self.root = Some(root);
         self
     }
 
@@ -394,7 +418,8 @@ where
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
-    ///   used, or the store fails.
+    ///   used, or the store fails; on files also if another writer extends the array, with a source of
+    ///   the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
         let stream = self.build_stream()?;
         ArrayWriter::new(stream, self.flush_after, self.drop_limit)
@@ -416,6 +441,8 @@ where
         let first = start / grid.shard_slices() as u64;
         let cuts = self.cuts;
         let extends = (start == self.array.shape()[0]).then_some(Extends { first, cuts });
+        // Before anything of another writer is taken for a leftover.
+        let lease = self.lease(extends)?;
         let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
@@ -465,7 +492,8 @@ where
                 .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
         });
         let (after, waiting) = (self.flush_after, self.waiting());
-        let writer = Stream::new(shared, engine, &plan, batch, threads, after, waiting);
+        let of_process = (threads, lease);
+        let writer = Stream::new(shared, engine, &plan, batch, of_process, after, waiting);
         match started {
             Ok(()) => Ok(writer),
             Err(error) => {
@@ -487,7 +515,43 @@ where
             Some(_) => check_length(&self.array, &length)?,
             None => {}
         }
+        if extends.is_some() {
+            self.expects(&length)?;
+        }
         Ok((Box::new(sink), Box::new(length)))
+    }
+
+    /// Lets no other process change the length of an array that this writer extends, unless it writes a part
+    /// of the array.
+    fn expects(&self, length: &ArrayLength) -> Result<(), WriterError> {
+        if self.part.is_none() {
+            let stored = length.stored();
+            let stored = stored.map_err(|error| refused(&self.array, error))?;
+            length.expect(stored.unwrap_or(self.array.shape()[0]));
+        }
+        Ok(())
+    }
+
+    /// Takes the lease of the array, or of the part of it, if the store's values are files. Writers within
+    /// the array need none.
+    fn lease(&self, extends: Option<Extends>) -> Result<Option<Lease>, WriterError> {
+        let name = match (self.part, extends) {
+            (Some(part), _) => format!("{LEASE}.part{part}"),
+            (None, Some(_)) => LEASE.to_owned(),
+            (None, None) => return Ok(None),
+        };
+        let Some(root) = &self.root else {
+            return Ok(None);
+        };
+        let directory = root.join(self.array.path().as_str().trim_start_matches('/'));
+        let taken = Lease::take(&directory.join(name));
+        taken.map(Some).map_err(|error| {
+            WriterError::Array(Error::Storage {
+                doing: "begin to write",
+                key: zarrs::node::meta_key_v3(self.array.path()),
+                source: error.into(),
+            })
+        })
     }
 
     fn plan(

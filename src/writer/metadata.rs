@@ -1,7 +1,8 @@
 //! The length of an array in its stored metadata.
 
+use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
@@ -32,9 +33,19 @@ pub(super) struct ArrayLength {
     inner: Vec<u64>,
     reader: ReadableStorage,
     writer: WritableStorage,
-    /// The metadata that the store failed to store: part of them may be there. The lock is held while
-    /// the metadata change.
-    attempted: Mutex<Option<Bytes>>,
+    /// The lock is held while the metadata change.
+    state: Mutex<State>,
+}
+
+/// What is known of the stored metadata.
+#[derive(Debug, Default)]
+struct State {
+    /// The metadata that the store failed to store: part of them may be there.
+    attempted: Option<Bytes>,
+    /// The number of slices that this writer last saw or stored, if no other process may change it.
+    known: Option<u64>,
+    /// The number of slices of a store that failed, and may have been done.
+    tried: Option<u64>,
 }
 
 impl fmt::Debug for ArrayLength {
@@ -106,8 +117,31 @@ impl ArrayLength {
             inner: array.shape().iter().skip(1).copied().collect(),
             reader,
             writer,
-            attempted: Mutex::default(),
+            state: Mutex::default(),
         })
+    }
+
+    /// Let every change find out whether another process has changed the number of slices. The stored array
+    /// has `slices` of them now, or is not stored yet.
+    pub(super) fn expect(&self, slices: u64) {
+        self.state().known = Some(slices);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Check that no other process has changed the number of slices, which is `found` now.
+    fn check(&self, state: &State, found: u64) -> Result<(), StorageError> {
+        match state.known {
+            Some(known) if found != known && state.tried != Some(found) => {
+                Err(StorageError::Other(format!(
+                    "{} says that the array has {found} slices, and this writer left it with {known}: another process resizes the array or appends to it at the same time, and slices from {known} on may be those of either. Stop one of the two, `abort` this writer, open the array again, and write these slices once more",
+                    self.key
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Erase the temporary that a failed attempt left, if its value is `attempted` or a part of it.
@@ -145,12 +179,12 @@ impl ArrayLength {
     }
 
     /// `metadata` with another first extent of its shape, which `change` makes of the extent that it
-    /// has; `None` if that is the same.
+    /// has; `None` if that is the same. And the extent then.
     fn with_length(
         &self,
         metadata: &[u8],
-        change: &dyn Fn(u64) -> u64,
-    ) -> Result<Option<String>, StorageError> {
+        change: &dyn Fn(u64) -> Result<u64, StorageError>,
+    ) -> Result<(Option<String>, u64), StorageError> {
         let invalid = |reason: String| StorageError::InvalidMetadata(self.key.clone(), reason);
         let document = Document::parse(metadata).map_err(invalid)?;
         let shape = document.elements("shape").map_err(invalid)?;
@@ -167,42 +201,56 @@ impl ArrayLength {
                 self.inner
             )));
         }
-        let slices = change(*extent);
+        let slices = change(*extent)?;
         let changed = (*extent != slices).then(|| document.with_part(first, &slices.to_string()));
-        Ok(changed.flatten())
+        Ok((changed.flatten(), slices))
     }
 
     /// Stores the metadata with the first extent that `change` makes of the stored one.
     fn change(&self, change: &dyn Fn(u64) -> u64) -> Result<(), StorageError> {
-        let mut attempted = self
-            .attempted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let stored = self.reader.get(&self.key)?;
-        let (base, is_stored) = match (&*attempted, stored) {
+        let (base, is_stored) = match (&state.attempted, stored) {
             // A torn value is made whole first, so that it is never a part of some older attempt.
             (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
                 let whole = whole.clone();
-                self.store(&mut attempted, whole.clone())?;
+                self.store(&mut state.attempted, whole.clone())?;
                 (whole, true)
             }
             (_, Some(stored)) => (stored, true),
             (Some(attempted), None) => (attempted.clone(), false),
             (None, None) => (self.own.clone(), false),
         };
-        match self.with_length(&base, change)? {
-            Some(changed) => self.store(&mut attempted, changed.into()),
-            None if !is_stored => self.store(&mut attempted, base),
-            None => self.erase_own(&mut attempted),
+        let found = Cell::new(None);
+        let checked = |extent| {
+            if is_stored {
+                self.check(&state, extent)?;
+                found.set(Some(extent));
+            }
+            Ok(change(extent))
+        };
+        let (changed, slices) = self.with_length(&base, &checked)?;
+        state.known = state.known.map(|known| found.get().unwrap_or(known));
+        state.tried = Some(slices);
+        match changed {
+            Some(changed) => self.store(&mut state.attempted, changed.into())?,
+            None if !is_stored => self.store(&mut state.attempted, base)?,
+            None => self.erase_own(&mut state.attempted)?,
         }
+        state.known = state.known.map(|_| slices);
+        state.tried = None;
+        Ok(())
     }
 }
 
 /// Erases what a failed attempt left.
 impl Drop for ArrayLength {
     fn drop(&mut self) {
-        let attempted = self.attempted.get_mut();
-        let mut attempted = attempted.unwrap_or_else(PoisonError::into_inner).take();
+        let state = self.state.get_mut();
+        let mut attempted = state
+            .unwrap_or_else(PoisonError::into_inner)
+            .attempted
+            .take();
         // A panic of the store must not end a thread that drops the writer.
         if let Err(error) = caught(|| self.erase_own(&mut attempted)) {
             tracing::warn!(key = %self.key, %error, "the temporary of metadata was left behind");
@@ -320,6 +368,63 @@ mod tests {
         }
     }
 
+    /// zarr-python's `append` and `resize`, or another writer.
+    #[test]
+    fn another_process_changes_the_length() {
+        for make in BOTH {
+            for other in [5, 8, 100] {
+                let (_directory, store) = files();
+                put(&store, KEY, METADATA);
+                let length = make(&store);
+                length.expect(6);
+                length.grow(7).unwrap();
+                // Other edits stay.
+                let edited = stored(&store).replace("\"x\"", "\"added\": true, \"x\"");
+                put(&store, KEY, &edited);
+                length.grow(9).unwrap();
+                assert_eq!(stored(&store), edited.replace("[ 7\n", "[ 9\n"));
+                let theirs = stored(&store).replace("[ 9\n", &format!("[ {other}\n"));
+                put(&store, KEY, &theirs);
+                for _ in 0..2 {
+                    let error = length.grow(10).unwrap_err().to_string();
+                    let both = [format!("has {other} slices"), "with 9: another".to_owned()];
+                    assert!(both.iter().all(|part| error.contains(part)), "{error}");
+                    assert!(length.cut(2).is_err());
+                    assert_eq!(stored(&store), theirs);
+                }
+                assert_eq!(snapshot(&store).len(), 1);
+                // Where several processes write, each lets the array grow.
+                make(&store).grow(200).unwrap();
+                assert_eq!(
+                    stored(&store),
+                    theirs.replace(&format!("[ {other}\n"), "[ 200\n")
+                );
+            }
+        }
+    }
+
+    /// A store may have done what it reported as an error.
+    #[test]
+    fn a_failed_change_is_no_other_process() {
+        for fault in Fault::ALL {
+            for (make, number) in BOTH
+                .into_iter()
+                .flat_map(|make| (0..6).map(move |n| (make, n)))
+            {
+                let (_directory, store) = files();
+                put(&store, KEY, METADATA);
+                let length = make(&store);
+                length.expect(6);
+                store.fail_at(number, fault);
+                let _ = length.grow(1000);
+                store.work();
+                length.grow(20_000).unwrap();
+                length.grow(30_000).unwrap();
+                assert_eq!(stored(&store), with_shape(30_000), "{fault:?} {number}");
+            }
+        }
+    }
+
     #[test]
     fn an_array_that_is_not_stored_yet() {
         for make in BOTH {
@@ -393,6 +498,7 @@ mod tests {
                 let (_directory, store) = files();
                 put(&store, KEY, padded(6));
                 let length = make(&store);
+                length.expect(6);
                 store.fail_at(first.1, first.0);
                 let _ = length.grow(1000);
                 store.fail_at(second.1, second.0);
@@ -440,6 +546,25 @@ mod tests {
         store.inner().erase(&key(TEMPORARY)).unwrap();
         length.grow(8).unwrap();
         assert_eq!(stored(&store), with_shape(8));
+    }
+
+    /// A link that leads to nothing, where the temporary is to be.
+    #[cfg(unix)]
+    #[test]
+    fn no_foreign_file_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = Arc::new(zarrs::filesystem::FilesystemStore::new(directory.path()).unwrap());
+        std::fs::create_dir(at("a")).unwrap();
+        std::fs::write(at(KEY), METADATA).unwrap();
+        for part in [None, Some(3)] {
+            let length = ArrayLength::renamed(&array(store.clone()), store.clone(), part).unwrap();
+            let temporary = temporary_of(&key(KEY), part).unwrap();
+            std::os::unix::fs::symlink(at("foreign"), at(temporary.as_str())).unwrap();
+            length.grow(7 + part.unwrap_or(0)).unwrap();
+            assert!(!at("foreign").exists());
+            assert!(std::fs::symlink_metadata(at(KEY)).unwrap().is_file());
+        }
     }
 
     #[test]

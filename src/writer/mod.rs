@@ -80,6 +80,7 @@ use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
+use crate::store::lease::Lease;
 use filling::{Filling, Slow};
 use pause::Pausing;
 use plan::Plan;
@@ -107,6 +108,8 @@ struct Stream {
     filling: Filling,
     waiting: Arc<Waiting>,
     threads: Vec<JoinHandle<()>>,
+    /// Deleted when the writer has finished, or is dropped.
+    lease: Option<Lease>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
     /// Where the threads are.
@@ -119,7 +122,7 @@ impl Stream {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        threads: Vec<JoinHandle<()>>,
+        (threads, lease): (Vec<JoinHandle<()>>, Option<Lease>),
         flush_after: Option<Duration>,
         waiting: Arc<Waiting>,
     ) -> Self {
@@ -139,6 +142,7 @@ impl Stream {
             filling: Filling::new(&job.grid, flush_after),
             waiting,
             threads,
+            lease,
             report: None,
             job,
             process: std::process::id(),
@@ -479,6 +483,7 @@ impl Stream {
         self.stored()?;
         self.shared.change(|state| state.closed = true);
         self.join();
+        self.lease = None;
         let progress = self.progress();
         let report = WriterReport {
             engine: self.shared.setup.engine,
@@ -594,7 +599,7 @@ impl Stream {
         };
         // What is stored is for readers, too.
         let setup = &self.shared.setup;
-        if uncovered && let Err(error) = storing::caught(|| setup.length.grow(finished_slices)) {
+        if uncovered && let Err(error) = storing::caught(|| setup.cover(finished_slices)) {
             tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
         }
         let mut result = Ok(finished_slices);

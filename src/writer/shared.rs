@@ -44,6 +44,15 @@ pub(super) struct Setup {
     pub(super) on_progress: Option<ProgressCallback>,
 }
 
+impl Setup {
+    /// Lets the array's length cover `slices`, whose shards are stored. Their names outlast a power failure
+    /// before the length does.
+    pub(super) fn cover(&self, slices: u64) -> Result<(), StorageError> {
+        self.sink.sync_names()?;
+        self.length.grow(slices)
+    }
+}
+
 /// The function to call when a shard was stored.
 #[derive(Clone)]
 pub(super) struct ProgressCallback(pub(super) Arc<dyn Fn(&Progress) + Send + Sync>);

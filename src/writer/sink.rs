@@ -6,7 +6,7 @@ mod whole;
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
 
-pub(super) use renamed::{RenamedSink, temporary_key};
+pub(super) use renamed::{RenamedSink, set_anew, temporary_key};
 pub(super) use whole::WholeSink;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.
@@ -32,6 +32,12 @@ pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
 
     /// Makes the shard `key` visible. All its pieces are written.
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError>;
+
+    /// Lets the names of all shards that were stored outlast a power failure, where the store does not do that
+    /// itself. Called before the array's length covers them.
+    fn sync_names(&self) -> Result<(), StorageError> {
+        Ok(())
+    }
 
     /// Discards the pieces of the shard `key`, which was not completed.
     fn discard(&self, key: &StoreKey) -> Result<(), StorageError>;

@@ -230,7 +230,7 @@ fn replace(
 }
 
 fn grow(shared: &Shared, slices: u64) {
-    let result = caught(|| shared.setup.length.grow(slices));
+    let result = caught(|| shared.setup.cover(slices));
     let news = shared.change(|state| {
         state.growing = false;
         state.grown = Instant::now();

@@ -7,13 +7,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
     AtomicRenameStorageTraits, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
     StorePrefix, WritableStorage, WritableStorageTraits,
 };
 
-use super::sink::temporary_key;
+use super::sink::{set_anew, temporary_key};
 
 const OF_PART: &str = ".part";
 
@@ -40,34 +39,37 @@ pub(super) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    match part {
-        None => Arc::new(AtomicWriteStorageAdapter::new(store)),
-        Some(part) => Arc::new(OfPart { store, part }),
-    }
+    Arc::new(Replacing { store, part })
 }
 
-/// The writes of the process that writes a part.
-struct OfPart<S> {
+/// The writes of the process that writes a part, or of the only one.
+struct Replacing<S> {
     store: Arc<S>,
-    part: u64,
+    part: Option<u64>,
 }
 
-impl<S> fmt::Debug for OfPart<S> {
+impl<S> fmt::Debug for Replacing<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OfPart")
+        f.debug_struct("Replacing")
             .field("part", &self.part)
             .finish_non_exhaustive()
     }
 }
 
-impl<S> WritableStorageTraits for OfPart<S>
+impl<S> WritableStorageTraits for Replacing<S>
 where
-    S: AtomicRenameStorageTraits + WritableStorageTraits,
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
-    /// Replaces what a killed process left in the temporary.
+    /// Replaces what a killed process of this part left in the temporary. The temporary of all parts may be
+    /// another process's.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        let temporary = temporary_of(key, Some(self.part))?;
-        self.store.set(&temporary, value)?;
+        let temporary = temporary_of(key, self.part)?;
+        if self.part.is_none() && self.store.size_key(&temporary)?.is_some() {
+            return Err(StorageError::Other(format!(
+                "cannot store {key}: {temporary} is there, so another process is about to replace it, or died when it was"
+            )));
+        }
+        set_anew(&*self.store, &temporary, value)?;
         self.store.rename(&temporary, key)
     }
 

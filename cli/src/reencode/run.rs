@@ -11,7 +11,7 @@ use super::shapes::Shapes;
 use crate::arguments::shape_text;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
-use crate::owner::{Life, Owner};
+use zarrs_cuda::storage::{Life, Owner};
 
 /// The member that says the run.
 const MEMBER: &str = "zarrs_cuda_run";

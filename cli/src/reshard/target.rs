@@ -12,8 +12,8 @@ use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::inspect::stored;
 use crate::open::read_file;
-use crate::owner::{Life, Owner};
 use crate::replace::{self, Left, temporary_of};
+use zarrs_cuda::storage::{Life, Owner};
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
 const MARKER: &str = "zarr.json.reshard";

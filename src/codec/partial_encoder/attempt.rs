@@ -10,12 +10,13 @@ use super::commit::{Outcome, decide, likely_mode, rule};
 use super::comparison::{Comparison, StoredIndex};
 use super::encode::encode;
 use super::reads::Fetched;
-use super::refusal::{changed, no_turn};
+use super::refusal::{changed, is_refusal, no_turn};
+use super::undo::{Left, Undo, not_written};
 use super::update::{Changes, Update};
 use super::writes::{Write, writes};
 use super::{
     Attempts, Failed, Look, PartialEncoder, Written, index_error, is_rest, not_created,
-    range_of_rest, write_error,
+    range_of_rest,
 };
 use crate::codec::partial_decoder::check_long;
 use crate::layout::placement::Rule;
@@ -27,7 +28,10 @@ impl<H: Handle> PartialEncoder<H> {
         H::reader(&*self.handle)
     }
 
-    async fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {
+    pub(super) async fn read_index(
+        &self,
+        options: &CodecOptions,
+    ) -> Result<Option<StoredIndex>, CodecError> {
         let range = self.index_range()?;
         let encoded = H::read_one(self.reader(), range, options).await;
         encoded
@@ -82,7 +86,9 @@ impl<H: Handle> PartialEncoder<H> {
                         to_compare.clear();
                     }
                 }
-                Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                Err(error) if is_refusal(&error) || !comparison.falls_back() => {
+                    return Err(index_error(&error));
+                }
                 Err(_) => {}
             }
         }
@@ -160,16 +166,23 @@ impl<H: Handle> PartialEncoder<H> {
             }
             Outcome::Write(placed) => {
                 let (size, dead) = (placed.size, placed.dead);
+                let undo = Undo::new(update, &placed, changes);
                 let writes = writes(update, placed, changes, fetched).into_iter();
                 for (number, write) in writes.enumerate() {
                     let creates = (before.is_none() && number == 0).then(|| write.clone());
                     let written = H::write(&*self.handle, write, options);
                     let Err(error) = written.await else { continue };
-                    return Err(match creates {
-                        Some(write) if self.erase_rest(&write, options).await => {
+                    if is_refusal(&error) && number == 0 {
+                        return Err(error);
+                    }
+                    return Err(match (creates, before) {
+                        (Some(write), _) if self.erase_rest(&write, options).await => {
                             not_created(&error)
                         }
-                        _ => write_error(&error),
+                        (_, Some(before)) => {
+                            not_written(&error, self.undo(before, &undo, options).await)
+                        }
+                        (_, None) => not_written(&error, Left::Torn),
                     });
                 }
                 Ok((size, dead))

@@ -76,7 +76,7 @@ impl StoredIndex {
     }
 
     /// The index as it is stored.
-    fn encoded(&self) -> &[u8] {
+    pub(super) fn encoded(&self) -> &[u8] {
         self.encoded
             .as_deref()
             .unwrap_or_else(|| self.entries.bytes())

@@ -24,6 +24,7 @@ mod nested;
 mod reads;
 mod refusal;
 mod subchunks;
+mod undo;
 mod update;
 mod writes;
 
@@ -231,6 +232,9 @@ pub(super) fn explain(target: &Sharding) -> String {
 
 /// With what to do about an index that cannot be read.
 fn index_error(error: &CodecError) -> CodecError {
+    if is_refusal(error) {
+        return error.clone();
+    }
     caused(
         format!(
             "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
@@ -273,17 +277,7 @@ fn is_rest(object: &[u8], write: &Write) -> bool {
 fn not_created(error: &CodecError) -> CodecError {
     caused(
         format!(
-            "a partial write that was to create a shard failed: {error}. What it had stored was erased, and there is no shard, as before. Try again when the store can be written to"
-        ),
-        error,
-    )
-}
-
-/// With what to do about a shard that was left in the middle of a write.
-fn write_error(error: &CodecError) -> CodecError {
-    caused(
-        format!(
-            "a partial write of a shard failed, and may have stopped in the middle: {error}. Call zarrs_cuda::recover for the shard before reading or writing it"
+            "cannot write part of a shard, which did not exist: {error}. What it had stored was erased, and there is no shard, as before. Try again when the store can be written to"
         ),
         error,
     )

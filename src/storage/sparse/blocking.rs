@@ -17,6 +17,7 @@ use super::reading::BlockingFrames;
 use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
 use crate::Error;
 use crate::reader::{ArrayReader, ArrayReaderBuilder};
+use crate::store::durable::Names;
 use crate::store::{Blocking, now};
 
 impl<S: ?Sized> SparseShardStore<S> {
@@ -75,14 +76,15 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
                 ),
             });
         }
-        adapter.rename_in(renaming);
+        adapter.rename_in(renaming, None);
         Ok(adapter)
     }
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
-    /// Replaces objects by renaming in `renaming`, which has the same objects.
-    fn rename_in<R>(&mut self, renaming: Arc<R>)
+    /// Replaces objects by renaming in `renaming`, which has the same objects. `names` are those of its files,
+    /// if it does not sync them.
+    fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
     where
         R: AtomicRenameStorageTraits
             + ReadableStorageTraits
@@ -90,7 +92,11 @@ impl<S: ?Sized> SparseShardStore<S> {
             + ?Sized
             + 'static,
     {
-        self.array.rename = Some(super::renaming(renaming, self.array.metadata.clone()));
+        self.array.rename = Some(super::renaming(
+            renaming,
+            self.array.metadata.clone(),
+            names,
+        ));
     }
 }
 
@@ -286,7 +292,7 @@ where
         root: std::path::PathBuf,
     ) -> Result<Self, Error> {
         let mut adapter = Self::open(store.clone(), path)?;
-        adapter.rename_in(store);
+        adapter.rename_in(store, None);
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }
@@ -299,6 +305,7 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     ///
     /// - Shards, and the metadata of the array, are replaced by renaming, as with
     ///   [`open_renaming`](Self::open_renaming).
+    /// - The name of a packed shard is on the disk before its frame is deleted.
     /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore`
     ///   returns an empty listing for a directory that it cannot open, for instance because the
     ///   process has too many open files; an update could be lost that way, or a frame passed over.
@@ -314,7 +321,7 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     ) -> Result<Self, Error> {
         let root = store.prefix_to_fs_path(&StorePrefix::root());
         let mut adapter = Self::open(store.clone(), path)?;
-        adapter.rename_in(store);
+        adapter.rename_in(store, Some(Names::new(root.clone())));
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }

@@ -38,6 +38,7 @@ use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::shard_grid::ShardGrid;
 use super::zarrs_traits::zarrs_traits;
 use crate::codec::registry::Claim;
+use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::ranges::{slice, with_parts};
 use crate::store::turns::TakesTurns;
@@ -442,9 +443,9 @@ impl SparseArray {
     }
 }
 
-/// Replaces values by renaming in `store`. Any process may store the `metadata` at any time; any other
+/// Replaces values by renaming in `store`. `names` are those of its files, if it does not sync them. Any process may store the `metadata` at any time; any other
 /// value is replaced by one process at a time.
-pub(super) fn renaming<R>(store: Arc<R>, metadata: StoreKey) -> Rename
+pub(super) fn renaming<R>(store: Arc<R>, metadata: StoreKey, names: Option<Names>) -> Rename
 where
     R: AtomicRenameStorageTraits + WritableStorageTraits + ?Sized + 'static,
 {
@@ -461,11 +462,18 @@ where
             // A process that died may have left it; or it is a link, which would be written through.
             store.erase(&temporary)?;
         }
+        // Versions in the frame are deleted after this: a shard must have its name on the disk before.
+        let sync = || {
+            let Some(names) = &names else { return Ok(()) };
+            names.note(key);
+            names.sync().map_err(StorageError::from)
+        };
         let Some(value) = value else {
-            return store.erase(key);
+            return store.erase(key).and_then(|()| sync());
         };
         let stored = store.set(&temporary, value);
         let stored = stored.and_then(|()| store.rename(&temporary, key));
+        let stored = stored.and_then(|()| sync());
         if stored.is_err() && is_shared {
             // Its name is not used again. The first error is more important than an error of this.
             let _ = store.erase(&temporary);

@@ -229,6 +229,14 @@ where
         self
     }
 
+    /// Says that the store's values are the files below `root`.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
+        self.top = self.top.on_directory(root);
+        self
+    }
+
     /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
     /// may start CUDA.
     ///
@@ -289,9 +297,10 @@ where
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
-        self.erase_leftovers(&plan)?;
         let top = self.writer(&plan, 0).cutting().build_stream();
         let mut top = plan.of_level(0, top)?;
+        // With the lease of level 0: no other process writes the image.
+        self.erase_leftovers(&plan)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan)?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;

@@ -13,6 +13,7 @@ use zarrs_storage::{
 };
 
 use super::ShardSink;
+use crate::store::durable::Names;
 
 /// The key of the temporary of `key`. It is that of zarrs' adapter for atomic writes, so that
 /// leftovers of both have the same names.
@@ -23,11 +24,27 @@ pub(in crate::writer) fn temporary_key(key: &StoreKey) -> Result<StoreKey, Stora
     AtomicWriteStorageAdapter::<()>::temporary_key(key)
 }
 
+/// Stores `value` in the new value `temporary`. On files, a link that has this name, or other names of the
+/// file, would let a foreign file be written: so what is there is erased first.
+///
+/// # Errors
+/// The store's.
+pub(in crate::writer) fn set_anew<S: ?Sized + WritableStorageTraits>(
+    store: &S,
+    temporary: &StoreKey,
+    value: Bytes,
+) -> Result<(), StorageError> {
+    store.erase(temporary)?;
+    store.set(temporary, value)
+}
+
 /// Shards grow in a temporary of `store`, which is renamed when they are complete.
 pub(in crate::writer) struct RenamedSink<S: ?Sized> {
     store: Arc<S>,
     /// The shards that were begun, and not completed or discarded.
     begun: Mutex<HashMap<StoreKey, Begun>>,
+    /// The names of shards, if they are files whose names the store does not sync.
+    names: Option<Names>,
 }
 
 /// A shard of which pieces are written.
@@ -50,13 +67,18 @@ impl<S> RenamedSink<S>
 where
     S: ?Sized + AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
-    /// For the shards of `array`, whose storage is, or looks upon, `store`.
+    /// For the shards of `array`, whose storage is, or looks upon, `store`. `names` are those of its files, if
+    /// the store does not sync them.
     ///
     /// # Errors
     /// [`StorageError::Unsupported`] if the store cannot write parts of values, if the array has
     /// storage transformers, which `store` would bypass, or if the array's metadata in `store` is
     /// not that in its own storage; the store's.
-    pub(in crate::writer) fn of<T>(array: &Array<T>, store: Arc<S>) -> Result<Self, StorageError>
+    pub(in crate::writer) fn of<T>(
+        array: &Array<T>,
+        store: Arc<S>,
+        names: Option<Names>,
+    ) -> Result<Self, StorageError>
     where
         T: ?Sized + ReadableStorageTraits,
     {
@@ -82,11 +104,18 @@ where
         Ok(Self {
             store,
             begun: Mutex::default(),
+            names,
         })
     }
 
     fn begun(&self) -> MutexGuard<'_, HashMap<StoreKey, Begun>> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, key: &StoreKey) {
+        if let Some(names) = &self.names {
+            names.note(key);
+        }
     }
 
     fn of_begun(&self, key: &StoreKey) -> Result<Begun, StorageError> {
@@ -138,12 +167,20 @@ where
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let temporary = temporary_key(key)?;
         self.begun().remove(key);
-        self.store.set(&temporary, value)?;
-        self.store.rename(&temporary, key)
+        set_anew(&*self.store, &temporary, value)?;
+        self.store.rename(&temporary, key)?;
+        self.note(key);
+        Ok(())
+    }
+
+    fn sync_names(&self) -> Result<(), StorageError> {
+        let synced = self.names.as_ref().map(Names::sync);
+        Ok(synced.transpose().map(drop)?)
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
         self.store.erase(key)?;
+        self.note(key);
         // A killed writer may have begun it.
         self.discard(key)
     }
@@ -169,7 +206,7 @@ where
             // Only `set` can cut off what a killed writer left there.
             let start = pieces.iter().position(|(at, _)| *at == 0);
             let start = start.map_or_else(Bytes::new, |start| pieces.remove(start).1);
-            self.store.set(&temporary, start)?;
+            set_anew(&*self.store, &temporary, start)?;
         } else {
             self.check(key, &temporary, self.of_begun(key)?.len)?;
         }
@@ -206,6 +243,7 @@ where
             }
         }
         self.begun().remove(key);
+        self.note(key);
         Ok(())
     }
 
@@ -238,7 +276,7 @@ mod tests {
     }
 
     fn sink(store: &Arc<Files>) -> Sink {
-        RenamedSink::of(&array_of(store.clone()), store.clone()).unwrap()
+        RenamedSink::of(&array_of(store.clone()), store.clone(), None).unwrap()
     }
 
     /// A shard that was there, and what a killed writer left of another, which is longer.
@@ -251,7 +289,11 @@ mod tests {
         (at, Bytes::from_static(bytes.as_bytes()))
     }
 
-    fn write(sink: &Sink, pieces: &[(u64, &'static str)], first: bool) -> Result<(), StorageError> {
+    fn write(
+        sink: &impl ShardSink,
+        pieces: &[(u64, &'static str)],
+        first: bool,
+    ) -> Result<(), StorageError> {
         let pieces = pieces.iter().map(|(at, bytes)| piece(*at, bytes));
         sink.write(&key(SHARD), pieces.collect(), first)
     }
@@ -328,9 +370,10 @@ mod tests {
         };
         store.work();
         write(&sink, &[(0, "abcd")], true).unwrap();
-        assert_eq!(operations(), [Operation::Set]);
+        assert_eq!(operations(), [Operation::Erase, Operation::Set]);
         write(&sink, &[(0, "abcd"), (4, "e"), (5, "f")], true).unwrap();
-        assert_eq!(operations(), [Operation::Set, Operation::SetPartial]);
+        let begun = [Operation::Erase, Operation::Set, Operation::SetPartial];
+        assert_eq!(operations(), begun);
         write(&sink, &[(6, "g"), (7, "h"), (8, "i")], false).unwrap();
         assert_eq!(operations(), [Operation::Size, Operation::SetPartial]);
         sink.complete(&key(SHARD)).unwrap();
@@ -389,6 +432,71 @@ mod tests {
         assert_eq!(value(&store, SHARD).unwrap(), b"before");
     }
 
+    /// The length must not cover shards whose names may be gone after a power failure.
+    #[cfg(unix)]
+    #[test]
+    fn names_that_are_not_synced_are_tried_again() {
+        let (directory, store) = files();
+        let names = Some(Names::new(directory.path().to_path_buf()));
+        let array = array_of(store.clone());
+        let sink = RenamedSink::of(&array, store.clone(), names).unwrap();
+        sink.sync_names().unwrap();
+        write(&sink, &[(0, "abc")], true).unwrap();
+        sink.complete(&key(SHARD)).unwrap();
+        // Opening the directory fails.
+        let (place, aside) = (
+            directory.path().join("a/c/0"),
+            directory.path().join("aside"),
+        );
+        std::fs::rename(&place, &aside).unwrap();
+        std::os::unix::fs::symlink(&place, &place).unwrap();
+        for _ in 0..2 {
+            assert!(sink.sync_names().is_err());
+        }
+        std::fs::remove_file(&place).unwrap();
+        std::fs::rename(&aside, &place).unwrap();
+        sink.sync_names().unwrap();
+        // They are on the disk: they are not asked for again.
+        std::fs::remove_dir_all(directory.path().join("a")).unwrap();
+        std::os::unix::fs::symlink("a", directory.path().join("a")).unwrap();
+        sink.sync_names().unwrap();
+    }
+
+    /// A link, a second name or a pipe where a temporary is to be.
+    #[cfg(unix)]
+    #[test]
+    fn no_foreign_file_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+        let array = array_of(store.clone());
+        let sink = RenamedSink::of(&array, store, None).unwrap();
+        std::fs::create_dir_all(at("a/c/0")).unwrap();
+        for (number, grows) in (0..8).map(|number| (number, number % 2 == 0)) {
+            std::fs::write(at("foreign"), "theirs").unwrap();
+            let way = number / 2;
+            match way {
+                0 => std::os::unix::fs::symlink(at("foreign"), at(TEMPORARY)).unwrap(),
+                1 => std::fs::hard_link(at("foreign"), at(TEMPORARY)).unwrap(),
+                2 => {
+                    let mut command = std::process::Command::new("mkfifo");
+                    assert!(command.arg(at(TEMPORARY)).status().unwrap().success());
+                }
+                _ => std::os::unix::fs::symlink(at("nothing"), at(TEMPORARY)).unwrap(),
+            }
+            if grows {
+                write(&sink, &[(0, "abc")], true).unwrap();
+                sink.complete(&key(SHARD)).unwrap();
+            } else {
+                sink.set(&key(SHARD), piece(0, "abc").1).unwrap();
+            }
+            assert_eq!(std::fs::read(at("foreign")).unwrap(), b"theirs", "{way}");
+            assert_eq!(std::fs::read(at(SHARD)).unwrap(), b"abc");
+            assert!(!at("nothing").exists());
+            assert!(std::fs::symlink_metadata(at(SHARD)).unwrap().is_file());
+        }
+    }
+
     #[test]
     fn what_was_not_begun_does_not_go_on() {
         let (_directory, store) = files();
@@ -411,19 +519,19 @@ mod tests {
         let (directory, store) = files();
         let array = array_of(store.clone());
         array.store_metadata().unwrap();
-        assert!(RenamedSink::of(&array, store.clone()).is_ok());
+        assert!(RenamedSink::of(&array, store.clone(), None).is_ok());
 
         let whole = Arc::new(Faulty::new(store.inner().clone()).without_parts());
-        assert!(refusal(RenamedSink::of(&array, whole)).contains("parts of a value"));
+        assert!(refusal(RenamedSink::of(&array, whole, None)).contains("parts of a value"));
 
         let other = FilesystemStore::new(directory.path().join("a")).unwrap();
         let other = Arc::new(Faulty::new(Arc::new(other)));
-        assert!(refusal(RenamedSink::of(&array, other)).contains("a/zarr.json"));
+        assert!(refusal(RenamedSink::of(&array, other, None)).contains("a/zarr.json"));
 
         let mut metadata = serde_json::to_value(array.metadata()).unwrap();
         metadata["storage_transformers"] = json!([{ "name": "one", "must_understand": false }]);
         let metadata = serde_json::from_value(metadata).unwrap();
         let array = Array::new_with_metadata(store.clone(), "/a", metadata).unwrap();
-        assert!(refusal(RenamedSink::of(&array, store)).contains("storage transformers"));
+        assert!(refusal(RenamedSink::of(&array, store, None)).contains("storage transformers"));
     }
 }

@@ -82,6 +82,8 @@ pub struct Watched {
     left: Mutex<Option<usize>>,
     /// Whether reading and erasing still work when no steps are left.
     is_full: Mutex<bool>,
+    /// Whether everything works again after one write has failed.
+    recovers: Mutex<bool>,
     after_read: Mutex<Option<Hook>>,
     before_write: Mutex<Option<Hook>>,
 }
@@ -97,6 +99,7 @@ impl Watched {
             calls: Mutex::default(),
             left: Mutex::default(),
             is_full: Mutex::default(),
+            recovers: Mutex::default(),
             after_read: Mutex::default(),
             before_write: Mutex::default(),
         }
@@ -119,6 +122,14 @@ impl Watched {
     pub fn full_after(&self, steps: Option<usize>) {
         *lock(&self.left) = steps;
         *lock(&self.is_full) = true;
+        *lock(&self.recovers) = false;
+    }
+
+    /// Lets one write fail after so many more [steps](Call::steps) of writing, as on a full disk.
+    /// Everything works afterwards.
+    pub fn fails_once_after(&self, steps: usize) {
+        self.full_after(Some(steps));
+        *lock(&self.recovers) = true;
     }
 
     /// Calls `hook` once, between the next read and its return.
@@ -154,11 +165,11 @@ impl Watched {
         if let Some(hook) = hook {
             hook();
         }
-        let mut left = lock(&self.left);
+        let mut steps_left = lock(&self.left);
         let steps = call.steps();
         let is_erase = matches!(call, Call::Erase) && *lock(&self.is_full);
         let steps = if is_erase { 0 } else { steps };
-        let short = left
+        let short = steps_left
             .as_mut()
             .filter(|left| **left < steps.max(1) && !is_erase);
         if let Some(left) = short {
@@ -173,9 +184,12 @@ impl Watched {
                 Some(value) => self.inner.set(key, value.into())?,
                 None => self.inner.erase(key)?,
             }
+            if std::mem::take(&mut *lock(&self.recovers)) {
+                *steps_left = None;
+            }
             return Err(StorageError::Other("the store has stopped".to_owned()));
         }
-        if let Some(left) = left.as_mut() {
+        if let Some(left) = steps_left.as_mut() {
             *left -= steps;
         }
         match &call {

@@ -7,3 +7,5 @@ mod kill;
 mod levels;
 #[cfg(target_os = "linux")]
 mod memory;
+#[cfg(target_os = "linux")]
+mod pauses;

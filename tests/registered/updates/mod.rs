@@ -6,6 +6,7 @@ mod act;
 pub(crate) mod case;
 mod concurrency;
 mod creation;
+mod failing;
 mod invariants;
 mod model;
 mod regressions;

@@ -15,5 +15,6 @@ mod refusals;
 mod simple;
 mod stream;
 mod threads;
+mod two;
 mod waiting;
 mod watchdog;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use zarrs::array::{Array, ArrayBuilder, Element, data_type};
+use zarrs::array::Array;
 use zarrs::storage::{Bytes, StorageError};
+use zarrs_cuda::Options;
 use zarrs_cuda::writer::{
     ArrayWriter, ArrayWriterBuilder, Axis, MultiscaleBuilder, MultiscaleWriter, WriterError,
 };
-use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
-use super::probe::{Change, Probe, is_temporary};
+use super::probe::Probe;
 use super::simple::{SHARD, SLICE, array, builder, check, shards, slices};
 use zarrs_cuda_testing::{Rng, codecs, effort};
 

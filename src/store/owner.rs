@@ -1,17 +1,18 @@
-//! The process that a file belongs to, told by the name of the file.
+//! The process that a file belongs to, told by the name of the file, or by its content.
 //!
 //! A process is known by its machine, its number and the time of its start, because numbers are given
 //! again. Only of a process of the same machine can it be said that it has ended.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
-use crate::evidence::hash;
+use twox_hash::XxHash3_64;
 
-/// A process of some machine.
+use crate::per_process::PerProcess;
+
+/// A process of some machine. `Display` makes text of it, and `FromStr` understands that text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub struct Owner {
     /// The running system and its numbering of processes; 0 if the system does not tell them.
     machine: u64,
     process: u32,
@@ -21,47 +22,60 @@ pub(crate) struct Owner {
 
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    /// It has ended for certain.
+#[non_exhaustive]
+pub enum Life {
+    /// The process has ended for certain.
     Ended,
+    /// The process runs.
     Runs,
-    /// It is of another machine, or the machine was started again, or the system tells nothing.
+    /// The process is of another machine, or the machine was started again, or the system tells nothing.
     Unknown,
 }
 
 impl Owner {
-    /// This process.
-    pub(crate) fn this() -> &'static Self {
-        static THIS: OnceLock<Owner> = OnceLock::new();
-        THIS.get_or_init(|| {
+    /// Returns this process. A forked child is another one.
+    #[must_use]
+    pub fn this() -> &'static Self {
+        static THIS: PerProcess<Owner> = PerProcess::new(|| {
             let process = std::process::id();
-            Self {
+            Owner {
                 machine: machine().unwrap_or(0),
                 process,
-                start: start_of(process).unwrap_or(0),
+                start: state_of(process).map_or(0, |(start, _)| start),
             }
-        })
+        });
+        THIS.get()
     }
 
-    /// Whether the process runs.
-    pub(crate) fn life(&self) -> Life {
+    /// Returns whether the process runs.
+    #[must_use]
+    pub fn life(&self) -> Life {
         let this = Self::this();
         if self == this {
             return Life::Runs;
         }
-        if this.machine == 0 || self.machine != this.machine {
+        if !self.is_of_this_machine() {
             return Life::Unknown;
         }
-        match start_of(self.process) {
-            Some(start) if start == self.start => Life::Runs,
+        match state_of(self.process) {
+            Some((start, runs)) if start == self.start && runs => Life::Runs,
             Some(_) => Life::Ended,
             None if has_ended(self.process) => Life::Ended,
             None => Life::Unknown,
         }
     }
 
-    /// The number of the process on its machine.
-    pub(crate) fn process(&self) -> u32 {
+    /// Returns whether the process is of this machine, since it was started, and has its numbering of
+    /// processes.
+    #[must_use]
+    pub fn is_of_this_machine(&self) -> bool {
+        let this = Self::this();
+        this.machine != 0 && self.machine == this.machine
+    }
+
+    /// Returns the number of the process on its machine.
+    #[must_use]
+    pub fn process(&self) -> u32 {
         self.process
     }
 }
@@ -95,7 +109,8 @@ impl FromStr for Owner {
 fn machine() -> Option<u64> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
     let numbering = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    Some(hash([&boot, numbering.to_str()?.as_bytes()]))
+    let both = [&boot, numbering.to_str()?.as_bytes()].concat();
+    Some(XxHash3_64::oneshot(&both))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -103,12 +118,15 @@ fn machine() -> Option<u64> {
     None
 }
 
-/// When a process started, in clock ticks after the machine.
-fn start_of(process: u32) -> Option<u64> {
+/// When a process started, in clock ticks after the machine, and whether it runs: one that has ended is still
+/// there until its parent has asked for it.
+fn state_of(process: u32) -> Option<(u64, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name of the program is in parentheses, and may have spaces and parentheses.
     let (_, behind_name) = stat.rsplit_once(')')?;
-    behind_name.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = behind_name.split_whitespace();
+    let runs = !matches!(fields.next()?, "Z" | "X" | "x");
+    Some((fields.nth(18)?.parse().ok()?, runs))
 }
 
 /// Whether no process has this number. A process of another user may be hidden in `/proc`.
@@ -151,7 +169,7 @@ mod tests {
         let process = child.id();
         let of_child = Owner {
             process,
-            start: super::start_of(process).unwrap(),
+            start: super::state_of(process).unwrap().0,
             ..this.clone()
         };
         assert_eq!(of_child.life(), Life::Runs);
@@ -161,6 +179,10 @@ mod tests {
         };
         assert_eq!(before.life(), Life::Ended, "another process has its number");
         child.kill().unwrap();
+        while super::state_of(process).is_some_and(|(_, runs)| runs) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(of_child.life(), Life::Ended, "its parent has not waited");
         child.wait().unwrap();
         assert_eq!(of_child.life(), Life::Ended);
         let elsewhere = Owner {
