@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::layout::StreamGrid;
 
 /// The longest time that a shard may take to fill before the application is told.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How shards of a stream fill. It looks at a clock only where a shard begins or ends.
 #[derive(Debug)]

@@ -256,12 +256,12 @@ fn reduction(args: &Args, described: &Described) -> Reduction {
         all.find(|reduction| Some(reduction.name()) == method)
     };
     let asked = args.reduction.map(Reduction::from);
-    asked
-        .or_else(made_by)
-        .unwrap_or(match described.are_labels {
-            true => Reduction::Mode,
-            false => Reduction::Mean,
-        })
+    let usual = if described.are_labels {
+        Reduction::Mode
+    } else {
+        Reduction::Mean
+    };
+    asked.or_else(made_by).unwrap_or(usual)
 }
 
 /// The maker of levels, in the metadata of an image.

@@ -499,10 +499,8 @@ pub(super) fn flush(
 ) -> Result<(), WriterError> {
     submit_complete(number, upper, below, true)?;
     of_level(number, upper.stored())?;
-    let levels = below.iter().enumerate();
-    levels
-        .map(|(level, lower)| at_level(number + level, lower.writer.stored()))
-        .collect()
+    let mut levels = below.iter().enumerate();
+    levels.try_for_each(|(level, lower)| at_level(number + level, lower.writer.stored()))
 }
 
 /// Submits all complete shards of `upper` and then of the levels `below`. Returns whether it did: without

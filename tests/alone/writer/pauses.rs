@@ -220,7 +220,7 @@ fn measuring_process() {
         }
     }
     writer.finish().unwrap();
-    let used = processor_time() - before;
+    let used = processor_time().saturating_sub(before);
     println!("used {} {}", used.as_millis(), begin.elapsed().as_millis());
 }
 

@@ -27,7 +27,7 @@ fn resting(array: &Array<Probe>) -> ArrayWriterBuilder<Probe> {
     // Nothing but a pause stores or covers anything.
     builder
         .with_flush_after(AFTER)
-        .with_metadata_interval(Duration::from_secs(600))
+        .with_metadata_interval(Duration::from_mins(10))
 }
 
 /// The slices that the metadata cover.
@@ -188,7 +188,7 @@ fn levels(array: &Array<Probe>) -> MultiscaleBuilder<Probe> {
         .with_level_shapes(2, [1, 2, 2], [3, 2, 2])
         .with_epochs_per_batch(EPOCHS)
         .with_flush_after(AFTER)
-        .with_metadata_interval(Duration::from_secs(600))
+        .with_metadata_interval(Duration::from_mins(10))
 }
 
 /// All bytes of every shard and level, and all metadata.
@@ -252,7 +252,7 @@ fn what_ends_a_writer_stores_complete_shards() {
     check(&store, 2 * SHARD);
 
     let store = Probe::new();
-    let stopped = unfinished(&store).stop(Duration::from_secs(60)).unwrap();
+    let stopped = unfinished(&store).stop(Duration::from_mins(1)).unwrap();
     assert_eq!(stopped, 2 * SHARD);
     check(&store, 2 * SHARD);
 
@@ -345,7 +345,7 @@ fn a_call_that_waits_can_be_interrupted_and_repeated() {
     let gate = store.gate_shards();
     writer.append(&slices(0..SHARD)).unwrap();
     let begin = Instant::now();
-    writer.stop(Duration::from_secs(60)).unwrap();
+    writer.stop(Duration::from_mins(1)).unwrap();
     assert!(begin.elapsed() < Duration::from_secs(3));
     gate.open();
 }
