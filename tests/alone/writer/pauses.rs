@@ -93,7 +93,8 @@ fn start(seed: u64, life: Duration) -> Writing {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    while lines.next().unwrap().unwrap() != "begun" {}
+    // The harness writes before it, on the same line.
+    while !lines.next().unwrap().unwrap().ends_with("begun") {}
     let told = std::thread::spawn(move || {
         let lines = lines.map_while(Result::ok);
         let complete = lines.filter_map(|line| line.strip_prefix("complete ")?.parse().ok());
