@@ -11,6 +11,9 @@ use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
 /// The path of the array.
+/// The lease of a writer, which a writer that was killed leaves.
+pub const LEASE: &str = "a/.zarrs-cuda-writer";
+
 pub const PATH: &str = "/a";
 
 /// A kind of array of frames of `uint16`, in three dimensions.
@@ -201,7 +204,7 @@ impl Frames {
         indices?.try_into().ok()
     }
 
-    /// Checks that `store` holds nothing unknown: only the metadata, temporaries and shards. From
+    /// Checks that `store` holds nothing unknown: only the metadata, a lease, temporaries and shards. From
     /// index `first` on along the first axis, shards must be whole, of any generation. Nothing may
     /// be written from slice `end` on. Returns the temporaries, and the indices of the checked
     /// shards.
@@ -221,7 +224,7 @@ impl Frames {
             if let Some(of) = key.strip_suffix(".tmp") {
                 assert!(of == "a/zarr.json" || self.shard_of(of).is_some(), "{key}");
                 temporaries.push(key.to_owned());
-            } else if key != "a/zarr.json" {
+            } else if key != "a/zarr.json" && key != LEASE {
                 let shard = self.shard_of(key).ok_or(format!("what is {key}?"))?;
                 if shard[0] >= first {
                     shards.push(shard);

@@ -12,8 +12,8 @@ from zarr.core.array import AsyncArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from zarrs_cuda._asked import Asked
 from zarrs_cuda import _settings
+from zarrs_cuda._asked import Asked
 from zarrs_cuda._native import native
 from zarrs_cuda._progress import Telling
 from zarrs_cuda._streams import SliceWriter, writable_place

@@ -16,9 +16,9 @@ import numpy as np
 from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
 
-from zarrs_cuda._asked import Asked
 from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
+from zarrs_cuda._asked import Asked
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place_of_slices
@@ -106,8 +106,8 @@ class SliceWriter:
         self._asks = asks
         if asks:
             msg = (
-                f"{type(array.store_path.store).__name__} is written by Python alone, and not while the program "
-                "ends: finish the writer before, or use `with`; otherwise what is not stored then is lost"
+                f"{type(array.store_path.store).__name__} is written by Python alone, and not while the "
+                "program ends: finish the writer before, or use `with`; what is not stored then is lost"
             )
             warnings.warn(msg, RuntimeWarning, stacklevel=3)
         self._array = array

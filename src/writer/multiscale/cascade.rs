@@ -511,7 +511,10 @@ pub(super) fn submit_complete(
     below: &mut [Lower],
     wait: bool,
 ) -> Result<bool, WriterError> {
-    of_level(number, upper.check())?;
+    // A level that has ended, or failed, is still flushed: its batches are with its threads.
+    if !wait {
+        of_level(number, upper.check())?;
+    }
     if upper.holds {
         if !submit_full(number, upper, below, wait)? || !pass_on(number, upper, below, wait)? {
             return Ok(false);

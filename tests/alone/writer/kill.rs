@@ -289,6 +289,7 @@ impl Subject {
             .unwrap();
         let left = frames::temporaries(&*self.store());
         assert!(left.is_empty(), "setup {number}: {left:?}");
+        assert!(!self.directory.path().join(frames::LEASE).exists());
     }
 }
 
