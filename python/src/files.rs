@@ -239,7 +239,8 @@ impl WritableStorageTraits for Files {
     ) -> Result<(), StorageError> {
         let values: Vec<_> = offset_values.collect();
         let path = self.path(key.as_str());
-        Ok(in_place::write(&path, &values, self.sync)?)
+        let synced_below = self.sync.then_some(&*self.root);
+        Ok(in_place::write(&path, &values, synced_below)?)
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {

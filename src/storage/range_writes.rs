@@ -364,7 +364,11 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageT
     ) -> Result<(), StorageError> {
         if let Some(root) = &self.root {
             let values: Vec<_> = offset_values.collect();
-            return Ok(in_place::write(&root.join(key.as_str()), &values, true)?);
+            return Ok(in_place::write(
+                &root.join(key.as_str()),
+                &values,
+                Some(root),
+            )?);
         }
         if self.store.supports_set_partial() {
             return self.store.set_partial_many(key, offset_values);

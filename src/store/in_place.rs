@@ -16,8 +16,8 @@ use super::file_turns::{hold, hold_new};
 use super::owner::Owner;
 
 /// Write `values`, each at its offset in bytes, to the file at `path`; all of them, or as far as the file
-/// system fails. With `sync` they are on the disk when the call returns. A missing file and its directories
-/// are made. A file with other names (hard links) is copied first, so that its other names keep their bytes.
+/// system fails. If they are to be `synced_below` a directory, they are on the disk when the call returns, and
+/// so are the names below that directory which lead to the file. A missing file and its directories are made. A file with other names (hard links) is copied first, so that its other names keep their bytes.
 ///
 /// In a turn of a partial encoder, the file is held until the turn ends.
 ///
@@ -25,11 +25,15 @@ use super::owner::Owner;
 /// That of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If there is
 /// no room, nothing was written, except on file systems that copy what is overwritten. After each error the
 /// file is as long as it was. Bytes that lie within the old length may be old or new.
-pub fn write(path: &Path, values: &[(u64, Bytes)], sync: bool) -> io::Result<()> {
+pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) -> io::Result<()> {
+    let sync = synced_below.is_some();
     hold(path)?;
     let mut options = OpenOptions::new();
     let file = match options.read(true).write(true).open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return create(path, values, sync),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            create(path, values, sync)?;
+            return synced_below.map_or(Ok(()), |root| sync_directories(path, root));
+        }
         opened => opened?,
     };
     let file = if has_other_names(&file.metadata()?) {
@@ -56,7 +60,7 @@ fn create(path: &Path, values: &[(u64, Bytes)], sync: bool) -> io::Result<()> {
             .open(path)?;
         return reserve(&file, values).and_then(|()| write_all(&file, values, sync));
     }
-    let new = Temporary::of(path, sync)?;
+    let new = Temporary::of(path)?;
     reserve(&new.file, values)?;
     write_all(&new.file, values, sync)?;
     hold_new(path, &new.file)?;
@@ -75,7 +79,7 @@ fn copy_of(path: &Path, sync: bool) -> io::Result<File> {
     // A symbolic link stays one.
     let real = fs::canonicalize(path)?;
     let mut from = File::open(&real)?;
-    let copy = Temporary::of(&real, sync)?;
+    let copy = Temporary::of(&real)?;
     copy.file.set_permissions(from.metadata()?.permissions())?;
     io::copy(&mut from, &mut &copy.file)?;
     if sync {
@@ -153,7 +157,7 @@ struct Temporary {
 
 impl Temporary {
     /// Make a temporary beside `path`, and the directories above it.
-    fn of(path: &Path, sync: bool) -> io::Result<Self> {
+    fn of(path: &Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut name = path.as_os_str().to_owned();
@@ -169,7 +173,7 @@ impl Temporary {
         };
         let file = match create() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                make_directories(path.parent().unwrap_or(Path::new("")), sync)?;
+                fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
                 create()?
             }
             created => created?,
@@ -201,17 +205,12 @@ impl Drop for Temporary {
     }
 }
 
-/// Make `directory` and those above it.
-fn make_directories(directory: &Path, sync: bool) -> io::Result<()> {
-    let missing: Vec<_> = directory
-        .ancestors()
-        .take_while(|above| !above.as_os_str().is_empty() && !above.exists())
-        .collect();
-    fs::create_dir_all(directory)?;
-    if sync {
-        missing.into_iter().try_for_each(sync_names_beside)?;
-    }
-    Ok(())
+/// Let the disk know the names of the directories above `path` that lie below `root`. Any of them may be new: the
+/// turn of a partial write makes directories, too.
+fn sync_directories(path: &Path, root: &Path) -> io::Result<()> {
+    let above = path.ancestors().skip(1);
+    let mut below_root = above.take_while(|above| above.starts_with(root) && *above != root);
+    below_root.try_for_each(sync_names_beside)
 }
 
 #[cfg(test)]
@@ -259,22 +258,22 @@ mod tests {
         let Some(small) = Small::new() else { return };
         let path = small.0.path().join("shard");
         let before = vec![7; 600 << 10];
-        write(&path, &[(0, before.clone().into())], true).unwrap();
+        write(&path, &[(0, before.clone().into())], Some(small.0.path())).unwrap();
         // The first of these would fit.
         let values = [
             (0, Bytes::from(vec![8; 100])),
             (600 << 10, Bytes::from(vec![9; 900 << 10])),
         ];
         for _ in 0..3 {
-            let error = write(&path, &values, true).unwrap_err();
+            let error = write(&path, &values, Some(small.0.path())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::StorageFull);
             assert!(fs::read(&path).unwrap() == before);
         }
         // Nothing that was reserved is kept.
         let less = [(600 << 10, Bytes::from(vec![9; 300 << 10]))];
-        write(&path, &less, true).unwrap();
+        write(&path, &less, Some(small.0.path())).unwrap();
         let new = small.0.path().join("c/0/new");
-        assert!(write(&new, &values, true).is_err());
+        assert!(write(&new, &values, Some(small.0.path())).is_err());
         assert!(names(new.parent().unwrap()).is_empty(), "no shard appears");
     }
 
@@ -283,13 +282,13 @@ mod tests {
     fn a_full_disk_fills_no_hole() {
         let Some(small) = Small::new() else { return };
         let path = small.0.path().join("shard");
-        write(&path, &[(2 << 20, Bytes::from_static(b"index"))], false).unwrap();
+        write(&path, &[(2 << 20, Bytes::from_static(b"index"))], None).unwrap();
         let before = fs::read(&path).unwrap();
         let values = [
             (64, vec![1; 512 << 10].into()),
             (1 << 20, vec![2; 768 << 10].into()),
         ];
-        let error = write(&path, &values, false).unwrap_err();
+        let error = write(&path, &values, None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
         assert!(fs::read(&path).unwrap() == before);
     }
@@ -299,7 +298,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
-        for sync in [false, true] {
+        for sync in [None, Some(directory.path())] {
             write(&at("a/b"), &[(4, bytes("efgh")), (0, bytes("abcd"))], sync).unwrap();
             assert_eq!(fs::read(at("a/b")).unwrap(), b"abcdefgh");
             write(&at("a/b"), &[(2, bytes("CD"))], sync).unwrap();
