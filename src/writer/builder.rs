@@ -540,17 +540,47 @@ where
             (None, Some(_)) => LEASE.to_owned(),
             (None, None) => return Ok(None),
         };
-        let Some(root) = &self.root else {
+        let Some(directory) = self.directory() else {
             return Ok(None);
         };
-        let directory = root.join(self.array.path().as_str().trim_start_matches('/'));
         let taken = Lease::take(&directory.join(name));
-        taken.map(Some).map_err(|error| {
-            WriterError::Array(Error::Storage {
-                doing: "begin to write",
-                key: zarrs::node::meta_key_v3(self.array.path()),
-                source: error.into(),
-            })
+        taken.map(Some).map_err(|error| self.not_begun(error))
+    }
+
+    /// Takes the leases of all parts of the array once, so that none is left of a part that was killed.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), if another process writes a part.
+    pub(super) fn end_parts(&self) -> Result<(), WriterError> {
+        let Some(directory) = self.directory() else {
+            return Ok(());
+        };
+        let parts = format!("{LEASE}.part");
+        let entries = match std::fs::read_dir(&directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(|error| self.not_begun(error))?,
+        };
+        for entry in entries {
+            let name = entry.map_err(|error| self.not_begun(error))?.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with(&parts)) {
+                let taken = Lease::take(&directory.join(&name));
+                drop(taken.map_err(|error| self.not_begun(error))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory of the array, if the store's values are files.
+    fn directory(&self) -> Option<PathBuf> {
+        let path = self.array.path().as_str().trim_start_matches('/');
+        Some(self.root.as_ref()?.join(path))
+    }
+
+    fn not_begun(&self, error: std::io::Error) -> WriterError {
+        WriterError::Array(Error::Storage {
+            doing: "begin to write",
+            key: zarrs::node::meta_key_v3(self.array.path()),
+            source: error.into(),
         })
     }
 
