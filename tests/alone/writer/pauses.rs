@@ -1,15 +1,13 @@
-//! Writers whose input rests, killed at random moments: shards that were complete for long enough are
-//! covered. And what pauses cost.
+//! Writers whose input rests, killed at random moments: shards that were complete for long enough are covered.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use tempfile::TempDir;
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
@@ -161,99 +159,4 @@ fn what_was_complete_for_long_enough_survives_a_kill() {
         "{kills} kills, {judged} after a shard was due, {rest} slices younger than that were lost"
     );
     assert!(judged > kills / 4, "{judged} of {kills}");
-}
-
-/// The task of a process that measures: which stream, and its folder.
-const MEASURE: &str = "ZARRS_CUDA_TEST_PAUSES_COST";
-
-fn large() -> Frames {
-    Frames {
-        frame: [512, 512],
-        shard: [8, 512, 512],
-        subchunk: [2, 128, 128],
-        compressors: json!([{ "name": "zstd", "configuration": { "level": 1, "checksum": false } }]),
-        ..Frames::default()
-    }
-}
-
-/// Processor time of this process: all threads, user and system.
-fn processor_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit_once(')')
-        .unwrap()
-        .1
-        .split_whitespace()
-        .collect();
-    let ticks: u64 = fields[11..13]
-        .iter()
-        .map(|f| f.parse::<u64>().unwrap())
-        .sum();
-    Duration::from_millis(ticks * 10)
-}
-
-#[test]
-#[ignore = "a process of another test"]
-fn measuring_process() {
-    const PAUSE: Duration = Duration::from_millis(22);
-    const FLUSH: Duration = Duration::from_millis(20);
-    let Ok(task) = std::env::var(MEASURE) else {
-        return;
-    };
-    let (kind, directory) = task.split_once(' ').unwrap();
-    let frames = large();
-    let options = Options::default().with_backend(Backend::Host);
-    let _registration = zarrs_cuda::register(options).unwrap();
-    let store = Arc::new(FilesystemStore::new(directory).unwrap());
-    let (after, pause, slices) = match kind {
-        "rests" => (Some(FLUSH), PAUSE, 200),
-        "does not store in pauses" => (None, PAUSE, 200),
-        "steady" => (Some(Duration::from_secs(1)), Duration::ZERO, 1500),
-        _ => (None, Duration::ZERO, 1500),
-    };
-    let slice = frames.slice(0, 0);
-    let mut writer = builder(&store).with_flush_after(after).build().unwrap();
-    let (begin, before) = (Instant::now(), processor_time());
-    for _ in 0..slices {
-        writer.append(&slice).unwrap();
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
-        }
-    }
-    writer.finish().unwrap();
-    let used = processor_time().saturating_sub(before);
-    println!("used {} {}", used.as_millis(), begin.elapsed().as_millis());
-}
-
-fn measure(kind: &str) -> (u64, u64) {
-    let directory = TempDir::new().unwrap();
-    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
-    large().stock(store, 0).store_metadata().unwrap();
-    let path = directory.path().to_str().unwrap();
-    let mut process: Command = processes::again(module_path!(), "measuring_process", true);
-    let output = process.env(MEASURE, format!("{kind} {path}")).output();
-    let told = processes::assert_passed(&output.unwrap());
-    let used = told.split_once("used ").unwrap().1;
-    let mut numbers = used
-        .split_whitespace()
-        .map(|number| number.parse().unwrap());
-    (numbers.next().unwrap(), numbers.next().unwrap())
-}
-
-/// Prints the processor time and the time of streams with and without pauses, in milliseconds.
-#[test]
-#[ignore = "a measurement"]
-fn what_pauses_cost() {
-    let _alone = crate::alone();
-    for pair in [
-        ["rests", "does not store in pauses"],
-        ["steady", "steady, without"],
-    ] {
-        for _ in 0..3 {
-            for kind in pair {
-                let (processor, time) = measure(kind);
-                println!("{kind}: {processor} ms of processor time in {time} ms");
-            }
-        }
-    }
 }
