@@ -123,7 +123,7 @@ pub(crate) struct Opener {
     pub(crate) is_sharded: bool,
     /// Whether elements have no fixed size.
     pub(crate) is_variable: bool,
-    /// As of what is opened.
+    /// Whether shards are decoded whole, as in [`Opened`].
     pub(crate) decodes_whole: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,

@@ -33,7 +33,7 @@ impl Names {
     /// Let the disk have every name that was noted before the call. After an error they are tried again.
     ///
     /// # Errors
-    /// That of the file system.
+    /// The error of the file system.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let take = || self.new.lock().unwrap_or_else(PoisonError::into_inner);
         let noted = std::mem::take(&mut *take());
@@ -52,7 +52,7 @@ impl Names {
 /// Let the disk know which names there are beside `path`.
 ///
 /// # Errors
-/// That of the file system, unless another process has removed the directory.
+/// The error of the file system, unless another process has removed the directory.
 pub(crate) fn sync_names_beside(path: &Path) -> io::Result<()> {
     let directory = match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
@@ -64,7 +64,7 @@ pub(crate) fn sync_names_beside(path: &Path) -> io::Result<()> {
 /// Let the disk know which names there are in `directory`.
 ///
 /// # Errors
-/// That of the file system, unless another process has removed the directory.
+/// The error of the file system, unless another process has removed the directory.
 #[cfg(unix)]
 pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
     match File::open(directory).and_then(|directory| directory.sync_all()) {

@@ -22,7 +22,7 @@ use super::owner::Owner;
 /// In a turn of a partial encoder, the file is held until the turn ends.
 ///
 /// # Errors
-/// That of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If there is
+/// The error of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If there is
 /// no room, nothing was written, except on file systems that copy what is overwritten. After each error the
 /// file is as long as it was. Bytes that lie within the old length may be old or new.
 pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) -> io::Result<()> {

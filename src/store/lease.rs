@@ -35,9 +35,9 @@ pub(crate) struct Lease {
     process: u32,
 }
 
-/// What is known of a lease that was there.
+/// The state of a lease that another process has made.
 enum Found {
-    /// Nobody has it.
+    /// No process has it.
     Free,
     /// Its owner may run.
     Unknown,
@@ -48,7 +48,7 @@ impl Lease {
     ///
     /// # Errors
     /// [`ErrorKind::ResourceBusy`] if another process has it, or another part of this process; otherwise
-    /// those of the file system.
+    /// the errors of the file system.
     pub(crate) fn take(path: &Path) -> io::Result<Self> {
         Self::take_within(path, DURATION)
     }

@@ -37,7 +37,7 @@ pub(super) struct ArrayLength {
     state: Mutex<State>,
 }
 
-/// What is known of the stored metadata.
+/// The stored metadata, as far as the writer knows them.
 #[derive(Debug, Default)]
 struct State {
     /// The metadata that the store failed to store: part of them may be there.

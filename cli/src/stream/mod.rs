@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     };
     if taken.is_short() {
         return Err(Failure::failed(format!(
-            "the input has {} frames, and {stored} are stored, of which as many were to be discarded: nothing was \
+            "the input has {} frames, and {stored} are stored, which --skip-stored discards: nothing was \
              appended",
             taken.frames_seen()
         ))

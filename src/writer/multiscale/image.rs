@@ -13,7 +13,7 @@ use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
 use crate::MemoryEstimate;
 
-/// What a [`MultiscaleWriter`](super::MultiscaleWriter) is between two calls.
+/// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
 #[derive(Debug)]
 pub(super) struct Image {
     top: Stream,
@@ -145,7 +145,7 @@ impl Image {
         let appended = unsafe { self.append_parts(slice, &mut last) };
         let last = last.unwrap_or_else(DeviceEvent::of_nothing);
         if let Err(error) = appended {
-            // What was appended has been read when the caller hears of the error.
+            // The device has read the slice when the caller gets the error.
             last.wait()?;
             return Err(error);
         }

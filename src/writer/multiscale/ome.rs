@@ -216,8 +216,8 @@ impl Description<'_> {
             .map_err(|error| format!("OME-Zarr 0.5 does not allow this image: {error}"))
     }
 
-    /// The image, of which `stored` says more. Levels that are made by another method than they were do not keep
-    /// its arguments.
+    /// The description of this image, with the unknown members of the `stored` one. The arguments of the method that
+    /// made the levels before go if the method is another one.
     fn multiscale(&self, stored: &Value) -> Value {
         let with = |list: &str, key: &str, value: &str| {
             let mut members = stored[list].as_array().into_iter().flatten();
