@@ -2,6 +2,7 @@
 //! synced, too.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -9,18 +10,56 @@ use std::sync::{Mutex, PoisonError};
 
 use zarrs_storage::StoreKey;
 
+use super::files::directory_of;
+#[cfg(test)]
+use zarrs_cuda_testing::stores::disk::Disk;
+
+/// Lets the disk know which names there are in a directory of a store.
+type Sync = Box<dyn Fn(&Path) -> io::Result<()> + Send + std::marker::Sync>;
+
 /// Directories with names that were made, and are not known to be on the disk.
-#[derive(Debug)]
 pub(crate) struct Names {
-    root: PathBuf,
+    sync: Sync,
     new: Mutex<BTreeSet<PathBuf>>,
+    /// Held while directories are synced: a call must not return while another one syncs its names.
+    syncing: Mutex<()>,
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names")
+            .field("new", &self.new)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Names {
+    /// The names of the values of `store`, if these are files, and the store does not sync their names.
+    pub(crate) fn of<S: 'static>(store: &S) -> Option<Self> {
+        #[cfg(test)]
+        if let Some(disk) = (store as &dyn std::any::Any).downcast_ref::<Disk>() {
+            let disk = disk.clone();
+            return Some(Self::synced_by(move |directory| {
+                disk.sync(directory);
+                Ok(())
+            }));
+        }
+        directory_of(store).map(Self::new)
+    }
+
     /// The names of the files below `root`.
     pub(crate) fn new(root: PathBuf) -> Self {
-        let new = Mutex::default();
-        Self { root, new }
+        Self::synced_by(move |directory| sync_directory(&root.join(directory)))
+    }
+
+    fn synced_by(
+        sync: impl Fn(&Path) -> io::Result<()> + Send + std::marker::Sync + 'static,
+    ) -> Self {
+        Self {
+            sync: Box::new(sync),
+            new: Mutex::default(),
+            syncing: Mutex::default(),
+        }
     }
 
     /// Note that the name of `key` was made, or erased. The directories above it may be new, too.
@@ -35,13 +74,14 @@ impl Names {
     /// # Errors
     /// The error of the file system.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        let _turn = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let take = || self.new.lock().unwrap_or_else(PoisonError::into_inner);
         let noted = std::mem::take(&mut *take());
         // The deepest first: a directory that is on the disk has all of its names.
         let synced = noted
             .iter()
             .rev()
-            .try_for_each(|directory| sync_directory(&self.root.join(directory)));
+            .try_for_each(|directory| (self.sync)(directory));
         if synced.is_err() {
             take().extend(noted);
         }
@@ -79,4 +119,59 @@ pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 pub(crate) fn sync_directory(_directory: &Path) -> io::Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The first call has taken the names of the second one.
+    #[test]
+    fn no_call_returns_while_another_one_syncs_its_names() {
+        let (begins, has_begun) = channel();
+        let (ends, may_end) = channel();
+        let may_end = Mutex::new(may_end);
+        let names = Arc::new(Names::synced_by(move |directory| {
+            if directory == Path::new("a") {
+                begins.send(()).unwrap();
+                may_end.lock().unwrap().recv().unwrap();
+            }
+            Ok(())
+        }));
+        names.note(&StoreKey::new("a/b").unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(|| names.sync().unwrap());
+            has_begun.recv().unwrap();
+            let second = scope.spawn(|| names.sync().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!second.is_finished());
+            ends.send(()).unwrap();
+        });
+    }
+
+    #[test]
+    fn names_that_were_not_synced_are_tried_again() {
+        let synced = Arc::new(Mutex::new(Vec::new()));
+        let names = {
+            let synced = synced.clone();
+            Names::synced_by(move |directory| {
+                let mut synced = synced.lock().unwrap();
+                synced.push(directory.to_path_buf());
+                if synced.len() == 2 {
+                    return Err(ErrorKind::Other.into());
+                }
+                Ok(())
+            })
+        };
+        names.note(&StoreKey::new("a/c/0").unwrap());
+        names.sync().unwrap_err();
+        names.sync().unwrap();
+        names.sync().unwrap();
+        let expected = ["a/c", "a", "a/c", "a", ""];
+        assert_eq!(*synced.lock().unwrap(), expected.map(PathBuf::from));
+    }
 }

@@ -14,6 +14,7 @@ use zarrs_storage::{
 };
 
 use super::assembler::Assembler;
+use super::cuts::Cutting;
 use super::error::WriterError;
 use super::metadata::ArrayLength;
 use super::plan::{self, Epochs, Plan};
@@ -28,7 +29,7 @@ use crate::codec::stream::ShardEncoding;
 use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
-use crate::layout::StreamGrid;
+use crate::layout::{StreamGrid, c_order};
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
 use crate::store::lease::Lease;
@@ -43,7 +44,7 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     /// The directory of the store, if its values are files.
     root: Option<PathBuf>,
     start: Option<u64>,
-    cuts: bool,
+    cutting: Option<Cutting>,
     part: Option<u64>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
@@ -76,7 +77,7 @@ impl ArrayWriter {
 const LEASE: &str = ".zarrs-cuda-writer";
 
 /// Where shards go, and where the array's length is kept.
-type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
+type Stores = (Box<dyn ShardSink>, Arc<dyn Length>);
 
 /// Makes the [`Stores`] of a store that renames.
 type Renamed<TStorage> = Arc<
@@ -117,7 +118,7 @@ where
             renamed: None,
             root: None,
             start: None,
-            cuts: false,
+            cutting: None,
             part: None,
             epochs: Epochs::default(),
             reduced_from: None,
@@ -159,7 +160,7 @@ where
             renamed: self.renamed.clone(),
             root: self.root.clone(),
             start: None,
-            cuts: false,
+            cutting: None,
             part: self.part,
             epochs: Epochs {
                 asked: self.epochs.asked.filter(|_| level == 0),
@@ -177,10 +178,10 @@ where
         }
     }
 
-    /// Lets the stored array end where the array that was given ends, and creates it now if it is not
-    /// there. Otherwise an array that was extended meanwhile is an error.
-    pub(super) fn cutting(mut self) -> Self {
-        self.cuts = true;
+    /// Lets the stored array end where the array that was given ends, from the first shard on that needs it,
+    /// and creates it now if it is not there. Otherwise an array that was extended meanwhile is an error.
+    pub(super) fn cutting(mut self, cutting: Cutting) -> Self {
+        self.cutting = Some(cutting);
         self
     }
 
@@ -306,8 +307,7 @@ where
         self.root = directory_of(&*store).or(self.root);
         self.renamed = Some(Arc::new(move |builder, extends| {
             let array = &builder.array;
-            let names = directory_of(&*store).map(Names::new);
-            let sink = RenamedSink::of(array, store.clone(), names);
+            let sink = RenamedSink::of(array, store.clone(), Names::of(&*store));
             let sink = sink.map_err(|error| refused(array, error))?;
             let length = ArrayLength::renamed(array, store.clone(), builder.part);
             let length = length.map_err(|error| refused(array, error))?;
@@ -322,12 +322,9 @@ where
                     let path = array.path();
                     tracing::info!(erased, %path, "erased what a writer left that did not finish");
                 }
-                if extends.cuts {
-                    cut(array, &length)?;
-                }
                 builder.expects(&length)?;
             }
-            Ok((Box::new(sink), Box::new(length)))
+            Ok((Box::new(sink), Arc::new(length)))
         }));
         self
     }
@@ -412,8 +409,8 @@ where
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, if the store
-    ///   lacks an operation, or if the array was extended since it was opened and no
-    ///   [start](Self::with_start) is given.
+    ///   lacks an operation, or if no [start](Self::with_start) is given and the array was extended since it was
+    ///   opened, or has slices and none of them is stored.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).
@@ -432,6 +429,9 @@ where
     /// As for [`build`](Self::build).
     pub(super) fn build_stream(&self) -> Result<Stream, WriterError> {
         let (encoding, grid) = self.stream()?;
+        if self.start.is_none() && self.cutting.is_none() {
+            self.check_begun()?;
+        }
         let start = self.first_slice(&grid)?;
         let signal = Arc::new(Returned::default());
         let (plan, engine) = self.engine(&encoding, &grid, &signal)?;
@@ -439,7 +439,7 @@ where
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let first = start / grid.shard_slices() as u64;
-        let cuts = self.cuts;
+        let cuts = self.cutting.is_some();
         let extends = (start == self.array.shape()[0]).then_some(Extends { first, cuts });
         // Before anything of another writer is taken for a leftover.
         let lease = self.lease(extends)?;
@@ -447,6 +447,16 @@ where
         let stored = length
             .stored()
             .map_err(|error| refused(&self.array, error))?;
+        if let Some(cutting) = &self.cutting {
+            let slices = self.array.shape()[0];
+            match stored {
+                Some(stored) if stored > slices => cutting.cuts.add(length.clone(), slices),
+                Some(_) => {}
+                None => length
+                    .cut(slices)
+                    .map_err(|error| refused(&self.array, error))?,
+            }
+        }
         // An array whose metadata were never stored covers nothing yet.
         let covered = stored.map_or(0, |_| self.array.shape()[0]);
         let shared = Shared::new(
@@ -458,6 +468,7 @@ where
                 whole_shards: plan.whole_shards,
                 sink,
                 length,
+                cutting: self.cutting.clone().unwrap_or_default(),
                 metadata_interval: self.metadata_interval,
                 on_progress: self.on_progress.clone(),
                 grid,
@@ -510,15 +521,13 @@ where
         }
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
         let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
-        match extends {
-            Some(extends) if extends.cuts => cut(&self.array, &length)?,
-            Some(_) => check_length(&self.array, &length)?,
-            None => {}
-        }
-        if extends.is_some() {
+        if let Some(extends) = extends {
+            if !extends.cuts {
+                check_length(&self.array, &length)?;
+            }
             self.expects(&length)?;
         }
-        Ok((Box::new(sink), Box::new(length)))
+        Ok((Box::new(sink), Arc::new(length)))
     }
 
     /// Lets no other process change the length of an array that this writer extends, unless it writes a part
@@ -570,6 +579,11 @@ where
         Ok(())
     }
 
+    /// Returns the directory of the store, if its values are files.
+    pub(super) fn root(&self) -> Option<PathBuf> {
+        self.root.clone()
+    }
+
     /// The directory of the array, if the store's values are files.
     fn directory(&self) -> Option<PathBuf> {
         let path = self.array.path().as_str().trim_start_matches('/');
@@ -619,6 +633,40 @@ where
                 return Err(cannot(error));
             }
         }
+    }
+
+    /// Checks that the slices which the writer is going to append to are there. An array that was made with its
+    /// final shape has none, and slices that were appended behind these would never be found.
+    ///
+    /// # Errors
+    /// [`WriterError::Unsupported`] if no shard of the first and of the last shard epoch is stored; the store's.
+    pub(super) fn check_begun(&self) -> Result<(), WriterError> {
+        /// So many shards of an epoch are looked for, at most.
+        const MOST: usize = 256;
+        let slices = self.array.shape()[0];
+        let Some(last) = slices.checked_sub(1) else {
+            return Ok(());
+        };
+        let (_, grid) = self.stream()?;
+        let count = grid.shards_per_epoch();
+        let last = last / grid.shard_slices() as u64;
+        let mut epochs = vec![last, 0];
+        epochs.dedup();
+        for epoch in epochs {
+            for number in (0..count).step_by(count.div_ceil(MOST).max(1)) {
+                let inner = c_order::coordinates(number, &grid.shards());
+                let indices = inner.into_iter().map(|at| at as u64);
+                let indices: Vec<u64> = std::iter::once(epoch).chain(indices).collect();
+                let key = self.array.chunk_key(&indices);
+                let size = self.array.storage().size_key(&key);
+                if size.map_err(|error| refused(&self.array, error))?.is_some() {
+                    return Ok(());
+                }
+            }
+        }
+        Err(unsupported(format!(
+            "it has {slices} slices, and none of them is stored: to write these slices begin `with_start(0)`, and to append behind them `with_start({slices})`"
+        )))
     }
 
     fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
@@ -712,12 +760,6 @@ fn unsupported(reason: String) -> WriterError {
 
 fn cannot(error: EngineError) -> WriterError {
     WriterError::Array(Error::Codec(codec_error(error)))
-}
-
-/// Lets the stored array end where `array` ends, and creates it if it is not there.
-fn cut<TStorage: ?Sized>(array: &Array<TStorage>, length: &dyn Length) -> Result<(), WriterError> {
-    let cut = length.cut(array.shape()[0]);
-    cut.map_err(|error| refused(array, error))
 }
 
 /// Checks that the array was not extended since it was opened: the writer would start within its

@@ -34,6 +34,7 @@
 mod array_writer;
 mod assembler;
 mod builder;
+mod cuts;
 #[allow(unsafe_code)]
 mod device;
 #[cfg(feature = "dlpack")]
@@ -61,6 +62,8 @@ mod waiting;
 mod forked;
 #[cfg(test)]
 mod interrupted;
+#[cfg(test)]
+mod power_failure;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -462,6 +465,18 @@ impl Stream {
         result
     }
 
+    /// Lets what is stored outlast a power failure, where the store promises that.
+    fn sync_names(&self) -> Result<(), WriterError> {
+        let setup = &self.shared.setup;
+        let synced = storing::caught(|| setup.sink.sync_names());
+        synced.map_err(|source| WriterError::Store {
+            doing: "sync the directories of the shards and of",
+            key: zarrs::node::meta_key_v3(setup.array.path()),
+            finished_slices: self.progress().finished_slices,
+            source: Arc::new(source),
+        })
+    }
+
     /// Whether something of a writer that has ended is not stored yet, and no error keeps it from that.
     fn is_busy(&self) -> bool {
         let state = self.shared.lock();
@@ -481,11 +496,19 @@ impl Stream {
         self.end()?;
         self.shared.try_again();
         self.stored()?;
+        self.sync_names()?;
         self.shared.change(|state| state.closed = true);
         self.join();
         self.lease = None;
+        let report = self.new_report();
+        tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
+        self.report = Some(report.clone());
+        Ok(report)
+    }
+
+    fn new_report(&self) -> WriterReport {
         let progress = self.progress();
-        let report = WriterReport {
+        WriterReport {
             engine: self.shared.setup.engine,
             first_slice: self.shared.setup.start,
             finished_slices: progress.finished_slices,
@@ -499,10 +522,7 @@ impl Stream {
             waiting: progress.waiting,
             encoding: progress.encoding,
             storing: progress.storing,
-        };
-        tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
-        self.report = Some(report.clone());
-        Ok(report)
+        }
     }
 
     /// Checks that the last slice is complete.
@@ -559,6 +579,15 @@ impl Stream {
             at += len;
         }
         Ok(())
+    }
+
+    /// Ends without storing anything more.
+    fn leave(&mut self) -> Result<WriterReport, WriterError> {
+        self.give_up()?;
+        self.lease = None;
+        let report = self.new_report();
+        self.report = Some(report.clone());
+        Ok(report)
     }
 
     /// Gives up: see [`ArrayWriter::abort`].

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use zarrs::array::Array;
 use zarrs_storage::{StorageError, StoreKey};
 
+use super::cuts::Cutting;
 use super::error::WriterError;
 use super::part::Part;
 use super::report::Progress;
@@ -39,7 +40,9 @@ pub(super) struct Setup {
     /// Whether every batch has whole shards.
     pub(super) whole_shards: bool,
     pub(super) sink: Box<dyn ShardSink>,
-    pub(super) length: Box<dyn Length>,
+    pub(super) length: Arc<dyn Length>,
+    /// Made before a shard is replaced.
+    pub(super) cutting: Cutting,
     pub(super) metadata_interval: Duration,
     pub(super) on_progress: Option<ProgressCallback>,
 }

@@ -33,8 +33,8 @@ pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
     /// Makes the shard `key` visible. All its pieces are written.
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError>;
 
-    /// Lets the names of all shards that were stored outlast a power failure, where the store does not do that
-    /// itself. Called before the array's length covers them.
+    /// Lets the names of all shards that were stored, and of the metadata, outlast a power failure, where the
+    /// store does not do that itself. Called before the array's length covers shards, and at the end.
     fn sync_names(&self) -> Result<(), StorageError> {
         Ok(())
     }

@@ -93,7 +93,14 @@ fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_
     let begin = Instant::now();
     let mut work = Some(work);
     let mut stored = 0;
-    let result = caught(|| store(shared, key, &mut work, store_keeps, &mut stored));
+    let result = caught(|| {
+        if !matches!(work, Some(Work::Write { .. })) {
+            let slices = shared.setup.grid.shard_slices() as u64;
+            let end = id.outer.saturating_add(1).saturating_mul(slices);
+            shared.setup.cutting.before(end)?;
+        }
+        store(shared, key, &mut work, store_keeps, &mut stored)
+    });
     let time = begin.elapsed();
     let news = shared.change(|state| {
         state.progress.storing += time;

@@ -84,7 +84,7 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 impl<S: ?Sized> SparseShardStore<S> {
     /// Replaces objects by renaming in `renaming`, which has the same objects. `names` are those of its files,
     /// if it does not sync them.
-    fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
+    pub(super) fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
     where
         R: AtomicRenameStorageTraits
             + ReadableStorageTraits
@@ -321,7 +321,8 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     ) -> Result<Self, Error> {
         let root = store.prefix_to_fs_path(&StorePrefix::root());
         let mut adapter = Self::open(store.clone(), path)?;
-        adapter.rename_in(store, Some(Names::new(root.clone())));
+        let names = Names::of(&*store);
+        adapter.rename_in(store, names);
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }

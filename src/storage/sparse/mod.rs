@@ -13,6 +13,8 @@ mod awaited;
 mod blocking;
 #[cfg(test)]
 mod every_schedule;
+#[cfg(all(test, feature = "filesystem"))]
+mod power_failure;
 
 use std::fmt;
 use std::sync::Arc;

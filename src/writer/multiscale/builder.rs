@@ -9,6 +9,7 @@ use std::time::Duration;
 use zarrs::array::{Array, ArrayMetadata, DataType};
 use zarrs::group::{Group, GroupBuilder, GroupCreateError};
 use zarrs::metadata::GroupMetadata;
+use zarrs::node::meta_key_v3;
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::CodecOptions;
 use zarrs_storage::{
@@ -28,15 +29,16 @@ use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
 use crate::writer::builder::no_thread;
+use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
-use crate::{CudaShardingCodec, MemoryEstimate};
+use crate::{CudaShardingCodec, Error, MemoryEstimate};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]
 pub struct MultiscaleBuilder<TStorage: ?Sized> {
     /// The array, and the settings of the writers.
-    top: ArrayWriterBuilder<TStorage>,
+    pub(super) top: ArrayWriterBuilder<TStorage>,
     axes: Option<Vec<Axis>>,
     levels: Option<usize>,
     reduction: Reduction,
@@ -46,7 +48,7 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     omero: Option<serde_json::Value>,
     start: Option<u64>,
     on_progress: Option<OnProgress>,
-    pub(super) renamed: Option<Renamed>,
+    pub(super) renamed: Option<Arc<Renamed>>,
 }
 
 /// A store that renames.
@@ -145,7 +147,8 @@ where
     /// Sets the first slice of level 0 to write: a multiple of a shard's extent along the first axis,
     /// and at most the end of the array. Default: the end of the array.
     ///
-    /// All levels end there when the writer is built. The slices behind it are replaced.
+    /// The slices behind it are replaced. All levels are cut there when the first of their shards is about to
+    /// be stored. Until then the image stays as it is, also if the writer finishes without a slice.
     pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
@@ -222,10 +225,10 @@ where
             + 'static,
     {
         self.top = self.top.with_atomic_rename(store.clone());
-        self.renamed = Some(Renamed {
+        self.renamed = Some(Arc::new(Renamed {
             listed: store.clone(),
             replacing: Box::new(move |part| replacing(store.clone(), part)),
-        });
+        }));
         self
     }
 
@@ -292,17 +295,28 @@ where
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
+        if self.start.is_none() {
+            self.top.check_begun()?;
+        }
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
+        let keeps_until_first = first < plan.length(0);
         let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
-        let top = self.writer(&plan, 0).cutting().build_stream();
-        let mut top = plan.of_level(0, top)?;
+        let cuts = Arc::new(Cuts::default());
+        let cutting = |kept| Cutting {
+            cuts: cuts.clone(),
+            kept,
+        };
+        let top = self.writer(&plan, 0).cutting(cutting(first));
+        let mut top = plan.of_level(0, top.build_stream())?;
         // With the lease of level 0: no other process writes the image.
         self.erase_leftovers(&plan)?;
-        let mut lower = self.cascade(&plan)?;
-        self.describe(&plan)?;
+        // The windows of the slices that stay.
+        let kept = |level: usize| plan.length(level - 1) / plan.levels[level].factors[0];
+        let mut lower = self.cascade(&plan, &|level| cutting(kept(level)))?;
+        self.describe_levels(&plan, &cuts, usize::from(keeps_until_first))?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;
         cascade::hold(&mut top, &mut lower.levels);
         let writers = std::iter::once(&top).chain(lower.levels.iter().map(|lower| &lower.writer));
@@ -310,14 +324,46 @@ where
             sum(memory, writer.memory)
         });
         let (flush_after, drop_limit) = self.top.pauses();
-        let image = Image::new(top, lower, memory);
+        let is_within = keeps_until_first.then_some(cuts);
+        let note = self
+            .source(&plan)
+            .map(|source| (source, self.noting(&plan)));
+        let image = Image::new(top, lower, memory, is_within, note);
         let writer = MultiscaleWriter::new(image, flush_after, drop_limit);
         writer.map_err(|error| no_thread("store shards in pauses", &error))
     }
 
-    /// The writers of the levels below level 0, which are cut off where these begin.
-    pub(super) fn cascade(&self, plan: &Plan<TStorage>) -> Result<Cascade, WriterError> {
-        cascade_of(plan, &|level| self.writer(plan, level).cutting())
+    /// The writers of the levels below level 0, which are cut off where these begin, as `cutting` says.
+    pub(super) fn cascade(
+        &self,
+        plan: &Plan<TStorage>,
+        cutting: &dyn Fn(usize) -> Cutting,
+    ) -> Result<Cascade, WriterError> {
+        cascade_of(plan, &|level| {
+            self.writer(plan, level).cutting(cutting(level))
+        })
+    }
+
+    /// Stores the description of the image. Levels that were made otherwise, or of which parts may be missing,
+    /// are cut before, because the description says so no more; level 0, if it is one of the first arrays
+    /// that are `left`, is not.
+    pub(super) fn describe_levels(
+        &self,
+        plan: &Plan<TStorage>,
+        cuts: &Cuts,
+        left: usize,
+    ) -> Result<(), WriterError> {
+        if plan.described.in_parts || plan.described.difference(&plan.describes()).is_some() {
+            let made = cuts.make(left);
+            made.map_err(|source| {
+                WriterError::Array(Error::Storage {
+                    doing: "cut the levels of the image before they are described anew:",
+                    key: meta_key_v3(plan.group.path()),
+                    source,
+                })
+            })?;
+        }
+        self.describe(plan)
     }
 
     /// The writers of the levels below level 0, for the windows that begin with `slices` of level 0.

@@ -225,6 +225,13 @@ impl Cascade {
         finished.collect()
     }
 
+    /// Ends without storing anything more.
+    pub(super) fn leave(&mut self) -> Result<Vec<WriterReport>, WriterError> {
+        let levels = self.levels.iter_mut().enumerate();
+        let left = levels.map(|(level, lower)| at_level(level, lower.writer.leave()));
+        left.collect()
+    }
+
     /// Ends all windows whose second slice never comes, from the top down.
     pub(super) fn end_windows(&mut self) -> Result<(), WriterError> {
         end_windows(0, &mut self.levels)

@@ -16,7 +16,10 @@ use zarrs_storage::{
 };
 
 use super::MultiscaleBuilder;
+use super::builder::Renamed;
 use super::cascade::at_level;
+use super::made_from::{MadeFrom, Source};
+use super::ome::with_made_from;
 use super::plan::Plan;
 use crate::Error;
 use crate::json::Document;
@@ -55,15 +58,45 @@ where
                 return Err(StorageError::InvalidMetadata(key.clone(), reason));
             }
         }
-        let scratch = Arc::new(MemoryStore::new());
-        Group::new_with_metadata(
-            scratch.clone(),
-            group.path().as_str(),
-            group.metadata().clone(),
-        )
-        .map_err(|error| StorageError::Other(error.to_string()))?
-        .store_metadata()?;
-        scratch.get(key)
+        as_stored(key, group)
+    }
+
+    /// Returns the files of level 0, if the values of the store are files.
+    pub(super) fn source(&self, plan: &Plan<TStorage>) -> Option<Source> {
+        let array = plan.arrays[0].with_storage(Arc::new(()));
+        Some(Source::new(self.top.root()?, array, &plan.levels[0]))
+    }
+
+    /// Returns a function that notes in the description what the levels were made from.
+    pub(super) fn noting(&self, plan: &Plan<TStorage>) -> Note {
+        let (storage, renamed) = (self.array().storage(), self.renamed.clone());
+        let group = plan.group.path().clone();
+        let path = plan.arrays[0].path().as_str();
+        let name = path
+            .rsplit_once('/')
+            .map_or(path, |(_, name)| name)
+            .to_owned();
+        Box::new(move |made_from| {
+            let lacking = |key: &StoreKey| {
+                let Ok(mut stored) = Group::open(storage.clone(), group.as_str()) else {
+                    return Ok(None);
+                };
+                let before = stored.attributes().clone();
+                match with_made_from(before.clone(), &name, made_from) {
+                    Some(attributes) if attributes != before => {
+                        *stored.attributes_mut() = attributes;
+                        as_stored(key, &stored)
+                    }
+                    _ => Ok(None),
+                }
+            };
+            let key = meta_key_v3(&group);
+            let noted = store(&storage, renamed.as_deref(), &key, None, &lacking);
+            if let Err(error) = noted {
+                // The levels are made again when they are asked for the next time.
+                tracing::warn!(%key, %error, "the description of an image does not say what its levels were made from");
+            }
+        })
     }
 
     /// The metadata of level 0 with the names of its dimensions, unless they are stored so, or not at all.
@@ -96,21 +129,8 @@ where
         part: Option<u64>,
         lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
     ) -> Result<(), WriterError> {
-        let attempt = || match lacking(&key)? {
-            None => Ok(()),
-            Some(value) => match &self.renamed {
-                Some(renamed) => (renamed.replacing)(part).set(&key, value),
-                None => self.array().storage().set(&key, value),
-            },
-        };
-        let result = patiently(attempt).or_else(|error| match &self.renamed {
-            // One that is there for so long was left behind.
-            Some(renamed) if part.is_none() => {
-                (renamed.replacing)(part).erase(&temporary_key(&key)?)?;
-                attempt()
-            }
-            _ => Err(error),
-        });
+        let renamed = self.renamed.as_deref();
+        let result = store(&self.array().storage(), renamed, &key, part, lacking);
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
@@ -148,6 +168,47 @@ where
         }
         Ok(())
     }
+}
+
+/// Notes in the description of an image what its levels were made from.
+pub(super) type Note = Box<dyn Fn(&MadeFrom) + Send>;
+
+/// The metadata of `group` as zarrs stores them.
+fn as_stored<T: ?Sized>(key: &StoreKey, group: &Group<T>) -> Result<Option<Bytes>, StorageError> {
+    let scratch = Arc::new(MemoryStore::new());
+    let path = group.path().as_str();
+    Group::new_with_metadata(scratch.clone(), path, group.metadata().clone())
+        .map_err(|error| StorageError::Other(error.to_string()))?
+        .store_metadata()?;
+    scratch.get(key)
+}
+
+/// Stores the value that `lacking` returns, if there is one: in `renamed`, or in `storage`.
+fn store<TStorage>(
+    storage: &Arc<TStorage>,
+    renamed: Option<&Renamed>,
+    key: &StoreKey,
+    part: Option<u64>,
+    lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
+) -> Result<(), StorageError>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    let attempt = || match lacking(key)? {
+        None => Ok(()),
+        Some(value) => match renamed {
+            Some(renamed) => (renamed.replacing)(part).set(key, value),
+            None => storage.set(key, value),
+        },
+    };
+    patiently(attempt).or_else(|error| match renamed {
+        // One that is there for so long was left behind.
+        Some(renamed) if part.is_none() => {
+            (renamed.replacing)(part).erase(&temporary_key(key)?)?;
+            attempt()
+        }
+        _ => Err(error),
+    })
 }
 
 /// Repeats `work` while it fails, for two seconds: another process may be doing the same. Returns its last

@@ -1,20 +1,23 @@
 //! An image between two calls of the application: the streams of all its levels.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zarrs::array::Element;
 
+use super::super::cuts::Cuts;
 #[cfg(feature = "dlpack")]
 use super::super::dlpack;
 use super::super::pause::{self, Pausing};
 use super::super::waiting::Waiting;
 use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
+use super::describe::Note;
+use super::made_from::Source;
 use crate::MemoryEstimate;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
-#[derive(Debug)]
 pub(super) struct Image {
     top: Stream,
     lower: Cascade,
@@ -23,12 +26,33 @@ pub(super) struct Image {
     /// Whether windows whose second slice did not come have ended.
     is_ending: bool,
     pub(super) memory: MemoryEstimate,
+    /// The cuts that wait for the first shard, if the image begins to be written within level 0.
+    within: Option<Arc<Cuts>>,
+    /// The files of level 0, and how the description says that the levels were made from them.
+    note: Option<(Source, Note)>,
     reports: Option<Vec<WriterReport>>,
 }
 
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("top", &self.top)
+            .field("lower", &self.lower)
+            .field("reports", &self.reports)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Image {
-    /// An image of `top` and the levels below, whose buffers take `memory`.
-    pub(super) fn new(top: Stream, mut lower: Cascade, memory: MemoryEstimate) -> Self {
+    /// An image of `top` and the levels below, whose buffers take `memory`. If it begins within level 0, `within`
+    /// are the cuts that wait for the first shard. If level 0 is files, `note` notes them at the end.
+    pub(super) fn new(
+        top: Stream,
+        mut lower: Cascade,
+        memory: MemoryEstimate,
+        within: Option<Arc<Cuts>>,
+        note: Option<(Source, Note)>,
+    ) -> Self {
         // The shards of all levels fill as those of level 0 do.
         (lower.levels.iter_mut()).for_each(|lower| lower.writer.filling.be_quiet());
         Self {
@@ -37,6 +61,8 @@ impl Image {
             begun: Vec::new(),
             is_ending: false,
             memory,
+            within,
+            note,
             reports: None,
         }
     }
@@ -282,15 +308,38 @@ impl Image {
         self.try_again()?;
         self.top.check_whole_slices()?;
         self.is_ending = true;
+        let is_within = self.within.as_ref().is_some_and(|cuts| cuts.are_due());
+        if is_within && self.top.progress().appended_bytes == 0 {
+            let mut reports = vec![self.top.leave()?];
+            reports.extend(self.lower.leave()?);
+            self.reports = Some(reports.clone());
+            return Ok(reports);
+        }
         if self.top.holds {
             cascade::end_batches(0, &mut self.top, &mut self.lower.levels)?;
         } else {
             self.lower.end_windows()?;
         }
         cascade::end(0, &mut self.top, &mut self.lower.levels)?;
+        // No other writer replaces the files of level 0 before they are noted.
+        let lease = self.top.lease.take();
+        let finished = self.finish_levels();
+        if let (Ok(reports), Some((source, note))) = (&finished, &self.note) {
+            match source.look(reports[0].finished_slices) {
+                Ok(made_from) => note(&made_from),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot note what the levels of an image were made from");
+                }
+            }
+        }
+        self.top.lease = lease.filter(|_| finished.is_err());
+        self.reports = finished.as_ref().ok().cloned();
+        finished
+    }
+
+    fn finish_levels(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         let mut reports = vec![self.top.finish()?];
         reports.extend(self.lower.finish()?);
-        self.reports = Some(reports.clone());
         Ok(reports)
     }
 

@@ -6,6 +6,7 @@ mod cascade;
 mod describe;
 mod feed;
 mod image;
+mod made_from;
 mod ome;
 mod plan;
 mod pyramid;

@@ -6,6 +6,7 @@ use ome_zarr_metadata::v0_5::OmeFields;
 use serde_json::{Map, Value, json};
 
 use super::axis::Axis;
+use super::made_from::MadeFrom;
 use crate::engine::reduce::Reduction;
 
 /// What an image's group says of it, but for the shapes of its arrays.
@@ -27,6 +28,8 @@ const OME: &str = "ome";
 const MULTISCALES: &str = "multiscales";
 /// The member of an image's own metadata that says that its levels are written in parts.
 const IN_PARTS: &str = "in_parts";
+/// The member of an image's own metadata that says what its levels were made from.
+const MADE_FROM: &str = "made_from";
 
 /// How levels are made, in an image's own metadata.
 const METHOD: &str = "zarrs_cuda::writer::MultiscaleWriter";
@@ -47,6 +50,25 @@ pub(super) struct Described {
     pub(super) in_parts: bool,
     /// The names of the levels' arrays in the group.
     pub(super) names: Vec<String>,
+    /// The files of level 0 from which they were made.
+    pub(super) made_from: Option<MadeFrom>,
+}
+
+/// `attributes` of a group in which the image whose level 0 has the name `name` is said to be made from these
+/// files; `None` if the group has no such image.
+pub(super) fn with_made_from(
+    mut attributes: Map<String, Value>,
+    name: &str,
+    made_from: &MadeFrom,
+) -> Option<Map<String, Value>> {
+    let images = attributes.get_mut(OME)?.get_mut(MULTISCALES)?;
+    let mut images = images.as_array_mut()?.iter_mut();
+    let image = images.find(|image| is_of(image, name))?;
+    image
+        .get_mut("metadata")?
+        .as_object_mut()?
+        .insert(MADE_FROM.to_owned(), made_from.to_json());
+    Some(attributes)
 }
 
 impl Described {
@@ -80,6 +102,7 @@ impl Described {
                 .flatten()
                 .filter_map(|dataset| dataset["path"].as_str().map(str::to_owned))
                 .collect(),
+            made_from: MadeFrom::parse(&image["metadata"][MADE_FROM]),
         })
     }
 }

@@ -1,16 +1,21 @@
 //! Levels that are made of slices that are stored.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
-use zarrs_storage::ReadableWritableStorageTraits;
+use zarrs::node::meta_key_v3;
+use zarrs_storage::{ReadableWritableStorageTraits, StorageError};
 
 use super::cascade::{Cascade, at_level};
 use super::describe::patiently;
 use super::feed::{feed, for_each_slice};
+use super::made_from::Source;
 use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
+use crate::Error;
 use crate::reader::Cancel;
+use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::{ArrayWriterBuilder, WriterError, WriterReport};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
@@ -21,16 +26,26 @@ where
     /// is. Returns a report for each level from level 1 on.
     ///
     /// Complete shards of a level are kept, but for the last ones: after a kill, or when level 0 has
-    /// grown, another call goes on behind them. Levels that were written in parts are made again. Give a
-    /// [start](Self::with_start) of level 0 to make the levels again from there on. `cancel` ends it
-    /// early; complete shards stay.
+    /// grown, another call goes on behind them. Levels that were written in parts are made again. `cancel`
+    /// ends it early; complete shards stay.
+    ///
+    /// If the values of the store are files, the description of the image says from which files of level 0 the levels
+    /// were made, by their sizes and times. If some of these files have changed, or were copied, the
+    /// levels are made again from there on. Elsewhere give a [start](Self::with_start) of level 0 to make them again.
     ///
     /// # Errors
     /// [`WriterError::Cancelled`] after `cancel`. Otherwise as for [`build`](Self::build).
     pub fn write_lower_levels(&self, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
         let mut plan = self.plan()?;
         let (stored, end) = (plan.whole_lengths(), plan.length(0));
-        let first = self.first_slice(&plan)?;
+        // Looked at before they are read: a change meanwhile is noticed the next time.
+        let source = self.source(&plan);
+        let made_from = source.as_ref().map(|source| source.look(end)).transpose();
+        let made_from = made_from.map_err(|error| self.cannot_look(error))?;
+        let first = match (self.first_slice(&plan)?, &source) {
+            (None, Some(source)) => self.first_changed(&plan, source)?,
+            (first, _) => first,
+        };
         // The window of the last slice may have had no second slice when it was made.
         let whole = pyramid::whole_windows(&plan.levels, first.unwrap_or(end));
         let whole = std::iter::zip(whole, stored).map(|(whole, stored)| match first {
@@ -43,10 +58,45 @@ where
             plan.set_length(level, start)?;
         }
         self.erase_leftovers(&plan)?;
-        let mut lower = self.cascade(&plan)?;
-        self.describe(&plan)?;
+        let cuts = Arc::new(Cuts::default());
+        let mut lower = self.cascade(&plan, &|_| Cutting {
+            cuts: cuts.clone(),
+            kept: 0,
+        })?;
+        self.describe_levels(&plan, &cuts, 0)?;
         feed(&plan, &mut lower, cancel)?;
-        finish(&mut lower, cancel)
+        let reports = finish(&mut lower, cancel)?;
+        if let Some(made_from) = made_from {
+            self.noting(&plan)(&made_from);
+        }
+        Ok(reports)
+    }
+
+    /// The first slice of level 0 that has changed since the levels were made; `None` if none has, or if that
+    /// is not known.
+    fn first_changed(
+        &self,
+        plan: &Plan<TStorage>,
+        source: &Source,
+    ) -> Result<Option<u64>, WriterError> {
+        let Some(before) = &plan.described.made_from else {
+            return Ok(None);
+        };
+        let unchanged = source.unchanged(before);
+        let unchanged = unchanged.map_err(|error| self.cannot_look(error))?;
+        let first = unchanged.map(|unchanged| unchanged.min(plan.length(0)));
+        if let Some(first) = first {
+            tracing::info!(path = %self.array().path(), first, "level 0 has changed, or was copied, since its levels were made: they are made again from this slice on");
+        }
+        Ok(first)
+    }
+
+    fn cannot_look(&self, source: StorageError) -> WriterError {
+        WriterError::Array(Error::Storage {
+            doing: "look whether shards have changed since the levels were made, of",
+            key: meta_key_v3(self.array().path()),
+            source,
+        })
     }
 
     /// Writes a part of the levels below level 0, while other processes write the other parts: blocks

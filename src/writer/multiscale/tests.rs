@@ -722,3 +722,161 @@ fn memory_is_shared() {
     // A begun slice of level 0, a kept slice for levels 1 and 2, and one that each of them made.
     assert_eq!(all.host - sum, 30 + (30 + 9) + (9 + 4));
 }
+
+/// The stored image, as one whose levels are made of the stored level 0.
+fn stored<S>(image: &Image, store: &Arc<S>) -> Image
+where
+    S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+{
+    let array = Array::open(store.clone(), "/image/0").unwrap();
+    let elements: ArrayBytes<'_> = array.retrieve_array_subset(&array.subset_all()).unwrap();
+    Image {
+        slices: array.shape()[0] as usize,
+        elements: elements.into_fixed().unwrap().into_owned(),
+        ..image.clone()
+    }
+}
+
+/// The same image, with other elements.
+fn changed(image: &Image) -> Image {
+    let elements = image.elements.iter().map(|element| element ^ 0x55);
+    Image {
+        elements: elements.collect(),
+        ..image.clone()
+    }
+}
+
+#[test]
+fn an_image_stays_until_a_shard_is_replaced() {
+    let image = small();
+    let (old, new) = (image.clone(), changed(&image));
+    let slice = image.slice();
+    for start in [0, 2, 4, 12] {
+        let (_directory, store) = files();
+        old.write(&store);
+        let before = snapshot(&store);
+        let builder = || {
+            image
+                .builder_of(&opened(&image, &store))
+                .with_start(start)
+                .with_atomic_rename(store.clone())
+        };
+        drop(builder().build().unwrap());
+        assert!(snapshot(&store) == before, "dropped, from {start}");
+        let mut writer = builder().build().unwrap();
+        writer.flush().unwrap();
+        let reports = writer.finish().unwrap();
+        assert!(reports.iter().all(|report| report.shards == 0));
+        assert!(snapshot(&store) == before, "finished, from {start}");
+        let mut writer = builder().build().unwrap();
+        let at = start as usize * slice;
+        writer.append_bytes(&new.elements[at..at + slice]).unwrap();
+        writer.abort().unwrap();
+        assert!(snapshot(&store) == before, "aborted, from {start}");
+        let mut writer = builder().build().unwrap();
+        writer.append_bytes(&new.elements[at..at + slice]).unwrap();
+        writer.finish().unwrap();
+        let slices = start as usize + 1;
+        let now = stored(&image, &store);
+        assert_eq!(now.slices, slices);
+        assert!(now.elements[at..] == new.elements[at..at + slice]);
+        assert!(now.elements[..at] == old.elements[..at]);
+        now.check(&store);
+    }
+}
+
+#[test]
+fn a_writer_within_an_image_that_stops_anywhere_leaves_no_stale_level() {
+    let image = small();
+    let new = changed(&image);
+    for start in [0, 4, 10] {
+        for number in 0.. {
+            let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+            image.write(&store);
+            store.fail(move |request| (request.number >= number).then_some(Fault::Refused));
+            let mut given = image.array(&store);
+            given.set_shape(vec![13, 5, 6]).unwrap();
+            let written = image.builder_of(&given).with_start(start).build();
+            let written = written.and_then(|mut writer| {
+                writer.append_bytes(&new.elements[start as usize * image.slice()..])?;
+                writer.finish()
+            });
+            store.work();
+            let now = stored(&image, &store);
+            let builder = image.builder_of(&opened(&image, &store));
+            builder.write_lower_levels(&Cancel::new()).unwrap();
+            now.check(&store);
+            if written.is_ok() {
+                assert!(
+                    now.elements
+                        .ends_with(&new.elements[start as usize * image.slice()..])
+                );
+                break;
+            }
+        }
+    }
+}
+
+/// Level 0 as it is stored.
+fn opened<S>(image: &Image, store: &Arc<S>) -> Array<S>
+where
+    S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+{
+    let stored = Array::open(store.clone(), "/image/0").unwrap();
+    let mut array = image.array(store);
+    array.set_shape(stored.shape().to_vec()).unwrap();
+    array
+}
+
+#[cfg(feature = "filesystem")]
+#[test]
+fn levels_are_made_again_of_what_has_changed() {
+    use zarrs::filesystem::FilesystemStore;
+
+    let image = small();
+    let new = changed(&image);
+    for (writes_all, first) in [(true, 4_u64), (false, 0), (false, 8)] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+        let builder = || {
+            let array = opened(&image, &store);
+            image.builder_of(&array).with_atomic_rename(store.clone())
+        };
+        let make = || {
+            let reports = builder().write_lower_levels(&Cancel::new()).unwrap();
+            stored(&image, &store).check(&store);
+            reports[0].first_slice
+        };
+        image.array(&store).store_metadata().unwrap();
+        if writes_all {
+            let mut writer = builder().build().unwrap();
+            writer.append_bytes(&image.elements).unwrap();
+            writer.finish().unwrap();
+        } else {
+            let mut writer = ArrayWriter::builder(&opened(&image, &store))
+                .build()
+                .unwrap();
+            writer.append_bytes(&image.elements).unwrap();
+            writer.finish().unwrap();
+            make();
+        }
+        // Complete shards of level 1 are kept: it has 7 slices, and shards of 2.
+        assert_eq!(make(), 4);
+        // Slices that come late, by any program.
+        let array = opened(&image, &store);
+        let mut writer = ArrayWriter::builder(&array)
+            .with_start(first)
+            .build()
+            .unwrap();
+        let at = first as usize * image.slice();
+        let late = &new.elements[at..at + 2 * image.slice()];
+        writer.append_bytes(late).unwrap();
+        writer.finish().unwrap();
+        assert!(make() <= first / 2);
+        assert_eq!(make(), 4);
+        // And shards that go.
+        array.erase_chunk(&[first / 2, 0, 0]).unwrap();
+        assert!(make() <= first / 2);
+        assert_eq!(make(), 4);
+    }
+}

@@ -43,6 +43,8 @@ pub(in crate::writer) struct RenamedSink<S: ?Sized> {
     store: Arc<S>,
     /// The shards that were begun, and not completed or discarded.
     begun: Mutex<HashMap<StoreKey, Begun>>,
+    /// The metadata of the array.
+    metadata: StoreKey,
     /// The names of shards, if they are files whose names the store does not sync.
     names: Option<Names>,
 }
@@ -104,6 +106,7 @@ where
         Ok(Self {
             store,
             begun: Mutex::default(),
+            metadata: key,
             names,
         })
     }
@@ -174,6 +177,7 @@ where
     }
 
     fn sync_names(&self) -> Result<(), StorageError> {
+        self.note(&self.metadata);
         let synced = self.names.as_ref().map(Names::sync);
         Ok(synced.transpose().map(drop)?)
     }
@@ -457,8 +461,8 @@ mod tests {
         std::fs::rename(&aside, &place).unwrap();
         sink.sync_names().unwrap();
         // They are on the disk: they are not asked for again.
-        std::fs::remove_dir_all(directory.path().join("a")).unwrap();
-        std::os::unix::fs::symlink("a", directory.path().join("a")).unwrap();
+        std::fs::rename(&place, &aside).unwrap();
+        std::os::unix::fs::symlink(&place, &place).unwrap();
         sink.sync_names().unwrap();
     }
 

@@ -1,5 +1,6 @@
 //! Doubles of stores.
 
+pub mod disk;
 pub mod faulty;
 pub mod renaming;
 pub mod watched;

@@ -41,11 +41,42 @@ fn a_start_within_a_shard() {
     let store = store();
     let six = array_at(&store, "/array", 6, Options::default());
     // The array does not end at the border of a shard, which has four slices.
-    refused(|| ArrayWriter::builder(&six), &["6", "4"]);
+    refused(|| ArrayWriter::builder(&six).with_start(6), &["6", "4"]);
     refused(|| ArrayWriter::builder(&six).with_start(3), &["3", "4"]);
     // The starts that the error suggests.
     assert!(ArrayWriter::builder(&six).with_start(4).build().is_ok());
     assert!(ArrayWriter::builder(&six).with_start(0).build().is_ok());
+}
+
+/// Slices that were appended behind those of an array that was made with its final shape would be overlooked.
+#[test]
+fn an_array_of_its_final_shape() {
+    let store = store();
+    let eight = array_at(&store, "/array", 8, Options::default());
+    eight.store_metadata().unwrap();
+    let error = ArrayWriter::builder(&eight)
+        .build()
+        .unwrap_err()
+        .to_string();
+    let both = ["with_start(0)", "with_start(8)"];
+    assert!(both.iter().all(|start| error.contains(start)), "{error}");
+    // One of the first shards is enough, or one of the last.
+    for at in [0, 1] {
+        eight
+            .store_chunk(&[at, 1, 0], vec![7_u16; 4 * 3 * 8])
+            .unwrap();
+        assert!(ArrayWriter::builder(&eight).build().is_ok());
+        eight.erase_chunk(&[at, 1, 0]).unwrap();
+        assert!(ArrayWriter::builder(&eight).build().is_err());
+    }
+    for start in [0, 4, 8] {
+        assert!(
+            ArrayWriter::builder(&eight)
+                .with_start(start)
+                .build()
+                .is_ok()
+        );
+    }
 }
 
 #[test]
