@@ -27,6 +27,7 @@ mod verify;
 
 #[cfg(feature = "async")]
 pub use compact::async_compact;
+pub use crate::store::array_lease::ArrayLease;
 pub use compact::{Compaction, compact};
 pub use format::ShardFormat;
 #[cfg(feature = "async")]

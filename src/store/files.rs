@@ -8,6 +8,7 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
@@ -61,15 +62,15 @@ fn leads_nowhere(error: &io::Error) -> bool {
 
 /// The directory whose files are the values of `store`, if it is zarrs' store of files.
 #[cfg(feature = "filesystem")]
-pub(crate) fn directory_of<S: 'static>(store: &S) -> Option<PathBuf> {
+pub(crate) fn directory_of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<PathBuf> {
     let store: &dyn std::any::Any = store;
-    let store = store.downcast_ref::<zarrs_filesystem::FilesystemStore>()?;
+    let store = store.downcast_ref::<Arc<zarrs_filesystem::FilesystemStore>>()?;
     Some(store.prefix_to_fs_path(&StorePrefix::root()))
 }
 
 /// `None`: without the feature `filesystem`, zarrs' store of files is not known.
 #[cfg(not(feature = "filesystem"))]
-pub(crate) fn directory_of<S: 'static>(_store: &S) -> Option<PathBuf> {
+pub(crate) fn directory_of<S: ?Sized + 'static>(_store: &Arc<S>) -> Option<PathBuf> {
     None
 }
 

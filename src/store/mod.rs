@@ -14,13 +14,16 @@
 //! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
 //! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
 //! written where they are by `in_place.rs`. `owner.rs` tells processes apart, and
-//! `lease.rs` keeps two from doing the same to one array;
+//! `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one array,
+//! the latter over stores that have `conditional.rs`;
 //! `durable.rs` lets names outlast a power failure.
 
+pub(crate) mod array_lease;
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
 pub(crate) mod claims;
+pub(crate) mod conditional;
 pub(crate) mod durable;
 mod file_turns;
 pub(crate) mod files;
@@ -28,6 +31,7 @@ mod handle;
 pub(crate) mod in_place;
 pub(crate) mod lease;
 mod no_panic;
+pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod ranges;
 pub(crate) mod turns;

@@ -29,6 +29,7 @@ use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
 use crate::layout::StreamGrid;
+use crate::store::array_lease::{self, Work};
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
 use crate::store::lease::Lease;
@@ -45,6 +46,8 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     start: Option<u64>,
     cuts: bool,
     part: Option<u64>,
+    /// The lease of the array, if the caller has taken it.
+    lease: Option<Arc<Lease>>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
     store_threads: usize,
@@ -71,9 +74,6 @@ impl ArrayWriter {
         ArrayWriterBuilder::new(array)
     }
 }
-
-/// The name of the lease of an array, beside its metadata.
-const LEASE: &str = ".zarrs-cuda-writer";
 
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
@@ -119,6 +119,7 @@ where
             start: None,
             cuts: false,
             part: None,
+            lease: None,
             epochs: Epochs::default(),
             reduced_from: None,
             store_threads: 8,
@@ -135,7 +136,8 @@ where
     /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's
     /// extent there. Default: the end of the array, which is extended.
     ///
-    /// The array's slices from there on are replaced, shard by shard.
+    /// The array's slices from there on are replaced, shard by shard. A writer that begins at the last
+    /// border of a shard before the end extends the array, as one that begins at its end does.
     pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
@@ -161,6 +163,7 @@ where
             start: None,
             cuts: false,
             part: self.part,
+            lease: None,
             epochs: Epochs {
                 asked: self.epochs.asked.filter(|_| level == 0),
                 most: None,
@@ -188,6 +191,12 @@ where
     /// the same part.
     pub(super) fn for_part(mut self, part: Option<u64>) -> Self {
         self.part = part;
+        self
+    }
+
+    /// Lets the writer have this lease of its array, which the caller has taken.
+    pub(super) fn with_lease(mut self, lease: Option<Arc<Lease>>) -> Self {
+        self.lease = lease;
         self
     }
 
@@ -303,10 +312,10 @@ where
             + ListableStorageTraits
             + 'static,
     {
-        self.root = directory_of(&*store).or(self.root);
+        self.root = directory_of(&store).or(self.root);
         self.renamed = Some(Arc::new(move |builder, extends| {
             let array = &builder.array;
-            let names = directory_of(&*store).map(Names::new);
+            let names = directory_of(&store).map(Names::new);
             let sink = RenamedSink::of(array, store.clone(), names);
             let sink = sink.map_err(|error| refused(array, error))?;
             let length = ArrayLength::renamed(array, store.clone(), builder.part);
@@ -412,14 +421,13 @@ where
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, if the store
-    ///   lacks an operation, or if the array was extended since it was opened and no
-    ///   [start](Self::with_start) is given.
+    ///   lacks an operation, or if the array was extended since it was opened and the writer extends it.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
-    ///   used, or the store fails; on files also if another writer extends the array, with a source of
-    ///   the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
+    ///   used, or the store fails; on files also if another process extends, compacts or repairs the
+    ///   array, with a source of the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
         let stream = self.build_stream()?;
         ArrayWriter::new(stream, self.flush_after, self.drop_limit)
@@ -438,11 +446,12 @@ where
         let encoder = engine.encoder().map_err(cannot)?;
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
-        let first = start / grid.shard_slices() as u64;
-        let cuts = self.cuts;
-        let extends = (start == self.array.shape()[0]).then_some(Extends { first, cuts });
+        let extends = self.extends(start, &grid);
         // Before anything of another writer is taken for a leftover.
-        let lease = self.lease(extends)?;
+        let lease = match (&self.lease, extends) {
+            (None, Some(_)) if self.part.is_none() => self.take_lease(Work::Alone)?,
+            (taken, _) => taken.clone(),
+        };
         let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
@@ -532,56 +541,40 @@ where
         Ok(())
     }
 
-    /// Takes the lease of the array, or of the part of it, if the store's values are files. Writers within
-    /// the array need none.
-    fn lease(&self, extends: Option<Extends>) -> Result<Option<Lease>, WriterError> {
-        let name = match (self.part, extends) {
-            (Some(part), _) => format!("{LEASE}.part{part}"),
-            (None, Some(_)) => LEASE.to_owned(),
-            (None, None) => return Ok(None),
-        };
+    /// Whether a writer that begins at the slice `start` extends the array. A writer of the last shard epoch
+    /// does, if the array ends within it: none of several writers within the array begins there twice.
+    fn extends(&self, start: u64, grid: &StreamGrid) -> Option<Extends> {
+        let end = self.array.shape()[0];
+        let shard_slices = grid.shard_slices() as u64;
+        let is_last = self.part.is_none() && start == end / shard_slices * shard_slices;
+        (start == end || is_last).then_some(Extends {
+            first: start / shard_slices,
+            cuts: self.cuts,
+        })
+    }
+
+    /// Takes the lease of the array for `work`, if the store's values are files.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub(super) fn take_lease(&self, work: Work) -> Result<Option<Arc<Lease>>, WriterError> {
         let Some(directory) = self.directory() else {
             return Ok(None);
         };
-        let taken = Lease::take(&directory.join(name));
-        taken.map(Some).map_err(|error| self.not_begun(error))
-    }
-
-    /// Takes the leases of all parts of the array once, so that none is left of a part that was killed.
-    ///
-    /// # Errors
-    /// As for [`build`](Self::build), if another process writes a part.
-    pub(super) fn end_parts(&self) -> Result<(), WriterError> {
-        let Some(directory) = self.directory() else {
-            return Ok(());
-        };
-        let parts = format!("{LEASE}.part");
-        let entries = match std::fs::read_dir(&directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(|error| self.not_begun(error))?,
-        };
-        for entry in entries {
-            let name = entry.map_err(|error| self.not_begun(error))?.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with(&parts)) {
-                let taken = Lease::take(&directory.join(&name));
-                drop(taken.map_err(|error| self.not_begun(error))?);
-            }
+        match array_lease::take(&directory, work) {
+            Ok(lease) => Ok(Some(Arc::new(lease))),
+            Err(error) => Err(WriterError::Array(Error::Storage {
+                doing: "begin to write",
+                key: zarrs::node::meta_key_v3(self.array.path()),
+                source: error.into(),
+            })),
         }
-        Ok(())
     }
 
     /// The directory of the array, if the store's values are files.
     fn directory(&self) -> Option<PathBuf> {
         let path = self.array.path().as_str().trim_start_matches('/');
         Some(self.root.as_ref()?.join(path))
-    }
-
-    fn not_begun(&self, error: std::io::Error) -> WriterError {
-        WriterError::Array(Error::Storage {
-            doing: "begin to write",
-            key: zarrs::node::meta_key_v3(self.array.path()),
-            source: error.into(),
-        })
     }
 
     fn plan(

@@ -16,13 +16,15 @@ use zarrs_storage::{
 
 use super::sink::Length;
 use super::storing::caught;
-use super::temporary::{replacing, temporary_of};
+use super::differs::stored_differs;
+use super::temporary::{Comparing, comparing, temporary_of};
 use crate::json::Document;
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
 /// It is read again whenever the array grows, and one number in it is changed. Everything else in it,
-/// and everything added meanwhile, stays as it is.
+/// and everything added meanwhile, stays as it is. Bytes that this writer has neither read nor written before
+/// are compared with the last ones: they must describe the same array.
 pub(super) struct ArrayLength {
     key: StoreKey,
     /// The key of the temporary, if it is renamed.
@@ -32,10 +34,43 @@ pub(super) struct ArrayLength {
     /// The extents of the array but the first.
     inner: Vec<u64>,
     reader: ReadableStorage,
-    writer: WritableStorage,
+    writer: Writer,
     /// The lock is held while the metadata change.
     state: Mutex<State>,
 }
+
+/// How the metadata are replaced.
+enum Writer {
+    /// By one `set`.
+    Whole(WritableStorage),
+    /// In a temporary, which is renamed if they are still the same then.
+    Renamed(Arc<dyn Comparing>),
+}
+
+impl Writer {
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        match self {
+            Self::Whole(store) => store.erase(key),
+            Self::Renamed(store) => store.erase(key),
+        }
+    }
+
+    /// Replaces the metadata `before`, and returns whether they were still there.
+    fn replace(
+        &self,
+        key: &StoreKey,
+        before: Option<&Bytes>,
+        value: Bytes,
+    ) -> Result<bool, StorageError> {
+        match self {
+            Self::Whole(store) => store.set(key, value).map(|()| true),
+            Self::Renamed(store) => store.replace(key, before, value),
+        }
+    }
+}
+
+/// How often the metadata are read again while other processes change them.
+const ATTEMPTS: usize = 10;
 
 /// The stored metadata, as far as the writer knows them.
 #[derive(Debug, Default)]
@@ -46,6 +81,8 @@ struct State {
     known: Option<u64>,
     /// The number of slices of a store that failed, and may have been done.
     tried: Option<u64>,
+    /// The metadata that this writer last read or stored.
+    last: Option<Bytes>,
 }
 
 impl fmt::Debug for ArrayLength {
@@ -71,6 +108,7 @@ impl ArrayLength {
             .storage_transformers()
             .create_writable_transformer(writer)?;
         // zarrs reads metadata past the transformers.
+        let writer = Writer::Whole(writer);
         Self::new(array, array.storage().readable(), writer, None)
     }
 
@@ -89,14 +127,14 @@ impl ArrayLength {
         S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
     {
         let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
-        let writer = replacing(store.clone(), part);
+        let writer = Writer::Renamed(comparing(store.clone(), part));
         Self::new(array, store, writer, Some(temporary))
     }
 
     fn new<T: ?Sized>(
         array: &Array<T>,
         reader: ReadableStorage,
-        writer: WritableStorage,
+        writer: Writer,
         temporary: Option<StoreKey>,
     ) -> Result<Self, StorageError> {
         let key = meta_key_v3(array.path());
@@ -156,14 +194,20 @@ impl ArrayLength {
         Ok(())
     }
 
-    /// Store `metadata`, and keep them in `attempted` unless the store has stored them.
-    fn store(&self, attempted: &mut Option<Bytes>, metadata: Bytes) -> Result<(), StorageError> {
+    /// Store `metadata` in the place of `before`, and keep them in `attempted` unless the store has stored
+    /// them. Returns whether `before` were still there.
+    fn store(
+        &self,
+        attempted: &mut Option<Bytes>,
+        before: Option<&Bytes>,
+        metadata: Bytes,
+    ) -> Result<bool, StorageError> {
         self.erase_own(attempted)?;
         self.is_free()?;
         *attempted = Some(metadata.clone());
-        self.writer.set(&self.key, metadata)?;
+        let stored = self.writer.replace(&self.key, before, metadata)?;
         *attempted = None;
-        Ok(())
+        Ok(stored)
     }
 
     fn is_free(&self) -> Result<(), StorageError> {
@@ -209,37 +253,88 @@ impl ArrayLength {
     /// Stores the metadata with the first extent that `change` makes of the stored one.
     fn change(&self, change: &dyn Fn(u64) -> u64) -> Result<(), StorageError> {
         let mut state = self.state();
+        for _ in 0..ATTEMPTS {
+            if self.try_change(&mut state, change)? {
+                return Ok(());
+            }
+            tracing::debug!(key = %self.key, "another process has changed the metadata meanwhile");
+        }
+        Err(StorageError::Other(format!(
+            "{} was changed by another process each of {ATTEMPTS} times that it was about to be replaced: let the process end, and try again",
+            self.key
+        )))
+    }
+
+    /// As [`change`](Self::change). Returns whether no other process has changed the metadata meanwhile.
+    fn try_change(
+        &self,
+        state: &mut State,
+        change: &dyn Fn(u64) -> u64,
+    ) -> Result<bool, StorageError> {
         let stored = self.reader.get(&self.key)?;
-        let (base, is_stored) = match (&state.attempted, stored) {
+        let (base, is_stored) = match (&state.attempted, &stored) {
             // A torn value is made whole first, so that it is never a part of some older attempt.
-            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
+            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(torn) => {
                 let whole = whole.clone();
-                self.store(&mut state.attempted, whole.clone())?;
+                if !self.store(&mut state.attempted, stored.as_ref(), whole.clone())? {
+                    return Ok(false);
+                }
                 (whole, true)
             }
-            (_, Some(stored)) => (stored, true),
+            (_, Some(stored)) => (stored.clone(), true),
             (Some(attempted), None) => (attempted.clone(), false),
             (None, None) => (self.own.clone(), false),
         };
+        let before = is_stored.then_some(&base);
+        if let Some(now) = before {
+            self.check_array(state, now)?;
+        }
         let found = Cell::new(None);
         let checked = |extent| {
             if is_stored {
-                self.check(&state, extent)?;
+                self.check(state, extent)?;
                 found.set(Some(extent));
             }
             Ok(change(extent))
         };
         let (changed, slices) = self.with_length(&base, &checked)?;
+        let changed = match changed {
+            Some(changed) => Some(Bytes::from(changed)),
+            None if !is_stored => Some(base.clone()),
+            None => None,
+        };
         state.known = state.known.map(|known| found.get().unwrap_or(known));
+        state.last = Some(base.clone());
         state.tried = Some(slices);
         match changed {
-            Some(changed) => self.store(&mut state.attempted, changed.into())?,
-            None if !is_stored => self.store(&mut state.attempted, base)?,
+            Some(changed) => {
+                if !self.store(&mut state.attempted, before, changed.clone())? {
+                    state.tried = None;
+                    return Ok(false);
+                }
+                state.last = Some(changed);
+            }
             None => self.erase_own(&mut state.attempted)?,
         }
         state.known = state.known.map(|_| slices);
         state.tried = None;
-        Ok(())
+        Ok(true)
+    }
+
+    /// Check that the metadata `now` describe the array of the last ones.
+    fn check_array(&self, state: &State, now: &Bytes) -> Result<(), StorageError> {
+        let Some(last) = state.last.as_ref().filter(|last| *last != now) else {
+            return Ok(());
+        };
+        match stored_differs(last, now) {
+            None => Ok(()),
+            Some(member) => Err(StorageError::InvalidMetadata(
+                self.key.clone(),
+                format!(
+                    "another process has changed its {member} while slices are being appended: another array was stored in its place. `abort` this writer, and open the array again"
+                ),
+            )),
+        }
     }
 }
 
@@ -263,6 +358,7 @@ impl Length for ArrayLength {
         let Some(stored) = self.reader.get(&self.key)? else {
             return Ok(None);
         };
+        self.state().last.get_or_insert_with(|| stored.clone());
         let invalid = |reason| StorageError::InvalidMetadata(self.key.clone(), reason);
         let document = Document::parse(&stored).map_err(invalid)?;
         let shape = document.elements("shape").map_err(invalid)?;

@@ -36,6 +36,7 @@ mod assembler;
 mod builder;
 #[allow(unsafe_code)]
 mod device;
+mod differs;
 #[cfg(feature = "dlpack")]
 #[allow(unsafe_code)]
 mod dlpack;
@@ -109,7 +110,7 @@ struct Stream {
     waiting: Arc<Waiting>,
     threads: Vec<JoinHandle<()>>,
     /// Deleted when the writer has finished, or is dropped.
-    lease: Option<Lease>,
+    lease: Option<Arc<Lease>>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
     /// Where the threads are.
@@ -122,7 +123,7 @@ impl Stream {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        (threads, lease): (Vec<JoinHandle<()>>, Option<Lease>),
+        (threads, lease): (Vec<JoinHandle<()>>, Option<Arc<Lease>>),
         flush_after: Option<Duration>,
         waiting: Arc<Waiting>,
     ) -> Self {

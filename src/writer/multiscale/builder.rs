@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zarrs::array::{Array, ArrayMetadata, DataType};
+use zarrs::array::{Array, DataType};
 use zarrs::group::{Group, GroupBuilder, GroupCreateError};
 use zarrs::metadata::GroupMetadata;
 use zarrs::plugin::ZarrVersion;
@@ -27,7 +27,10 @@ use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
+use crate::store::array_lease::Work;
+use crate::store::lease::Lease;
 use crate::writer::builder::no_thread;
+use crate::writer::differs::differs;
 use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
@@ -290,7 +293,7 @@ where
     /// - Otherwise as for [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
-        let mut plan = self.plan()?;
+        let mut plan = self.plan_alone(0)?;
         self.plan_reductions(&mut plan);
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
         let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
@@ -299,7 +302,6 @@ where
         }
         let top = self.writer(&plan, 0).cutting().build_stream();
         let mut top = plan.of_level(0, top)?;
-        // With the lease of level 0: no other process writes the image.
         self.erase_leftovers(&plan)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan)?;
@@ -344,6 +346,7 @@ where
             .top
             .for_level(level, &plan.arrays[level])
             .for_part(plan.part)
+            .with_lease(plan.leases.get(level).cloned().flatten())
             .waiting_as(plan.waiting.clone())
             .with_at_most_epochs(plan.epochs)
             .with_reduced_from(reduced.cloned());
@@ -365,6 +368,43 @@ where
             self.check_settings(&plan, "make them again with `with_start(0)`")?;
         }
         Ok(plan)
+    }
+
+    /// Plans the levels with the leases of the arrays from level `first` on: no other process writes them.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
+        let plan = self.plan()?;
+        let leases = self.leases(&plan, first, Work::Alone)?;
+        if leases.iter().all(Option::is_none) {
+            return Ok(plan);
+        }
+        // Another process may have changed the arrays until the leases were there.
+        Ok(Plan {
+            leases,
+            ..self.plan()?
+        })
+    }
+
+    /// Takes the leases for `work` on the arrays from level `first` on.
+    pub(super) fn leases(
+        &self,
+        plan: &Plan<TStorage>,
+        first: usize,
+        work: Work,
+    ) -> Result<Vec<Option<Arc<Lease>>>, WriterError> {
+        let lease = |level| {
+            if level < first {
+                return Ok(None);
+            }
+            let lease = self.writer(plan, level).take_lease(work);
+            match level.checked_sub(1) {
+                Some(lower) => at_level(lower, lease),
+                None => lease,
+            }
+        };
+        (0..plan.arrays.len()).map(lease).collect()
     }
 
     /// Checks that the levels that are there were made with the same settings.
@@ -438,6 +478,7 @@ where
             group,
             described,
             part,
+            leases: Vec::new(),
             waiting: self.top.waiting(),
             levels,
         };
@@ -694,29 +735,6 @@ fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
         pinned: a.pinned + b.pinned,
         device: a.device + b.device,
     }
-}
-
-/// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-fn differs<T: ?Sized>(one: &Array<T>, other: &Array<T>) -> Option<&'static str> {
-    // There are several ways to write a fill value, such as not a number.
-    let same_fill_value = one.fill_value() == other.fill_value();
-    let (one, other) = (one.metadata(), other.metadata());
-    let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
-        return Some("version of Zarr");
-    };
-    let members = [
-        ("shape", one.shape.get(1..) == other.shape.get(1..)),
-        ("data type", one.data_type == other.data_type),
-        ("chunk grid", one.chunk_grid == other.chunk_grid),
-        (
-            "chunk key encoding",
-            one.chunk_key_encoding == other.chunk_key_encoding,
-        ),
-        ("fill value", same_fill_value),
-        ("chain of codecs", one.codecs == other.codecs),
-    ];
-    let differing = members.into_iter().find(|(_, same)| !same);
-    differing.map(|(member, _)| member)
 }
 
 /// The kind of elements of a data type; `None` if they cannot be reduced.

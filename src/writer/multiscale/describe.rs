@@ -16,7 +16,6 @@ use zarrs_storage::{
 };
 
 use super::MultiscaleBuilder;
-use super::cascade::at_level;
 use super::plan::Plan;
 use crate::Error;
 use crate::json::Document;
@@ -114,16 +113,13 @@ where
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
-    /// Erases the temporaries of metadata, and the leases, that killed processes left: the only process that wrote the image, and
-    /// the one that wrote this part, or the processes that wrote any part.
+    /// Erases the temporaries of metadata that killed processes left: the only process that wrote the image,
+    /// and the one that wrote this part, or the processes that wrote any part. The leases of the levels are
+    /// taken.
     pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let Some(renamed) = &self.renamed else {
             return Ok(());
         };
-        if plan.part.is_none() {
-            (1..plan.levels.len())
-                .try_for_each(|level| at_level(level - 1, self.writer(plan, level).end_parts()))?;
-        }
         let writer = (renamed.replacing)(plan.part);
         let top = meta_key_v3(plan.arrays[0].path());
         let erase = |key: &StoreKey| {

@@ -10,6 +10,7 @@ use super::ome::Described;
 use super::pyramid::Level;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::ReducedFrom;
+use crate::store::lease::Lease;
 use crate::writer::WriterError;
 use crate::writer::waiting::Waiting;
 use crate::{MemoryEstimate, Options};
@@ -37,10 +38,12 @@ pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) group: Group<TStorage>,
     /// What the stored description says.
     pub(super) described: Described,
-    /// The part that this process writes, while others write the others.
     /// How long calls of all levels wait.
     pub(super) waiting: Arc<Waiting>,
+    /// The part that this process writes, while others write the others.
     pub(super) part: Option<u64>,
+    /// For each level, the lease of its array, where one was taken.
+    pub(super) leases: Vec<Option<Arc<Lease>>>,
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {

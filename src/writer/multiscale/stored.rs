@@ -11,6 +11,7 @@ use super::feed::{feed, for_each_slice};
 use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
 use crate::reader::Cancel;
+use crate::store::array_lease::Work;
 use crate::writer::{ArrayWriterBuilder, WriterError, WriterReport};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
@@ -28,7 +29,7 @@ where
     /// # Errors
     /// [`WriterError::Cancelled`] after `cancel`. Otherwise as for [`build`](Self::build).
     pub fn write_lower_levels(&self, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
-        let mut plan = self.plan()?;
+        let mut plan = self.plan_alone(1)?;
         let (stored, end) = (plan.whole_lengths(), plan.length(0));
         let first = self.first_slice(&plan)?;
         // The window of the last slice may have had no second slice when it was made.
@@ -75,6 +76,8 @@ where
             )));
         }
         let mut plan = self.plan_for(Some(part))?;
+        // For the whole call: between two blocks there is no writer.
+        plan.leases = self.leases(&plan, 1, Work::Blocks { part, of: parts })?;
         self.check_settings(&plan, "erase them first")?;
         self.erase_leftovers(&plan)?;
         let too_long =
