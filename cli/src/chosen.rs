@@ -3,6 +3,7 @@
 use indicatif::HumanCount;
 use serde_json::{Value, json};
 use zarrs::array::Array;
+use zarrs_cuda::maintenance::ArrayLease;
 
 use crate::arguments::{Part, ShardIndices, shape_text};
 use crate::failure::Failure;
@@ -33,6 +34,25 @@ impl ShardArgs {
             Ok(listed) => Ok(self.of_part(grid, listed)),
             Err(why) => Ok(self.every(grid, &why)),
         }
+    }
+
+    /// The lease for changing these shards, if the array is in a directory that can be written to: all of the
+    /// array, or the part. `doing` names the change.
+    pub(crate) fn lease(
+        &self,
+        opened: &Opened,
+        doing: &str,
+    ) -> Result<Option<ArrayLease>, Failure> {
+        let Place::Directory(path) = &opened.place else {
+            return Ok(None);
+        };
+        let lease = match self.part {
+            Some(part) => ArrayLease::take_part(path, part.index(), part.of()),
+            None => ArrayLease::take(path),
+        };
+        lease
+            .map(Some)
+            .map_err(|error| Failure::failed(format!("cannot {doing} {}: {error}", opened.place)))
     }
 
     /// Whether shards are chosen by their names.

@@ -37,6 +37,9 @@ pub(crate) enum Error {
     Other(String),
 }
 
+/// The number of the system for a file that others use.
+const EBUSY: i32 = 16;
+
 impl Error {
     /// An error while the bytes under `key` were decoded.
     pub(crate) fn decoding(key: &str, error: &CodecError) -> Self {
@@ -100,7 +103,11 @@ impl Error {
             return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
         }
         let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
-            return Self::Io(message, error.and_then(io::Error::raw_os_error));
+            let code = error.and_then(|error| match error.kind() {
+                io::ErrorKind::ResourceBusy => Some(EBUSY),
+                _ => error.raw_os_error(),
+            });
+            return Self::Io(message, code);
         };
         // The reason is often far down: a certificate, a name that is not known.
         let mut message = message;
@@ -126,8 +133,6 @@ impl Error {
 
     /// An error of zarrs, while it wrote a part of `key` where it is.
     pub(crate) fn writing(key: &str, error: &ArrayError) -> Self {
-        /// The number of the system for a file that others use.
-        const EBUSY: i32 = 16;
         let ArrayError::CodecError(codec) = error else {
             return Self::array(key, error);
         };

@@ -1,10 +1,12 @@
 //! Looking after shards: packing, compacting, repairing and describing them.
 
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
+use pyo3::prelude::*;
 use serde_json::json;
 use zarrs::array::Array;
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_storage::{StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
@@ -99,6 +101,31 @@ fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
             number.wrapping_add(u128::from(index))
         })
     })
+}
+
+/// The lease of an array of files, until it is closed. Other stores have none.
+#[pyclass(frozen, module = "zarrs_cuda._internal")]
+pub(crate) struct Lease(Mutex<Option<ArrayLease>>);
+
+impl Lease {
+    /// Takes the lease of the array at `path`, to change any of its shards.
+    pub(crate) fn take(store: &Store, path: &str) -> Result<Self, Error> {
+        let Store::Files(files) = store else {
+            return Ok(Self(Mutex::default()));
+        };
+        let lease = ArrayLease::take(&files.root().join(path));
+        let lease =
+            lease.map_err(|error| Error::store("change the shards of", path, &error.into()))?;
+        Ok(Self(Mutex::new(Some(lease))))
+    }
+}
+
+#[pymethods]
+impl Lease {
+    fn close(&self, py: Python<'_>) {
+        let lease = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(lease));
+    }
 }
 
 /// The array whose shards are looked after.

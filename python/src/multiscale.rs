@@ -83,9 +83,13 @@ impl Pyramid {
             ))
         })?;
         let mut builder = Levels::builder(array).with_reduction(reduction);
-        if let Store::Files(files) = store {
-            let root = files.root().to_owned();
-            builder = builder.with_atomic_rename(files.clone()).on_directory(root);
+        match store {
+            Store::Files(files) => {
+                let root = files.root().to_owned();
+                builder = builder.with_atomic_rename(files.clone()).on_directory(root);
+            }
+            Store::Objects(objects) => builder = builder.with_conditional_writes(objects.clone()),
+            Store::Asked(_) | Store::Given(_) => {}
         }
         if let Some(axes) = self.axes {
             builder = builder.with_axes(axes.into_iter().map(Axis::from));
@@ -224,6 +228,14 @@ impl MultiscaleWriter {
             // What is no number of seconds ends at once.
             let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
             writer.stop(limit)
+        })
+    }
+
+    /// Returns what the writer of each level does, and why, in words.
+    fn explain(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.held.with(py, |writer| {
+            let levels = writer.explain();
+            Ok(levels.iter().map(ToString::to_string).collect())
         })
     }
 

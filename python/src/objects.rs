@@ -15,13 +15,15 @@ use futures_util::future::try_join;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
-    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, WriteMultipart,
+    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    UpdateVersion, WriteMultipart,
 };
 use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use zarrs_cuda::internals::PerProcess;
+use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
@@ -450,6 +452,68 @@ impl WritableStorageTraits for Objects {
     fn supports_set_partial(&self) -> bool {
         false
     }
+}
+
+impl ConditionalStore for Objects {
+    fn get_with_version(&self, key: &StoreKey) -> Result<Option<(Bytes, ValueVersion)>> {
+        let path = path(key.as_str())?;
+        let got = self.wait(|store| async move {
+            let Some(got) = found(store.get(&path).await)? else {
+                return Ok(None);
+            };
+            let version = (got.meta.e_tag.clone(), got.meta.version.clone());
+            Ok(Some((got.bytes().await?, version)))
+        })?;
+        got.map(|(value, (e_tag, version))| Ok((value, told_version(e_tag, version)?)))
+            .transpose()
+    }
+
+    fn set_if(
+        &self,
+        key: &StoreKey,
+        value: Bytes,
+        version: Option<&ValueVersion>,
+    ) -> Result<Option<ValueVersion>> {
+        let path = path(key.as_str())?;
+        let mode = version.cloned().map_or(PutMode::Create, |version| {
+            PutMode::Update(UpdateVersion {
+                e_tag: version.e_tag,
+                version: version.version,
+            })
+        });
+        let options = PutOptions::from(mode);
+        let put = self.wait(|store| async move {
+            match store.put_opts(&path, value.into(), options).await {
+                Ok(put) => Ok(Ok(Some(put))),
+                Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {
+                    Ok(Ok(None))
+                }
+                Err(error) if is_not_implemented(&error) => Ok(Err(error.to_string())),
+                Err(error) => Err(error),
+            }
+        })?;
+        match put.map_err(StorageError::Unsupported)? {
+            Some(put) => told_version(put.e_tag, put.version).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The version of an object; an error if the server tells none.
+fn told_version(e_tag: Option<String>, version: Option<String>) -> Result<ValueVersion> {
+    if e_tag.is_none() && version.is_none() {
+        let reason = "the server does not tell versions of objects";
+        return Err(StorageError::Unsupported(reason.to_owned()));
+    }
+    Ok(ValueVersion { e_tag, version })
+}
+
+/// Whether a store has no requests with conditions. There is no kind of error for such an answer of a server.
+fn is_not_implemented(error: &ObjectError) -> bool {
+    matches!(
+        error,
+        ObjectError::NotImplemented { .. } | ObjectError::NotSupported { .. }
+    ) || error.to_string().contains("501 Not Implemented")
 }
 
 impl ListableStorageTraits for Objects {

@@ -436,6 +436,11 @@ impl Native {
         detached(py, path, || self.maintained(path)?.inspect(&shard))
     }
 
+    /// Takes the lease of the array, to change any of its shards: writers that extend it are refused.
+    fn lease(&self, py: Python<'_>, path: &str) -> PyResult<maintain::Lease> {
+        detached(py, path, || maintain::Lease::take(&self.opener.store, path))
+    }
+
     /// Stores the shard `shard` without unused bytes. Returns its size before and after, in bytes; None if
     /// there is none.
     fn compact(&self, py: Python<'_>, path: &str, shard: Vec<u64>) -> PyResult<Option<(u64, u64)>> {

@@ -42,9 +42,13 @@ impl Writer {
             let mut builder = ArrayWriter::builder(&array)
                 .with_flush_after(writing::flush_after(flush_after)?)
                 .with_interrupt(interrupted);
-            if let Store::Files(files) = store {
-                let root = files.root().to_owned();
-                builder = builder.with_atomic_rename(files).on_directory(root);
+            match store {
+                Store::Files(files) => {
+                    let root = files.root().to_owned();
+                    builder = builder.with_atomic_rename(files).on_directory(root);
+                }
+                Store::Objects(objects) => builder = builder.with_conditional_writes(objects),
+                Store::Asked(_) | Store::Given(_) => {}
             }
             if let Some(start) = start {
                 builder = builder.with_start(start);
@@ -111,6 +115,11 @@ impl Writer {
             let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
             writer.stop(limit)
         })
+    }
+
+    /// Returns what the writer does, and why, in words.
+    fn explain(&self, py: Python<'_>) -> PyResult<String> {
+        self.0.with(py, |writer| Ok(writer.explain().to_string()))
     }
 
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -31,6 +31,8 @@ class Server(ThreadingHTTPServer):
         self.before: Any = lambda _kind, _key: None
         # Whether answers tell the versions of objects.
         self.has_versions = True
+        # Whether requests to write may have conditions: "obeyed", "ignored" or "refused".
+        self.conditions = "obeyed"
         self.lock = threading.Lock()
 
     def about(self, value: bytes) -> dict[str, str]:
@@ -155,9 +157,24 @@ class Handler(BaseHTTPRequestHandler):
         key, query, body = found
         if "uploadId" in query:
             self.server.parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
-        else:
-            self.server.objects[key] = body
-        self.answer(200, ETag='"1"')
+            self.answer(200, ETag='"1"')
+            return
+        with self.server.lock:
+            status = self.status_of_condition(key)
+            if status == 200:
+                self.server.objects[key] = body
+        self.answer(status, **(self.server.about(body) if status == 200 else {}))
+
+    def status_of_condition(self, key: str) -> int:
+        """Return the status of a request to write, by its condition."""
+        none, version = self.headers.get("If-None-Match"), self.headers.get("If-Match")
+        if self.server.conditions == "ignored" or (none is None and version is None):
+            return 200
+        if self.server.conditions == "refused":
+            return 501
+        value = self.server.objects.get(key)
+        now = None if value is None else self.server.about(value).get("ETag")
+        return 200 if (now is None if none is not None else now == version) else 412
 
     def do_DELETE(self) -> None:
         found = self.asked("DELETE")

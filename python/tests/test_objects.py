@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -491,3 +494,103 @@ def test_a_shard_that_is_replaced_while_it_is_read(
         assert any(np.array_equal(got, values[8:, 5:]) for values in arrays)
         assert asked > after
         np.testing.assert_array_equal(array[8:, 5:], arrays[1][8:, 5:])
+
+
+STREAM: dict[str, Any] = {"shape": (0, 6), "chunks": (2, 6), "shards": (4, 6), "dtype": "uint8"}
+
+
+def of_command(script: str, *arguments: str) -> str:
+    """Return what another process prints."""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+EXTENDS = """
+import sys, zarr, zarrs_cuda
+from obstore.store import S3Store
+from zarr.storage import ObjectStore
+
+server = S3Store(
+    "bucket", endpoint=sys.argv[1], region="us-east-1", skip_signature=True,
+    client_options={"allow_http": True}, retry_config={"max_retries": 0},
+)
+try:
+    writer = zarrs_cuda.ArrayWriter(zarr.open_array(ObjectStore(server)))
+    print("begun", "held" in writer.explain())
+    import os
+    sys.stdout.flush()
+    os._exit(0)
+except OSError as error:
+    print("refused", error)
+"""
+
+
+def test_one_writer_extends_an_array(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    url = f"http://127.0.0.1:{server.server_port}"
+    values = np.arange(48, dtype="uint8").reshape(8, 6)
+    lease = ".zarrs-cuda-writer"
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        assert "lease: held" in writer.explain()
+        writer.append(values[:4])
+        said = of_command(EXTENDS, url)
+        assert said.startswith("refused")
+        assert f"process {os.getpid()}" in said
+        assert lease in server.objects
+        writer.append(values[4:])
+    assert lease not in server.objects
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
+    # A process that was killed leaves its lease, which is taken over at once.
+    assert of_command(EXTENDS, url) == "begun True\n"
+    assert lease in server.objects
+    begin = time.monotonic()
+    with zarrs_cuda.ArrayWriter(opened(store, OURS)) as writer:
+        writer.append(values)
+    assert time.monotonic() - begin < 8
+    assert lease not in server.objects
+    np.testing.assert_array_equal(opened(store, THEIRS)[8:], values)
+
+
+@pytest.mark.parametrize("conditions", ["ignored", "refused"])
+def test_servers_without_conditions_have_no_leases(conditions: str, server: Server) -> None:
+    server.conditions = conditions
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    values = np.arange(24, dtype="uint8").reshape(4, 6)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        assert "lease: none" in writer.explain()
+        assert ".zarrs-cuda-writer" not in server.objects
+        writer.append(values)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
+
+
+def test_no_change_of_metadata_is_lost(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    values = np.arange(24, dtype="uint8").reshape(4, 6)
+    writer = zarrs_cuda.ArrayWriter(array)
+    writer.append(values)
+    is_edited = threading.Event()
+
+    def edit(kind: str, key: str) -> None:
+        # Between the moment in which the writer reads the metadata and the one in which it stores them.
+        if (kind, key) == ("PUT", "zarr.json") and not is_edited.is_set():
+            is_edited.set()
+            edited = json.loads(server.objects["zarr.json"])
+            edited["attributes"] = {"by": "another process"}
+            server.objects["zarr.json"] = json.dumps(edited).encode()
+
+    server.before = edit
+    writer.flush()
+    assert is_edited.is_set()
+    metadata = json.loads(server.objects["zarr.json"])
+    assert metadata["attributes"] == {"by": "another process"}
+    assert metadata["shape"] == [4, 6]
+    # zarr-python's `append` makes the array longer first.
+    opened(store, THEIRS).append(values)
+    writer.append(values)
+    with pytest.raises(OSError, match="another process resizes"):
+        writer.flush()
+    writer.abort()
+    np.testing.assert_array_equal(opened(store, THEIRS)[4:], values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import subprocess
 import sys
 import threading
@@ -406,3 +407,24 @@ def test_an_error_of_a_store_of_python_is_its_own(tmp_path: Path) -> None:
 def fill(writer: zarrs_cuda.ArrayWriter) -> None:
     writer.append(frames(8))
     writer.flush()
+
+
+def test_a_writer_and_maintenance_refuse_each_other(tmp_path: Path) -> None:
+    array = create(LocalStore(tmp_path), **KIND)
+    lease = tmp_path / ".zarrs-cuda-writer"
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(frames(8))
+        writer.flush()
+        assert "lease: held" in writer.explain()
+        for work in (zarrs_cuda.compact, zarrs_cuda.recover):
+            with pytest.raises(OSError, match="has the lease") as caught:
+                work(opened(LocalStore(tmp_path), OURS))
+            assert caught.value.errno == errno.EBUSY
+        assert lease.exists()
+    ours = opened(LocalStore(tmp_path), OURS)
+    assert zarrs_cuda.compact(ours) == zarrs_cuda.recover(ours) == {}
+    assert not lease.exists()
+    # A writer within the array may be one of several.
+    with zarrs_cuda.ArrayWriter(ours, start=0) as within:
+        assert "lease: none" in within.explain()
+        within.append(frames(8))

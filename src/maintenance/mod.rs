@@ -25,9 +25,9 @@ mod shards;
 mod unknown;
 mod verify;
 
+pub use crate::store::array_lease::ArrayLease;
 #[cfg(feature = "async")]
 pub use compact::async_compact;
-pub use crate::store::array_lease::ArrayLease;
 pub use compact::{Compaction, compact};
 pub use format::ShardFormat;
 #[cfg(feature = "async")]

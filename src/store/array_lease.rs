@@ -58,10 +58,20 @@ impl Work {
     /// Whether both may be done at once: parts of one division that are not the same.
     fn is_beside(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Blocks { part, of }, Self::Blocks { part: other, of: all })
-            | (Self::Shards { part, of }, Self::Shards { part: other, of: all }) => {
-                of == all && part != other
-            }
+            (
+                Self::Blocks { part, of },
+                Self::Blocks {
+                    part: other,
+                    of: all,
+                },
+            )
+            | (
+                Self::Shards { part, of },
+                Self::Shards {
+                    part: other,
+                    of: all,
+                },
+            ) => of == all && part != other,
             _ => false,
         }
     }
@@ -135,6 +145,13 @@ impl ArrayLease {
     pub fn take_part(directory: &Path, part: u64, parts: NonZeroU64) -> io::Result<Self> {
         let of = parts.get();
         Self::shared(directory, Work::Shards { part, of })
+    }
+
+    /// Returns whether the key, or the name of a file, is the one of a lease: also of a lease that a writer
+    /// has. Listings leave it out.
+    #[must_use]
+    pub fn is_key(key: &str) -> bool {
+        is_lease(key)
     }
 
     fn shared(directory: &Path, work: Work) -> io::Result<Self> {
@@ -229,7 +246,12 @@ mod tests {
                 assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
             }
         }
-        for other in ["", ".zarrs-cuda-writers", "zarrs-cuda-writer", "a/.zarrs-cuda-writer/c"] {
+        for other in [
+            "",
+            ".zarrs-cuda-writers",
+            "zarrs-cuda-writer",
+            "a/.zarrs-cuda-writer/c",
+        ] {
             assert!(!is_lease(other), "{other}");
         }
     }
@@ -294,7 +316,10 @@ mod tests {
     fn values_of_one_process_share_a_lease() {
         let directory = tempfile::tempdir().unwrap();
         let array = directory.path().join("array");
-        let (one, two) = (ArrayLease::take(&array).unwrap(), ArrayLease::take(&array).unwrap());
+        let (one, two) = (
+            ArrayLease::take(&array).unwrap(),
+            ArrayLease::take(&array).unwrap(),
+        );
         assert!(take(&array, Work::Alone).is_err());
         assert!(ArrayLease::take_part(&array, 0, NonZeroU64::MIN).is_err());
         drop(one);

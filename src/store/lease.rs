@@ -33,6 +33,9 @@ pub(super) const BEAT: Duration = Duration::from_secs(3);
 /// How often a lease is made anew whose directory is gone.
 const ATTEMPTS: usize = 100;
 
+/// A lease of any kind, which is deleted when the last of its holders drops it.
+pub(crate) type Held = Arc<dyn fmt::Debug + Send + Sync>;
+
 /// A lease of this process.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -85,7 +88,9 @@ impl Lease {
             };
             let has_lock = match file.try_lock() {
                 Ok(()) => true,
-                Err(TryLockError::WouldBlock) => return Err(busy(&path.display(), &content(&file)?)),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(busy(&path.display(), &content(&file)?));
+                }
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {
                     continue;
                 }
@@ -146,7 +151,12 @@ impl Lease {
             // All of them at once: there may be one for each part of an image.
             thread::sleep(duration);
             left.clear();
-            for Doubtful { path, file, content: before } in doubtful {
+            for Doubtful {
+                path,
+                file,
+                content: before,
+            } in doubtful
+            {
                 if content(&file)? != before {
                     return Err(busy(&path.display(), &before));
                 }
@@ -178,7 +188,11 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
         let content = content(&file)?;
         let _ = file.unlock(); // the look is over
         let path = path.to_path_buf();
-        return Ok(Some(Doubtful { path, file, content }));
+        return Ok(Some(Doubtful {
+            path,
+            file,
+            content,
+        }));
     }
     // Nobody else looks at it, or begins to own it.
     if (!has_lock || file.try_lock().is_ok()) && is_at(&file, path) {

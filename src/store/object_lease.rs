@@ -75,15 +75,14 @@ impl ObjectLease {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             state: Mutex::default(),
         };
-        let made = match held.make(duration) {
-            Err(StorageError::Unsupported(_)) => {
-                let _ = held.erase(); // what was made of it
-                return Ok(None);
-            }
-            made => made?,
-        };
-        if !made {
-            return Ok(None);
+        let made = held.make(duration);
+        if made.is_err() {
+            let _ = held.erase(); // the first error is the one to tell
+        }
+        match made {
+            Ok(true) => {}
+            Ok(false) | Err(StorageError::Unsupported(_)) => return Ok(None),
+            Err(error) => return Err(error),
         }
         let held = Arc::new(held);
         let (raises, ended) = channel();
@@ -250,112 +249,20 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use zarrs_storage::{OffsetBytesIterator, StorePrefix, WritableStorageTraits};
+    use zarrs_storage::{ReadableStorageTraits, WritableStorageTraits};
 
     use super::*;
+    use crate::store::conditional::in_memory::{Conditions, Objects};
 
     const SHORT: Duration = Duration::from_millis(60);
 
-    /// The ways in which stores take conditions.
-    #[derive(Clone, Copy, PartialEq)]
-    enum Conditions {
-        Obeyed,
-        Ignored,
-        Refused,
-    }
-
-    /// Values with versions, in memory.
-    struct Objects {
-        conditions: Conditions,
-        values: Mutex<(u64, BTreeMap<StoreKey, (Bytes, u64)>)>,
-    }
-
-    fn objects(conditions: Conditions) -> Arc<Objects> {
-        let values = Mutex::default();
-        Arc::new(Objects { conditions, values })
-    }
-
-    fn version(number: u64) -> ValueVersion {
-        ValueVersion {
-            e_tag: Some(number.to_string()),
-            version: None,
-        }
-    }
-
-    impl Objects {
-        fn get(&self) -> Option<String> {
-            let values = self.values.lock().unwrap();
-            let (value, _) = values.1.get(&key())?;
-            Some(String::from_utf8(value.to_vec()).unwrap())
-        }
-    }
-
-    impl WritableStorageTraits for Objects {
-        fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-            let mut values = self.values.lock().unwrap();
-            values.0 += 1;
-            let number = values.0;
-            values.1.insert(key.clone(), (value, number));
-            Ok(())
-        }
-
-        fn set_partial_many(
-            &self,
-            _: &StoreKey,
-            _: OffsetBytesIterator,
-        ) -> Result<(), StorageError> {
-            Err(StorageError::Unsupported("parts".to_owned()))
-        }
-
-        fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-            self.values.lock().unwrap().1.remove(key);
-            Ok(())
-        }
-
-        fn erase_prefix(&self, _: &StorePrefix) -> Result<(), StorageError> {
-            Err(StorageError::Unsupported("prefixes".to_owned()))
-        }
-
-        fn supports_set_partial(&self) -> bool {
-            false
-        }
-    }
-
-    impl ConditionalStore for Objects {
-        fn get_with_version(
-            &self,
-            key: &StoreKey,
-        ) -> Result<Option<(Bytes, ValueVersion)>, StorageError> {
-            let values = self.values.lock().unwrap();
-            let value = values.1.get(key);
-            Ok(value.map(|(value, number)| (value.clone(), version(*number))))
-        }
-
-        fn set_if(
-            &self,
-            key: &StoreKey,
-            value: Bytes,
-            before: Option<&ValueVersion>,
-        ) -> Result<Option<ValueVersion>, StorageError> {
-            if self.conditions == Conditions::Refused {
-                return Err(StorageError::Unsupported("conditions".to_owned()));
-            }
-            let mut values = self.values.lock().unwrap();
-            let now = values.1.get(key).map(|(_, number)| version(*number));
-            if self.conditions == Conditions::Obeyed && now.as_ref() != before {
-                return Ok(None);
-            }
-            values.0 += 1;
-            let number = values.0;
-            values.1.insert(key.clone(), (value, number));
-            Ok(Some(version(number)))
-        }
-    }
-
     fn key() -> StoreKey {
         StoreKey::new("a/lease").unwrap()
+    }
+
+    fn stored(store: &Objects) -> Option<String> {
+        let value = store.get(&key()).unwrap();
+        value.map(|value| String::from_utf8(value.to_vec()).unwrap())
     }
 
     fn take(store: &Arc<Objects>) -> Result<Option<ObjectLease>, StorageError> {
@@ -366,46 +273,66 @@ mod tests {
         matches!(taken, Err(StorageError::IOError(error)) if error.kind() == ErrorKind::ResourceBusy)
     }
 
+    /// A process that waits so long ends at the first change that it sees.
+    const LONG: Duration = Duration::from_secs(10);
+
     #[test]
     fn one_at_a_time() {
-        let store = objects(Conditions::Obeyed);
+        let store = Objects::new(Conditions::Obeyed);
+        let take = || ObjectLease::take_within(store.clone(), key(), LONG);
         for _ in 0..2 {
-            let lease = take(&store).unwrap().unwrap();
+            let lease = take().unwrap().unwrap();
             // The owner raises its count while the other one looks.
-            std::thread::scope(|scope| {
-                let second = scope.spawn(|| take(&store));
+            let second = thread::scope(|scope| {
+                let second = scope.spawn(take);
                 while !second.is_finished() {
                     lease.held.beat();
-                    thread::sleep(SHORT / 30);
+                    thread::sleep(BEAT / 1000);
                 }
-                assert!(is_busy(&second.join().unwrap()));
+                second.join().unwrap()
             });
+            assert!(is_busy(&second));
             drop(lease);
-            assert_eq!(store.get(), None);
+            assert_eq!(stored(&store), None);
         }
-        // Of several that begin at once, one succeeds.
-        for _ in 0..20 {
-            let taken = std::thread::scope(|scope| {
-                let threads = [(); 4].map(|()| scope.spawn(|| take(&store)));
-                threads.map(|thread| thread.join().unwrap())
-            });
-            let leases: Vec<_> = taken.into_iter().filter_map(|taken| taken.ok()?).collect();
-            assert!(leases.len() <= 1, "{leases:?}");
-        }
+    }
+
+    #[test]
+    fn one_of_several_that_begin_at_once() {
+        let store = Objects::new(Conditions::Obeyed);
+        let ended = AtomicU64::new(0);
+        let of_thread = || {
+            let taken = ObjectLease::take_within(store.clone(), key(), LONG);
+            ended.fetch_add(1, Ordering::SeqCst);
+            if let Ok(Some(lease)) = &taken {
+                while ended.load(Ordering::SeqCst) < 4 {
+                    lease.held.beat();
+                    thread::sleep(BEAT / 1000);
+                }
+            }
+            taken
+        };
+        let taken = thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(of_thread));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let leases = taken.iter().filter(|taken| matches!(taken, Ok(Some(_))));
+        assert_eq!(leases.count(), 1);
+        assert_eq!(taken.iter().filter(|taken| is_busy(taken)).count(), 3);
     }
 
     #[test]
     fn stores_without_conditions_have_none() {
         for conditions in [Conditions::Refused, Conditions::Ignored] {
-            let store = objects(conditions);
+            let store = Objects::new(conditions);
             assert!(take(&store).unwrap().is_none());
-            assert_eq!(store.get(), None);
+            assert_eq!(stored(&store), None);
         }
     }
 
     #[test]
     fn leases_that_were_left() {
-        let store = objects(Conditions::Obeyed);
+        let store = Objects::new(Conditions::Obeyed);
         let theirs = format!("00000000000000ff-2-3\n{:020}\n0\n", 1);
         store.set(&key(), theirs.into()).unwrap();
         let since = Instant::now();
@@ -425,21 +352,21 @@ mod tests {
         store.set(&key(), theirs.clone().into()).unwrap();
         lease.held.beat();
         drop(lease);
-        assert_eq!(store.get(), Some(theirs));
+        assert_eq!(stored(&store), Some(theirs));
     }
 
     /// The answer of a request is lost, and the store says of the second one that the value is another one.
     #[test]
     fn a_request_that_was_sent_twice() {
-        let store = objects(Conditions::Obeyed);
+        let store = Objects::new(Conditions::Obeyed);
         let lease = take(&store).unwrap().unwrap();
         store.set(&key(), lease.held.value(9).into()).unwrap();
         lease.held.beat();
         lease.held.beat();
         let count = |value: String| value.lines().nth(1).unwrap().parse::<u64>().unwrap();
-        assert!(count(store.get().unwrap()) > 1);
+        assert!(count(stored(&store).unwrap()) > 1);
         assert!(lease.held.state.lock().unwrap().is_some());
         drop(lease);
-        assert_eq!(store.get(), None);
+        assert_eq!(stored(&store), None);
     }
 }

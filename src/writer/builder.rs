@@ -10,11 +10,12 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, StoreKey, WritableStorageTraits,
 };
 
 use super::assembler::Assembler;
 use super::error::WriterError;
+use super::explanation::WriterExplanation;
 use super::metadata::ArrayLength;
 use super::plan::{self, Epochs, Plan};
 use super::report::Progress;
@@ -29,10 +30,12 @@ use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
 use crate::layout::StreamGrid;
-use crate::store::array_lease::{self, Work};
+use crate::store::array_lease::{self, LEASE, Work};
+use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
-use crate::store::lease::Lease;
+use crate::store::lease::Held;
+use crate::store::object_lease::ObjectLease;
 use crate::{Error, MemoryEstimate};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
@@ -41,13 +44,15 @@ use crate::{Error, MemoryEstimate};
 pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     renamed: Option<Renamed<TStorage>>,
+    /// The store, if it replaces values under conditions.
+    conditional: Option<Arc<dyn ConditionalStore>>,
     /// The directory of the store, if its values are files.
     root: Option<PathBuf>,
     start: Option<u64>,
     cuts: bool,
     part: Option<u64>,
     /// The lease of the array, if the caller has taken it.
-    lease: Option<Arc<Lease>>,
+    lease: Option<Held>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
     store_threads: usize,
@@ -115,6 +120,7 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: None,
+            conditional: None,
             root: None,
             start: None,
             cuts: false,
@@ -159,6 +165,7 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: self.renamed.clone(),
+            conditional: self.conditional.clone(),
             root: self.root.clone(),
             start: None,
             cuts: false,
@@ -195,7 +202,7 @@ where
     }
 
     /// Lets the writer have this lease of its array, which the caller has taken.
-    pub(super) fn with_lease(mut self, lease: Option<Arc<Lease>>) -> Self {
+    pub(super) fn with_lease(mut self, lease: Option<Held>) -> Self {
         self.lease = lease;
         self
     }
@@ -341,6 +348,18 @@ where
         self
     }
 
+    /// Takes the [lease](crate::guide::reference::streaming#leases) of the array, and replaces its metadata,
+    /// by requests to `store` that have conditions. `store` is the store of the array: one of objects, which
+    /// has such requests. Without them there is no lease, and the metadata are replaced in any case.
+    ///
+    /// With [`with_atomic_rename`](Self::with_atomic_rename) it changes nothing.
+    /// [`explain`](ArrayWriter::explain) says whether there is a lease. [`build`](Self::build) reports errors
+    /// of `store`.
+    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
+        self.conditional = Some(store);
+        self
+    }
+
     /// Says that the store's values are the files below `root`.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
@@ -452,6 +471,7 @@ where
             (None, Some(_)) if self.part.is_none() => self.take_lease(Work::Alone)?,
             (taken, _) => taken.clone(),
         };
+        let explanation = self.explanation(&plan, engine.name(), lease.is_some(), extends);
         let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
@@ -461,6 +481,7 @@ where
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
+                explanation,
                 array: self.array.with_storage(Arc::new(())),
                 encoding,
                 start,
@@ -518,7 +539,11 @@ where
             return renamed(self, extends);
         }
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
-        let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
+        let length = match &self.conditional {
+            Some(store) => ArrayLength::conditional(&self.array, store.clone()),
+            None => ArrayLength::of(&self.array),
+        };
+        let length = length.map_err(|error| refused(&self.array, error))?;
         match extends {
             Some(extends) if extends.cuts => cut(&self.array, &length)?,
             Some(_) => check_length(&self.array, &length)?,
@@ -553,21 +578,80 @@ where
         })
     }
 
-    /// Takes the lease of the array for `work`, if the store's values are files.
+    /// Takes the lease of the array for `work`, if the store's values are files, or for a writer of all of it,
+    /// if the store has requests with conditions.
     ///
     /// # Errors
     /// As for [`build`](Self::build).
-    pub(super) fn take_lease(&self, work: Work) -> Result<Option<Arc<Lease>>, WriterError> {
-        let Some(directory) = self.directory() else {
-            return Ok(None);
-        };
-        match array_lease::take(&directory, work) {
-            Ok(lease) => Ok(Some(Arc::new(lease))),
-            Err(error) => Err(WriterError::Array(Error::Storage {
+    pub(super) fn take_lease(&self, work: Work) -> Result<Option<Held>, WriterError> {
+        let failed = |source| {
+            WriterError::Array(Error::Storage {
                 doing: "begin to write",
                 key: zarrs::node::meta_key_v3(self.array.path()),
-                source: error.into(),
-            })),
+                source,
+            })
+        };
+        if let Some(directory) = self.directory() {
+            let lease = array_lease::take(&directory, work);
+            let lease = lease.map_err(|error| failed(error.into()))?;
+            return Ok(Some(Arc::new(lease)));
+        }
+        match &self.conditional {
+            Some(store) if work == Work::Alone => {
+                let metadata = zarrs::node::meta_key_v3(self.array.path());
+                let key = format!("{}{LEASE}", metadata.parent());
+                let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
+                let lease = ObjectLease::take(store.clone(), key).map_err(failed)?;
+                Ok(lease.map(|lease| Arc::new(lease) as Held))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn explanation(
+        &self,
+        plan: &Plan,
+        engine: &'static str,
+        has_lease: bool,
+        extends: Option<Extends>,
+    ) -> WriterExplanation {
+        let (is_renamed, is_conditional) = (self.renamed.is_some(), self.conditional.is_some());
+        WriterExplanation {
+            engine,
+            why: plan.choice.why.clone(),
+            epochs_per_batch: plan.job.epochs,
+            memory: plan.memory,
+            store_threads: self.store_threads,
+            shards: if is_renamed {
+                "each grows in a temporary, which is renamed when it is complete"
+            } else {
+                "each is put together in memory and stored whole, which takes longer and more memory than a temporary in a store that renames"
+            },
+            metadata: match (is_renamed, is_conditional) {
+                (true, _) => "a temporary is compared with what was read last, and renamed",
+                (false, true) => {
+                    "replaced under the condition that they are as they were read, where the store takes conditions"
+                }
+                (false, false) => {
+                    "replaced by one `set`, which overwrites changes of other processes at the same moment"
+                }
+            },
+            has_lease,
+            lease: match (has_lease, extends) {
+                (true, _) => {
+                    "the writer extends or cuts the array, or writes a part of the levels of an image"
+                }
+                (false, None) => "a writer within the array may be one of several",
+                (false, Some(_)) if self.part.is_some() => {
+                    "a part of the levels of an image has a lease on files alone"
+                }
+                (false, Some(_)) if is_conditional => {
+                    "the store takes no conditions, or ignores them: see to it that no other process extends the array"
+                }
+                (false, Some(_)) => {
+                    "the values of the store are not known to be files, and it has no requests with conditions: see to it that no other process extends the array"
+                }
+            },
         }
     }
 

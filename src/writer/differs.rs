@@ -6,7 +6,10 @@ use zarrs::array::{Array, ArrayMetadata};
 use zarrs::storage::store::MemoryStore;
 
 /// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-pub(super) fn differs<T: ?Sized, U: ?Sized>(one: &Array<T>, other: &Array<U>) -> Option<&'static str> {
+pub(super) fn differs<T: ?Sized, U: ?Sized>(
+    one: &Array<T>,
+    other: &Array<U>,
+) -> Option<&'static str> {
     // There are several ways to write a fill value, such as not a number.
     let same_fill_value = one.fill_value() == other.fill_value();
     let (one, other) = (one.metadata(), other.metadata());
@@ -82,8 +85,14 @@ mod tests {
             (with(r#""default"}"#, r#""v2"}"#), "chunk key encoding"),
             (with(r#""fill_value":0"#, r#""fill_value":1"#), "fill value"),
             (with(r#",{"name":"crc32c"}"#, ""), "chain of codecs"),
-            (with("crc32c", "unknown"), "member that this process does not understand"),
-            ("{}".to_owned(), "member that this process does not understand"),
+            (
+                with("crc32c", "unknown"),
+                "member that this process does not understand",
+            ),
+            (
+                "{}".to_owned(),
+                "member that this process does not understand",
+            ),
         ] {
             assert_eq!(differs(&other), Some(member), "{other}");
         }

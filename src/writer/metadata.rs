@@ -14,11 +14,12 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
+use super::differs::stored_differs;
 use super::sink::Length;
 use super::storing::caught;
-use super::differs::stored_differs;
 use super::temporary::{Comparing, comparing, temporary_of};
 use crate::json::Document;
+use crate::store::conditional::{ConditionalStore, ValueVersion};
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
@@ -45,6 +46,16 @@ enum Writer {
     Whole(WritableStorage),
     /// In a temporary, which is renamed if they are still the same then.
     Renamed(Arc<dyn Comparing>),
+    /// By a request that has their version for a condition.
+    Conditional(Arc<dyn ConditionalStore>),
+}
+
+/// Stored metadata, as they were read.
+#[derive(Clone)]
+struct Seen {
+    bytes: Bytes,
+    /// Their version, if the store has requests with conditions.
+    version: Option<ValueVersion>,
 }
 
 impl Writer {
@@ -52,6 +63,7 @@ impl Writer {
         match self {
             Self::Whole(store) => store.erase(key),
             Self::Renamed(store) => store.erase(key),
+            Self::Conditional(store) => store.erase(key),
         }
     }
 
@@ -59,12 +71,26 @@ impl Writer {
     fn replace(
         &self,
         key: &StoreKey,
-        before: Option<&Bytes>,
+        before: Option<&Seen>,
         value: Bytes,
     ) -> Result<bool, StorageError> {
         match self {
             Self::Whole(store) => store.set(key, value).map(|()| true),
-            Self::Renamed(store) => store.replace(key, before, value),
+            Self::Renamed(store) => store.replace(key, before.map(|seen| &seen.bytes), value),
+            Self::Conditional(store) => {
+                let version = before.and_then(|seen| seen.version.as_ref());
+                match store.set_if(key, value.clone(), version) {
+                    // The store tells versions, and takes no conditions.
+                    Err(StorageError::Unsupported(_)) => store.set(key, value).map(|()| true),
+                    Err(error) => Err(error),
+                    Ok(Some(_)) => Ok(true),
+                    // The request may have been sent twice, because its answer was lost.
+                    Ok(None) => {
+                        let now = store.get_with_version(key)?;
+                        Ok(now.is_some_and(|(now, _)| now == value))
+                    }
+                }
+            }
         }
     }
 }
@@ -129,6 +155,37 @@ impl ArrayLength {
         let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
         let writer = Writer::Renamed(comparing(store.clone(), part));
         Self::new(array, store, writer, Some(temporary))
+    }
+
+    /// The length of `array` in `store`, whose requests may have conditions. It is the array's storage.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] for an array of Zarr V2, and if its metadata in `store` are others; that
+    /// of the store.
+    pub(super) fn conditional<T>(
+        array: &Array<T>,
+        store: Arc<dyn ConditionalStore>,
+    ) -> Result<Self, StorageError>
+    where
+        T: ?Sized + ReadableWritableStorageTraits + 'static,
+    {
+        if let ArrayMetadata::V3(metadata) = array.metadata()
+            && !metadata.storage_transformers.is_empty()
+        {
+            return Self::of(array);
+        }
+        let reader = array.storage().readable();
+        let key = meta_key_v3(array.path());
+        let stored = match store.get_with_version(&key) {
+            Err(StorageError::Unsupported(_)) => return Self::of(array),
+            stored => stored?.map(|(bytes, _)| bytes),
+        };
+        if stored != reader.get(&key)? {
+            return Err(StorageError::Unsupported(format!(
+                "{key} in the array's storage is not {key} in the store for `with_conditional_writes`: give it the store that the array is in, with the same root"
+            )));
+        }
+        Self::new(array, reader, Writer::Conditional(store), None)
     }
 
     fn new<T: ?Sized>(
@@ -199,7 +256,7 @@ impl ArrayLength {
     fn store(
         &self,
         attempted: &mut Option<Bytes>,
-        before: Option<&Bytes>,
+        before: Option<&Seen>,
         metadata: Bytes,
     ) -> Result<bool, StorageError> {
         self.erase_own(attempted)?;
@@ -271,23 +328,21 @@ impl ArrayLength {
         state: &mut State,
         change: &dyn Fn(u64) -> u64,
     ) -> Result<bool, StorageError> {
-        let stored = self.reader.get(&self.key)?;
-        let (base, is_stored) = match (&state.attempted, &stored) {
+        let stored = self.read()?;
+        let base = match (&state.attempted, &stored) {
             // A torn value is made whole first, so that it is never a part of some older attempt.
-            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(torn) => {
+            (Some(whole), Some(torn)) if is_torn(&torn.bytes, whole) => {
                 let whole = whole.clone();
-                if !self.store(&mut state.attempted, stored.as_ref(), whole.clone())? {
-                    return Ok(false);
-                }
-                (whole, true)
+                self.store(&mut state.attempted, stored.as_ref(), whole)?;
+                return Ok(false); // it is read again
             }
-            (_, Some(stored)) => (stored.clone(), true),
-            (Some(attempted), None) => (attempted.clone(), false),
-            (None, None) => (self.own.clone(), false),
+            (_, Some(stored)) => stored.bytes.clone(),
+            (Some(attempted), None) => attempted.clone(),
+            (None, None) => self.own.clone(),
         };
-        let before = is_stored.then_some(&base);
-        if let Some(now) = before {
-            self.check_array(state, now)?;
+        let is_stored = stored.is_some();
+        if is_stored {
+            self.check_array(state, &base)?;
         }
         let found = Cell::new(None);
         let checked = |extent| {
@@ -308,7 +363,7 @@ impl ArrayLength {
         state.tried = Some(slices);
         match changed {
             Some(changed) => {
-                if !self.store(&mut state.attempted, before, changed.clone())? {
+                if !self.store(&mut state.attempted, stored.as_ref(), changed.clone())? {
                     state.tried = None;
                     return Ok(false);
                 }
@@ -319,6 +374,22 @@ impl ArrayLength {
         state.known = state.known.map(|_| slices);
         state.tried = None;
         Ok(true)
+    }
+
+    /// The stored metadata.
+    fn read(&self) -> Result<Option<Seen>, StorageError> {
+        if let Writer::Conditional(store) = &self.writer {
+            let seen = |(bytes, version)| Seen {
+                bytes,
+                version: Some(version),
+            };
+            return Ok(store.get_with_version(&self.key)?.map(seen));
+        }
+        let stored = self.reader.get(&self.key)?;
+        Ok(stored.map(|bytes| Seen {
+            bytes,
+            version: None,
+        }))
     }
 
     /// Check that the metadata `now` describe the array of the last ones.
@@ -336,6 +407,11 @@ impl ArrayLength {
             )),
         }
     }
+}
+
+/// Whether `value` is the beginning of `whole`.
+fn is_torn(value: &Bytes, whole: &Bytes) -> bool {
+    value.len() < whole.len() && whole.starts_with(value)
 }
 
 /// Erases what a failed attempt left.
@@ -384,6 +460,7 @@ mod tests {
 
     use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
     use super::*;
+    use crate::store::conditional::in_memory::{Conditions, Objects};
     use zarrs_cuda_testing::stores::faulty::{Fault, Operation};
 
     const KEY: &str = "a/zarr.json";
@@ -497,6 +574,126 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// The temporary takes its time, and another process replaces the metadata meanwhile.
+    #[test]
+    fn a_change_while_the_temporary_is_written() {
+        let edited = METADATA.replace("\"x\"", "\"added\": true, \"x\"");
+        let resized = with_shape(8);
+        for (theirs, is_kept) in [(edited, true), (resized, false)] {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = renamed(&store);
+            length.expect(6);
+            let (inner, value) = (store.inner().clone(), theirs.clone());
+            let mut is_done = false;
+            store.fail(move |request| {
+                let is_temporary = request.key == TEMPORARY;
+                if is_temporary && request.operation == Operation::Set && !is_done {
+                    is_done = true;
+                    inner.set(&key(KEY), value.clone().into()).unwrap();
+                }
+                None
+            });
+            let grown = length.grow(7);
+            if is_kept {
+                grown.unwrap();
+                assert_eq!(stored(&store), theirs.replace("[ 6\n", "[ 7\n"));
+            } else {
+                let error = grown.unwrap_err().to_string();
+                assert!(error.contains("has 8 slices"), "{error}");
+                assert_eq!(stored(&store), theirs);
+            }
+            assert_eq!(snapshot(&store).len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_process_that_never_ends_to_change_the_metadata() {
+        let (_directory, store) = files();
+        put(&store, KEY, METADATA);
+        let length = renamed(&store);
+        let inner = store.inner().clone();
+        let mut number = 0;
+        store.fail(move |request| {
+            if request.key == TEMPORARY && request.operation == Operation::Set {
+                number += 1;
+                let edited = METADATA.replace("1.10", &number.to_string());
+                inner.set(&key(KEY), edited.into()).unwrap();
+            }
+            None
+        });
+        let error = length.grow(7).unwrap_err().to_string();
+        assert!(error.contains("changed by another process"), "{error}");
+        assert_eq!(snapshot(&store).len(), 1);
+        store.work();
+        length.grow(7).unwrap();
+        assert!(stored(&store).contains("[ 7\n"));
+    }
+
+    /// Another array of the same shape, which another process stores.
+    #[test]
+    fn another_array_is_stored_in_its_place() {
+        for make in BOTH {
+            let (_directory, store) = files();
+            let length = make(&store);
+            length.grow(7).unwrap();
+            let ours = stored(&store);
+            let spelled = ours.replace("\"made by\"", "\"also made by\"");
+            assert_ne!(spelled, ours);
+            put(&store, KEY, &spelled);
+            length.grow(8).unwrap();
+            let mut theirs: serde_json::Value = serde_json::from_str(&stored(&store)).unwrap();
+            theirs["data_type"] = "int8".into();
+            let theirs = theirs.to_string();
+            put(&store, KEY, &theirs);
+            for _ in 0..2 {
+                let error = length.grow(9).unwrap_err().to_string();
+                assert!(error.contains("changed its data type"), "{error}");
+                assert_eq!(stored(&store), theirs);
+            }
+        }
+    }
+
+    /// On objects no change is lost, at whatever moment it comes.
+    #[test]
+    fn objects_are_replaced_by_their_versions() {
+        for conditions in [Conditions::Obeyed, Conditions::Ignored, Conditions::Refused] {
+            let store = Objects::new(conditions);
+            let of = || {
+                let array = array(store.clone());
+                ArrayLength::conditional(&array, store.clone()).unwrap()
+            };
+            let text =
+                || String::from_utf8(store.get(&key(KEY)).unwrap().unwrap().to_vec()).unwrap();
+            of().grow(7).unwrap();
+            assert!(text().contains("\"shape\""));
+            store.set(&key(KEY), METADATA.into()).unwrap();
+            let length = of();
+            length.expect(6);
+            length.grow(9).unwrap();
+            assert_eq!(text(), with_shape(9));
+            if conditions == Conditions::Obeyed {
+                let seen = length.read().unwrap().unwrap();
+                let edited = text().replace("1.10", "2");
+                store.set(&key(KEY), edited.clone().into()).unwrap();
+                let stale = length.writer.replace(&key(KEY), Some(&seen), "lost".into());
+                assert!(!stale.unwrap());
+                assert_eq!(text(), edited);
+            }
+            length.grow(10).unwrap();
+            store.set(&key(KEY), with_shape(12).into()).unwrap();
+            assert!(length.grow(13).is_err());
+            assert_eq!(text(), with_shape(12));
+        }
+        // Another store is found.
+        let (one, other) = (
+            Objects::new(Conditions::Obeyed),
+            Objects::new(Conditions::Obeyed),
+        );
+        one.set(&key(KEY), METADATA.into()).unwrap();
+        assert!(ArrayLength::conditional(&array(one), other).is_err());
     }
 
     /// A store may have done what it reported as an error.

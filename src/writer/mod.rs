@@ -42,6 +42,7 @@ mod differs;
 mod dlpack;
 mod encoding;
 mod error;
+mod explanation;
 mod filling;
 mod leftovers;
 mod metadata;
@@ -73,15 +74,18 @@ pub use array_writer::ArrayWriter;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
+pub use explanation::WriterExplanation;
 pub use multiscale::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 pub use report::{Progress, WriterReport};
+
+pub use crate::store::conditional::{ConditionalStore, ValueVersion};
 
 use crate::MemoryEstimate;
 use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
-use crate::store::lease::Lease;
+use crate::store::lease::Held;
 use filling::{Filling, Slow};
 use pause::Pausing;
 use plan::Plan;
@@ -110,7 +114,7 @@ struct Stream {
     waiting: Arc<Waiting>,
     threads: Vec<JoinHandle<()>>,
     /// Deleted when the writer has finished, or is dropped.
-    lease: Option<Arc<Lease>>,
+    lease: Option<Held>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
     /// Where the threads are.
@@ -123,7 +127,7 @@ impl Stream {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        (threads, lease): (Vec<JoinHandle<()>>, Option<Arc<Lease>>),
+        (threads, lease): (Vec<JoinHandle<()>>, Option<Held>),
         flush_after: Option<Duration>,
         waiting: Arc<Waiting>,
     ) -> Self {

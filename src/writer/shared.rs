@@ -19,6 +19,7 @@ use zarrs::array::Array;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::error::WriterError;
+use super::explanation::WriterExplanation;
 use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
@@ -34,6 +35,7 @@ pub(super) struct Setup {
     /// The array without its store: it names shards.
     pub(super) array: Array<()>,
     pub(super) engine: &'static str,
+    pub(super) explanation: WriterExplanation,
     /// The first slice of the stream.
     pub(super) start: u64,
     /// Whether every batch has whole shards.

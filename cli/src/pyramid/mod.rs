@@ -152,9 +152,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     check_names(args, &image, &plan)?;
     for name in plan.names() {
         let level = image.directory.join(name);
-        // A killed run leaves its lease and temporaries of the metadata of a level, and no shard before them.
-        let of_writers = ["zarr.json.", ".zarrs-cuda-writer"];
-        let is_ours = |name: &str| of_writers.iter().any(|of| name.starts_with(of));
+        // A killed run leaves temporaries of the metadata of a level, and no shard before them.
+        let is_ours = |name: &str| name.starts_with("zarr.json.");
         if Kind::in_directory(&level)? == Kind::Nothing
             && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
             // The process of another part may have made the level meanwhile.

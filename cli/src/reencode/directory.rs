@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use zarrs_cuda::maintenance::ArrayLease;
+
 use super::run::{self, busy};
 use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::claim::{Claim, Refused};
@@ -151,6 +153,9 @@ fn files(path: &Path) -> io::Result<Files> {
             let file_type = entry.file_type()?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
+            if file_type.is_file() && ArrayLease::is_key(name) {
+                continue; // its owner deletes it, or the next writer
+            }
             let temporary = temporary_of(name);
             let name = temporary.as_ref().map_or(name, |(of, _)| of);
             let is_metadata = directory == path && METADATA.contains(&name);

@@ -1,6 +1,7 @@
 //! The array for the frames: new or existing.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -14,7 +15,8 @@ use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_codec::{BytesToBytesCodecTraits, Codec, CodecMetadataOptions};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output};
-use zarrs_cuda::writer::ArrayWriter;
+use zarrs_cuda::writer::{ArrayWriter, ConditionalStore, WriterError};
+use zarrs_storage::StorageError;
 
 use super::{Args, CODEC};
 use crate::arguments::{Shape, shape_text};
@@ -32,6 +34,8 @@ pub(super) struct Recording {
     array: Array<Store>,
     /// Its store, if it is a directory.
     files: Option<Arc<FilesystemStore>>,
+    /// Its store, if that is one of objects.
+    conditional: Option<Arc<dyn ConditionalStore>>,
     place: Place,
     /// The shape of a shard.
     shard: Vec<u64>,
@@ -92,6 +96,7 @@ impl Recording {
             shard: edges(&shard),
             array,
             files: stores.files,
+            conditional: stores.conditional,
             place: place.clone(),
             element,
         })
@@ -127,8 +132,15 @@ impl Recording {
             builder = builder.with_atomic_rename(files.clone());
         }
         // A value of an object store appears as a whole anyway.
+        if let Some(store) = &self.conditional {
+            builder = builder.with_conditional_writes(store.clone());
+        }
         let mut writer = builder.build().map_err(|error| {
-            Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
+            let failure = Failure::failed(format!("cannot write to {path}: {error}"));
+            if is_busy(&error) {
+                return failure;
+            }
+            failure.with_remedy(
                 "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
             )
         })?;
@@ -177,6 +189,14 @@ impl Recording {
         }
         Ok(())
     }
+}
+
+/// Whether another process writes the array. The error says what to do.
+fn is_busy(error: &WriterError) -> bool {
+    let WriterError::Array(zarrs_cuda::Error::Storage { source, .. }) = error else {
+        return false;
+    };
+    matches!(source, StorageError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
 }
 
 impl fmt::Display for Recording {

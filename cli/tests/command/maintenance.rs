@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tempfile::TempDir;
 use zarrs::array::{Array, ArrayBuilder, data_type};
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::storage::SparseShardStore;
 
 use crate::arrays::{chain, open, sharded, store, unsharded, update, values};
@@ -254,6 +254,49 @@ fn torn_updates_are_recovered() {
     let text = said(&[&"recover", &path], 3);
     assert!(text.contains("1 subchunk unreadable"), "{text}");
     assert_eq!(fs::read(path.join("c/1/1")).unwrap(), bytes);
+}
+
+/// Compaction, recovery and writers that extend the array refuse each other.
+#[test]
+fn another_process_has_the_lease() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    sharded(path, &chain(&[json!({ "name": "crc32c" })]));
+    update(path, 3);
+    let parts = |number| std::num::NonZeroU64::new(number).unwrap();
+    let this = format!("process {}", std::process::id());
+    for name in ["compact", "recover"] {
+        let held = ArrayLease::take(path).unwrap();
+        for arguments in [&[][..], &["--part", "0/2"]] {
+            let mut all: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&name, &path];
+            all.extend(
+                arguments
+                    .iter()
+                    .map(|one| one as &dyn AsRef<std::ffi::OsStr>),
+            );
+            let text = said(&all, 1);
+            assert!(
+                text.contains("has the lease") && text.contains(&this),
+                "{text}"
+            );
+        }
+        said(&[&name, &path, &"--dry-run"], 0);
+        drop(held);
+        let held = ArrayLease::take_part(path, 1, parts(2)).unwrap();
+        said(&[&name, &path, &"--part", &"0/2"], 0);
+        for other in ["1/2", "0/3"] {
+            said(&[&name, &path, &"--part", &other], 1);
+        }
+        said(&[&name, &path], 1);
+        drop(held);
+        said(&[&name, &path], 0);
+    }
+    let names = fs::read_dir(path).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        names.iter().all(|name| name == "zarr.json" || name == "c"),
+        "{names:?}"
+    );
 }
 
 #[test]

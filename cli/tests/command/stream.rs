@@ -160,6 +160,38 @@ fn goes_on_where_an_array_ends() {
     assert!(leftovers(out).is_empty());
 }
 
+/// Two processes that go on within the same layer of shards.
+#[test]
+fn a_second_process_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path();
+    piped(out, SHAPES, &bytes(&frames(0, 7)), 0);
+    let mut first = command(out, "")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lease = out.join(".zarrs-cuda-writer");
+    while !lease.exists() {
+        assert!(first.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(5));
+    }
+    let said = piped(out, "", &bytes(&frames(7, 1)), 1);
+    let process = format!("process {}", first.id());
+    assert!(
+        said.contains("has the lease") && said.contains(&process),
+        "{said}"
+    );
+    assert!(!said.contains("name another OUT"), "{said}");
+    let mut stdin = first.stdin.take().unwrap();
+    stdin.write_all(&bytes(&frames(7, 2))).unwrap();
+    drop(stdin);
+    said_with_code(&first.wait_with_output().unwrap(), 0);
+    assert_eq!(values(out), frames(0, 9));
+    assert!(leftovers(out).is_empty());
+}
+
 #[test]
 fn an_input_that_ends_within_a_frame() {
     let folder = TempDir::new().unwrap();

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,10 +168,12 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     RuntimeError
         If an update of a shard was interrupted: :func:`recover` it first.
     OSError
-        If a file cannot be read or written. For objects, the exceptions of obstore.
+        If a file cannot be read or written, or if a writer extends the array now, or another process
+        compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True)
-    done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
+    with closing(ours.lease(path)):
+        done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
     return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
 
@@ -199,17 +202,19 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     ValueError
         If the array is in another store, or another pipeline reads and writes it.
     OSError
-        If a file cannot be read or written. For objects, the exceptions of obstore.
+        If a file cannot be read or written, or if a writer extends the array now, or another process
+        compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()
-    shards = ours.stored(path, grid) if ours.is_sharded else []
-    found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
     store = opened(array).store_path.store
-    if isinstance(store, LocalStore):
-        for directory, _, names in os.walk(store.root / path):
-            for name in filter(_TEMPORARY.search, names):
-                (Path(directory) / name).unlink(missing_ok=True)
+    with closing(ours.lease(path)):
+        shards = ours.stored(path, grid) if ours.is_sharded else []
+        found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
+        if isinstance(store, LocalStore):
+            for directory, _, names in os.walk(store.root / path):
+                for name in filter(_TEMPORARY.search, names):
+                    (Path(directory) / name).unlink(missing_ok=True)
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
 
 

@@ -261,6 +261,24 @@ class SliceWriter:
         top: dict[str, float] = now[0] if isinstance(now, list) else now
         return int(int(top["at_risk"]) // int(shards[0]) * of_slice)
 
+    def explain(self) -> str:
+        """Return what the writer does, and why, for people.
+
+        The engine, the buffers, how the store takes shards and metadata, and whether the writer has a
+        lease, so that a second writer that extends the array is refused. Of an image, for each level.
+
+        Returns
+        -------
+        str
+            Lines of text, which may be others in any release.
+        """
+        told = self._writer.explain()
+        levels = [told] if isinstance(told, str) else [f"level {n}\n{text}" for n, text in enumerate(told)]
+        if self._asks:
+            name = type(self._array.store_path.store).__name__
+            levels.append(f"store: {name} is asked through zarr-python's event loop, which takes longer")
+        return "\n".join(levels)
+
     def progress(self) -> Any:
         """Return how far the writer is."""
         raise NotImplementedError

@@ -28,11 +28,11 @@ use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
 use crate::store::array_lease::Work;
-use crate::store::lease::Lease;
+use crate::store::lease::Held;
 use crate::writer::builder::no_thread;
 use crate::writer::differs::differs;
 use crate::writer::temporary::replacing;
-use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
+use crate::writer::{ArrayWriterBuilder, ConditionalStore, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
@@ -232,6 +232,13 @@ where
         self
     }
 
+    /// Takes leases, and replaces metadata, by requests with conditions: see
+    /// [`ArrayWriterBuilder::with_conditional_writes`].
+    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
+        self.top = self.top.with_conditional_writes(store);
+        self
+    }
+
     /// Says that the store's values are the files below `root`.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
@@ -393,7 +400,7 @@ where
         plan: &Plan<TStorage>,
         first: usize,
         work: Work,
-    ) -> Result<Vec<Option<Arc<Lease>>>, WriterError> {
+    ) -> Result<Vec<Option<Held>>, WriterError> {
         let lease = |level| {
             if level < first {
                 return Ok(None);

@@ -10,7 +10,7 @@ use super::ome::Described;
 use super::pyramid::Level;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::ReducedFrom;
-use crate::store::lease::Lease;
+use crate::store::lease::Held;
 use crate::writer::WriterError;
 use crate::writer::waiting::Waiting;
 use crate::{MemoryEstimate, Options};
@@ -43,7 +43,7 @@ pub(super) struct Plan<TStorage: ?Sized> {
     /// The part that this process writes, while others write the others.
     pub(super) part: Option<u64>,
     /// For each level, the lease of its array, where one was taken.
-    pub(super) leases: Vec<Option<Arc<Lease>>>,
+    pub(super) leases: Vec<Option<Held>>,
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {
