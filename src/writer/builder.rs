@@ -14,25 +14,27 @@ use zarrs_storage::{
 };
 
 use super::assembler::Assembler;
+use super::encoding::Encoding;
 use super::error::WriterError;
 use super::metadata::ArrayLength;
-use super::plan::{self, Epochs, Plan};
+use super::plan::{self, Account, Assembly, Epochs, Plan};
 use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
 use super::waiting::{Interrupt, Waiting};
-use super::{ArrayWriter, Stream, encoding, leftovers, storing};
+use super::{ArrayWriter, Stream, leftovers, staff};
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
 use crate::engine::EngineError;
+use crate::engine::account::{Debtor, Reservation};
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
 use crate::layout::StreamGrid;
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
 use crate::store::lease::Lease;
-use crate::{Error, MemoryEstimate};
+use crate::{Error, MemoryEstimate, Options};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
 /// [guide](crate::guide::tuning#writer-settings) says when to change which setting.
@@ -47,6 +49,10 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     part: Option<u64>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
+    /// The most host memory of all open writers, if it is not that of the options.
+    host_memory: Option<usize>,
+    /// The account in which the memory of this writer was reserved, if it was.
+    account: Option<Account>,
     store_threads: usize,
     codec_options: CodecOptions,
     metadata_interval: Duration,
@@ -77,6 +83,9 @@ const LEASE: &str = ".zarrs-cuda-writer";
 
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
+
+/// An engine with its buffers, and the reservation of its memory, unless it was reserved before.
+type Prepared = (Plan, Arc<dyn StreamEngine>, Option<Reservation>);
 
 /// Makes the [`Stores`] of a store that renames.
 type Renamed<TStorage> = Arc<
@@ -121,6 +130,8 @@ where
             part: None,
             epochs: Epochs::default(),
             reduced_from: None,
+            host_memory: None,
+            account: None,
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
@@ -166,6 +177,8 @@ where
                 most: None,
             },
             reduced_from: None,
+            host_memory: None,
+            account: None,
             store_threads: (self.store_threads >> level.min(63)).max(1),
             codec_options: self.codec_options,
             metadata_interval: self.metadata_interval,
@@ -214,6 +227,12 @@ where
         self
     }
 
+    /// Takes the memory of the writer from what was reserved before, in `account`.
+    pub(super) fn reserved_in(mut self, account: Account) -> Self {
+        self.account = Some(account);
+        self
+    }
+
     /// Lets a device make the slices of those of another stream.
     pub(super) fn with_reduced_from(mut self, above: Option<ReducedFrom>) -> Self {
         self.reduced_from = above;
@@ -231,6 +250,15 @@ where
     pub(super) fn planned_epochs(&self) -> Result<usize, WriterError> {
         let (encoding, grid) = self.stream()?;
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.job.epochs)
+    }
+
+    /// Returns the bytes of host memory that a writer reserves when it is built now: its smallest buffers.
+    ///
+    /// # Errors
+    /// As for [`memory_estimate`](Self::memory_estimate).
+    pub fn memory_reserved(&self) -> Result<usize, WriterError> {
+        let (encoding, grid) = self.stream()?;
+        Ok(self.plan(&encoding, &grid, self.epochs, None)?.reserved)
     }
 
     /// How many slices the stored array has; `None` if it is not there.
@@ -252,6 +280,23 @@ where
         let slices = self.array.shape()[0];
         let stored = length.grow(slices).and_then(|()| length.cut(slices));
         stored.map_err(|error| refused(&self.array, error))
+    }
+
+    /// Sets the most host memory that the buffers of all open writers of this process may take for this writer
+    /// to be built, and to be lent further ones, in bytes. Default:
+    /// [`Options::host_memory`](crate::Options::host_memory) of the array's codec.
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.host_memory = Some(bytes);
+        self
+    }
+
+    /// The options of the array's codec, with the memory that the writer may have.
+    pub(super) fn options(&self, options: &Options) -> Options {
+        let options = options.clone();
+        match self.host_memory {
+            Some(bytes) => options.with_host_memory(bytes),
+            None => options,
+        }
     }
 
     /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
@@ -396,8 +441,11 @@ where
         self
     }
 
-    /// Returns the most memory that the writer's buffers would take. Allocates none of them; it may
-    /// start CUDA.
+    /// Returns the most memory that the writer's buffers would take if it is built now, beside the writers
+    /// that are open. Allocates none of them; it may start CUDA.
+    ///
+    /// The host memory beyond [`memory_reserved`](Self::memory_reserved) is lent, when the open writers leave
+    /// any.
     ///
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store.
@@ -416,7 +464,8 @@ where
     ///   [start](Self::with_start) is given.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
-    ///   [`Options`](crate::Options).
+    ///   [`Options`](crate::Options), those on the host beside the buffers that the open writers of this
+    ///   process have reserved.
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
     ///   used, or the store fails; on files also if another writer extends the array, with a source of
     ///   the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
@@ -434,7 +483,7 @@ where
         let (encoding, grid) = self.stream()?;
         let start = self.first_slice(&grid)?;
         let signal = Arc::new(Returned::default());
-        let (plan, engine) = self.engine(&encoding, &grid, &signal)?;
+        let (plan, engine, reservation) = self.engine(&encoding, &grid, &signal)?;
         let encoder = engine.encoder().map_err(cannot)?;
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
@@ -449,6 +498,23 @@ where
             .map_err(|error| refused(&self.array, error))?;
         // An array whose metadata were never stored covers nothing yet.
         let covered = stored.map_or(0, |_| self.array.shape()[0]);
+        let buffers = plan.assembly.map(
+            |Assembly {
+                 count,
+                 own,
+                 len,
+                 lender,
+             }| {
+                let (own, huge_pages) = (Some((own, lender)), plan.job.huge_pages);
+                Pool::lending(len, Contents::Zeros, count, own, huge_pages, signal.clone())
+            },
+        );
+        let mut pools = engine.pools();
+        pools.extend(
+            buffers
+                .clone()
+                .map(|buffers| -> Arc<dyn Debtor> { buffers }),
+        );
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
@@ -458,49 +524,21 @@ where
                 whole_shards: plan.whole_shards,
                 sink,
                 length,
+                store_threads: self.store_threads,
                 metadata_interval: self.metadata_interval,
                 on_progress: self.on_progress.clone(),
                 grid,
             },
             covered,
-            signal.clone(),
+            signal,
         );
-        let buffers = plan.assembly.map(|(count, len)| {
-            Pool::new(len, Contents::Zeros, count, plan.job.huge_pages, signal)
-        });
-        let assembler = Assembler::new(buffers);
-        let mut threads = Vec::new();
-        let mut spawn = |name: &str, work: Box<dyn FnOnce(Arc<Shared>) + Send>| {
-            let of_thread = shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("zarrs_cuda {name}"))
-                .spawn(move || work(of_thread));
-            match thread {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    return Err(no_thread(name, &error));
-                }
-            }
-            Ok(())
-        };
-        let started = spawn(
-            "encode",
-            Box::new(move |shared| encoding::run(&shared, encoder, assembler)),
-        )
-        .and_then(|()| {
-            (0..self.store_threads)
-                .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
-        });
+        let encoding = Encoding::new(encoder, Assembler::new(buffers));
+        staff::employ(&shared, encoding, pools);
         let (after, waiting) = (self.flush_after, self.waiting());
-        let of_process = (threads, lease);
-        let writer = Stream::new(shared, engine, &plan, batch, of_process, after, waiting);
-        match started {
-            Ok(()) => Ok(writer),
-            Err(error) => {
-                writer.abort()?;
-                Err(error)
-            }
-        }
+        let held = (lease, reservation);
+        Ok(Stream::new(
+            shared, engine, &plan, batch, held, after, waiting,
+        ))
     }
 
     /// Where shards and metadata go: to temporaries that are renamed, or by one `set` each.
@@ -591,23 +629,41 @@ where
         epochs: Epochs,
         host: Option<&str>,
     ) -> Result<Plan, WriterError> {
-        plan::plan(encoding, grid, self.renamed.is_some(), epochs, host)
+        let limit = encoding.shards.codec.options.host_memory();
+        let account = self.account.unwrap_or_else(|| Account::now(limit));
+        plan::plan(
+            encoding,
+            grid,
+            self.renamed.is_some(),
+            epochs,
+            host,
+            &account,
+        )
     }
 
-    /// An engine with its buffers. If a device has less memory than its budget, batches become
+    /// Prepares an engine. If a device has less memory than its budget, batches become
     /// smaller. If it has too little for any, the host encodes, where the options allow it.
     fn engine(
         &self,
         encoding: &ShardEncoding,
         grid: &StreamGrid,
         signal: &Arc<Returned>,
-    ) -> Result<(Plan, Arc<dyn StreamEngine>), WriterError> {
+    ) -> Result<Prepared, WriterError> {
         let mut epochs = self.epochs;
         let mut host: Option<String> = None;
+        let limit = encoding.shards.codec.options.host_memory();
         loop {
             let plan = self.plan(encoding, grid, epochs, host.as_deref())?;
+            let reservation = match self.account {
+                Some(_) => None,
+                None => match Reservation::take(plan.reserved, limit) {
+                    Ok(reservation) => Some(reservation),
+                    // Another writer was built meanwhile: the next plan finds less memory.
+                    Err(_) => continue,
+                },
+            };
             let error = match plan.choice.engine(plan.job.clone(), signal.clone()) {
-                Ok(engine) => return Ok((plan, engine)),
+                Ok(engine) => return Ok((plan, engine, reservation)),
                 Err(error) => error,
             };
             if error.wants_less() && plan.job.epochs > 1 {
@@ -678,6 +734,7 @@ where
             .array
             .chunk_shape(&first)
             .map_err(|error| unsupported(error.to_string()))?;
+        let codec = (*codec).clone().with_options(self.options(codec.options()));
         let mut encoding = codec
             .sharding(&shape, self.array.data_type(), self.array.fill_value())
             .and_then(|shards| ShardEncoding::new(shards, &self.codec_options))

@@ -51,11 +51,16 @@ mod part;
 mod pause;
 mod plan;
 mod report;
+mod retry;
 mod shared;
 mod sink;
+mod staff;
 mod storing;
 mod temporary;
+mod timer;
+mod visits;
 mod waiting;
+mod workers;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
@@ -63,7 +68,6 @@ mod forked;
 mod interrupted;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use zarrs::array::{ArrayBytes, Element};
@@ -76,6 +80,7 @@ pub use multiscale::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 pub use report::{Progress, WriterReport};
 
 use crate::MemoryEstimate;
+use crate::engine::account::Reservation;
 use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
@@ -84,15 +89,18 @@ use crate::store::lease::Lease;
 use filling::{Filling, Slow};
 use pause::Pausing;
 use plan::Plan;
+use retry::{Attempt, Retry};
 use shared::{Batch, Item, Shared};
 use waiting::Waiting;
 
-/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and its threads.
+/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and what threads share.
 #[derive(Debug)]
 struct Stream {
     shared: Arc<Shared>,
     engine: Arc<dyn StreamEngine>,
     memory: MemoryEstimate,
+    /// Bytes of the smallest buffers on the host.
+    reserved: usize,
     /// A full batch.
     grid: Arc<BatchGrid>,
     batch_bytes: usize,
@@ -106,13 +114,15 @@ struct Stream {
     epochs: u64,
     first_append: Option<Instant>,
     filling: Filling,
+    retry: Retry,
     waiting: Arc<Waiting>,
-    threads: Vec<JoinHandle<()>>,
     /// Deleted when the writer has finished, or is dropped.
     lease: Option<Lease>,
+    /// Until the writer has finished; `None` if all levels of an image have one.
+    reservation: Option<Reservation>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
-    /// Where the threads are.
+    /// The process that built it.
     process: u32,
 }
 
@@ -122,7 +132,7 @@ impl Stream {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        (threads, lease): (Vec<JoinHandle<()>>, Option<Lease>),
+        (lease, reservation): (Option<Lease>, Option<Reservation>),
         flush_after: Option<Duration>,
         waiting: Arc<Waiting>,
     ) -> Self {
@@ -133,6 +143,7 @@ impl Stream {
             shared,
             engine,
             memory: plan.memory,
+            reserved: plan.reserved,
             input: None,
             filled: 0,
             holds: false,
@@ -140,16 +151,17 @@ impl Stream {
             epochs: 0,
             first_append: None,
             filling: Filling::new(&job.grid, flush_after),
+            retry: Retry::new(flush_after.unwrap_or_default()),
             waiting,
-            threads,
             lease,
+            reservation,
             report: None,
             job,
             process: std::process::id(),
         }
     }
 
-    /// Checks that the threads are in this process, and not in the process that it was forked from.
+    /// Checks that this is the process that built the writer, and not one that was forked from it.
     fn check_process(&self) -> Result<(), WriterError> {
         // Without a lock, which a thread of the parent may have held.
         pause::check_process(self.process, self.shared.setup.start)
@@ -349,7 +361,7 @@ impl Stream {
         Ok(found)
     }
 
-    /// Gives the filled input to the encoding thread, as a batch of `grid`.
+    /// Gives the filled input to be encoded, as a batch of `grid`.
     fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
@@ -481,9 +493,8 @@ impl Stream {
         self.end()?;
         self.shared.try_again();
         self.stored()?;
-        self.shared.change(|state| state.closed = true);
-        self.join();
-        self.lease = None;
+        self.shared.close();
+        (self.lease, self.reservation) = (None, None);
         let progress = self.progress();
         let report = WriterReport {
             engine: self.shared.setup.engine,
@@ -582,7 +593,7 @@ impl Stream {
         // Not under the lock: buffers go back, and tell so.
         drop(dropped);
         self.shared.signal.give_up();
-        self.join();
+        self.shared.close();
         let begun: Vec<_> = self.shared.change(|state| {
             std::mem::take(&mut state.shards)
                 .into_values()
@@ -673,15 +684,7 @@ impl Stream {
 
     /// Whether there is nothing to store any more, or no way to do so.
     fn is_over(&self) -> bool {
-        self.threads.is_empty() || self.shared.lock().broken.is_some()
-    }
-
-    fn join(&mut self) {
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of a writer panicked");
-            }
-        }
+        self.shared.is_closed() || self.shared.lock().broken.is_some()
     }
 }
 
@@ -689,10 +692,11 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             // The parent goes on with all of it: with its temporaries, too.
-            std::mem::forget((std::mem::take(&mut self.threads), self.input.take()));
+            let shared = (self.shared.clone(), self.engine.clone());
+            std::mem::forget((shared, self.input.take()));
             return;
         }
-        if self.threads.is_empty() {
+        if self.shared.is_closed() {
             return;
         }
         let result = self.give_up();
@@ -709,6 +713,12 @@ impl Pausing for Stream {
             return None;
         }
         let now = Instant::now();
+        let (has_failed, is_well) = self.shared.has_failed();
+        match self.retry.look(now, has_failed, is_well) {
+            Attempt::NotNeeded => {}
+            Attempt::Now => self.shared.try_again(),
+            Attempt::Later(left) => return Some(left),
+        }
         if self.filling.is_due(now) {
             match self.submit_due() {
                 Ok(true) => {}
@@ -727,7 +737,7 @@ impl Pausing for Stream {
     }
 
     fn is_done(&self) -> bool {
-        self.threads.is_empty()
+        self.shared.is_closed()
     }
 
     fn finished_slices(&self) -> u64 {

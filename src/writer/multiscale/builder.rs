@@ -24,10 +24,12 @@ use super::plan::Plan;
 use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::find;
+use crate::engine::account::Reservation;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
 use crate::writer::builder::no_thread;
+use crate::writer::plan::Account;
 use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
@@ -165,6 +167,13 @@ where
         self
     }
 
+    /// Sets the most host memory of all open writers of this process for which this one is built, and is lent
+    /// further buffers, in bytes: see [`ArrayWriterBuilder::with_host_memory`].
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.top = self.top.with_host_memory(bytes);
+        self
+    }
+
     /// Sets zarrs' options for codecs: see [`ArrayWriterBuilder::with_codec_options`].
     pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
         self.top = self.top.with_codec_options(options);
@@ -237,8 +246,11 @@ where
         self
     }
 
-    /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
-    /// may start CUDA.
+    /// Returns the most memory that the buffers of all levels would take if the writer is built now, beside
+    /// the writers that are open. Allocates none of them; it may start CUDA.
+    ///
+    /// The host memory beyond [`memory_reserved`](Self::memory_reserved) is lent, when the open writers leave
+    /// any.
     ///
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store while it is written.
@@ -251,6 +263,50 @@ where
             memory = sum(memory, plan.of_level(level, of_level)?);
         }
         Ok(memory)
+    }
+
+    /// Returns the bytes of host memory that a writer reserves when it is built now: the smallest buffers of
+    /// all levels.
+    ///
+    /// # Errors
+    /// As for [`memory_estimate`](Self::memory_estimate).
+    pub fn memory_reserved(&self) -> Result<usize, WriterError> {
+        let mut plan = self.plan()?;
+        self.plan_reductions(&mut plan);
+        self.reserved(&plan, 0)
+    }
+
+    /// The bytes that the levels from `first` on reserve.
+    fn reserved(&self, plan: &Plan<TStorage>, first: usize) -> Result<usize, WriterError> {
+        (first..plan.arrays.len()).try_fold(plan.kept, |sum, level| {
+            let of_level = self.writer(plan, level).memory_reserved();
+            Ok(plan.of_level(level, of_level)?.saturating_add(sum))
+        })
+    }
+
+    /// Reserves the smallest buffers of the levels from `first` on.
+    ///
+    /// # Errors
+    /// [`WriterError::Memory`] if they do not fit beside those of the other open writers.
+    pub(super) fn reserve(
+        &self,
+        plan: &mut Plan<TStorage>,
+        first: usize,
+    ) -> Result<Reservation, WriterError> {
+        let limit = plan.budget.host_memory();
+        loop {
+            let bytes = self.reserved(plan, first)?;
+            match Reservation::take(bytes, limit) {
+                Ok(reservation) => return Ok(reservation),
+                Err(reserved) if reserved == plan.account.reserved => {
+                    return Err(plan.account.refuses(bytes, limit));
+                }
+                Err(_) => {}
+            }
+            // Another writer was built meanwhile: the next plan finds less memory.
+            plan.account = Account::now(limit);
+            plan.epochs = self.writer(plan, 0).planned_epochs().ok();
+        }
     }
 
     /// Plans which levels a device makes of the batches of the level above.
@@ -292,6 +348,7 @@ where
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
+        let mut reservation = self.reserve(&mut plan, 0)?;
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
         let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
         for (level, start) in starts.into_iter().enumerate() {
@@ -309,8 +366,10 @@ where
         let memory = writers.fold(plan.kept_memory(), |memory, writer| {
             sum(memory, writer.memory)
         });
+        let reserved = lower.reserved() + plan.kept + top.reserved;
+        plan.extend(&mut reservation, reserved)?;
         let (flush_after, drop_limit) = self.top.pauses();
-        let image = Image::new(top, lower, memory);
+        let image = Image::new(top, lower, memory, reservation);
         let writer = MultiscaleWriter::new(image, flush_after, drop_limit);
         writer.map_err(|error| no_thread("store shards in pauses", &error))
     }
@@ -345,6 +404,7 @@ where
             .for_level(level, &plan.arrays[level])
             .for_part(plan.part)
             .waiting_as(plan.waiting.clone())
+            .reserved_in(plan.account_of(level))
             .with_at_most_epochs(plan.epochs)
             .with_reduced_from(reduced.cloned());
         match self.on_progress.clone() {
@@ -425,6 +485,7 @@ where
         let kept: usize = std::iter::zip(&reducers, &levels[1..])
             .map(|(reducer, level)| Lower::bytes(reducer, level.window()))
             .sum();
+        let budget = self.top.options(codec.options());
         let mut plan = Plan {
             arrays: Vec::new(),
             reducers,
@@ -432,7 +493,8 @@ where
             weights,
             epochs: None,
             reduced: Vec::new(),
-            budget: codec.options().clone(),
+            account: Account::now(budget.host_memory()),
+            budget,
             threads: NonZeroUsize::new(self.top.codec_options().concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
             group,

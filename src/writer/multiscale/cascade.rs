@@ -213,7 +213,12 @@ impl Cascade {
         }
     }
 
-    /// Whether the threads of a level that has ended are at work.
+    /// The bytes that the smallest buffers of all levels take.
+    pub(super) fn reserved(&self) -> usize {
+        self.levels.iter().map(|lower| lower.writer.reserved).sum()
+    }
+
+    /// Whether something of a level that has ended is not stored yet.
     pub(super) fn is_busy(&self) -> bool {
         self.levels.iter().any(|lower| lower.writer.is_busy())
     }

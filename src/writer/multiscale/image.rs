@@ -8,10 +8,12 @@ use zarrs::array::Element;
 #[cfg(feature = "dlpack")]
 use super::super::dlpack;
 use super::super::pause::{self, Pausing};
+use super::super::retry::Attempt;
 use super::super::waiting::Waiting;
 use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
 use crate::MemoryEstimate;
+use crate::engine::account::Reservation;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
 #[derive(Debug)]
@@ -23,12 +25,19 @@ pub(super) struct Image {
     /// Whether windows whose second slice did not come have ended.
     is_ending: bool,
     pub(super) memory: MemoryEstimate,
+    /// Until all levels have finished.
+    reservation: Option<Reservation>,
     reports: Option<Vec<WriterReport>>,
 }
 
 impl Image {
-    /// An image of `top` and the levels below, whose buffers take `memory`.
-    pub(super) fn new(top: Stream, mut lower: Cascade, memory: MemoryEstimate) -> Self {
+    /// An image of `top` and the levels below, whose buffers take `memory`, of which the smallest are reserved.
+    pub(super) fn new(
+        top: Stream,
+        mut lower: Cascade,
+        memory: MemoryEstimate,
+        reservation: Reservation,
+    ) -> Self {
         // The shards of all levels fill as those of level 0 do.
         (lower.levels.iter_mut()).for_each(|lower| lower.writer.filling.be_quiet());
         Self {
@@ -37,6 +46,7 @@ impl Image {
             begun: Vec::new(),
             is_ending: false,
             memory,
+            reservation: Some(reservation),
             reports: None,
         }
     }
@@ -290,6 +300,7 @@ impl Image {
         cascade::end(0, &mut self.top, &mut self.lower.levels)?;
         let mut reports = vec![self.top.finish()?];
         reports.extend(self.lower.finish()?);
+        self.reservation = None;
         self.reports = Some(reports.clone());
         Ok(reports)
     }
@@ -326,6 +337,17 @@ impl Pausing for Image {
             return None;
         }
         let now = Instant::now();
+        let (mut has_failed, mut is_well) = (false, true);
+        for writer in self.writers() {
+            let of_level = writer.shared.has_failed();
+            has_failed |= of_level.0;
+            is_well &= of_level.1;
+        }
+        match self.top.retry.look(now, has_failed, is_well) {
+            Attempt::NotNeeded => {}
+            Attempt::Now => self.writers().for_each(|writer| writer.shared.try_again()),
+            Attempt::Later(left) => return Some(left),
+        }
         match self.submit_due(now) {
             Ok(true) => {}
             Ok(false) => return Some(pause::SOON),

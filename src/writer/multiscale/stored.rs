@@ -42,6 +42,7 @@ where
         for (level, start) in starts.into_iter().enumerate().skip(1) {
             plan.set_length(level, start)?;
         }
+        let _reservation = self.reserve(&mut plan, 1)?;
         self.erase_leftovers(&plan)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan)?;
@@ -76,6 +77,7 @@ where
         }
         let mut plan = self.plan_for(Some(part))?;
         self.check_settings(&plan, "erase them first")?;
+        let _reservation = self.reserve(&mut plan, 1)?;
         self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());
