@@ -100,7 +100,7 @@ class Writer:
         start: int | None,
         sync: bool,
         progress: Callable[[dict[str, float]], object] | None,
-        flush_after: float | None,
+        settings: tuple[int | None, int, float | None],
     ) -> Self: ...
     def append(self, array: _Array) -> int | None: ...
     def append_tensor(self, capsule: Any, of_slice: Sequence[int]) -> None: ...
@@ -119,7 +119,7 @@ class MultiscaleWriter:
         pyramid: Any,
         sync: bool,
         progress: Callable[[int, dict[str, float]], object] | None,
-        flush_after: float | None,
+        settings: tuple[int | None, int, float | None],
     ) -> Self: ...
     @property
     def paths(self) -> list[str]: ...

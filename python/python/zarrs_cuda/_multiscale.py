@@ -223,6 +223,8 @@ class MultiscaleWriter(SliceWriter):
         itself. What it raises, a call of the writer raises.
     flush_after
         For how many seconds complete shards of all levels wait: see :class:`ArrayWriter`.
+    memory, threads
+        What the writers of all levels may use: see :class:`ArrayWriter`.
 
     Raises
     ------
@@ -234,6 +236,8 @@ class MultiscaleWriter(SliceWriter):
         If a stored shard, of which a lower level lacks a part, is damaged.
     OSError
         If a file cannot be read or written.
+    MemoryError
+        If the smallest buffers of all levels do not fit beside those of the other open writers.
     """
 
     def __init__(
@@ -249,13 +253,16 @@ class MultiscaleWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[int, dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
+        memory: int | str | None = None,
+        threads: int | None = None,
     ) -> None:
+        settings = (*_settings.limits(memory, threads), flush_after)
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
         writer = Telling(
             lambda told: native().MultiscaleWriter(
-                place, where.path, pyramid, _settings.syncs(), told, flush_after
+                place, where.path, pyramid, _settings.syncs(), told, settings
             ),
             progress,
         )

@@ -348,6 +348,13 @@ class ArrayWriter(SliceWriter):
     flush_after
         For how many seconds a complete shard waits for others that are encoded with it. None: until there
         are enough of them, so that a kill may lose many shards. The stored bytes are the same.
+    memory
+        How much memory the buffers of all open writers of this process may take for this one to be made,
+        and to be lent further buffers: bytes, or a text such as ``"2GiB"``. By default a quarter of what
+        the machine, or its control group, has. Each writer reserves its smallest buffers when it is made.
+    threads
+        How many threads encode. By default ``codec_pipeline.max_workers``, else ``threading.max_workers``,
+        else one for each core. The threads are those of the process: a writer that rests has none.
 
     Raises
     ------
@@ -355,6 +362,8 @@ class ArrayWriter(SliceWriter):
         If the array cannot be written so: the message says why.
     FramesPending
         If subchunks are stored beside shards that would be written.
+    MemoryError
+        If the smallest buffers do not fit beside those of the other open writers.
     """
 
     def __init__(
@@ -364,11 +373,14 @@ class ArrayWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
+        memory: int | str | None = None,
+        threads: int | None = None,
     ) -> None:
+        settings = (*_settings.limits(memory, threads), flush_after)
         asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
         writer = Telling(
-            lambda told: native().Writer(place, where.path, start, _settings.syncs(), told, flush_after),
+            lambda told: native().Writer(place, where.path, start, _settings.syncs(), told, settings),
             progress,
         )
         super().__init__(asynchronous, writer, asks=isinstance(place, Asked))
