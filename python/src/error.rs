@@ -25,6 +25,8 @@ pub(crate) enum Error {
     Object(String, &'static str),
     /// Subchunks are stored beside a shard that is to be written otherwise: its key.
     Frames(String),
+    /// Another program has replaced a shard since subchunks were stored beside it: its key, and when.
+    Changed { key: String, why: String },
     /// There is no memory.
     Memory(String),
     /// The caller asked for what cannot be done.
@@ -145,6 +147,7 @@ impl Error {
     pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
         match self {
             Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
+            Self::Changed { key, why } => ours(py, "ShardChanged", (array, key, why)),
             Self::Frames(key) => ours(py, "FramesPending", (array, key)),
             Self::Object(message, class) => {
                 let made = py

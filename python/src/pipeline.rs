@@ -382,7 +382,7 @@ impl Native {
 
     /// Packs the subchunks that are stored beside the shards `pending`, as far as they are of a part of the grid
     /// of shards, `grid`: part `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
-    #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid))]
+    #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid, over_changed))]
     #[allow(clippy::too_many_arguments, reason = "one call of Python")]
     fn consolidate(
         &self,
@@ -393,12 +393,14 @@ impl Native {
         part: (u64, u64),
         threads: NonZeroUsize,
         discard_invalid: bool,
+        over_changed: bool,
     ) -> PyResult<maintain::Packed> {
         let work = maintain::Work {
             pending,
             grid,
             part,
             discard_invalid,
+            over_changed,
         };
         detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;

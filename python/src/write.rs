@@ -17,8 +17,9 @@ use crate::batch::{Batch, Item};
 use crate::change::{Changed, Changing, Output};
 use crate::error::Error;
 use crate::files::Files;
+use crate::maintain;
 use crate::memory::Memory;
-use crate::objects::Objects;
+use crate::objects::{Objects, ShardsOf};
 use crate::pool;
 use crate::read::{check_keys, each};
 use crate::store::{Store, inside};
@@ -120,6 +121,7 @@ pub(crate) fn write_objects(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
+    let shards = opened.is_sharded.then(|| ShardsOf::array(&batch.path));
     for items in batch.items.chunks(objects.at_once()) {
         let chunks = items.chunk_by(|a, b| a.key == b.key);
         let wanted = chunks.filter_map(|boxes| {
@@ -127,7 +129,7 @@ pub(crate) fn write_objects(
             let is_complete = boxes.len() == 1 && opened.is_complete(first);
             Some((first.key.clone(), !is_complete))
         });
-        let values = objects.values(wanted, opened.is_sharded)?;
+        let values = objects.values(wanted, shards.as_ref())?;
         let (given, some) = (Store::Given(Arc::new(values)), batch.of(items.iter()));
         objects.change(write(opened, &given, &some, memory, threads)?)?;
     }
@@ -167,7 +169,7 @@ pub(crate) fn write_in_place(
     Ok(())
 }
 
-/// As [`write`], by storing subchunks beside their shards.
+/// As [`write`], by storing subchunks beside their shards: those of a shard together.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,
@@ -176,15 +178,20 @@ pub(crate) fn write_shared(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
-    let one = |item: &Item, share: usize| {
-        let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share));
-        let subset = opened.subset(item);
-        shared
-            .subchunks
-            .store_array_subset_opt(&subset, elements, &options(batch, share))
-            .map_err(|error| Error::array(&item.key, &error))
+    let chunks: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
+    let one = |items: &&[Item], share: usize| {
+        let kept = Arc::new(shared.store.batch());
+        let subchunks = shared.subchunks.with_storage(kept.clone());
+        for item in *items {
+            let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share));
+            let subset = opened.subset(item);
+            subchunks
+                .store_array_subset_opt(&subset, elements, &options(batch, share))
+                .map_err(|error| Error::array(&item.key, &error))?;
+        }
+        kept.write().map_err(maintain::failed)
     };
-    pool::run(threads, || each(&batch.items, threads, one))??;
+    pool::run(threads, || each(&chunks, threads, one))??;
     Ok(())
 }
 

@@ -31,12 +31,14 @@ class Server(ThreadingHTTPServer):
         self.before: Any = lambda _kind, _key: None
         # Whether answers tell the versions of objects.
         self.has_versions = True
+        # When objects were stored, in seconds.
+        self.times: dict[str, int] = {}
         self.lock = threading.Lock()
 
-    def about(self, value: bytes) -> dict[str, str]:
+    def about(self, key: str, value: bytes) -> dict[str, str]:
         """Return the headers of an object."""
         version = {"ETag": f'"{hash(value)}"'} if self.has_versions else {}
-        return {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", **version}
+        return {"Last_Modified": f"Mon, 01 Jan 2024 00:00:{self.times.get(key, 0):02} GMT", **version}
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -123,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        about = self.server.about(value)
+        about = self.server.about(key, value)
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self.answer(200, value, **about)
@@ -145,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404)
             return
-        about = self.server.about(value)
+        about = self.server.about(found[0], value)
         self.answer(200, Content_Length=str(len(value)), **about)
 
     def do_PUT(self) -> None:
@@ -205,7 +207,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 contents.append(
                     f"<Contents><Key>{escape(key)}</Key><Size>{len(value)}</Size>"
-                    "<LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>1</ETag></Contents>"
+                    f"<LastModified>2024-01-01T00:00:{self.server.times.get(key, 0):02}.000Z</LastModified>"
+                    "<ETag>1</ETag></Contents>"
                 )
         prefixes = [f"<CommonPrefixes><Prefix>{escape(c)}</Prefix></CommonPrefixes>" for c in sorted(common)]
         body = "".join(contents + prefixes)

@@ -59,7 +59,11 @@ class Consolidation:
 
 
 def consolidate(
-    array: AnyArray | Group | AsyncGroup, part: tuple[int, int] = (0, 1), *, discard_invalid: bool = False
+    array: AnyArray | Group | AsyncGroup,
+    part: tuple[int, int] = (0, 1),
+    *,
+    discard_invalid: bool = False,
+    over_changed: bool = False,
 ) -> Consolidation:
     """Pack the subchunks that were written beside shards into the shards.
 
@@ -81,6 +85,9 @@ def consolidate(
     discard_invalid
         Delete objects that are not whole, which a writer that died left behind. No process may write
         meanwhile.
+    over_changed
+        Pack shards, too, that another program has replaced since subchunks were stored beside them, such as
+        zarr-python's own pipeline. The subchunks win over what that program wrote.
 
     Returns
     -------
@@ -91,6 +98,8 @@ def consolidate(
     ------
     ValueError
         If the array has no shards, or is in another store, or the part is none.
+    ShardChanged
+        If another program has replaced a shard since subchunks were stored beside it. The others were packed.
     ShardError
         If a shard is damaged. The others were packed.
     OSError
@@ -101,18 +110,20 @@ def consolidate(
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
         raise ValueError(msg)
     if isinstance(array, Group | AsyncGroup):
-        return _consolidate_all(array, part, discard_invalid)
+        return _consolidate_all(array, part, discard_invalid, over_changed)
     ours, path, _ = _opened(array, "shared", writes=True)
     pending = ours.pending(path)
     # After the listing: an array is made larger first, and then written to.
     grid = _grid(_stored_metadata(array))
     threads = _settings.threads()
-    done = ours.consolidate(path, pending, grid, part, threads, discard_invalid=discard_invalid)
+    done = ours.consolidate(
+        path, pending, grid, part, threads, discard_invalid=discard_invalid, over_changed=over_changed
+    )
     return Consolidation(*done)
 
 
 def _consolidate_all(
-    group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool
+    group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool, over_changed: bool
 ) -> Consolidation:
     where = group.store_path
     # Consolidated metadata may be of before, and lack arrays.
@@ -128,7 +139,7 @@ def _consolidate_all(
             # What cannot be shared has nothing beside its shards.
             continue
         try:
-            one = consolidate(array, part, discard_invalid=discard_invalid)
+            one = consolidate(array, part, discard_invalid=discard_invalid, over_changed=over_changed)
         except Exception as error:
             error.add_note(f"It is of the array {array.path!r}; the other arrays of the group were packed")
             failed = failed or error
