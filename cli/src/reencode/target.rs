@@ -17,8 +17,14 @@ use crate::replace::{Left, Replacing};
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// What is the metadata of an array, of Zarr v2 or v3.
-pub(super) const METADATA: [&str; 5] =
-    ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
+pub(super) const METADATA: [&str; 6] = [
+    "zarr.json",
+    ".zarray",
+    ".zattrs",
+    ".zmetadata",
+    INCOMPLETE,
+    zarrs_cuda::storage::FRAMES_MARKER,
+];
 /// The files of a group's metadata, in Zarr v2 and v3.
 pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
 

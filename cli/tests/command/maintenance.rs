@@ -337,3 +337,39 @@ fn subchunks_are_consolidated() {
     assert!(text.contains("1 shard, 1 subchunk packed"), "{text}");
     assert_eq!(subchunks.retrieve_chunk::<Vec<u8>>(&[0, 0]).unwrap(), [2]);
 }
+
+/// A program that sees no frames has replaced a shard since subchunks were stored beside it.
+#[test]
+fn shards_that_were_changed_are_reported() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    let mut builder = ArrayBuilder::new(vec![4], vec![4], data_type::uint8(), 0_u8);
+    builder.subchunk_shape(vec![1]);
+    let array = builder.build(store(path), "/").unwrap();
+    array.store_metadata().unwrap();
+    let sparse = Arc::new(SparseShardStore::open(store(path), "/").unwrap());
+    let subchunks = Array::open(sparse, "/").unwrap();
+    subchunks.store_chunk(&[1], vec![1_u8]).unwrap();
+    assert!(path.join(zarrs_cuda::storage::FRAMES_MARKER).exists());
+    let time = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let mut versions = fs::read_dir(path.join("c/0.frame")).unwrap();
+    let version = time(&versions.next().unwrap().unwrap().path());
+    // The clock of a file system may stand for some milliseconds.
+    loop {
+        array.store_chunk(&[0], vec![2_u8; 4]).unwrap();
+        if time(&path.join("c/0")) > version {
+            break;
+        }
+    }
+    let text = said(&[&"consolidate", &path], 1);
+    assert!(text.contains("cannot consolidate the shard c/0"), "{text}");
+    assert!(text.matches(" UTC").count() == 2, "{text}");
+    assert!(text.contains("--over-changed"), "{text}");
+    assert_eq!(array.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [2; 4]);
+    said(&[&"consolidate", &path, &"--over-changed"], 0);
+    assert_eq!(array.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [2, 1, 2, 2]);
+    // The marker stays, and is no stranger.
+    said(&[&"verify", &path], 0);
+    said(&[&"inspect", &path], 0);
+    said(&[&"compact", &path], 0);
+}
