@@ -43,7 +43,7 @@ pub(crate) struct Work {
     pub(crate) part: (u64, u64),
     /// Whether to erase objects that are not whole.
     pub(crate) discard_invalid: bool,
-    /// Whether to pack shards that another program has replaced since subchunks were stored beside them.
+    /// Packs shards, too, that another program has replaced since subchunks were stored beside them.
     pub(crate) over_changed: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn frames(py: Python<'_>, place: Place<'_>, path: &str) -> PyResult<u
         }
         match store.shared(&node).and_then(|shared| shared.pending()) {
             Ok(pending) => Ok(pending.len()),
-            // It was stored anew since, without shards.
+            // The array was stored anew since, without shards.
             Err(zarrs_cuda::Error::NotShards { .. } | zarrs_cuda::Error::Create(_)) => Ok(0),
             Err(error) => Err(failed(error)),
         }

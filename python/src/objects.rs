@@ -93,7 +93,7 @@ pub(crate) struct ShardsOf {
 }
 
 impl ShardsOf {
-    /// Those of the array at `path`.
+    /// The shards of the array at `path`.
     pub(crate) fn array(path: &str) -> Self {
         let marker = match path {
             "" => FRAMES_MARKER.to_owned(),
@@ -105,7 +105,7 @@ impl ShardsOf {
         }
     }
 
-    /// Whether subchunks were ever stored beside them. The store is asked once.
+    /// Returns `true` if subchunks were ever stored beside the shards. The store is asked once.
     async fn may_have_frames(&self, store: &dyn ObjectStore) -> object_store::Result<bool> {
         let ask = async || -> object_store::Result<bool> {
             let marker = Path::parse(&self.marker)?;

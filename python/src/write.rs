@@ -169,7 +169,7 @@ pub(crate) fn write_in_place(
     Ok(())
 }
 
-/// As [`write`], by storing subchunks beside their shards: those of a shard together.
+/// Writes the boxes of `batch` by storing subchunks beside their shards, the subchunks of a shard together.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,

@@ -117,7 +117,7 @@ def test_requests_are_counted(server: Server) -> None:
     asked = server.count()
     assert sorted(asked[:2]) == [("GET", "c/0/0"), ("HEAD", ".zarrs-cuda-frames")]
     assert asked[2:] == [("PUT", "c/0/0")]
-    # Of what is read whole, there is one request. The first read of an array looks for the marker of frames.
+    # A shard that is read whole takes one request. The first read of an array looks for the marker of frames.
     array[...]
     shards = [("GET", f"c/{i}/{j}") for i in range(2) for j in range(2)]
     assert sorted(server.count()) == [*shards, ("HEAD", ".zarrs-cuda-frames")]

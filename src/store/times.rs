@@ -16,7 +16,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Of a store that has one time.
+    /// Makes the stamp of a store that has one time.
     pub(crate) fn at(time: SystemTime) -> Self {
         Self {
             written: time,
@@ -24,7 +24,7 @@ impl Stamp {
         }
     }
 
-    /// Whether it was stored behind `other`. A copy or a change of rights moves one of the two times alone, and
+    /// Returns `true` if the value was stored behind `other`. A copy or a change of rights moves one of the two times alone, and
     /// so does a file that waits for its name.
     pub(crate) fn is_after(&self, other: &Self) -> bool {
         self.written > other.written && self.placed > other.placed

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from zarrs_cuda._places import Place
 
-# What the library puts beside the metadata of an array before it first stores subchunks beside shards.
+# The name of the file that the library puts beside the metadata of an array before it first stores
+# subchunks beside shards.
 MARKER = ".zarrs-cuda-frames"
 # How many arrays are known.
 _KEPT = 256
@@ -64,7 +65,7 @@ async def look(store: Store, path: str) -> None:
 
 
 def look_at(found: Place, store: Store, path: str) -> None:
-    """As :func:`look`, of a store that the library reads itself."""
+    """Do the same as :func:`look`, for a store that the library reads itself."""
     if not _is_new(store, path):
         return
     shards = 0

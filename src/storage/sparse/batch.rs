@@ -27,7 +27,7 @@ use crate::store::{Blocking, Lists, Reads, Writes, now};
 
 /// A store of subchunks that keeps what it is given until [`write`](Self::write).
 ///
-/// It is a [`SparseShardStore`] for one call that writes many subchunks, such as zarrs'
+/// A batch is a [`SparseShardStore`] for one call that writes many subchunks, such as zarrs'
 /// `store_array_subset`. Through the adapter itself, each subchunk is written alone: a shard of
 /// 2,048 subchunks is listed 2,048 times, each time with more objects in its frame. `write` lists
 /// the frame of each shard once, stores all subchunks, several at once, and lists the frame once

@@ -27,13 +27,13 @@ use crate::store::times::{Times, told};
 pub(super) enum NotPacked {
     #[error(transparent)]
     Store(#[from] StorageError),
-    /// Something else has replaced it: when, and which subchunk is older.
+    /// Another program has replaced the shard: the times, and the subchunk that is older.
     #[error("{0}")]
     Changed(String),
 }
 
 impl NotPacked {
-    /// As the error of a consolidation of `shard`.
+    /// Makes the error of a consolidation of `shard`.
     pub(super) fn of(self, doing: &'static str, shard: &StoreKey) -> Error {
         let key = shard.clone();
         match self {
@@ -43,17 +43,17 @@ impl NotPacked {
     }
 }
 
-/// How a consolidation sees that something else has replaced a shard.
+/// The means by which a consolidation sees that another program has replaced a shard.
 #[derive(Clone, Default)]
 pub(super) struct Watch {
     /// The times of the store, if it has some.
     pub(super) times: Option<Times>,
-    /// Whether shards are packed that something else has replaced.
+    /// Shards are packed, too, that another program has replaced.
     pub(super) over_changed: bool,
 }
 
 impl Watch {
-    /// Whether receipts are of use.
+    /// Returns `true` if receipts are of use.
     pub(super) fn is_on(&self) -> bool {
         self.times.is_some()
     }
@@ -63,7 +63,7 @@ impl Watch {
         shard.filter(|_| self.is_on()).map(Receipt::of)
     }
 
-    /// Checks that no version of `newest`, a subchunk each, is older than a shard that something else has stored.
+    /// Checks that no version of `newest`, a subchunk each, is older than a shard that another program has stored.
     ///
     /// # Errors
     /// [`NotPacked::Changed`] if one is; the store's.

@@ -118,7 +118,7 @@ struct Subject {
     sizes: Sizes,
     replacing: Replacing,
     promises: Promises,
-    /// Whether writers have seen the marker of the array before. To look for it is another call.
+    /// Writers have seen the marker of the array before. A look for the marker is another call.
     knows_marker: bool,
     packing: Packing,
     /// Of shards, without frames.
@@ -617,7 +617,7 @@ fn a_batch_a_reader_and_one_who_consolidates() {
     }
 }
 
-/// Whoever puts the first version has put the marker before, also one who crashed.
+/// The process that puts the first version has put the marker before, also one that crashed.
 #[test]
 fn versions_have_a_marker() {
     for (replacing, promises) in stores() {

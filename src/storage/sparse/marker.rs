@@ -3,10 +3,10 @@
 //! Readers of shards do not see frames, and listing an array to find some is dear. The marker is put before the
 //! first version of a subchunk, so an array without it has no frames: one request tells.
 //!
-//! It stays when no frame is left. A consolidation that deletes it would have to know that no writer relies on it: a
-//! writer may have seen it a moment before, and put a version a moment later. Stores that only get, put, list and
-//! delete cannot say so, and a process that dies between a deletion and a second look would leave frames without a
-//! marker.
+//! The marker stays when no frame is left. A consolidation that deletes it would have to know that no writer relies
+//! on it: a writer may have seen it a moment before, and put a version a moment later. Stores that only get, put,
+//! list and delete cannot say so, and a process that dies between a deletion and a second look would leave frames
+//! without a marker.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// That of the array with `metadata`.
+    /// The marker of the array with `metadata`.
     pub(super) fn of(metadata: &StoreKey) -> Result<Self, StorageError> {
         Ok(Self {
             key: key_of(metadata)?,
@@ -48,7 +48,7 @@ impl Marker {
         &self.key
     }
 
-    /// Put it, unless it is there.
+    /// Put the marker, unless it is there.
     pub(super) async fn put<O: Reads + Writes>(&self, store: &O) -> Result<(), StorageError> {
         if self.is_there.load(Ordering::Relaxed) {
             return Ok(());
@@ -94,7 +94,7 @@ async fn is_marked<O: Reads>(store: &O, path: &str) -> Result<bool, Error> {
 }
 
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
-    /// Whether an adapter has ever written to the array at `path` of `store`. It costs one request.
+    /// Returns whether an adapter has ever written to the array at `path` of `store`, by one request.
     ///
     /// If not, no subchunks are stored beside its shards. Otherwise [`pending`](Self::pending) lists
     /// whether some are now. Before its first write, an adapter puts the object

@@ -135,7 +135,7 @@ struct SparseArray {
     files: Option<Files>,
     /// For consolidations, in bytes.
     memory: usize,
-    /// How consolidations see that something else has replaced a shard.
+    /// The means by which consolidations see that another program has replaced a shard.
     watch: Watch,
 }
 

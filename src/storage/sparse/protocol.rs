@@ -160,7 +160,7 @@ impl Frames {
         self.bound
     }
 
-    /// What tells others that the array has frames.
+    /// The marker, which tells other programs that the array has frames.
     pub(super) fn marker(&self) -> &Marker {
         &self.marker
     }
@@ -253,7 +253,7 @@ impl Frames {
         }
     }
 
-    /// Those of `entries` that change something: all but erasures of subchunks that are empty.
+    /// The `entries` that change something: all but erasures of subchunks that are empty.
     async fn changes<O: Reads + Lists>(
         &self,
         store: &O,
@@ -569,7 +569,7 @@ impl Frames {
         self.present_of(store, shard, &|_| true, None).await
     }
 
-    /// As [`present`](Self::present), of the subchunks that are `wanted`. `listing` is used first.
+    /// Does the same as [`present`](Self::present) for the subchunks that are `wanted`. `listing` is used first.
     async fn present_of<O: Reads + Lists>(
         &self,
         store: &O,

@@ -38,9 +38,9 @@ struct State {
     /// Requests until nothing is done any more, as after a kill.
     left: Option<usize>,
     interrupt: Option<Interrupt>,
-    /// Whether a program works that knows no frames.
+    /// A program works that knows no frames.
     is_foreign: bool,
-    /// Whether that program set the shard last.
+    /// The program that knows no frames set the shard last.
     shard_is_foreign: bool,
 }
 
@@ -98,7 +98,7 @@ impl Clocked {
             .count()
     }
 
-    /// Whether a program that knows no frames stored the shard after a version that is not packed, of another
+    /// Returns `true` if a program that knows no frames stored the shard after a version that is not packed, of another
     /// subchunk than `but`.
     fn is_changed(&self, but: Option<u64>) -> bool {
         let Some(shard) = self.time(&StoreKey::new(SHARD).unwrap()) else {
@@ -239,7 +239,7 @@ impl Subject {
                     .unwrap();
             }
             Step::Foreign(subchunk) => {
-                // It is never what a consolidation has stored before.
+                // The value is none that a consolidation has stored before.
                 let value = 100 + self.foreign.fetch_add(1, Ordering::Relaxed);
                 state().is_foreign = true;
                 let elements = 2 * subchunk..2 * subchunk + 2;
@@ -270,7 +270,7 @@ impl Subject {
             Step::Killed(request) => {
                 let before = self.read();
                 state().left = Some(request);
-                // It reports, is done, or dies.
+                // The consolidation reports, is done, or dies.
                 let _ = self.sparse.consolidate(&[0]);
                 state().left = None;
                 assert_eq!(self.read(), before);

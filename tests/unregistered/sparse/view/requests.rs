@@ -123,7 +123,7 @@ fn a_batch_lists_each_frame_twice() {
     assert_eq!(counted(&store, Operation::List), 2);
     assert_eq!(counted(&store, Operation::Set), 64);
     store.work();
-    // They are empty already.
+    // The subchunks are empty already.
     write([16..32, 0..16], 0);
     assert_eq!(counted(&store, Operation::List), 1);
     assert_eq!(counted(&store, Operation::Set), 0);
