@@ -47,6 +47,7 @@ fn a_write_is_a_put_between_two_lists() {
     store.work();
     other.set(&key, vec![0, 2, 3, 4].into()).unwrap();
     assert_eq!(counted(&store, Operation::Set), 1);
+    store.work();
     for _ in 0..2 {
         sparse.set(&key, vec![1, 2, 3, 4].into()).unwrap();
         let expected = [Operation::List, Operation::Set, Operation::List];
