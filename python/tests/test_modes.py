@@ -682,7 +682,7 @@ array = zarr.open_array({str(root)!r})
                 assert str(directory.parent) in synced
 
 
-@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
 def test_want_of_memory_is_no_damage(mode: str, tmp_path: Path) -> None:
     code = f"""
 import resource
@@ -693,6 +693,7 @@ size = 192 << 20
 kind = {{"shape": (2 * size,), "chunks": (size,), "shards": (2 * size,), "dtype": "u1"}}
 array = zarr.create_array({str(tmp_path)!r}, **kind)
 array[0] = 1
+zarrs_cuda.consolidate(array)
 reader = zarrs_cuda.ArrayReader(array)
 before = Path({str(tmp_path)!r}, "c/0").read_bytes()
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -700,6 +701,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20),) * 2)
 for call in (
     lambda: array[3],
     lambda: array.__setitem__(9, 4),
+    lambda: array.__setitem__(slice(size, 2 * size), 4),
     lambda: reader.read(slice(3, 4)),
     lambda: zarrs_cuda.recover(array),
 ):
