@@ -38,8 +38,12 @@ def climate(start: int, count: int, names: str = NAMES) -> xr.Dataset:
     return xr.Dataset(variables, {"t": np.arange(start, start + count)})
 
 
-def of(path: Any) -> xr.Dataset:
-    with zarr.config.set({"codec_pipeline.path": THEIRS}), xr.open_zarr(path, consolidated=False) as got:
+def of(path: Any, *, consolidated: bool = False) -> xr.Dataset:
+    """Read a data set by zarr-python alone."""
+    with (
+        zarr.config.set({"codec_pipeline.path": THEIRS}),
+        xr.open_zarr(path, consolidated=consolidated) as got,
+    ):
         return got.load()
 
 
@@ -244,7 +248,8 @@ def test_an_append_that_fails_leaves_a_data_set_that_opens(shards: str, tmp_path
         with pytest.raises(OSError, match="the disk of the input") as caught:
             to_zarr(data.assign(c=(("t", "x"), broken)), tmp_path, append_dim="t")
         assert any("back to (8, 8)" in note for note in caught.value.__notes__)
-        assert of(tmp_path).identical(climate(0, 8))
+        for consolidated in (False, True):
+            assert of(tmp_path, consolidated=consolidated).identical(climate(0, 8))
         for name in NAMES:
             zarrs_cuda.consolidate(opened(tmp_path / name, OURS))
         to_zarr(data, tmp_path, append_dim="t")

@@ -415,4 +415,21 @@ def _shapes_kept(arrays: dict[str, zarr.Array[Any]]) -> Iterator[None]:
                     f"the variable {name!r} may have another shape than {before[name]}, which it had: {again}"
                     ". Resize it to that"
                 )
+        try:
+            if arrays:
+                # They are of one group.
+                _renew_consolidated(next(iter(arrays.values())).store_path.store)
+        except Exception as again:
+            error.add_note(
+                f"the consolidated metadata may have other shapes than the variables: {again}. Call "
+                "`zarr.consolidate_metadata` for the store"
+            )
         raise
+
+
+def _renew_consolidated(store: Any) -> None:
+    """Store the consolidated metadata again, if there are any: xarray stores them before the elements."""
+    with contextlib.suppress(GroupNotFoundError):
+        root = zarr.open_group(store, mode="r+")
+        if root.metadata.consolidated_metadata is not None:
+            zarr.consolidate_metadata(store, zarr_format=root.metadata.zarr_format)
