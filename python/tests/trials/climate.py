@@ -22,7 +22,7 @@ import xarray as xr
 import zarr
 import zarrs_cuda
 import zarrs_cuda.dask
-from common import THEIRS, Notes, Programs, Round, WrongError, demand, opened, run, same, settings
+from common import THEIRS, Notes, Programs, Round, WrongError, demand, opened, raised_by, run, same, settings
 from zarrs_cuda.xarray import to_zarr
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     type Encoding = dict[str, dict[str, Any]]
 
 MODES = ("rewrite", "in_place", "shared")
-# What zarr-python says of formats that every array of strings or dates has, and of consolidated metadata.
+# Formats of strings and dates, consolidated metadata, and strings in blocks are what is tried here.
 warnings.filterwarnings("ignore", category=zarr.errors.UnstableSpecificationWarning)
 warnings.filterwarnings("ignore", message="Consolidated metadata")
+warnings.filterwarnings("ignore", category=xr.SerializationWarning)
 
 
 def archive(of: Round, days: int) -> xr.Dataset:
@@ -41,7 +42,7 @@ def archive(of: Round, days: int) -> xr.Dataset:
     rng, y, x = of.rng, of.some(3, 14), of.some(3, 18)
 
     def missing(values: Any, share: float = 0.1) -> Any:
-        nothing = np.datetime64("NaT") if values.dtype.kind == "M" else np.nan
+        nothing = np.datetime64("NaT", "ns") if values.dtype.kind == "M" else np.nan
         return np.where(rng.random(values.shape) < share, nothing, values)
 
     steps = rng.integers(-4000, 4000, (days, y, x))
@@ -152,6 +153,10 @@ def day_by_day(of: Round) -> None:
                     data_now.to_zarr(path, append_dim="time", safe_chunks=False)
                 now += 1
                 continue
+            if of.chance(0.2):
+                failing(of, data.isel(time=slice(now, days)), path)
+                packed(path, mode)
+                check(path, data.isel(time=slice(0, now)), f"{now} days, {mode}, after an append that failed")
             count = of.some(1, min(3, days - now))
             part = blocks(of.rng, data.isel(time=slice(now, now + count)))
             to_zarr(part, path, append_dim="time", consolidated=of.one_of([None, True]))
@@ -159,6 +164,21 @@ def day_by_day(of: Round) -> None:
             of.counts[f"appends, {mode}"] += 1
     packed(path, mode)
     check(path, data, f"{days} days, {mode}")
+
+
+def failing(of: Round, data: xr.Dataset, path: Path) -> None:
+    """Append elements that cannot be computed."""
+
+    def fail(_block: Any) -> Any:
+        msg = "the input cannot be read"
+        raise OSError(msg)
+
+    name = of.one_of(["temperature", "observed", "cloudy"])
+    broken = data[name].chunk({"time": of.some(1, 3)})
+    broken = broken.copy(data=broken.data.map_blocks(fail, dtype=broken.dtype, meta=broken.data._meta))
+    error = raised_by(lambda: to_zarr(data.assign({name: broken}), path, append_dim="time"), OSError)
+    demand("cannot be read" in str(error), f"another error: {error!r}")
+    of.counts["appends that failed"] += 1
 
 
 def rewritten(of: Round, data: xr.Dataset, path: Path, now: int) -> xr.Dataset:

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 SPAWN = multiprocessing.get_context("spawn")
 # What a worker may take more in the second half of its batches than in the first.
-MEGABYTES, THREADS = 48, 2
+MEGABYTES, THREADS = 48, 4
+# So many batches are enough to see it.
+MANY = 200
 # Ctrl-C ends a batch within so many seconds, on a machine that is busy with others, too.
 PATIENCE = 5.0
 # How long a request to the server may take, and how long the server hangs, in seconds.
@@ -218,7 +220,7 @@ def loaded(reader: zarrs_cuda.ArrayReader, work: Work) -> dict[str, float]:
         for what, values in seen.items():
             values.append(status(what))
     # The first batches are those in which caches and threads become what they are.
-    for what, slack in (("RssAnon", MEGABYTES), ("Threads", THREADS)):
+    for what, slack in (("RssAnon", MEGABYTES), ("Threads", THREADS)) if work.batches >= MANY else ():
         warm = seen[what][work.batches // 10 :]
         half = len(warm) // 2
         before, after = max(warm[:half]), max(warm[half:])
