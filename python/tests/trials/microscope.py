@@ -353,7 +353,8 @@ def stopped(program: Program, camera: Camera, notes: Notes, of: Round) -> None:
             time.sleep(of.rng.exponential(0.4))
         if program.is_alive():
             program.signal(number)
-    code = program.ended(0, ENDS[camera.end])
+    # A program that has done everything, and is about to end, has no handlers any more.
+    code = program.ended(0, ENDS[camera.end], *([-number] if number and notes.last("ended") else []))
     if camera.end == "exception":
         said = program.errors.read_text()
         demand(code == 1 and "CameraError" in said, f"another error than the camera's: {said}")

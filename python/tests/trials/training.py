@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from common import Values
 
 SPAWN = multiprocessing.get_context("spawn")
-# What a worker may take more in the second half of its batches than in the first.
-MEGABYTES, THREADS = 48, 4
-# So many batches are enough to see it.
-MANY = 200
+# How much more memory a worker may take in the second half of many batches than in the first.
+MEGABYTES, MANY = 48, 200
+# The most threads of a worker: of numpy, of Python, and some for each core and each request at a time.
+THREADS = 64
 # Ctrl-C ends a batch within so many seconds, on a machine that is busy with others, too.
 PATIENCE = 5.0
 # How long a request to the server may take, and how long the server hangs, in seconds.
@@ -219,12 +219,13 @@ def loaded(reader: zarrs_cuda.ArrayReader, work: Work) -> dict[str, float]:
         same(got, expected, f"batch {at} of {reader!r}, boxes of {shape} at {boxes.tolist()}")
         for what, values in seen.items():
             values.append(status(what))
-    # The first batches are those in which caches and threads become what they are.
-    for what, slack in (("RssAnon", MEGABYTES), ("Threads", THREADS)) if work.batches >= MANY else ():
-        warm = seen[what][work.batches // 10 :]
-        half = len(warm) // 2
-        before, after = max(warm[:half]), max(warm[half:])
-        demand(after <= before + slack, f"{what} of {reader!r}: first at most {before:.0f}, then {after:.0f}")
+    if work.batches >= MANY:
+        # The first batches are those in which caches and threads become what they are.
+        memory = seen["RssAnon"][work.batches // 10 :]
+        before, after = max(memory[: len(memory) // 2]), max(memory[len(memory) // 2 :])
+        demand(after <= before + MEGABYTES, f"{reader!r} took {before:.0f} MB at first, then {after:.0f} MB")
+    threads = max(seen["Threads"])
+    demand(threads <= THREADS, f"{reader!r}: {threads:.0f} threads")
     return {"failed": failed, "interrupted": interrupted} | {what: max(seen[what]) for what in seen}
 
 
