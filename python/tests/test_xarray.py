@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -256,6 +258,36 @@ def test_an_append_that_fails_leaves_a_data_set_that_opens(shards: str, tmp_path
         for name in NAMES:
             zarrs_cuda.consolidate(opened(tmp_path / name, OURS))
     assert of(tmp_path).identical(climate(0, 16))
+
+
+@pytest.mark.parametrize("how", ["append", "dask"])
+def test_no_block_is_stored_after_a_call_has_failed(how: str, tmp_path: Path) -> None:
+    """Dask raises the error of a block while other threads compute, and store, their blocks."""
+    began, failed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def compute(block: Any, block_info: Any) -> Any:
+        if block_info[0]["chunk-location"][0] == 0:
+            assert began.wait(60)
+            failed.set()
+            raise OSError("the disk of the input")
+        began.set()
+        assert failed.wait(60)
+        # This block takes longer than the error.
+        time.sleep(1)
+        ended.set()
+        return block
+
+    stored(tmp_path)
+    blocks = da.zeros((8, 8), chunks=(4, 8)).map_blocks(compute, dtype="f8", meta=np.empty((0, 0)))
+    data = climate(8, 8).assign(c=(("t", "x"), blocks))
+    array = opened(tmp_path / "c", OURS)
+    calls = {
+        "append": lambda: to_zarr(data, tmp_path, append_dim="t"),
+        "dask": lambda: zarrs_cuda.dask.store(blocks, array),
+    }
+    with dask.config.set(scheduler="threads", num_workers=2), pytest.raises(OSError, match="the disk of the"):
+        calls[how]()
+    assert ended.is_set()
 
 
 def test_arrays_that_cannot_be_shared_are_refused_before_an_append() -> None:
