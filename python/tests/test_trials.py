@@ -26,7 +26,7 @@ def test_a_trial(name: str, arguments: list[str], did: str, tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(did, done.stdout), done.stdout

@@ -29,7 +29,8 @@ def store(x: DaskArray | DataArray, z: Array[Any], *, compute: bool = True) -> D
 
     Each task writes one block, of one subchunk or more, beside the shards; blocks need not be aligned
     with shards, and workers may be in any number of processes. When all blocks of a shard are
-    written, one task packs the shard. What a worker that dies had to do is done again by another.
+    written, one task packs the shard. What a worker that dies had to do is done again by another. An error
+    of a block is raised when Dask's threads have ended: none of them stores a block after that.
 
     Parameters
     ----------
