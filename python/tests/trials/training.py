@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SPAWN = multiprocessing.get_context("spawn")
 # How much more memory a worker may take in the second half of many batches than in the first.
 MEGABYTES, MANY = 48, 200
-# The most threads of a worker: 255 of all readers, as the guide says, and those of Python, numpy and requests.
+# The most threads of a worker: 255 of its readers, as the guide says, and those of Python and numpy.
 THREADS = 255 + 45
 # Ctrl-C ends a batch within so many seconds, on a machine that is busy with others, too.
 PATIENCE = 5.0
