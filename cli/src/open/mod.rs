@@ -182,6 +182,13 @@ impl Stores {
         lenient::lines(&self.lenient.repairs())
     }
 
+    /// The same, without those of the keys that `is_left_out` accepts.
+    pub(crate) fn repairs_without(&self, is_left_out: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut repairs = self.lenient.repairs();
+        repairs.retain(|key, _| !is_left_out(key.as_str()));
+        lenient::lines(&repairs)
+    }
+
     /// The metadata among them that are no JSON.
     pub(crate) fn not_json(&self) -> Vec<String> {
         lenient::not_json(&self.lenient.repairs())

@@ -53,7 +53,15 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     let (members, left_out) = members(&args.input, store)?;
     tell_left_out(args, common, &left_out);
-    let repairs = stores.repairs();
+    // The arrays tell their own.
+    let is_of_array = |key: &str| {
+        let path = key.rsplit_once('/').map_or("", |(path, _)| path);
+        let mut arrays = members
+            .iter()
+            .filter(|member| matches!(member.node, Node::Array));
+        arrays.any(|array| array.path == path)
+    };
+    let repairs = stores.repairs_without(is_of_array);
     for note in encoded_names(&args.input, &members) {
         common.say(note);
     }
@@ -113,6 +121,13 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let arrays = done.len();
     let groups = write_groups(&root, &begun, &members)?;
+    let mut left = Vec::new();
+    for member in &members {
+        if let Node::Group { .. } = member.node {
+            let of_group = begun.remove_temporaries_of_group(&member.path)?;
+            left.extend((!of_group.is_empty()).then(|| of_group.to_string()));
+        }
+    }
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
@@ -124,7 +139,10 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         .filter(|path| !path.is_empty())
         .copied()
         .collect();
-    if let Some(note) = consolidated::stale_above(&args.output, &below) {
+    for note in left
+        .into_iter()
+        .chain(consolidated::stale_above(&args.output, &below))
+    {
         text += &format!("\n{note}");
     }
     if !failed.is_empty() {
@@ -215,13 +233,28 @@ fn plans<'a>(
                 };
                 let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
                 match job.plan(is_stale) {
-                    Ok(plan) => plans.push(plan),
+                    Ok(plan) => {
+                        failed.extend(within_array(&plan));
+                        plans.push(plan);
+                    }
                     Err(failure) => failed.push(failure),
                 }
             }
         }
     }
     (plans, failed)
+}
+
+/// A node in the directory of an array, where no hierarchy has one.
+fn within_array(plan: &Plan<'_>) -> Option<Failure> {
+    let node = plan.chunks.node_within()?;
+    let (array, node) = (&plan.job.input, plan.job.input.join(node));
+    let failure = Failure::failed(format!(
+        "{array} is an array, and {node} in its directory would be left out: an array has no members"
+    ));
+    Some(failure.with_remedy(format!(
+        "move it out of the array, or re-encode {node} by itself"
+    )))
 }
 
 /// Makes the groups visible, the deepest first. Returns how many there are.

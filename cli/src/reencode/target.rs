@@ -356,6 +356,15 @@ impl Begun<'_> {
         }
     }
 
+    /// Deletes the temporaries of metadata of runs that have ended in the group with the path `path` below, and
+    /// returns those that are left.
+    pub(super) fn remove_temporaries_of_group(&self, path: &str) -> Result<Left, Failure> {
+        match &self.target.place {
+            Place::Directory(root) => directory::remove_temporaries_of_group(&root.join(path)),
+            Place::Url(_) => Ok(Left::default()),
+        }
+    }
+
     /// Makes the array or group visible to readers.
     pub(super) fn publish(self) -> Result<(), Failure> {
         self.show(self.run.metadata())?;

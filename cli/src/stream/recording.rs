@@ -17,9 +17,11 @@ use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::writer::ArrayWriter;
 
 use super::{Args, CODEC};
+use crate::apart::must_not_be_in_an_array;
 use crate::arguments::{Shape, shape_text};
 use crate::chunks::{Chunks, Empty};
 use crate::data_types;
+use crate::extensions::{ByteOrder, Number};
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place, Store};
 use crate::shapes::{Written, edges};
@@ -65,6 +67,7 @@ impl Recording {
                 array
             }
             Kind::Nothing => {
+                must_not_be_in_an_array(place)?;
                 stores.must_be_empty(place, "an array")?;
                 let array = described(args, store)?;
                 // A process that is killed here leaves no part of a zarr.json.
@@ -300,10 +303,20 @@ fn described_codec(codec: &dyn BytesToBytesCodecTraits) -> Value {
     json!({ "name": codec.name(ZarrVersion::V3), "configuration": parameters })
 }
 
+/// The data type with this name, of Zarr v3 or of numpy.
 fn data_type(name: &str) -> Result<DataType, Failure> {
+    if let Ok(number) = Number::parse(name) {
+        if ![ByteOrder::None, ByteOrder::of("=", 2)].contains(&number.order) {
+            return Err(Failure::usage(format!(
+                "--dtype {name} has another byte order than this machine, in which frames are"
+            ))
+            .with_remedy("convert the frames first"));
+        }
+        return Ok(number.data_type());
+    }
     DataType::from_metadata(&MetadataV3::new(name)).map_err(|error| {
         Failure::usage(format!("--dtype {name}: {error}"))
-            .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32")
+            .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32, or of numpy, as u1 or <u2")
     })
 }
 

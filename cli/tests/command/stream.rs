@@ -238,3 +238,34 @@ fn wrong_usage() {
     let said = said(&[&"stream", &out, &folder.path().join("none")], 1);
     assert!(said.contains("cannot open"), "{said}");
 }
+
+/// Data types by numpy's names.
+#[test]
+fn data_types_of_numpy() {
+    let folder = TempDir::new().unwrap();
+    let native = if cfg!(target_endian = "little") {
+        '<'
+    } else {
+        '>'
+    };
+    let foreign = if native == '<' { '>' } else { '<' };
+    for (name, metadata) in [
+        ("u1".to_string(), "uint8"),
+        ("|i1".to_string(), "int8"),
+        (format!("{native}u2"), "uint16"),
+        ("f4".to_string(), "float32"),
+    ] {
+        let out = folder.path().join(metadata);
+        let options = format!("--frame-shape 4,4 --dtype {name}");
+        piped(&out, &options, &[1; 64], 0);
+        let text = fs::read_to_string(out.join("zarr.json")).unwrap();
+        let described: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(described["data_type"], metadata, "{name}");
+        // The array goes on by either name.
+        piped(&out, &format!("--dtype {metadata}"), &[1; 64], 0);
+        piped(&out, &format!("--dtype {name}"), &[1; 64], 0);
+    }
+    let options = format!("--frame-shape 4,4 --dtype {foreign}u2");
+    let said = piped(&folder.path().join("other"), &options, &[], 2);
+    assert!(said.contains("another byte order"), "{said}");
+}
