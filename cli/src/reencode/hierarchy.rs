@@ -16,7 +16,7 @@ use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::inspect::stored::ends_elsewhere;
 use crate::names;
-use crate::open::{self, Kind, Place, Store};
+use crate::open::{self, Kind, Place, Store, Stores};
 use crate::outcome::Outcome;
 use crate::progress::counted;
 use crate::stop;
@@ -53,15 +53,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     let (members, left_out) = members(&args.input, store)?;
     tell_left_out(args, common, &left_out);
-    // The arrays tell their own.
-    let is_of_array = |key: &str| {
-        let path = key.rsplit_once('/').map_or("", |(path, _)| path);
-        let mut arrays = members
-            .iter()
-            .filter(|member| matches!(member.node, Node::Array));
-        arrays.any(|array| array.path == path)
-    };
-    let repairs = stores.repairs_without(is_of_array);
+    let repairs = repairs_of_groups(&stores, &members);
     for note in encoded_names(&args.input, &members) {
         common.say(note);
     }
@@ -121,13 +113,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let arrays = done.len();
     let groups = write_groups(&root, &begun, &members)?;
-    let mut left = Vec::new();
-    for member in &members {
-        if let Node::Group { .. } = member.node {
-            let of_group = begun.remove_temporaries_of_group(&member.path)?;
-            left.extend((!of_group.is_empty()).then(|| of_group.to_string()));
-        }
-    }
+    let left = tidied(&begun, &members)?;
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
@@ -156,6 +142,29 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "arrays": done, "repaired_metadata": repairs, "left_out": left_out,
     });
     Ok(Outcome::new(text, json).with_errors(failed))
+}
+
+/// The metadata that were read otherwise than they are stored, without those of arrays, which tell their own.
+fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
+    let is_array = |member: &&Member| matches!(member.node, Node::Array);
+    let arrays: BTreeSet<_> = members
+        .iter()
+        .filter(is_array)
+        .map(|array| &*array.path)
+        .collect();
+    stores.repairs_without(|key| arrays.contains(key.rsplit_once('/').map_or("", |(path, _)| path)))
+}
+
+/// Deletes the temporaries that killed runs left in the groups. Returns notes about those that are left.
+fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure> {
+    let mut notes = Vec::new();
+    for member in members {
+        if let Node::Group { .. } = member.node {
+            let left = begun.remove_temporaries_of_group(&member.path)?;
+            notes.extend((!left.is_empty()).then(|| left.to_string()));
+        }
+    }
+    Ok(notes)
 }
 
 /// Nodes that the consolidated metadata of the root list and that are not there: xarray reads them all the same,
