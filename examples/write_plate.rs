@@ -47,9 +47,8 @@ fn main() -> Result<(), AnyError> {
         group(&store, &format!("/{well}"), images)?;
     }
 
-    // All writers exist at the same time, so each has a part of the memory.
-    let writers = WELLS.len() * FIELDS;
-    let options = Options::default().with_host_memory((256 << 20) / writers);
+    // All writers exist at the same time, and share this memory.
+    let options = Options::default().with_host_memory(256 << 20);
     let mut fields = Vec::new();
     for well in WELLS {
         for field in 0..FIELDS {

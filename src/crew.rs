@@ -22,7 +22,7 @@ const MOST_THREADS: usize = 16;
 const SPIN: Duration = Duration::from_micros(50);
 
 /// How long a thread waits for work before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The work for each share. It lives as long as the call that made it: see [`Crew::run`].
 #[derive(Clone, Copy)]

@@ -54,6 +54,14 @@ pub enum Error {
         /// What is left to do.
         reason: String,
     },
+    /// A shard was not consolidated: another program has replaced it after subchunks were stored beside it.
+    #[error("cannot consolidate the shard {key}: {reason}")]
+    ShardChanged {
+        /// The key of the shard.
+        key: StoreKey,
+        /// When the shard and the subchunk were stored, and what to do.
+        reason: String,
+    },
     /// A shard could not be decoded for another reason than its bytes, which may be right: memory was short,
     /// for example.
     #[error("cannot decode the shard {key}, whose bytes may be right: {source}")]

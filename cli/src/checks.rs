@@ -14,6 +14,9 @@ use crate::shapes::volume;
 /// The most bytes of a large shard that are read together.
 const PIECE: u64 = 16 << 20;
 
+/// Bytes for each subchunk of a shard, stored or not: its entry in the index, where it lies, and what is found there.
+const OF_INDEX: u64 = 96;
+
 /// The shards of an array, and the memory for them.
 pub(crate) struct Checks<'a> {
     opened: &'a Opened,
@@ -21,6 +24,8 @@ pub(crate) struct Checks<'a> {
     budget: Budget,
     /// Bytes of a shard that are read together.
     piece: u64,
+    /// The bytes of the index of a shard in memory.
+    index: u64,
     /// How many subchunks are decoded at once.
     at_once: usize,
     /// The bytes that these take.
@@ -42,12 +47,15 @@ impl<'a> Checks<'a> {
             format_args!("decode a subchunk of {}", opened.place),
             of_subchunk.saturating_add(1),
         )?;
+        let subchunks = opened.shard_bytes() / subchunk.max(1);
+        let index = subchunks.saturating_mul(OF_INDEX);
         let piece = (budget.bytes() / 4).clamp(1, PIECE);
         let at_once = budget.at_once(piece, of_subchunk, common.threads());
         Ok(Self {
             opened,
             shards,
             piece,
+            index,
             at_once,
             decoded: of_subchunk.saturating_mul(at_once as u64),
             budget,
@@ -68,7 +76,9 @@ impl<'a> Checks<'a> {
         let place = &self.opened.place;
         self.budget.take(
             format_args!("{doing} the shard {} of {place}", shape_text(shard)),
-            bytes.saturating_add(self.decoded),
+            bytes
+                .saturating_add(self.decoded)
+                .saturating_add(self.index),
         )
     }
 

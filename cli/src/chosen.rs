@@ -3,6 +3,7 @@
 use indicatif::HumanCount;
 use serde_json::{Value, json};
 use zarrs::array::Array;
+use zarrs_cuda::maintenance::ArrayLease;
 
 use crate::arguments::{Part, ShardIndices, shape_text};
 use crate::failure::Failure;
@@ -33,6 +34,28 @@ impl ShardArgs {
             Ok(listed) => Ok(self.of_part(grid, listed)),
             Err(why) => Ok(self.every(grid, &why)),
         }
+    }
+
+    /// The lease for changing these shards, if the array is in a directory that can be written to: all of the
+    /// array, or the part. `doing` names the change.
+    pub(crate) fn lease(
+        &self,
+        opened: &Opened,
+        doing: &str,
+    ) -> Result<Option<ArrayLease>, Failure> {
+        let Place::Directory(path) = &opened.place else {
+            return Ok(None);
+        };
+        let lease = match self.part {
+            Some(part) => ArrayLease::take_part(path, part.index(), part.of()),
+            None => ArrayLease::take(path),
+        };
+        lease
+            .map(Some)
+            .map_err(|error| {
+                let message = format!("cannot {doing} {}: {error}", opened.place);
+                Failure::failed(message).with_remedy("see whether another process works on the array, and whether this one may have more open files (`ulimit -n`), and try again")
+            })
     }
 
     /// Whether shards are chosen by their names.
@@ -137,6 +160,11 @@ impl Grid {
         Ok(Self(counts.to_vec()))
     }
 
+    /// The number of shards along each axis.
+    pub(crate) fn counts(&self) -> &[u64] {
+        &self.0
+    }
+
     /// The number of shards.
     pub(crate) fn len(&self) -> u128 {
         let counts = self.0.iter().map(|&count| u128::from(count));
@@ -206,11 +234,13 @@ pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, Stri
 /// Positions that may be there several times.
 const FEW: usize = 1 << 16;
 
-/// Adds the shards of `one` in which `other` has chunks, or says why they are not known.
+/// Adds the shards of `one` in which `other` has chunks, or says why they are not known. `chunks` are those that an
+/// earlier listing has found: then none is made, which could miss one that is gone.
 pub(crate) fn add_covered<S: ?Sized>(
     all: &mut Listed,
     one: &Array<S>,
     other: &Opened,
+    chunks: Option<impl Iterator<Item = Vec<u64>>>,
     grid: &Grid,
 ) -> Result<Result<(), String>, Failure> {
     let array = &other.array;
@@ -220,11 +250,8 @@ pub(crate) fn add_covered<S: ?Sized>(
     }
     let mut failed = None;
     let mut tidy_at = FEW;
-    let failures = stored::objects(other, |object| {
-        let Some(chunk) = keys.in_grid(object.key) else {
-            return;
-        };
-        let region = array.chunk_subset_bounded(&chunk);
+    let mut add = |chunk: &[u64]| {
+        let region = array.chunk_subset_bounded(chunk);
         let shards = region.and_then(|region| Ok(one.chunks_in_array_subset(&region)?));
         match shards {
             Ok(Some(shards)) => {
@@ -243,9 +270,20 @@ pub(crate) fn add_covered<S: ?Sized>(
                 }
             }
             Ok(None) => {}
-            Err(error) => failed = Some(format!("{}: {error}", object.key)),
+            Err(error) => failed = Some(format!("{}: {error}", array.chunk_key(chunk))),
         }
-    })?;
+    };
+    let failures = match chunks {
+        Some(chunks) => {
+            chunks.for_each(|chunk| add(&chunk));
+            Vec::new()
+        }
+        None => stored::objects(other, |object| {
+            if let Some(chunk) = keys.in_grid(object.key) {
+                add(&chunk);
+            }
+        })?,
+    };
     if let Some(error) = failed {
         return Err(Failure::failed(format!(
             "cannot tell which shards have elements of the chunk {error}"

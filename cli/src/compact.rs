@@ -18,7 +18,7 @@ use crate::work::on_each;
 
 /// Store shards again without their unused bytes
 ///
-/// Nothing else may write the array meanwhile. No subchunk is decoded.
+/// Nothing else may write the array meanwhile: a writer that extends it is refused. No subchunk is decoded.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -42,10 +42,13 @@ fn fraction(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
-    if !args.dry_run {
+    let _lease = if args.dry_run {
+        None
+    } else {
         opened.place.must_be_written("compact")?;
         opened.must_be_plain("compact")?;
-    }
+        args.shards.lease(&opened, "compact")?
+    };
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
     let grid = Grid::of(&opened.array)?;

@@ -25,6 +25,13 @@ use crate::work::on_each;
 pub(crate) struct Args {
     #[command(flatten)]
     shards: ShardArgs,
+    /// Pack shards, too, that another program has replaced since subchunks were stored beside them: the
+    /// subchunks win
+    ///
+    /// Without it, such a shard is an error that tells both times, and is left as it is. Times of files are
+    /// compared, not those of objects.
+    #[arg(long)]
+    over_changed: bool,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -48,6 +55,13 @@ impl Sparse {
                 SparseShardStore::open(opened.array.storage(), "/")?.with_memory(memory),
             ),
         })
+    }
+
+    fn over_changed_shards(self) -> Self {
+        match self {
+            Self::Files(sparse) => Self::Files(sparse.over_changed_shards()),
+            Self::Objects(sparse) => Self::Objects(sparse.over_changed_shards()),
+        }
     }
 
     fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
@@ -134,9 +148,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "consolidate it where it is stored: name its directory, or s3://BUCKET/PATH",
     )?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
-    let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
+    let mut sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
     })?;
+    if args.over_changed {
+        sparse = sparse.over_changed_shards();
+    }
     let grid = Grid::of(&opened.array)?;
     let listed = listed(&sparse, &grid).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))

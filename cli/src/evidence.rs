@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
+use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::StoreKey;
 
 use crate::failure::Failure;
@@ -102,7 +103,7 @@ impl Evidence {
         }
         let mut versions = Versions::default();
         let add = |key: &str, size: u64, version: &str| {
-            if !METADATA.contains(&key) && key != CONSOLIDATED {
+            if !METADATA.contains(&key) && key != CONSOLIDATED && !ArrayLease::is_key(key) {
                 let version = hash([key.as_bytes(), &size.to_le_bytes(), version.as_bytes()]);
                 versions.add(hash([name(key).as_bytes()]), version);
             }

@@ -124,6 +124,9 @@ impl From<zarrs_cuda::Error> for Failure {
                 "`zarrs-cuda doctor` says what this machine has; without --backend the processor does \
                  what a device cannot",
             ),
+            zarrs_cuda::Error::ShardChanged { .. } => failure.with_remedy(
+                "`zarrs-cuda consolidate --over-changed` packs the subchunks over such shards",
+            ),
             zarrs_cuda::Error::Undecided { .. } => failure.with_remedy(
                 "give the process more memory, or let fewer threads work (--threads), and run the same \
                  command again",

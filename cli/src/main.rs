@@ -17,6 +17,7 @@ macro_rules! tell {
     }};
 }
 
+mod apart;
 mod arguments;
 mod bench;
 mod budget;

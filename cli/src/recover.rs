@@ -19,7 +19,7 @@ use crate::work::on_each;
 
 /// Repair shards whose last update was interrupted
 ///
-/// Nothing else may write the array meanwhile. Data must come from software that you trust.
+/// Nothing else may write the array meanwhile: a writer that extends it is refused. Data must come from software that you trust.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -50,10 +50,13 @@ fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, Arc<str>)> {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
-    if !args.dry_run {
+    let _lease = if args.dry_run {
+        None
+    } else {
         opened.place.must_be_written("recover")?;
         opened.must_be_plain("recover")?;
-    }
+        args.shards.lease(&opened, "recover")?
+    };
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
     let grid = Grid::of(&opened.array)?;
@@ -120,11 +123,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             "hard_links": names,
         }));
     }
-    let verb = if args.dry_run {
-        "to repair"
-    } else {
-        "repaired"
-    };
+    let verb = ["repaired", "to repair"][usize::from(args.dry_run)];
     lines.push(format!(
         "{}, {stored} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
         counted(chosen.looked_at(), "shard"),

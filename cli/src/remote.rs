@@ -11,9 +11,11 @@ use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{
-    ClientConfigKey, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
+    ClientConfigKey, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    RetryConfig, UpdateVersion, WriteMultipart,
 };
 use tokio::runtime::{Builder, Runtime};
+use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
@@ -486,6 +488,70 @@ impl ListableStorageTraits for Remote {
         let objects = self.objects_below(prefix)?;
         Ok(objects.iter().map(|(_, size)| size).sum())
     }
+}
+
+impl ConditionalStore for Remote {
+    fn get_with_version(&self, key: &StoreKey) -> Result<Option<(Bytes, ValueVersion)>> {
+        let path = path_of(key.as_str())?;
+        let got = self.runtime.block_on(async {
+            let got = self.objects.get(&path).await?;
+            let version = (got.meta.e_tag.clone(), got.meta.version.clone());
+            Ok((got.bytes().await?, version))
+        });
+        let Some((value, (e_tag, version))) = found(got)? else {
+            return Ok(None);
+        };
+        Ok(Some((value, told_version(e_tag, version)?)))
+    }
+
+    fn set_if(
+        &self,
+        key: &StoreKey,
+        value: Bytes,
+        version: Option<&ValueVersion>,
+    ) -> Result<Option<ValueVersion>> {
+        self.must_write()?;
+        let path = path_of(key.as_str())?;
+        let mode = version.cloned().map_or(PutMode::Create, |version| {
+            PutMode::Update(UpdateVersion {
+                e_tag: version.e_tag,
+                version: version.version,
+            })
+        });
+        let put = self
+            .objects
+            .put_opts(&path, value.into(), PutOptions::from(mode));
+        match self.runtime.block_on(put) {
+            Ok(put) => told_version(put.e_tag, put.version).map(Some),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(None),
+            Err(error) => Err(match told(&error) {
+                StorageError::Other(text) if is_not_implemented(&error, &text) => {
+                    StorageError::Unsupported(text)
+                }
+                error => error,
+            }),
+        }
+    }
+}
+
+/// The version of an object.
+///
+/// # Errors
+/// [`StorageError::Unsupported`] if the server tells none.
+fn told_version(e_tag: Option<String>, version: Option<String>) -> Result<ValueVersion> {
+    if e_tag.is_none() && version.is_none() {
+        let reason = "the server does not tell versions of objects";
+        return Err(StorageError::Unsupported(reason.to_string()));
+    }
+    Ok(ValueVersion { e_tag, version })
+}
+
+/// Whether a server has no requests with conditions. `object_store` has no kind of error for its answer.
+fn is_not_implemented(error: &Error, text: &str) -> bool {
+    matches!(
+        error,
+        Error::NotImplemented { .. } | Error::NotSupported { .. }
+    ) || text.contains("501 Not Implemented")
 }
 
 #[cfg(test)]

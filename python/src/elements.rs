@@ -14,6 +14,8 @@ use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
 use crate::error::{Error, no_panic};
 use crate::files::Files;
+use crate::maintain;
+use crate::objects::ShardsOf;
 use crate::pool;
 use crate::read::{check_keys, each};
 use crate::store::Store;
@@ -177,8 +179,13 @@ pub(crate) fn write(
     threads: NonZeroUsize,
 ) -> Result<Vec<Change>, Error> {
     check_keys(opened, batch)?;
-    if let Store::Files(files) = store {
-        check_frames(files, batch)?;
+    match store {
+        Store::Files(files) => check_frames(files, batch)?,
+        Store::Objects(objects) if opened.is_sharded => {
+            let keys = batch.items.iter().map(|item| (item.key.clone(), false));
+            objects.values(keys, Some(&ShardsOf::array(&batch.path)))?;
+        }
+        Store::Objects(_) | Store::Asked(_) | Store::Given(_) => {}
     }
     let changes = pool::run(threads, || {
         each(&batch.items, threads, |item, share| {
@@ -218,10 +225,12 @@ pub(crate) fn write_shared(
             let elements = of_item(elements, item)?.as_array_bytes()?;
             // zarrs takes ["aa", ""] for twice the fill value "a", and would not store it.
             let options = options(batch, share).with_store_empty_chunks(true);
-            shared
-                .subchunks
+            let kept = Arc::new(shared.store.batch());
+            let subchunks = shared.subchunks.with_storage(kept.clone());
+            subchunks
                 .store_array_subset_opt(&opened.subset(item), elements, &options)
-                .map_err(|error| Error::array(&item.key, &error))
+                .map_err(|error| Error::array(&item.key, &error))?;
+            kept.write().map_err(maintain::failed)
         })
     })??;
     Ok(())

@@ -25,6 +25,8 @@ pub(crate) enum Error {
     Object(String, &'static str),
     /// Subchunks are stored beside a shard that is to be written otherwise: its key.
     Frames(String),
+    /// Another program has replaced a shard since subchunks were stored beside it: its key, and when.
+    Changed { key: String, why: String },
     /// There is no memory.
     Memory(String),
     /// The caller asked for what cannot be done.
@@ -36,6 +38,9 @@ pub(crate) enum Error {
     /// Anything else.
     Other(String),
 }
+
+/// The number of the system for a file that others use.
+const EBUSY: i32 = 16;
 
 impl Error {
     /// An error while the bytes under `key` were decoded.
@@ -100,7 +105,11 @@ impl Error {
             return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
         }
         let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
-            return Self::Io(message, error.and_then(io::Error::raw_os_error));
+            let code = error.and_then(|error| match error.kind() {
+                io::ErrorKind::ResourceBusy => Some(EBUSY),
+                _ => error.raw_os_error(),
+            });
+            return Self::Io(message, code);
         };
         // The reason is often far down: a certificate, a name that is not known.
         let mut message = message;
@@ -126,8 +135,6 @@ impl Error {
 
     /// An error of zarrs, while it wrote a part of `key` where it is.
     pub(crate) fn writing(key: &str, error: &ArrayError) -> Self {
-        /// The number of the system for a file that others use.
-        const EBUSY: i32 = 16;
         let ArrayError::CodecError(codec) = error else {
             return Self::array(key, error);
         };
@@ -145,6 +152,7 @@ impl Error {
     pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
         match self {
             Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
+            Self::Changed { key, why } => ours(py, "ShardChanged", (array, key, why)),
             Self::Frames(key) => ours(py, "FramesPending", (array, key)),
             Self::Object(message, class) => {
                 let made = py

@@ -33,6 +33,8 @@ const _: () = assert!(usize::BITS == 64);
 #[pymodule]
 mod _internal {
     #[pymodule_export]
+    use crate::maintain::{Lease, frames};
+    #[pymodule_export]
     use crate::multiscale::{MultiscaleWriter, write_lower_levels};
     #[pymodule_export]
     use crate::objects::PyObjects;

@@ -1,16 +1,19 @@
 //! Looking after shards: packing, compacting, repairing and describing them.
 
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
+use pyo3::prelude::*;
 use serde_json::json;
 use zarrs::array::Array;
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
+use zarrs_cuda::storage::SparseShardStore;
 use zarrs_storage::{StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
-use crate::error::Error;
+use crate::error::{Error, detached};
 use crate::files::frame_of;
-use crate::store::Store;
+use crate::store::{Place, Store};
 
 /// How many shards were packed, of how many subchunks in how many objects; how many objects are not whole,
 /// and how many shards outside of the array had frames, which were erased.
@@ -22,6 +25,10 @@ pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
             Error::store(doing, key.as_str(), &source)
         }
         zarrs_cuda::Error::Undecided { key, source } => Error::undecided(key.as_str(), &source),
+        zarrs_cuda::Error::ShardChanged { key, reason } => Error::Changed {
+            key: key.to_string(),
+            why: reason,
+        },
         zarrs_cuda::Error::NotShards { .. } => Error::Value(error.to_string()),
         error => Error::Other(error.to_string()),
     }
@@ -37,6 +44,8 @@ pub(crate) struct Work {
     pub(crate) part: (u64, u64),
     /// Whether to erase objects that are not whole.
     pub(crate) discard_invalid: bool,
+    /// Packs shards, too, that another program has replaced since subchunks were stored beside them.
+    pub(crate) over_changed: bool,
 }
 
 /// Packs the frames of the shards whose number in the grid, modulo the parts, is the part. Part 0 erases the
@@ -71,7 +80,11 @@ pub(crate) fn consolidate(
             shared.store.discard_invalid(shard).map_err(failed)?;
         }
     }
-    let packed = shared.store.consolidate_shards(&inside, threads, &|_| ());
+    let mut sparse = SparseShardStore::clone(&shared.store);
+    if work.over_changed {
+        sparse = sparse.over_changed_shards();
+    }
+    let packed = sparse.consolidate_shards(&inside, threads, &|_| ());
     let packed = packed.map_err(failed)?;
     let sum = packed.sum;
     Ok((
@@ -89,6 +102,28 @@ pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize,
     Ok(packed.map_or(0, |packed| packed.subchunks))
 }
 
+/// How many shards of the array at `path` have subchunks beside them, which readers of shards do not see. Of an
+/// array that was never shared, one request says so.
+#[pyfunction]
+pub(crate) fn frames(py: Python<'_>, place: Place<'_>, path: &str) -> PyResult<usize> {
+    let store = Store::at(Some(place), false);
+    detached(py, path, || {
+        if matches!(&store, Store::Objects(objects) if !objects.are_listed) {
+            return Ok(0);
+        }
+        let node = format!("/{path}");
+        if !SparseShardStore::is_marked(&store, &node).map_err(failed)? {
+            return Ok(0);
+        }
+        match store.shared(&node).and_then(|shared| shared.pending()) {
+            Ok(pending) => Ok(pending.len()),
+            // The array was stored anew since, without shards.
+            Err(zarrs_cuda::Error::NotShards { .. } | zarrs_cuda::Error::Create(_)) => Ok(0),
+            Err(error) => Err(failed(error)),
+        }
+    })
+}
+
 /// The number of a shard in C order; `None` if it is not in the grid.
 fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
     let mut axes = shard.iter().zip(grid);
@@ -99,6 +134,31 @@ fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
             number.wrapping_add(u128::from(index))
         })
     })
+}
+
+/// The lease of an array of files, until it is closed. Other stores have none.
+#[pyclass(frozen, module = "zarrs_cuda._internal")]
+pub(crate) struct Lease(Mutex<Option<ArrayLease>>);
+
+impl Lease {
+    /// Takes the lease of the array at `path`, to change any of its shards.
+    pub(crate) fn take(store: &Store, path: &str) -> Result<Self, Error> {
+        let Store::Files(files) = store else {
+            return Ok(Self(Mutex::default()));
+        };
+        let lease = ArrayLease::take(&files.root().join(path));
+        let lease =
+            lease.map_err(|error| Error::store("change the shards of", path, &error.into()))?;
+        Ok(Self(Mutex::new(Some(lease))))
+    }
+}
+
+#[pymethods]
+impl Lease {
+    fn close(&self, py: Python<'_>) {
+        let lease = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(lease));
+    }
 }
 
 /// The array whose shards are looked after.

@@ -20,7 +20,9 @@ use crate::error::{Error, detached, no_panic};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
-use crate::writing::{self, Held, check_frames, failed, interrupted, opened, progress_of, tell};
+use crate::writing::{
+    Held, Settings, check_frames, failed, interrupted, opened, progress_of, tell,
+};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
 #[derive(FromPyObject)]
@@ -83,9 +85,13 @@ impl Pyramid {
             ))
         })?;
         let mut builder = Levels::builder(array).with_reduction(reduction);
-        if let Store::Files(files) = store {
-            let root = files.root().to_owned();
-            builder = builder.with_atomic_rename(files.clone()).on_directory(root);
+        match store {
+            Store::Files(files) => {
+                let root = files.root().to_owned();
+                builder = builder.with_atomic_rename(files.clone()).on_directory(root);
+            }
+            Store::Objects(objects) => builder = builder.with_conditional_writes(objects.clone()),
+            Store::Asked(_) | Store::Given(_) => {}
         }
         if let Some(axes) = self.axes {
             builder = builder.with_axes(axes.into_iter().map(Axis::from));
@@ -134,7 +140,7 @@ pub(crate) struct MultiscaleWriter {
 #[pymethods]
 impl MultiscaleWriter {
     #[new]
-    #[pyo3(signature = (place, path, pyramid, sync, progress, flush_after))]
+    #[pyo3(signature = (place, path, pyramid, sync, progress, settings))]
     fn new(
         py: Python<'_>,
         place: Place<'_>,
@@ -142,15 +148,19 @@ impl MultiscaleWriter {
         pyramid: Pyramid,
         sync: bool,
         progress: Option<Py<PyAny>>,
-        flush_after: Option<f64>,
+        settings: Settings,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let (writer, paths) = detached(py, &path, || {
             let array = opened(&store, &path)?;
             let mut builder = pyramid
                 .builder(&store, &array)?
-                .with_flush_after(writing::flush_after(flush_after)?)
+                .with_codec_options(settings.codec_options())
+                .with_flush_after(settings.flush_after()?)
                 .with_interrupt(interrupted);
+            if let Some(bytes) = settings.memory {
+                builder = builder.with_host_memory(bytes);
+            }
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |level, now: &Progress| {
                     tell(&progress, |py| Ok((level, progress_of(py, now)?.unbind())));
@@ -224,6 +234,14 @@ impl MultiscaleWriter {
             // What is no number of seconds ends at once.
             let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
             writer.stop(limit)
+        })
+    }
+
+    /// Returns what the writer of each level does, and why, in words.
+    fn explain(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.held.with(py, |writer| {
+            let levels = writer.explain();
+            Ok(levels.iter().map(ToString::to_string).collect())
         })
     }
 

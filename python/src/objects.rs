@@ -9,19 +9,23 @@ use std::future::Future;
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::future::try_join;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
-    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, WriteMultipart,
+    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    UpdateVersion, WriteMultipart,
 };
 use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use zarrs_cuda::internals::PerProcess;
+use zarrs_cuda::storage::FRAMES_MARKER;
+use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
@@ -81,6 +85,35 @@ impl PyObjects {
         };
         objects.make(store.py())?;
         Ok(Self(Arc::new(objects)))
+    }
+}
+
+/// The shards of one array, for one call that writes some of them.
+pub(crate) struct ShardsOf {
+    marker: String,
+    is_marked: OnceCell<bool>,
+}
+
+impl ShardsOf {
+    /// The shards of the array at `path`.
+    pub(crate) fn array(path: &str) -> Self {
+        let marker = match path {
+            "" => FRAMES_MARKER.to_owned(),
+            path => format!("{path}/{FRAMES_MARKER}"),
+        };
+        Self {
+            marker,
+            is_marked: OnceCell::new(),
+        }
+    }
+
+    /// Returns `true` if subchunks were ever stored beside the shards. The store is asked once.
+    async fn may_have_frames(&self, store: &dyn ObjectStore) -> object_store::Result<bool> {
+        let ask = async || -> object_store::Result<bool> {
+            let marker = Path::parse(&self.marker)?;
+            Ok(found(store.head(&marker).await)?.is_some())
+        };
+        self.is_marked.get_or_try_init(ask).await.copied()
     }
 }
 
@@ -180,26 +213,27 @@ impl Objects {
         Ok(versions.try_next().await?.is_some())
     }
 
-    /// The values of `keys` that are wanted, several at once. With `frames`, checks that no shard of `keys` has
-    /// subchunks beside it.
+    /// The values of `keys` that are wanted, several at once. With `shards`, checks that no shard of `keys` has
+    /// subchunks beside it: one request tells that the array has none, and otherwise each shard is asked for.
     pub(crate) fn values(
         &self,
         keys: impl Iterator<Item = (String, bool)>,
-        frames: bool,
+        shards: Option<&ShardsOf>,
     ) -> Result<HashMap<String, Option<Value>>, Error> {
         // A key may need two requests at once.
         let permits = &Semaphore::new(self.requests.get().min(Semaphore::MAX_PERMITS));
         let get = |key: String, is_wanted: bool, store: Arc<dyn ObjectStore>| async move {
             let both = async {
                 let (store, path) = (&*store, &Path::parse(&key)?);
-                let framed = async {
-                    let _permit = if frames {
-                        permits.acquire().await.ok()
-                    } else {
-                        None
+                let framed =
+                    async {
+                        let Some(shards) = shards else {
+                            return Ok(false);
+                        };
+                        let _permit = permits.acquire().await.ok();
+                        Ok(shards.may_have_frames(store).await?
+                            && Self::has_frame(store, path).await?)
                     };
-                    Ok(frames && Self::has_frame(store, path).await?)
-                };
                 let value = async {
                     if !is_wanted {
                         return Ok(None);
@@ -217,6 +251,28 @@ impl Objects {
             }
         };
         self.several(keys, |store, (key, is_wanted)| get(key, is_wanted, store))
+    }
+
+    /// When the object `key` was stored, and those below `prefix`, as far as they are there.
+    pub(crate) fn times(
+        &self,
+        key: &StoreKey,
+        prefix: &StorePrefix,
+    ) -> Result<Vec<(StoreKey, SystemTime)>> {
+        let (key, prefix) = (path(key.as_str())?, path(prefix.as_str())?);
+        let objects = self.wait(|store| async move {
+            let shard = async { found(store.head(&key).await) };
+            let listed = store.list(Some(&prefix)).try_collect::<Vec<_>>();
+            let (shard, mut objects) = try_join(shard, listed).await?;
+            objects.extend(shard);
+            Ok(objects)
+        })?;
+        let objects = objects.into_iter();
+        let times = objects.map(|object| {
+            let key = StoreKey::new(object.location.to_string())?;
+            Ok((key, object.last_modified.into()))
+        });
+        times.collect()
     }
 
     /// How many values are in memory at once, at most.
@@ -438,6 +494,20 @@ impl WritableStorageTraits for Objects {
         self.wait(|store| async move { delete(&*store, key.as_str()).await })
     }
 
+    /// Several by one request, where the store has such requests.
+    fn erase_many(&self, keys: &[StoreKey]) -> Result<()> {
+        let paths = keys.iter().map(|key| path(key.as_str()));
+        let paths = paths.collect::<Result<Vec<Path>>>()?;
+        self.wait(|store| async move {
+            let paths = stream::iter(paths.into_iter().map(Ok)).boxed();
+            let mut erased = store.delete_stream(paths);
+            while let Some(erased) = erased.next().await {
+                found(erased)?;
+            }
+            Ok(())
+        })
+    }
+
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
         let path = path(prefix.as_str())?;
         self.wait(|store| async move {
@@ -450,6 +520,68 @@ impl WritableStorageTraits for Objects {
     fn supports_set_partial(&self) -> bool {
         false
     }
+}
+
+impl ConditionalStore for Objects {
+    fn get_with_version(&self, key: &StoreKey) -> Result<Option<(Bytes, ValueVersion)>> {
+        let path = path(key.as_str())?;
+        let got = self.wait(|store| async move {
+            let Some(got) = found(store.get(&path).await)? else {
+                return Ok(None);
+            };
+            let version = (got.meta.e_tag.clone(), got.meta.version.clone());
+            Ok(Some((got.bytes().await?, version)))
+        })?;
+        got.map(|(value, (e_tag, version))| Ok((value, told_version(e_tag, version)?)))
+            .transpose()
+    }
+
+    fn set_if(
+        &self,
+        key: &StoreKey,
+        value: Bytes,
+        version: Option<&ValueVersion>,
+    ) -> Result<Option<ValueVersion>> {
+        let path = path(key.as_str())?;
+        let mode = version.cloned().map_or(PutMode::Create, |version| {
+            PutMode::Update(UpdateVersion {
+                e_tag: version.e_tag,
+                version: version.version,
+            })
+        });
+        let options = PutOptions::from(mode);
+        let put = self.wait(|store| async move {
+            match store.put_opts(&path, value.into(), options).await {
+                Ok(put) => Ok(Ok(Some(put))),
+                Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {
+                    Ok(Ok(None))
+                }
+                Err(error) if is_not_implemented(&error) => Ok(Err(error.to_string())),
+                Err(error) => Err(error),
+            }
+        })?;
+        match put.map_err(StorageError::Unsupported)? {
+            Some(put) => told_version(put.e_tag, put.version).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The version of an object; an error if the server tells none.
+fn told_version(e_tag: Option<String>, version: Option<String>) -> Result<ValueVersion> {
+    if e_tag.is_none() && version.is_none() {
+        let reason = "the server does not tell versions of objects";
+        return Err(StorageError::Unsupported(reason.to_owned()));
+    }
+    Ok(ValueVersion { e_tag, version })
+}
+
+/// Whether a store has no requests with conditions. There is no kind of error for such an answer of a server.
+fn is_not_implemented(error: &ObjectError) -> bool {
+    matches!(
+        error,
+        ObjectError::NotImplemented { .. } | ObjectError::NotSupported { .. }
+    ) || error.to_string().contains("501 Not Implemented")
 }
 
 impl ListableStorageTraits for Objects {

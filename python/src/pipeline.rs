@@ -382,7 +382,7 @@ impl Native {
 
     /// Packs the subchunks that are stored beside the shards `pending`, as far as they are of a part of the grid
     /// of shards, `grid`: part `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
-    #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid))]
+    #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid, over_changed))]
     #[allow(clippy::too_many_arguments, reason = "one call of Python")]
     fn consolidate(
         &self,
@@ -393,12 +393,14 @@ impl Native {
         part: (u64, u64),
         threads: NonZeroUsize,
         discard_invalid: bool,
+        over_changed: bool,
     ) -> PyResult<maintain::Packed> {
         let work = maintain::Work {
             pending,
             grid,
             part,
             discard_invalid,
+            over_changed,
         };
         detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
@@ -434,6 +436,11 @@ impl Native {
         shard: Vec<u64>,
     ) -> PyResult<Option<(String, String)>> {
         detached(py, path, || self.maintained(path)?.inspect(&shard))
+    }
+
+    /// Takes the lease of the array, to change any of its shards: writers that extend it are refused.
+    fn lease(&self, py: Python<'_>, path: &str) -> PyResult<maintain::Lease> {
+        detached(py, path, || maintain::Lease::take(&self.opener.store, path))
     }
 
     /// Stores the shard `shard` without unused bytes. Returns its size before and after, in bytes; None if

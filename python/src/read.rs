@@ -68,7 +68,7 @@ fn read_objects(
     for numbers in whole.chunks(objects.at_once()) {
         let batch = some(numbers);
         let keys = batch.items.iter().map(|item| (item.key.clone(), true));
-        let given = Store::Given(Arc::new(objects.values(keys, false)?));
+        let given = Store::Given(Arc::new(objects.values(keys, None)?));
         let read = read(opened, &given, &batch, memory, threads)?;
         numbers
             .iter()

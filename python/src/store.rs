@@ -136,9 +136,12 @@ impl Store {
             Self::Files(files) => {
                 SparseShardStore::on_directory(store, path, files.root().to_owned())
             }
-            Self::Objects(_) | Self::Asked(_) | Self::Given(_) => {
-                SparseShardStore::open(store, path)
+            Self::Objects(objects) => {
+                let objects = objects.clone();
+                let shared = SparseShardStore::open(store, path)?;
+                Ok(shared.with_times(move |shard, frame| objects.times(shard, frame)))
             }
+            Self::Asked(_) | Self::Given(_) => SparseShardStore::open(store, path),
         }
     }
 
@@ -317,6 +320,10 @@ impl WritableStorageTraits for Store {
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
         self.writable()?.erase(key)
+    }
+
+    fn erase_many(&self, keys: &[StoreKey]) -> Result<(), StorageError> {
+        self.writable()?.erase_many(keys)
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {

@@ -15,7 +15,9 @@ use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
-use crate::writing::{self, Held, check_frames, failed, interrupted, opened, progress_of, tell};
+use crate::writing::{
+    Held, Settings, check_frames, failed, interrupted, opened, progress_of, tell,
+};
 
 /// Appends slices along the first axis of an array.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
@@ -24,7 +26,7 @@ pub(crate) struct Writer(Held<ArrayWriter>);
 #[pymethods]
 impl Writer {
     #[new]
-    #[pyo3(signature = (place, path, start, sync, progress, flush_after))]
+    #[pyo3(signature = (place, path, start, sync, progress, settings))]
     fn new(
         py: Python<'_>,
         place: Place<'_>,
@@ -32,7 +34,7 @@ impl Writer {
         start: Option<u64>,
         sync: bool,
         progress: Option<Py<PyAny>>,
-        flush_after: Option<f64>,
+        settings: Settings,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let writer = detached(py, &path, || {
@@ -40,11 +42,19 @@ impl Writer {
             let end = array.shape().first().copied().unwrap_or(0);
             check_frames(&store, &array, start.unwrap_or(end))?;
             let mut builder = ArrayWriter::builder(&array)
-                .with_flush_after(writing::flush_after(flush_after)?)
+                .with_codec_options(settings.codec_options())
+                .with_flush_after(settings.flush_after()?)
                 .with_interrupt(interrupted);
-            if let Store::Files(files) = store {
-                let root = files.root().to_owned();
-                builder = builder.with_atomic_rename(files).on_directory(root);
+            if let Some(bytes) = settings.memory {
+                builder = builder.with_host_memory(bytes);
+            }
+            match store {
+                Store::Files(files) => {
+                    let root = files.root().to_owned();
+                    builder = builder.with_atomic_rename(files).on_directory(root);
+                }
+                Store::Objects(objects) => builder = builder.with_conditional_writes(objects),
+                Store::Asked(_) | Store::Given(_) => {}
             }
             if let Some(start) = start {
                 builder = builder.with_start(start);
@@ -111,6 +121,11 @@ impl Writer {
             let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
             writer.stop(limit)
         })
+    }
+
+    /// Returns what the writer does, and why, in words.
+    fn explain(&self, py: Python<'_>) -> PyResult<String> {
+        self.0.with(py, |writer| Ok(writer.explain().to_string()))
     }
 
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

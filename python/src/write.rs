@@ -17,8 +17,9 @@ use crate::batch::{Batch, Item};
 use crate::change::{Changed, Changing, Output};
 use crate::error::Error;
 use crate::files::Files;
+use crate::maintain;
 use crate::memory::Memory;
-use crate::objects::Objects;
+use crate::objects::{Objects, ShardsOf};
 use crate::pool;
 use crate::read::{check_keys, each};
 use crate::store::{Store, inside};
@@ -120,6 +121,7 @@ pub(crate) fn write_objects(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
+    let shards = opened.is_sharded.then(|| ShardsOf::array(&batch.path));
     for items in batch.items.chunks(objects.at_once()) {
         let chunks = items.chunk_by(|a, b| a.key == b.key);
         let wanted = chunks.filter_map(|boxes| {
@@ -127,7 +129,7 @@ pub(crate) fn write_objects(
             let is_complete = boxes.len() == 1 && opened.is_complete(first);
             Some((first.key.clone(), !is_complete))
         });
-        let values = objects.values(wanted, opened.is_sharded)?;
+        let values = objects.values(wanted, shards.as_ref())?;
         let (given, some) = (Store::Given(Arc::new(values)), batch.of(items.iter()));
         objects.change(write(opened, &given, &some, memory, threads)?)?;
     }
@@ -156,7 +158,7 @@ pub(crate) fn write_in_place(
     check_frames(files, batch)?;
     let one = |item: &Item, share: usize| {
         let options = options(batch, share).with_experimental_partial_encoding(true);
-        let elements = opened.boxed(item, memory, share);
+        let elements = opened.boxed(item, memory, share)?;
         let subset = in_chunk(item);
         let elements = ArrayBytes::new_flen(elements);
         array
@@ -167,7 +169,7 @@ pub(crate) fn write_in_place(
     Ok(())
 }
 
-/// As [`write`], by storing subchunks beside their shards.
+/// Writes the boxes of `batch` by storing subchunks beside their shards, the subchunks of a shard together.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,
@@ -176,16 +178,48 @@ pub(crate) fn write_shared(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
-    let one = |item: &Item, share: usize| {
-        let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share));
-        let subset = opened.subset(item);
-        shared
-            .subchunks
-            .store_array_subset_opt(&subset, elements, &options(batch, share))
-            .map_err(|error| Error::array(&item.key, &error))
+    let subchunk = opened.subchunk.as_deref().unwrap_or_default();
+    let subchunk = subchunk
+        .iter()
+        .try_fold(opened.element_size, |bytes, extent| {
+            bytes.checked_mul(usize::try_from(*extent).ok()?)
+        });
+    let chunks: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
+    let one = |items: &&[Item], share: usize| {
+        let kept = Arc::new(shared.store.batch());
+        let subchunks = shared.subchunks.with_storage(kept.clone());
+        for item in *items {
+            let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share)?);
+            let subset = opened.subset(item);
+            check_memory(&item.key, subchunk)?;
+            subchunks
+                .store_array_subset_opt(&subset, elements, &options(batch, share))
+                .map_err(|error| Error::array(&item.key, &error))?;
+        }
+        kept.write().map_err(maintain::failed)
     };
-    pool::run(threads, || each(&batch.items, threads, one))??;
+    pool::run(threads, || each(&chunks, threads, one))??;
     Ok(())
+}
+
+/// Checks that there is memory for a subchunk of `bytes` bytes, and for its object. zarrs takes both without a
+/// way to fail, and the process would be aborted.
+fn check_memory(key: &str, bytes: Option<usize>) -> Result<(), Error> {
+    let mut memory = [Vec::<u8>::new(), Vec::new()];
+    let found = bytes.is_some_and(|bytes| {
+        let mut each = memory.iter_mut();
+        each.all(|one| one.try_reserve_exact(bytes).is_ok())
+    });
+    // The compiler may leave out memory that nothing uses, and take it for granted.
+    std::hint::black_box(&memory);
+    if found {
+        return Ok(());
+    }
+    let bytes = bytes.map_or_else(|| "too many".to_owned(), |bytes| bytes.to_string());
+    Err(Error::Memory(format!(
+        "out of memory: {bytes} bytes for a subchunk of {key}, and as many for the object beside the shard: \
+         write in another mode of shards, or make an array with smaller subchunks"
+    )))
 }
 
 /// The box of `item`, in elements of its chunk.
@@ -219,9 +253,14 @@ pub(crate) fn check_frames(files: &Files, batch: &Batch) -> Result<(), Error> {
 
 impl Opened {
     /// The elements of the box of `item`, in C order.
-    fn boxed<'m>(&self, item: &Item, memory: &'m Memory, threads: usize) -> Cow<'m, [u8]> {
+    fn boxed<'m>(
+        &self,
+        item: &Item,
+        memory: &'m Memory,
+        threads: usize,
+    ) -> Result<Cow<'m, [u8]>, Error> {
         if let Some(elements) = memory.contiguous(item.offset, &item.shape, &item.strides) {
-            return Cow::Borrowed(elements);
+            return Ok(Cow::Borrowed(elements));
         }
         let mut step = self.element_size;
         let mut strides = vec![0; item.shape.len()];
@@ -229,10 +268,10 @@ impl Opened {
             *stride = step.cast_signed();
             step *= extent;
         }
-        let mut elements = vec![0; step];
+        let mut elements = zeros(step, &item.key)?;
         let from = (item.offset, &*item.strides);
         memory.copy_out(from, &item.shape, &mut elements, (0, &strides), threads);
-        Cow::Owned(elements)
+        Ok(Cow::Owned(elements))
     }
 
     /// The new value of the chunk of `items`, of which there are several only in a shard; `None` if all of it is
@@ -248,8 +287,8 @@ impl Opened {
         let item = match items {
             [item] if !self.is_sharded || self.is_whole(item) => item,
             _ => {
-                let boxes = items.iter().map(|item| {
-                    let elements = self.boxed(item, memory, threads);
+                let boxes = items.iter().map(|item| -> Result<_, Error> {
+                    let elements = self.boxed(item, memory, threads)?;
                     Ok((item, ArrayBytes::new_flen(elements)))
                 });
                 let key = items.first().map_or("", |item| &*item.key);
@@ -349,9 +388,9 @@ impl Opened {
             Some(before) => self
                 .decode(&item.key, Cow::Borrowed(&before), threads)?
                 .into_owned(),
-            None if is_whole => self.memory()?,
+            None if is_whole => zeros(self.chunk_bytes, &item.key)?,
             None => {
-                let mut elements = self.memory()?;
+                let mut elements = zeros(self.chunk_bytes, &item.key)?;
                 let fill_value = self.array.fill_value().as_ne_bytes();
                 elements
                     .chunks_exact_mut(self.element_size)
@@ -363,16 +402,12 @@ impl Opened {
         memory.copy_out(from, &item.shape, &mut elements, (at, &strides), threads);
         Ok(Cow::Owned(elements))
     }
+}
 
-    /// New memory for the elements of a chunk.
-    fn memory(&self) -> Result<Vec<u8>, Error> {
-        zarrs_cuda::internals::host::memory::zeros(self.chunk_bytes, true).ok_or_else(|| {
-            Error::Memory(format!(
-                "out of memory: {} bytes for a chunk",
-                self.chunk_bytes
-            ))
-        })
-    }
+/// New memory for `bytes` bytes of elements of the chunk under `key`.
+fn zeros(bytes: usize, key: &str) -> Result<Vec<u8>, Error> {
+    internals::host::memory::zeros(bytes, true)
+        .ok_or_else(|| Error::Memory(format!("out of memory: {bytes} bytes for {key}")))
 }
 
 /// Whether `elements` are all bitwise equal to `element`.

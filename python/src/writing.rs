@@ -1,12 +1,13 @@
 //! The parts that both writers of slices share: their arguments, their progress, and how they are closed.
 
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use zarrs::array::Array;
+use zarrs::array::{Array, CodecOptions};
 use zarrs_cuda::writer::{Progress, WriterError};
 
 use crate::error::{Error, detached};
@@ -134,16 +135,38 @@ fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// For how long complete shards wait, if they are stored in pauses.
-pub(crate) fn flush_after(given: Option<f64>) -> Result<Option<Duration>, Error> {
-    let seconds = |given| {
-        Duration::try_from_secs_f64(given).map_err(|_| {
-            Error::Value(format!(
-                "`flush_after` is {given}, and must be a number of seconds from 0 on, or None"
-            ))
-        })
-    };
-    given.map(seconds).transpose()
+/// The memory and threads of a writer, and when it stores.
+#[derive(Clone, Copy, FromPyObject)]
+pub(crate) struct Settings {
+    /// The most bytes of all open writers, if it is not the library's default.
+    #[pyo3(item(0))]
+    pub(crate) memory: Option<usize>,
+    /// How many threads encode.
+    #[pyo3(item(1))]
+    threads: NonZeroUsize,
+    /// For how many seconds complete shards wait, if they are stored in pauses.
+    #[pyo3(item(2))]
+    flush_after: Option<f64>,
+}
+
+impl Settings {
+    /// Zarrs' options for codecs.
+    pub(crate) fn codec_options(&self) -> CodecOptions {
+        let options = zarrs::config::global_config().codec_options();
+        options.with_concurrent_target(self.threads.get())
+    }
+
+    /// For how long complete shards wait, if they are stored in pauses.
+    pub(crate) fn flush_after(&self) -> Result<Option<Duration>, Error> {
+        let seconds = |given| {
+            Duration::try_from_secs_f64(given).map_err(|_| {
+                Error::Value(format!(
+                    "`flush_after` is {given}, and must be a number of seconds from 0 on, or None"
+                ))
+            })
+        };
+        self.flush_after.map(seconds).transpose()
+    }
 }
 
 /// Calls `progress` with the arguments that `arguments` makes, from a thread of a writer.

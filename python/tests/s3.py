@@ -31,12 +31,16 @@ class Server(ThreadingHTTPServer):
         self.before: Any = lambda _kind, _key: None
         # Whether answers tell the versions of objects.
         self.has_versions = True
+        # Whether requests to write may have conditions: "obeyed", "ignored" or "refused".
+        self.conditions = "obeyed"
+        # When objects were stored, in seconds.
+        self.times: dict[str, int] = {}
         self.lock = threading.Lock()
 
-    def about(self, value: bytes) -> dict[str, str]:
+    def about(self, key: str, value: bytes) -> dict[str, str]:
         """Return the headers of an object."""
         version = {"ETag": f'"{hash(value)}"'} if self.has_versions else {}
-        return {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", **version}
+        return {"Last_Modified": f"Mon, 01 Jan 2024 00:00:{self.times.get(key, 0):02} GMT", **version}
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -123,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        about = self.server.about(value)
+        about = self.server.about(key, value)
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self.answer(200, value, **about)
@@ -145,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404)
             return
-        about = self.server.about(value)
+        about = self.server.about(found[0], value)
         self.answer(200, Content_Length=str(len(value)), **about)
 
     def do_PUT(self) -> None:
@@ -155,9 +159,25 @@ class Handler(BaseHTTPRequestHandler):
         key, query, body = found
         if "uploadId" in query:
             self.server.parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
-        else:
-            self.server.objects[key] = body
-        self.answer(200, ETag='"1"')
+            self.answer(200, ETag='"1"')
+            return
+        with self.server.lock:
+            status = self.status_of_condition(key)
+            if status == 200:
+                self.server.objects[key] = body
+        about = {"ETag": '"1"', **self.server.about(key, body)}
+        self.answer(status, **(about if status == 200 else {}))
+
+    def status_of_condition(self, key: str) -> int:
+        """Return the status of a request to write, by its condition."""
+        none, version = self.headers.get("If-None-Match"), self.headers.get("If-Match")
+        if self.server.conditions == "ignored" or (none is None and version is None):
+            return 200
+        if self.server.conditions == "refused":
+            return 501
+        value = self.server.objects.get(key)
+        now = None if value is None else self.server.about(key, value).get("ETag")
+        return 200 if (now is None if none is not None else now == version) else 412
 
     def do_DELETE(self) -> None:
         found = self.asked("DELETE")
@@ -205,7 +225,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 contents.append(
                     f"<Contents><Key>{escape(key)}</Key><Size>{len(value)}</Size>"
-                    "<LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>1</ETag></Contents>"
+                    f"<LastModified>2024-01-01T00:00:{self.server.times.get(key, 0):02}.000Z</LastModified>"
+                    "<ETag>1</ETag></Contents>"
                 )
         prefixes = [f"<CommonPrefixes><Prefix>{escape(c)}</Prefix></CommonPrefixes>" for c in sorted(common)]
         body = "".join(contents + prefixes)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +218,13 @@ def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:
     assert frames(tmp_path) == 2
     # What was packed last.
     assert (opened(tmp_path, THEIRS)[...] == 1).all()
-    assert (opened(tmp_path, OURS)[...] == 1).all()
+    with pytest.warns(zarrs_cuda.FramesWarning, match=r"1 shards of the array '/'.*consolidate"):
+        assert (opened(tmp_path, OURS)[...] == 1).all()
+    with warnings.catch_warnings():
+        # Once for each array and process.
+        warnings.simplefilter("error", zarrs_cuda.FramesWarning)
+        assert (opened(tmp_path, OURS, shards="in_place")[...] == 1).all()
+        assert (zarrs_cuda.ArrayReader(opened(tmp_path, OURS)).read() == 1).all()
     done = zarrs_cuda.consolidate(array)
     assert (done.shards, done.subchunks, done.invalid, done.erased) == (1, 2, 0, 0)
     assert frames(tmp_path) == 0
@@ -249,13 +257,52 @@ def test_other_writes_to_a_shard_with_a_frame_are_refused(mode: str, tmp_path: P
     assert list(other[0, :3]) == [5, 9, 1]
 
 
-def test_plain_writes_before_consolidation_are_lost_under_frames(tmp_path: Path) -> None:
+def test_plain_writes_before_consolidation_are_reported(tmp_path: Path) -> None:
     create(tmp_path, **KIND)[...] = 1
     shared = opened(tmp_path, OURS, shards="shared")
     shared[0:2, 0:2] = 5
-    opened(tmp_path, THEIRS)[0:2, 0:4] = 8
-    zarrs_cuda.consolidate(shared)
+    shared[8:10, 0:2] = 5
+    (version,) = (tmp_path / "c/0/0.frame").iterdir()
+    shard = tmp_path / "c/0/0"
+    # The clock of a file system may stand for some milliseconds.
+    while shard.stat().st_mtime_ns <= version.stat().st_mtime_ns:
+        opened(tmp_path, THEIRS)[0:2, 0:4] = 8
+    with pytest.raises(zarrs_cuda.ShardChanged, match=r"UTC.*UTC.*over_changed=True") as error:
+        zarrs_cuda.consolidate(shared)
+    assert error.value.shard == "c/0/0"
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+    # The other shard was packed, and this one is as it was.
+    assert list(opened(tmp_path, THEIRS)[0, :4]) == [8, 8, 8, 8]
+    assert opened(tmp_path, THEIRS)[8, 0] == 5
+    zarrs_cuda.consolidate(shared, over_changed=True)
     assert list(opened(tmp_path, THEIRS)[0, :4]) == [5, 5, 8, 8]
+    assert not list((tmp_path / "c/0/0.frame").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["files", "logged", "fsspec"])
+def test_readers_are_told_of_subchunks_beside_shards(kind: str, tmp_path: Path) -> None:
+    def stores(path: Path) -> Any:
+        if kind == "files":
+            return path
+        return LoggingStore(LocalStore(path)) if kind == "logged" else FsspecStore.from_url(f"file://{path}")
+
+    for name in "read", "reader", "packed":
+        create(tmp_path / name, **KIND)[...] = 1
+        shared = opened(tmp_path / name, OURS, shards="shared")
+        assert not (tmp_path / name / ".zarrs-cuda-frames").exists()
+        shared[0:2, 0:2] = 5
+        assert (tmp_path / name / ".zarrs-cuda-frames").exists()
+    with pytest.warns(zarrs_cuda.FramesWarning, match="1 shards"):
+        assert opened(stores(tmp_path / "read"), OURS)[0, 0] == 1
+    with pytest.warns(zarrs_cuda.FramesWarning, match="1 shards"):
+        assert zarrs_cuda.ArrayReader(opened(stores(tmp_path / "reader"), OURS)).read()[0, 0] == 1
+    zarrs_cuda.consolidate(opened(tmp_path / "packed", OURS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", zarrs_cuda.FramesWarning)
+        assert opened(stores(tmp_path / "packed"), OURS)[0, 0] == 5
+        # A marker that was left does not hold up writes.
+        opened(stores(tmp_path / "packed"), OURS)[0, 0] = 6
+        assert opened(tmp_path / "packed", OURS, shards="shared")[0, 0] == 6
 
 
 @pytest.mark.parametrize("step", [2, 3, 16])
@@ -315,7 +362,11 @@ def test_a_damaged_shard_does_not_keep_others_from_being_packed(tmp_path: Path) 
     create(tmp_path, **KIND)[...] = 1
     array = opened(tmp_path, OURS, shards="shared")
     array[::8, ::8] = 5
-    (tmp_path / "c/0/0").write_bytes(b"torn")
+    shard = tmp_path / "c/0/0"
+    times = shard.stat()
+    shard.write_bytes(b"torn")
+    # A shard that was changed later than its frame is reported as such.
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(zarrs_cuda.ShardError) as error:
         array[3, 3] = 6
     assert error.value.shard == "c/0/0"
@@ -682,7 +733,7 @@ array = zarr.open_array({str(root)!r})
                 assert str(directory.parent) in synced
 
 
-@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
 def test_want_of_memory_is_no_damage(mode: str, tmp_path: Path) -> None:
     code = f"""
 import resource
@@ -693,6 +744,7 @@ size = 192 << 20
 kind = {{"shape": (2 * size,), "chunks": (size,), "shards": (2 * size,), "dtype": "u1"}}
 array = zarr.create_array({str(tmp_path)!r}, **kind)
 array[0] = 1
+zarrs_cuda.consolidate(array)
 reader = zarrs_cuda.ArrayReader(array)
 before = Path({str(tmp_path)!r}, "c/0").read_bytes()
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -700,6 +752,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20),) * 2)
 for call in (
     lambda: array[3],
     lambda: array.__setitem__(9, 4),
+    lambda: array.__setitem__(slice(size, 2 * size), 4),
     lambda: reader.read(slice(3, 4)),
     lambda: zarrs_cuda.recover(array),
 ):

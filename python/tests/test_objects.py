@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -110,15 +114,18 @@ def test_requests_are_counted(server: Server) -> None:
     server.count()
     array[...] = VALUES
     kinds = Counter(kind for kind, key in server.count())
-    # A listing for each shard, because subchunks beside it would hide what is written.
-    assert kinds == {"LIST": 4, "PUT": 4}
+    # Subchunks beside a shard would hide what is written: one request says that the array never had some.
+    assert kinds == {"HEAD": 1, "PUT": 4}
     array[0, 0] = 1
     asked = server.count()
-    assert sorted(asked[:2]) == [("GET", "c/0/0"), ("LIST", "c/0/0.frame/")]
+    assert sorted(asked[:2]) == [("GET", "c/0/0"), ("HEAD", ".zarrs-cuda-frames")]
     assert asked[2:] == [("PUT", "c/0/0")]
-    # Of what is read whole, there is one request.
+    # A shard that is read whole takes one request. The first read of an array looks for the marker of frames.
     array[...]
-    assert sorted(server.count()) == [("GET", f"c/{i}/{j}") for i in range(2) for j in range(2)]
+    shards = [("GET", f"c/{i}/{j}") for i in range(2) for j in range(2)]
+    assert sorted(server.count()) == [*shards, ("HEAD", ".zarrs-cuda-frames")]
+    array[...]
+    assert sorted(server.count()) == shards
     array = opened(store, OURS)
     server.count()
     assert array[0, 0] == 1
@@ -285,8 +292,13 @@ def test_shared_shards(kind: str, tmp_path: Path, server: Server) -> None:
     np.testing.assert_array_equal(array[...], expected)
     assert array[2, 3] == 6
     np.testing.assert_array_equal(zarrs_cuda.ArrayReader(array).read(), expected)
-    for pipeline in (OURS, THEIRS):
-        assert (opened(store, pipeline)[...] == 1).all()
+    with pytest.warns(zarrs_cuda.FramesWarning, match=r"3 shards of the array '/'.*consolidate"):
+        assert (opened(store, OURS)[...] == 1).all()
+    with warnings.catch_warnings():
+        # Once for each array and process.
+        warnings.simplefilter("error", zarrs_cuda.FramesWarning)
+        for pipeline in (OURS, THEIRS):
+            assert (opened(store, pipeline)[...] == 1).all()
     other = opened(store, OURS)
     for selection in [(0, 1), (slice(0, 8), slice(0, 8))]:
         with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
@@ -306,6 +318,60 @@ def test_shared_shards(kind: str, tmp_path: Path, server: Server) -> None:
     assert not list(tmp_path.rglob("*.chunk"))
     other[0, 1] = 9
     assert list(other[0, :3]) == [5, 9, 1]
+
+
+def test_one_call_lists_a_frame_twice(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, **KIND)
+    array = opened(store, OURS, shards="shared")
+    array[0, 0] = 1
+    server.count()
+    array[...] = VALUES
+    kinds = Counter(kind for kind, key in server.count())
+    # Four shards of 16 subchunks.
+    assert kinds == {"LIST": 8, "PUT": 64}
+    array[1:15, 1:15] = 0
+    kinds = Counter(kind for kind, key in server.count())
+    # Subchunks that are changed in part are read, after one more listing.
+    assert kinds == {"LIST": 12, "PUT": 64, "GET": 28}
+    expected = VALUES.copy()
+    expected[1:15, 1:15] = 0
+    np.testing.assert_array_equal(array[...], expected)
+    server.count()
+    assert zarrs_cuda.consolidate(array).subchunks == 64
+    kinds = Counter(kind for kind, key in server.count())
+    # 129 versions are got one by one, and erased together.
+    assert kinds["GET"] >= 128
+    assert kinds["DELETE"] < 20
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+    assert [key for key in server.objects if ".frame/" in key] == []
+
+
+def test_strings_are_not_hidden_under_frames(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, shape=(8,), chunks=(2,), shards=(8,), dtype=str)[...] = "a"
+    opened(store, OURS, shards="shared")[2] = "b"
+    with pytest.raises(zarrs_cuda.FramesPending, match="consolidate"):
+        opened(store, OURS)[2] = "c"
+
+
+def test_a_shard_that_zarr_python_replaced_is_reported(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, **KIND)[...] = 1
+    array = opened(store, OURS, shards="shared")
+    array[0:2, 0:2] = 5
+    array[8:10, 0:2] = 5
+    opened(store, THEIRS)[0:2, 0:4] = 8
+    server.times["c/0/0"] = 9
+    with pytest.raises(zarrs_cuda.ShardChanged, match=r"00:00:09.*00:00:00.*over_changed=True") as error:
+        zarrs_cuda.consolidate(array)
+    assert error.value.shard == "c/0/0"
+    # The other one was packed.
+    assert opened(store, THEIRS)[8, 0] == 5
+    assert list(opened(store, THEIRS)[0, :4]) == [8, 8, 8, 8]
+    zarrs_cuda.consolidate(array, over_changed=True)
+    assert list(opened(store, THEIRS)[0, :4]) == [5, 5, 8, 8]
+    assert [key for key in server.objects if ".frame/" in key] == []
 
 
 def test_stores_that_shards_cannot_be_shared_in(server: Server) -> None:
@@ -491,3 +557,103 @@ def test_a_shard_that_is_replaced_while_it_is_read(
         assert any(np.array_equal(got, values[8:, 5:]) for values in arrays)
         assert asked > after
         np.testing.assert_array_equal(array[8:, 5:], arrays[1][8:, 5:])
+
+
+STREAM: dict[str, Any] = {"shape": (0, 6), "chunks": (2, 6), "shards": (4, 6), "dtype": "uint8"}
+
+
+def of_command(script: str, *arguments: str) -> str:
+    """Return what another process prints."""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+EXTENDS = """
+import sys, zarr, zarrs_cuda
+from obstore.store import S3Store
+from zarr.storage import ObjectStore
+
+server = S3Store(
+    "bucket", endpoint=sys.argv[1], region="us-east-1", skip_signature=True,
+    client_options={"allow_http": True}, retry_config={"max_retries": 0},
+)
+try:
+    writer = zarrs_cuda.ArrayWriter(zarr.open_array(ObjectStore(server)))
+    print("begun", "held" in writer.explain())
+    import os
+    sys.stdout.flush()
+    os._exit(0)
+except OSError as error:
+    print("refused", error)
+"""
+
+
+def test_one_writer_extends_an_array(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    url = f"http://127.0.0.1:{server.server_port}"
+    values = np.arange(48, dtype="uint8").reshape(8, 6)
+    lease = ".zarrs-cuda-writer"
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        assert "lease: held" in writer.explain()
+        writer.append(values[:4])
+        said = of_command(EXTENDS, url)
+        assert said.startswith("refused")
+        assert f"process {os.getpid()}" in said
+        assert lease in server.objects
+        writer.append(values[4:])
+    assert lease not in server.objects
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
+    # A process that was killed leaves its lease, which is taken over at once.
+    assert of_command(EXTENDS, url) == "begun True\n"
+    assert lease in server.objects
+    begin = time.monotonic()
+    with zarrs_cuda.ArrayWriter(opened(store, OURS)) as writer:
+        writer.append(values)
+    assert time.monotonic() - begin < 8
+    assert lease not in server.objects
+    np.testing.assert_array_equal(opened(store, THEIRS)[8:], values)
+
+
+@pytest.mark.parametrize("conditions", ["ignored", "refused"])
+def test_servers_without_conditions_have_no_leases(conditions: str, server: Server) -> None:
+    server.conditions = conditions
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    values = np.arange(24, dtype="uint8").reshape(4, 6)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        assert "lease: none" in writer.explain()
+        assert ".zarrs-cuda-writer" not in server.objects
+        writer.append(values)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
+
+
+def test_no_change_of_metadata_is_lost(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **STREAM)
+    values = np.arange(24, dtype="uint8").reshape(4, 6)
+    writer = zarrs_cuda.ArrayWriter(array)
+    writer.append(values)
+    is_edited = threading.Event()
+
+    def edit(kind: str, key: str) -> None:
+        # Between the moment in which the writer reads the metadata and the one in which it stores them.
+        if (kind, key) == ("PUT", "zarr.json") and not is_edited.is_set():
+            is_edited.set()
+            edited = json.loads(server.objects["zarr.json"])
+            edited["attributes"] = {"by": "another process"}
+            server.objects["zarr.json"] = json.dumps(edited).encode()
+
+    server.before = edit
+    writer.flush()
+    assert is_edited.is_set()
+    metadata = json.loads(server.objects["zarr.json"])
+    assert metadata["attributes"] == {"by": "another process"}
+    assert metadata["shape"] == [4, 6]
+    # zarr-python's `append` makes the array longer first.
+    opened(store, THEIRS).append(values)
+    writer.append(values)
+    with pytest.raises(OSError, match="another process resizes"):
+        writer.flush()
+    writer.abort()
+    np.testing.assert_array_equal(opened(store, THEIRS)[4:], values)

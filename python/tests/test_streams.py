@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import subprocess
 import sys
 import threading
@@ -215,6 +216,66 @@ def test_readers_of_shared_shards(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarrs_cuda.ArrayReader(array, shared=True).read(), frames(9))
 
 
+def open_image(path: Path, **arguments: Any) -> zarrs_cuda.MultiscaleWriter:
+    group = zarr.create_group(path)
+    array = group.create_array("0", dimension_names=["t", "y", "x"], **KIND)
+    return zarrs_cuda.MultiscaleWriter(array, levels=3, **arguments)
+
+
+# Another writer of the process would take a part of the memory.
+MANY = """
+import os, sys, zarr, zarrs_cuda
+from pathlib import Path
+from test_streams import frames, open_image
+def threads(): return len(os.listdir("/proc/self/task"))
+at = Path(sys.argv[1])
+open_image(at / "first.zarr", memory="64MiB").abort()
+before, writers = threads(), []
+while True:
+    try:
+        writers.append(open_image(at / f"{len(writers)}.zarr", memory="64MiB", threads=1))
+    except MemoryError as error:
+        refused = str(error)
+        break
+assert len(writers) > 1
+assert f"{len(writers)} open writers" in refused and str(64 << 20) in refused, refused
+# Those of zarr-python, of leases and of the timer, however many writers there are.
+assert threads() <= before + 8, (before, threads(), len(writers))
+writers.pop().finish()
+writers.append(open_image(at / "last.zarr", memory="64MiB"))
+for writer in writers:
+    writer.append(frames(20))
+for writer in writers:
+    writer.finish()
+last = zarr.open_group(at / "last.zarr")
+assert (last["0"][:] == frames(20)).all() and last["2"].shape == (20, 3, 3)
+"""
+
+
+def test_many_writers_share_memory_and_threads(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MANY, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("memory", ["2GB", "1.5 GiB", "512mib", str(1 << 30), 1 << 30, None])
+def test_memory_of_a_writer(memory: Any, tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    with zarrs_cuda.ArrayWriter(array, memory=memory, threads=2) as writer:
+        writer.append(frames(3))
+    assert (array[:] == frames(3)).all()
+
+
+@pytest.mark.parametrize("memory", ["", "2", "-1", "2 gibbons", "1e9", 0, -5, True, 1.5, 1 << 64])
+def test_memory_that_is_none(memory: Any, tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    # Two bytes are a number of bytes, and are too few.
+    with pytest.raises(MemoryError if memory == "2" else ValueError, match="memory"):
+        zarrs_cuda.ArrayWriter(array, memory=memory)
+    with pytest.raises(ValueError, match="threads"):
+        zarrs_cuda.ArrayWriter(array, threads=0)
+
+
 def test_metrics_and_doctor(tmp_path: Path) -> None:
     before = zarrs_cuda.metrics()
     array = create(tmp_path, **{**KIND, "shape": (9, 12, 10)})
@@ -406,3 +467,24 @@ def test_an_error_of_a_store_of_python_is_its_own(tmp_path: Path) -> None:
 def fill(writer: zarrs_cuda.ArrayWriter) -> None:
     writer.append(frames(8))
     writer.flush()
+
+
+def test_a_writer_and_maintenance_refuse_each_other(tmp_path: Path) -> None:
+    array = create(LocalStore(tmp_path), **KIND)
+    lease = tmp_path / ".zarrs-cuda-writer"
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(frames(8))
+        writer.flush()
+        assert "lease: held" in writer.explain()
+        for work in (zarrs_cuda.compact, zarrs_cuda.recover):
+            with pytest.raises(OSError, match="has the lease") as caught:
+                work(opened(LocalStore(tmp_path), OURS))
+            assert caught.value.errno == errno.EBUSY
+        assert lease.exists()
+    ours = opened(LocalStore(tmp_path), OURS)
+    assert zarrs_cuda.compact(ours) == zarrs_cuda.recover(ours) == {}
+    assert not lease.exists()
+    # A writer within the array may be one of several.
+    with zarrs_cuda.ArrayWriter(ours, start=0) as within:
+        assert "lease: none" in within.explain()
+        within.append(frames(8))

@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -38,8 +40,12 @@ def climate(start: int, count: int, names: str = NAMES) -> xr.Dataset:
     return xr.Dataset(variables, {"t": np.arange(start, start + count)})
 
 
-def of(path: Any) -> xr.Dataset:
-    with zarr.config.set({"codec_pipeline.path": THEIRS}), xr.open_zarr(path, consolidated=False) as got:
+def of(path: Any, *, consolidated: bool = False) -> xr.Dataset:
+    """Read a data set by zarr-python alone."""
+    with (
+        zarr.config.set({"codec_pipeline.path": THEIRS}),
+        xr.open_zarr(path, consolidated=consolidated) as got,
+    ):
         return got.load()
 
 
@@ -244,13 +250,44 @@ def test_an_append_that_fails_leaves_a_data_set_that_opens(shards: str, tmp_path
         with pytest.raises(OSError, match="the disk of the input") as caught:
             to_zarr(data.assign(c=(("t", "x"), broken)), tmp_path, append_dim="t")
         assert any("back to (8, 8)" in note for note in caught.value.__notes__)
-        assert of(tmp_path).identical(climate(0, 8))
+        for consolidated in (False, True):
+            assert of(tmp_path, consolidated=consolidated).identical(climate(0, 8))
         for name in NAMES:
             zarrs_cuda.consolidate(opened(tmp_path / name, OURS))
         to_zarr(data, tmp_path, append_dim="t")
         for name in NAMES:
             zarrs_cuda.consolidate(opened(tmp_path / name, OURS))
     assert of(tmp_path).identical(climate(0, 16))
+
+
+@pytest.mark.parametrize("how", ["append", "dask"])
+def test_no_block_is_stored_after_a_call_has_failed(how: str, tmp_path: Path) -> None:
+    """Dask raises the error of a block while other threads compute, and store, their blocks."""
+    began, failed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def compute(block: Any, block_info: Any) -> Any:
+        if block_info[0]["chunk-location"][0] == 0:
+            assert began.wait(60)
+            failed.set()
+            raise OSError("the disk of the input")
+        began.set()
+        assert failed.wait(60)
+        # This block takes longer than the error.
+        time.sleep(1)
+        ended.set()
+        return block
+
+    stored(tmp_path)
+    blocks = da.zeros((8, 8), chunks=(4, 8)).map_blocks(compute, dtype="f8", meta=np.empty((0, 0)))
+    data = climate(8, 8).assign(c=(("t", "x"), blocks))
+    array = opened(tmp_path / "c", OURS)
+    calls = {
+        "append": lambda: to_zarr(data, tmp_path, append_dim="t"),
+        "dask": lambda: zarrs_cuda.dask.store(blocks, array),
+    }
+    with dask.config.set(scheduler="threads", num_workers=2), pytest.raises(OSError, match="the disk of the"):
+        calls[how]()
+    assert ended.is_set()
 
 
 def test_arrays_that_cannot_be_shared_are_refused_before_an_append() -> None:

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::EngineError;
+use super::account::{Debtor, Lender};
 use super::memory;
 use super::stream::{Output, Returned};
 
@@ -16,6 +17,8 @@ pub(crate) struct Pool {
     contents: Contents,
     /// The most buffers that can be in use at once.
     most: usize,
+    /// How many of them are its own; the others are lent by this lender.
+    own: Option<(usize, Lender)>,
     huge_pages: bool,
     state: Mutex<State>,
     returned: Arc<Returned>,
@@ -25,6 +28,8 @@ pub(crate) struct Pool {
 struct State {
     free: Vec<Vec<u8>>,
     in_use: usize,
+    /// How many buffers are lent, in use or free.
+    lent: usize,
     /// Whether a store kept the last buffer that was done with. Then waiting for the next one is
     /// probably in vain.
     kept: bool,
@@ -50,6 +55,8 @@ pub(crate) struct Lease {
 }
 
 impl Pool {
+    /// A pool that has all of its buffers as its own.
+    #[cfg(test)]
     pub(crate) fn new(
         len: usize,
         contents: Contents,
@@ -57,32 +64,66 @@ impl Pool {
         huge_pages: bool,
         returned: Arc<Returned>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Self::lending(len, contents, most, None, huge_pages, returned)
+    }
+
+    /// A pool that has some of its buffers as its `own`, and is lent the others, if there is memory.
+    pub(crate) fn lending(
+        len: usize,
+        contents: Contents,
+        most: usize,
+        own: Option<(usize, Lender)>,
+        huge_pages: bool,
+        returned: Arc<Returned>,
+    ) -> Arc<Self> {
+        let pool = Arc::new(Self {
             len,
             contents,
             most: most.max(1),
+            own: own.filter(|(own, _)| *own < most),
             huge_pages,
             state: Mutex::default(),
             returned,
-        })
+        });
+        if pool.own.is_some() {
+            let debtor: Arc<dyn Debtor> = pool.clone();
+            Lender::note(Arc::downgrade(&debtor));
+        }
+        pool
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a buffer; `None` if all are in use. Unless `new`, no buffer is allocated while another
+    /// Takes a buffer; `None` if all are in use, or there is no memory to lend another one. Unless `new`, no buffer is allocated while another
     /// one is in use that will probably come back; the result is `None` then, too.
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
-        let free = {
+        let mut has_called = false;
+        let free = loop {
             let mut state = self.state();
             let comes_back = state.in_use > 0 && !state.kept;
             let waits = state.free.is_empty() && comes_back && !new;
             if waits || state.in_use >= self.most {
                 return Ok(None);
             }
+            if state.free.is_empty()
+                && let Some((own, lender)) = self.own
+                && state.in_use >= own
+            {
+                if lender.lend(self.len) {
+                    state.lent += 1;
+                } else if has_called {
+                    return Ok(None);
+                } else {
+                    drop(state);
+                    Lender::call_back();
+                    has_called = true;
+                    continue;
+                }
+            }
             state.in_use += 1;
-            state.free.pop()
+            break state.free.pop();
         };
         let is_new = free.is_none();
         let mut lease = Lease {
@@ -103,6 +144,27 @@ impl Pool {
             Contents::Nothing => lease.buffer.clear(),
         }
         Ok(Some(lease))
+    }
+
+    /// Notes that there are fewer buffers now: those that were lent go first.
+    fn settle(&self, state: &mut State) {
+        let Some((own, lender)) = self.own else {
+            return;
+        };
+        let lent = (state.in_use + state.free.len()).saturating_sub(own);
+        lender.take_back(state.lent.saturating_sub(lent) * self.len);
+        state.lent = state.lent.min(lent);
+    }
+
+    /// Frees buffers that are not in use, until there are at most `most`.
+    fn shrink(&self, most: usize) {
+        let mut state = self.state();
+        let surplus = (state.in_use + state.free.len()).saturating_sub(most);
+        let left = state.free.len() - surplus.min(state.free.len());
+        let freed = state.free.split_off(left);
+        self.settle(&mut state);
+        drop(state);
+        drop(freed);
     }
 
     /// Takes a buffer; blocks until there is one. A new buffer is allocated rather than waiting, if
@@ -153,6 +215,31 @@ impl Patience {
     }
 }
 
+impl Debtor for Pool {
+    fn has_lent(&self) -> bool {
+        self.state().lent > 0
+    }
+
+    fn free_all(&self) {
+        self.shrink(0);
+    }
+
+    fn give_back(&self) {
+        if let Some((own, _)) = self.own {
+            self.shrink(own);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some((_, lender)) = self.own {
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            lender.take_back(state.lent * self.len);
+        }
+    }
+}
+
 impl Lease {
     /// Whether the buffer was newly allocated.
     pub(crate) fn is_new(&self) -> bool {
@@ -169,8 +256,9 @@ impl Lease {
             let mut state = self.pool.state();
             state.in_use -= 1;
             state.kept = true;
+            self.pool.settle(&mut state);
             drop(state);
-            self.pool.returned.notify();
+            self.pool.returned.came_back();
         }
     }
 }
@@ -187,8 +275,9 @@ impl Drop for Lease {
         if self.buffer.capacity() >= self.pool.len && self.pool.len > 0 {
             state.free.push(std::mem::take(&mut self.buffer));
         }
+        self.pool.settle(&mut state);
         drop(state);
-        self.pool.returned.notify();
+        self.pool.returned.came_back();
     }
 }
 
@@ -241,6 +330,49 @@ mod tests {
         drop((first, third));
         let again: Vec<_> = (0..3).map(|_| pool.take(true).expect("memory")).collect();
         assert_eq!(again.iter().filter(|lease| lease.is_some()).count(), 2);
+    }
+
+    fn lent(len: usize, own: usize, most: usize, limit: usize) -> Arc<Pool> {
+        let own = Some((own, Lender::new(limit)));
+        Pool::lending(len, Contents::Zeros, most, own, true, Arc::default())
+    }
+
+    #[test]
+    fn a_pool_always_has_its_own_buffers() {
+        // Nothing is lent, whatever others have.
+        let pool = lent(100, 2, 4, 0);
+        for _ in 0..3 {
+            let own = [(); 2].map(|()| pool.take(true).expect("memory").expect("free"));
+            assert!(pool.take(true).expect("memory").is_none());
+            assert!(!pool.has_lent());
+            // A buffer that a store keeps is not the pool's any more.
+            own[0].forget();
+            let another = pool.take(true).expect("memory").expect("free");
+            assert!(pool.take(true).expect("memory").is_none());
+            drop((own, another));
+        }
+    }
+
+    #[test]
+    fn lent_buffers_are_kept_until_they_are_wanted() {
+        let pool = lent(100, 1, 3, usize::MAX);
+        let all = [(); 3].map(|()| pool.take(true).expect("memory").expect("lent"));
+        assert!(pool.take(true).expect("memory").is_none());
+        // Nothing of it is free.
+        pool.give_back();
+        drop(all);
+        assert!(pool.has_lent());
+        let again = [(); 3].map(|()| pool.take(true).expect("memory").expect("free"));
+        assert!(again.iter().all(|lease| !lease.is_new()));
+        drop(again);
+        pool.give_back();
+        assert!(!pool.has_lent());
+        let two = [(); 2].map(|()| pool.take(true).expect("memory").expect("lent"));
+        assert_eq!(two.map(|lease| lease.is_new()), [false, true]);
+        pool.shrink(0);
+        assert!(!pool.has_lent());
+        let new = pool.take(true).expect("memory").expect("its own");
+        assert!(new.is_new());
     }
 
     #[test]

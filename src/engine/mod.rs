@@ -10,6 +10,7 @@
 //! 3. The same job gives the same bytes, whatever the number of threads.
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
+pub(crate) mod account;
 pub(crate) mod along;
 pub(crate) mod buffers;
 mod chain;

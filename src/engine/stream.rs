@@ -2,7 +2,7 @@
 //!
 //! A stream's bytes are the bytes of its slices, one after the other. They are written to an
 //! [`Input`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
-//! Encoders run on a thread of their own; inputs are filled on the caller's thread. Neither holds a
+//! Encoders run on threads of their own, one at a time; inputs are filled on the caller's thread. Neither holds a
 //! lock of the other. Neither runs on rayon's global pool, whose threads the caller may all be
 //! using.
 //!
@@ -23,9 +23,10 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::account::{Debtor, Lender};
 use super::reduce::Reducer;
 use super::{Chain, EngineError, Job, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
@@ -51,9 +52,19 @@ pub(crate) struct StreamJob {
     pub(crate) inputs: usize,
     /// How many encoded batches there can be at once.
     pub(crate) outputs: usize,
+    /// Which of these buffers are lent, if some are. Only the host lends buffers.
+    pub(crate) lending: Option<Lending>,
     /// From what its slices may be [reduced](StreamEngine::reduce), if the device of another stream
     /// has that.
     pub(crate) reduced_from: Option<ReducedFrom>,
+}
+
+/// The buffers of a stream that are its own. It may lack the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lending {
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) lender: Lender,
 }
 
 /// The level above: the stream whose slices are reduced to the slices of another stream.
@@ -268,16 +279,21 @@ pub(crate) trait BatchFallback: Send + Sync + fmt::Debug {
     ) -> Result<(Vec<EncodedPart>, usize), EngineError>;
 }
 
-/// Encodes batches, in the order in which they are submitted. Used by one thread.
+/// Encodes batches, in the order in which they are submitted. Used by one thread at a time.
 pub(crate) trait Encoder: Send + fmt::Debug {
     /// How many batches can be under way at once.
     fn depth(&self) -> usize;
+
+    /// Takes the buffers that [`complete`](Self::complete) needs, without waiting. Returns whether there were
+    /// any: then it does not wait for buffers. [`Returned`] tells when one comes back.
+    fn prepare(&mut self) -> bool;
 
     /// Begins to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
     /// batches are under way. [`complete`](Self::complete) returns the errors.
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
 
-    /// Blocks until the batch that was submitted first is complete; `None` if none is under way.
+    /// Blocks until the batch that was submitted first is complete, and a buffer for it is free; `None` if
+    /// none is under way.
     /// The batches after one that failed are still under way.
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;
 }
@@ -297,6 +313,11 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
 
     /// The encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
+
+    /// The pools of buffers on the host that are lent, if there are any.
+    fn pools(&self) -> Vec<Arc<dyn Debtor>> {
+        Vec::new()
+    }
 
     /// Whether the device that encodes this stream can [reduce](Self::reduce) slices of `above`,
     /// which it encodes, too. No fault so far: it may fail later.
@@ -354,11 +375,21 @@ fn no_device() -> EngineError {
 }
 
 /// Tells waiting threads that a buffer came back. They then try to take one again.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Returned {
     count: Mutex<u64>,
     changed: Condvar,
     given_up: AtomicBool,
+    called: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Returned")
+            .field("count", &self.count)
+            .field("given_up", &self.given_up)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Returned {
@@ -385,6 +416,20 @@ impl Returned {
             ));
         }
         Ok(())
+    }
+
+    /// Calls `work` whenever a buffer came back, on the thread that gives it back, which may be a store's
+    /// with locks of its own. To be set once.
+    pub(crate) fn call(&self, work: impl Fn() + Send + Sync + 'static) {
+        let _ = self.called.set(Box::new(work));
+    }
+
+    /// A buffer came back.
+    pub(crate) fn came_back(&self) {
+        self.notify();
+        if let Some(call) = self.called.get() {
+            call();
+        }
     }
 
     /// Wakes waiting threads, when a buffer came back or something else changed for them.

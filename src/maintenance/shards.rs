@@ -32,6 +32,8 @@ use crate::codec::find;
 use crate::layout::RECORD_LEN;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
+use crate::store::array_lease::ArrayLease;
+use crate::store::files::directory_of;
 use crate::store::ranges::Merged;
 use crate::store::{Blocking, Lists, Reads, Writes, now};
 use crate::{CudaShardingCodec, Error, WriteStrategy};
@@ -322,13 +324,33 @@ impl<S: ReadableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
     }
 }
 
-impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
+impl<S: ?Sized + 'static> Shards<'_, S> {
+    /// Takes the lease of the array, if its store is zarrs' store of files.
+    fn lease(&self) -> Result<Option<ArrayLease>, Error> {
+        let Some(root) = directory_of(&self.array.storage()) else {
+            return Ok(None);
+        };
+        let path = self.array.path().as_str().trim_start_matches('/');
+        ArrayLease::take(&root.join(path))
+            .map(Some)
+            .map_err(|error| {
+                let key = zarrs::node::meta_key_v3(self.array.path());
+                failed("begin to change the shards beside", &key)(error.into())
+            })
+    }
+}
+
+/// On zarrs' `FilesystemStore` each of these has the [lease](ArrayLease) of the array while it runs. If a
+/// writer extends the array, or another process has the lease, the error is an [`Error::Storage`] whose source
+/// is of the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy), and no shard was touched.
+impl<S: ReadableWritableStorageTraits + ?Sized + 'static> Shards<'_, S> {
     /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
     ///
     /// # Errors
     /// As for [`compact`](compact()) and [`ShardFormat::of`].
     pub fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
+        let _lease = self.lease()?;
         compact(&*self.array.storage(), &key, &format)
     }
 
@@ -338,18 +360,23 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     /// As for [`recover`](recover()) and [`ShardFormat::of`].
     pub fn recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
         let (key, format) = self.find(shard)?;
+        let _lease = self.lease()?;
         recover(&*self.array.storage(), &key, &format)
     }
 }
 
-impl<S: ReadableWritableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
+impl<S> Shards<'_, S>
+where
+    S: ReadableWritableStorageTraits + ListableStorageTraits + ?Sized + 'static,
+{
     /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
-    /// [`compact`](compact()).
+    /// [`compact`](compact()). It has the [lease](ArrayLease) of the array as [`compact`](Self::compact) has.
     ///
     /// # Errors
     /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that
     /// failed have been compacted.
     pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
+        let _lease = self.lease()?;
         now(self.compact_pending_in(&Blocking::new(&*self.array.storage())))
     }
 }

@@ -12,6 +12,7 @@ use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StoreP
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::shard_grid::ShardGrid;
 use crate::store::Lists;
+use crate::store::array_lease::is_lease;
 
 /// A stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,14 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
+/// How an underlying key is shown. Leases are no part of an array.
+fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
+    if is_lease(key.as_str()) {
+        return Seen::Hidden;
+    }
+    view.seen(key)
+}
+
 /// The keys with `prefix`, in order, and the sizes of chunks among them.
 async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
@@ -71,7 +80,7 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     let mut shards = Vec::new();
     let mut listed = Vec::new();
     for key in store.list_prefix(&underlying).await? {
-        match view.seen(&key) {
+        match seen(view, &key) {
             // An entry beside a shard is not beside each of its chunks.
             Seen::Itself if key.has_prefix(prefix) => listed.push((key, None)),
             Seen::Shard(shard) if has_chunks => shards.push(shard),
@@ -130,7 +139,7 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
     let below = store.list_dir(&underlying).await?;
     let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());
     for key in below.keys() {
-        match view.seen(key) {
+        match seen(view, key) {
             Seen::Itself if key.has_prefix(prefix) => keys.push(key.clone()),
             Seen::Shard(shard) if has_chunks => shards.push(shard),
             Seen::Itself | Seen::Hidden | Seen::Shard(_) => {}

@@ -3,6 +3,7 @@
 //! | adapter | purpose |
 //! |---|---|
 //! | [`SparseShardStore`] | many processes write the subchunks of a `sharding_indexed` array at once, and no write is lost; later they are packed into standard shards |
+//! | [`SubchunkBatch`] | one call writes many subchunks of such an array |
 //! | [`ShardedStore`] | an array of small chunks, whose store keeps many chunks in one object: the sharding storage transformer draft |
 //! | [`ShardingTransformer`] | reads such arrays from any store |
 //! | [`RangeWrites`] | one writer updates parts of shards in stores that only replace whole objects |
@@ -27,5 +28,7 @@ mod zarrs_traits;
 pub use crate::store::owner::{Life, Owner};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
-pub use sparse::{Consolidation, ConsolidationProgress, SparseShardStore};
+pub use sparse::{
+    Consolidation, ConsolidationProgress, FRAMES_MARKER, SparseShardStore, SubchunkBatch,
+};
 pub use transformer::ShardingTransformer;

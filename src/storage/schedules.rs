@@ -308,6 +308,26 @@ impl Seat {
         }
     }
 
+    /// A write of values into several chunks by one call. It begins with its first request.
+    pub(super) async fn writing_all<E: fmt::Display>(
+        &self,
+        values: &[(usize, Value)],
+        write: impl Future<Output = std::result::Result<(), E>>,
+    ) {
+        for (chunk, value) in values {
+            let (chunk, value) = (*chunk, value.clone());
+            self.will_begin(Event::WriteBegins { chunk, value });
+        }
+        match write.await {
+            Ok(()) => {
+                for &(chunk, _) in values {
+                    self.happened(Event::WriteEnds { chunk });
+                }
+            }
+            Err(error) => self.failed(0, &error),
+        }
+    }
+
     /// A read of a chunk. It begins with its first call.
     pub(super) async fn reading<E: fmt::Display>(
         &self,
@@ -531,6 +551,15 @@ impl Writes for Seat {
         Ok(())
     }
 
+    async fn set_each(&self, values: &[(StoreKey, Bytes)]) -> Result<()> {
+        let keys: Vec<StoreKey> = values.iter().map(|(key, _)| key.clone()).collect();
+        for at in self.order(&keys) {
+            let (key, value) = &values[at];
+            self.set(key, value.clone()).await?;
+        }
+        Ok(())
+    }
+
     fn writes_ranges(&self) -> bool {
         true
     }
@@ -667,6 +696,14 @@ impl TakesTurns for Seat {
 
     async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
         self.take_turn(turns, Some(shard)).await
+    }
+
+    async fn turns_of(&self, turns: &Turns, shards: &[StoreKey]) -> Vec<SeatTurn> {
+        let mut taken = Vec::new();
+        for shard in BTreeSet::from_iter(shards) {
+            taken.push(self.take_turn(turns, Some(shard)).await);
+        }
+        taken
     }
 
     async fn all_turns(&self, turns: &Turns) -> Vec<SeatTurn> {

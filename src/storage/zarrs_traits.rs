@@ -1,12 +1,95 @@
 //! zarrs' traits of stores, implemented for an adapter over stores that block and over stores that are awaited.
 
-/// Implement zarrs' traits for an adapter `A<S>`.
+/// Implement zarrs' traits for an adapter `A<S>`: those of [`reads_and_writes`], and those that list.
+///
+/// The `view` of `self.$core` is what is listed.
+macro_rules! zarrs_traits {
+    (
+        $adapter:ident.$core:ident,
+        reads: [$($reads:ident)+], [$($async_reads:ident)+],
+        gets_parts: $gets_parts:literal $(,)?
+    ) => {
+        $crate::storage::zarrs_traits::reads_and_writes! {
+            $adapter.$core,
+            reads: [$($reads)+], [$($async_reads)+],
+            gets_parts: $gets_parts,
+        }
+
+        const _: () = {
+            #[cfg(feature = "async")]
+            use zarrs_storage::{AsyncListableStorageTraits, AsyncReadableStorageTraits};
+            use zarrs_storage::{
+                ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKeys,
+                StoreKeysPrefixes, StorePrefix,
+            };
+
+            use $crate::storage::listing;
+            use $crate::store::now;
+
+            impl<S> ListableStorageTraits for $adapter<S>
+            where
+                S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
+            {
+                fn list(&self) -> Result<StoreKeys, StorageError> {
+                    self.list_prefix(&StorePrefix::root())
+                }
+
+                fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+                    let store = &self.blocking();
+                    now(listing::list_prefix(&self.$core.view(store), store, prefix))
+                }
+
+                fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+                    let store = &self.blocking();
+                    now(listing::list_dir(&self.$core.view(store), store, prefix))
+                }
+
+                fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+                    let store = &self.blocking();
+                    now(listing::size_prefix(&self.$core.view(store), store, prefix))
+                }
+            }
+
+            #[cfg(feature = "async")]
+            #[async_trait::async_trait]
+            impl<S> AsyncListableStorageTraits for $adapter<S>
+            where
+                S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
+            {
+                async fn list(&self) -> Result<StoreKeys, StorageError> {
+                    self.list_prefix(&StorePrefix::root()).await
+                }
+
+                async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+                    let store = &self.awaited();
+                    listing::list_prefix(&self.$core.view(store), store, prefix).await
+                }
+
+                async fn list_dir(
+                    &self,
+                    prefix: &StorePrefix,
+                ) -> Result<StoreKeysPrefixes, StorageError> {
+                    let store = &self.awaited();
+                    listing::list_dir(&self.$core.view(store), store, prefix).await
+                }
+
+                async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+                    let store = &self.awaited();
+                    listing::size_prefix(&self.$core.view(store), store, prefix).await
+                }
+            }
+        };
+    };
+}
+pub(super) use zarrs_traits;
+
+/// Implement zarrs' traits that read and write for an adapter `A<S>`.
 ///
 /// `A::blocking` and `A::awaited` give the store, of one kind or the other. `self.$core` has an `async fn` for
 /// each operation, over a store of either kind: `get`, `get_ranges`, `size`; `set`, `set_ranges`, `erase_each`,
-/// `erase_prefix`. Its `view` is what is listed. `reads` are the traits that `S` has for reads, blocking and
-/// awaited. `gets_parts` says whether a read of a part of a value reads less than the value, if `S` does.
-macro_rules! zarrs_traits {
+/// `erase_prefix`. `reads` are the traits that `S` has for reads, blocking and awaited. `gets_parts` says whether a
+/// read of a part of a value reads less than the value, if `S` does.
+macro_rules! reads_and_writes {
     (
         $adapter:ident.$core:ident,
         reads: [$($reads:ident)+], [$($async_reads:ident)+],
@@ -24,11 +107,9 @@ macro_rules! zarrs_traits {
             };
             use zarrs_storage::{
                 ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-                ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes,
-                StorePrefix, WritableStorageTraits,
+                ReadableStorageTraits, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
             };
 
-            use $crate::storage::listing;
             use $crate::store::now;
 
             impl<S: $($reads +)+ ?Sized> ReadableStorageTraits for $adapter<S> {
@@ -52,30 +133,6 @@ macro_rules! zarrs_traits {
 
                 fn supports_get_partial(&self) -> bool {
                     $gets_parts && self.store.supports_get_partial()
-                }
-            }
-
-            impl<S> ListableStorageTraits for $adapter<S>
-            where
-                S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
-            {
-                fn list(&self) -> Result<StoreKeys, StorageError> {
-                    self.list_prefix(&StorePrefix::root())
-                }
-
-                fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-                    let store = &self.blocking();
-                    now(listing::list_prefix(&self.$core.view(store), store, prefix))
-                }
-
-                fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-                    let store = &self.blocking();
-                    now(listing::list_dir(&self.$core.view(store), store, prefix))
-                }
-
-                fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-                    let store = &self.blocking();
-                    now(listing::size_prefix(&self.$core.view(store), store, prefix))
                 }
             }
 
@@ -141,35 +198,6 @@ macro_rules! zarrs_traits {
 
             #[cfg(feature = "async")]
             #[async_trait::async_trait]
-            impl<S> AsyncListableStorageTraits for $adapter<S>
-            where
-                S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
-            {
-                async fn list(&self) -> Result<StoreKeys, StorageError> {
-                    self.list_prefix(&StorePrefix::root()).await
-                }
-
-                async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-                    let store = &self.awaited();
-                    listing::list_prefix(&self.$core.view(store), store, prefix).await
-                }
-
-                async fn list_dir(
-                    &self,
-                    prefix: &StorePrefix,
-                ) -> Result<StoreKeysPrefixes, StorageError> {
-                    let store = &self.awaited();
-                    listing::list_dir(&self.$core.view(store), store, prefix).await
-                }
-
-                async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-                    let store = &self.awaited();
-                    listing::size_prefix(&self.$core.view(store), store, prefix).await
-                }
-            }
-
-            #[cfg(feature = "async")]
-            #[async_trait::async_trait]
             impl<S> AsyncWritableStorageTraits for $adapter<S>
             where
                 S: AsyncReadableStorageTraits
@@ -210,4 +238,4 @@ macro_rules! zarrs_traits {
         };
     };
 }
-pub(super) use zarrs_traits;
+pub(super) use reads_and_writes;

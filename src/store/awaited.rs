@@ -56,6 +56,14 @@ impl<S: AsyncWritableStorageTraits + ?Sized> Writes for Awaited<'_, S> {
         self.0.set(key, value).await
     }
 
+    async fn set_each(&self, values: &[(StoreKey, Bytes)]) -> Result<()> {
+        let requests = values.iter();
+        let requests: Vec<_> = requests
+            .map(|(key, value)| self.0.set(key, value.clone()))
+            .collect();
+        all(requests.into_iter(), AT_ONCE, drop).await
+    }
+
     async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
         let values = Box::new(values.into_iter());
         self.0.set_partial_many(key, values).await

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -17,6 +18,13 @@ use super::no_panic::{no_panic, not_listed, not_read};
 use super::{Lists, Reads, Result, Writes};
 use crate::crew::Crew;
 use crate::per_process::PerProcess;
+
+/// How many requests wait for a store at once, unless its values are files.
+const REQUESTS: usize = 16;
+
+/// How many keys are erased by one call. zarrs' adapter of asynchronous stores makes a request for each of them at
+/// once.
+const ERASED_TOGETHER: usize = 32;
 
 /// A store that blocks.
 #[derive(Debug)]
@@ -47,7 +55,7 @@ impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
     }
 
     async fn get_each_at_most(&self, keys: &[StoreKey], most: u64) -> Result<Vec<Option<Bytes>>> {
-        each(keys, |key| self.get_file(key, most))
+        self.each(keys, |key| self.get_file(key, most))
     }
 
     async fn get_ranges(
@@ -88,6 +96,11 @@ impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
         self.store.set(key, value)
     }
 
+    async fn set_each(&self, values: &[(StoreKey, Bytes)]) -> Result<()> {
+        let set = |(key, value): &(StoreKey, Bytes)| self.store.set(key, value.clone());
+        self.each(values, set).map(drop)
+    }
+
     async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
         self.store
             .set_partial_many(key, Box::new(values.into_iter()))
@@ -102,7 +115,10 @@ impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
     }
 
     async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
-        each(keys, |key| self.store.erase(key)).map(drop)
+        // Some stores erase many keys by one request.
+        let parts: Vec<&[StoreKey]> = keys.chunks(ERASED_TOGETHER).collect();
+        self.each(&parts, |keys| self.store.erase_many(keys))
+            .map(drop)
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
@@ -131,23 +147,45 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
     }
 }
 
-/// The results of `request` for `keys`, made by several threads at once. These are not rayon's threads: the
-/// caller may hold a turn, and rayon could run other work of the application here that waits for this turn.
-fn each<T: Send + Sync>(
-    keys: &[StoreKey],
-    request: impl Fn(&StoreKey) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda requests"));
-    let results: Vec<OnceLock<Result<T>>> = keys.iter().map(|_| OnceLock::new()).collect();
-    CREW.get().run(keys.len(), NonZeroUsize::MAX, &|number| {
-        // Each number is given once.
-        let _ = results[number].set(request(&keys[number]));
-    });
-    let missing = || StorageError::Other("a request was not made".to_owned());
-    let results = results.into_iter();
-    results
-        .map(|result| result.into_inner().unwrap_or_else(|| Err(missing())))
-        .collect()
+impl<S: ?Sized> Blocking<'_, S> {
+    /// The results of `request` for `items`, made by several threads at once. These are not rayon's threads: the
+    /// caller may hold a turn, and rayon could run other work of the application here that waits for this turn.
+    ///
+    /// # Errors
+    /// The first one in the order of `items`. When a request fails, no others are begun.
+    fn each<I: Sync, T: Send + Sync>(
+        &self,
+        items: &[I],
+        request: impl Fn(&I) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        static FILES: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda files"));
+        static REQUEST: PerProcess<Crew> =
+            PerProcess::new(|| Crew::of("zarrs_cuda requests", REQUESTS - 1));
+        // Files keep processors busy; a request waits for a server.
+        let crew = if self.files.is_some() {
+            FILES.get()
+        } else {
+            REQUEST.get()
+        };
+        let results: Vec<OnceLock<Result<T>>> = items.iter().map(|_| OnceLock::new()).collect();
+        let has_failed = AtomicBool::new(false);
+        crew.run(items.len(), NonZeroUsize::MAX, &|number| {
+            if has_failed.load(Ordering::Relaxed) {
+                return;
+            }
+            let result = request(&items[number]);
+            has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            // Each number is given once.
+            let _ = results[number].set(result);
+        });
+        let results = results.into_iter().filter_map(OnceLock::into_inner);
+        let results = results.collect::<Result<Vec<T>>>()?;
+        if results.len() < items.len() {
+            let what = "a request was not made".to_owned();
+            return Err(StorageError::Other(what));
+        }
+        Ok(results)
+    }
 }
 
 /// Run an operation on a [`Blocking`] store, or on a blocking handle, to its end.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs_storage::StoreKey;
 
@@ -35,9 +35,9 @@ impl fmt::Debug for Names {
 
 impl Names {
     /// The names of the values of `store`, if these are files, and the store does not sync their names.
-    pub(crate) fn of<S: 'static>(store: &S) -> Option<Self> {
+    pub(crate) fn of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<Self> {
         #[cfg(test)]
-        if let Some(disk) = (store as &dyn std::any::Any).downcast_ref::<Disk>() {
+        if let Some(disk) = (store as &dyn std::any::Any).downcast_ref::<Arc<Disk>>() {
             let disk = disk.clone();
             return Some(Self::synced_by(move |directory| {
                 disk.sync(directory);
@@ -123,7 +123,6 @@ pub(crate) fn sync_directory(_directory: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::time::Duration;
 

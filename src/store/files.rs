@@ -5,12 +5,19 @@
 //! nothing under a link that leads nowhere, and waits for the other end of a pipe. Here each error is returned,
 //! and a file is looked at before it is read.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+#[cfg(unix)]
+use std::time::{Duration, UNIX_EPOCH};
 
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
+
+use super::times::{Stamp, Times};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -59,17 +66,40 @@ fn leads_nowhere(error: &io::Error) -> bool {
     is_loop || is_missing(error)
 }
 
+/// When the inode was changed, as by renaming.
+#[cfg(unix)]
+#[cfg_attr(
+    not(feature = "filesystem"),
+    allow(dead_code, reason = "of a store that has them")
+)]
+fn changed(metadata: &fs::Metadata) -> Option<SystemTime> {
+    use std::os::unix::fs::MetadataExt;
+
+    let seconds = u64::try_from(metadata.ctime()).ok()?;
+    let nanoseconds = u32::try_from(metadata.ctime_nsec()).ok()?;
+    UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))
+}
+
+#[cfg(not(unix))]
+#[cfg_attr(
+    not(feature = "filesystem"),
+    allow(dead_code, reason = "of a store that has them")
+)]
+fn changed(_: &fs::Metadata) -> Option<SystemTime> {
+    None
+}
+
 /// The directory whose files are the values of `store`, if it is zarrs' store of files.
 #[cfg(feature = "filesystem")]
-pub(crate) fn directory_of<S: 'static>(store: &S) -> Option<PathBuf> {
+pub(crate) fn directory_of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<PathBuf> {
     let store: &dyn std::any::Any = store;
-    let store = store.downcast_ref::<zarrs_filesystem::FilesystemStore>()?;
+    let store = store.downcast_ref::<Arc<zarrs_filesystem::FilesystemStore>>()?;
     Some(store.prefix_to_fs_path(&StorePrefix::root()))
 }
 
 /// `None`: without the feature `filesystem`, zarrs' store of files is not known.
 #[cfg(not(feature = "filesystem"))]
-pub(crate) fn directory_of<S: 'static>(_store: &S) -> Option<PathBuf> {
+pub(crate) fn directory_of<S: ?Sized + 'static>(_store: &Arc<S>) -> Option<PathBuf> {
     None
 }
 
@@ -117,6 +147,45 @@ impl Files {
             });
         }
         Ok(entries)
+    }
+
+    /// When files were stored.
+    #[cfg_attr(
+        not(feature = "filesystem"),
+        allow(dead_code, reason = "of a store that has them")
+    )]
+    pub(crate) fn times(self) -> Times {
+        Arc::new(move |key, prefix| {
+            let mut times = BTreeMap::new();
+            let listed = self.list_dir(prefix)?;
+            for key in std::iter::once(key).chain(listed.keys()) {
+                if let Some(stamp) = self.stamp(key)? {
+                    times.insert(key.clone(), stamp);
+                }
+            }
+            Ok(times)
+        })
+    }
+
+    /// When the file of `key` was stored; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be looked at, or the file system keeps no times.
+    #[cfg_attr(
+        not(feature = "filesystem"),
+        allow(dead_code, reason = "of a store that has them")
+    )]
+    fn stamp(&self, key: &StoreKey) -> Result<Option<Stamp>> {
+        let path = self.root.join(key.as_str());
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(error) if leads_nowhere(&error) => return Ok(None),
+            Err(error) => return Err(failed("look at", &path, &error)),
+        };
+        let written = metadata.modified();
+        let written = written.map_err(|error| failed("find the time of", &path, &error))?;
+        let placed = changed(&metadata).unwrap_or(written);
+        Ok(Some(Stamp { written, placed }))
     }
 
     /// The keys and prefixes directly under `prefix`, in order.

@@ -1,15 +1,18 @@
-//! Leases: one process at a time does what two must not do to one array.
+//! Leases on files: a file that says which process does something, and that the process still runs.
 //!
 //! A lease is a file with the [`Owner`] and a count that the owner raises every few seconds. It permits
 //! nothing. It finds out that another process does the same, before either has changed anything.
+//! `array_lease.rs` says which leases of an array exclude each other.
 //!
 //! 1. The owner has an advisory lock on the file. The system takes the lock away when the process ends,
 //!    however it ends. So a lease without a lock is taken over at once, if its owner is of this machine.
 //! 2. Where locks say nothing (another machine, a file system without locks), the owner is asked for
 //!    whether it [runs](Owner::life). If that is not known, the lease must stay as it is for [`DURATION`],
 //!    by the clock of the process that waits.
-//! 3. The file is deleted when the lease is dropped. A forked child leaves the lease to its parent.
+//! 3. The file is deleted when the lease is dropped, and so are directories that were made for it and are
+//!    empty. A forked child leaves the lease to its parent.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -22,17 +25,32 @@ use super::owner::{Life, Owner};
 use crate::per_process::PerProcess;
 
 /// How long a lease must stay as it is until another process may take it over.
-const DURATION: Duration = Duration::from_secs(10);
+pub(super) const DURATION: Duration = Duration::from_secs(10);
 
 /// How often the count of a lease is raised.
-const BEAT: Duration = Duration::from_secs(3);
+pub(super) const BEAT: Duration = Duration::from_secs(3);
+
+/// How often a lease is made anew whose directory is gone.
+const ATTEMPTS: usize = 100;
+
+/// A lease of any kind, which is deleted when the last of its holders drops it.
+pub(crate) type Held = Arc<dyn fmt::Debug + Send + Sync>;
 
 /// A lease of this process.
 #[derive(Debug)]
 pub(crate) struct Lease {
     file: Arc<File>,
     path: PathBuf,
+    /// Directories that were made for the file, the deepest first.
+    made: Vec<PathBuf>,
     process: u32,
+}
+
+/// A lease that another process has made, and may have left.
+struct Doubtful {
+    path: PathBuf,
+    file: File,
+    content: String,
 }
 
 /// The state of a lease that another process has made.
@@ -54,17 +72,25 @@ impl Lease {
     }
 
     fn take_within(path: &Path, duration: Duration) -> io::Result<Self> {
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        loop {
+        let (mut made, mut attempts) = (Vec::new(), 0);
+        let (file, is_new) = loop {
+            // Another process may have removed the directory with its lease.
+            if let Some(directory) = path.parent() {
+                make(directory, &mut made)?;
+            }
             let (file, is_new) = match open(path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                // Some file systems say so wherever no file can be made.
+                Err(error) if error.kind() == ErrorKind::NotFound && attempts < ATTEMPTS => {
+                    attempts += 1;
+                    continue;
+                }
                 opened => opened?,
             };
             let has_lock = match file.try_lock() {
                 Ok(()) => true,
-                Err(TryLockError::WouldBlock) => return Err(busy(path, &content(&file)?)),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(busy(&path.display(), &content(&file)?));
+                }
                 Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Interrupted => {
                     continue;
                 }
@@ -79,23 +105,118 @@ impl Lease {
                 tracing::info!(path = %path.display(), "a lease may be another machine's: waiting whether it changes");
                 thread::sleep(duration);
                 if content(&file)? != before {
-                    return Err(busy(path, &before));
+                    return Err(busy(&path.display(), &before));
                 }
                 if !is_at(&file, path) {
                     continue;
                 }
             }
-            file.set_len(0)?;
-            beat(&file, 0)?;
-            let lease = Self {
-                file: Arc::new(file),
-                path: path.to_path_buf(),
-                process: std::process::id(),
-            };
-            keep(&lease.file)?;
-            return Ok(lease);
+            break (file, is_new);
+        };
+        // From here on the file is deleted after an error, too.
+        let lease = Self {
+            file: Arc::new(file),
+            path: path.to_path_buf(),
+            made,
+            process: std::process::id(),
+        };
+        if !is_new {
+            lease.file.set_len(0)?;
+        }
+        beat(&lease.file, 0)?;
+        keep(&lease.file)?;
+        Ok(lease)
+    }
+
+    /// Check that no process has one of the leases at `paths`. Leases of processes that have ended are
+    /// deleted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ResourceBusy`] if a process has one; otherwise the errors of the file system.
+    pub(crate) fn check_free(paths: &[PathBuf]) -> io::Result<()> {
+        Self::check_free_within(paths, DURATION)
+    }
+
+    fn check_free_within(paths: &[PathBuf], duration: Duration) -> io::Result<()> {
+        let mut left = paths.to_vec();
+        loop {
+            let mut doubtful = Vec::new();
+            for path in &left {
+                doubtful.extend(doubt(path)?);
+            }
+            if doubtful.is_empty() {
+                return Ok(());
+            }
+            tracing::info!(leases = doubtful.len(), path = %doubtful[0].path.display(), "leases may be another machine's: waiting whether they change");
+            // All of them at once: there may be one for each part of an image.
+            thread::sleep(duration);
+            left.clear();
+            for Doubtful {
+                path,
+                file,
+                content: before,
+            } in doubtful
+            {
+                if content(&file)? != before {
+                    return Err(busy(&path.display(), &before));
+                }
+                if is_at(&file, &path) {
+                    delete(&path)?;
+                } else {
+                    left.push(path);
+                }
+            }
         }
     }
+}
+
+/// The lease at `path`, if its owner may run. Deletes it if the owner has ended.
+fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
+    must_be_plain(path)?;
+    let file = match OpenOptions::new().read(true).write(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    // Shared: processes that look at one lease, and may run beside each other, do not take each other for
+    // its owner.
+    let has_lock = match file.try_lock_shared() {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => return Err(busy(&path.display(), &content(&file)?)),
+        Err(TryLockError::Error(_)) => false,
+    };
+    if let Found::Unknown = look(path, &file, has_lock)? {
+        let content = content(&file)?;
+        let _ = file.unlock(); // the look is over
+        let path = path.to_path_buf();
+        return Ok(Some(Doubtful {
+            path,
+            file,
+            content,
+        }));
+    }
+    // Nobody else looks at it, or begins to own it.
+    if (!has_lock || file.try_lock().is_ok()) && is_at(&file, path) {
+        delete(path)?;
+    }
+    Ok(None)
+}
+
+fn delete(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        deleted => deleted,
+    }
+}
+
+/// Make `directory` and those above it. Adds the ones that were not there to `made`, the deepest first.
+fn make(directory: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    let above = directory.ancestors();
+    let missing = above.take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let missing: Vec<_> = missing.map(Path::to_path_buf).collect();
+    if made.is_empty() {
+        *made = missing;
+    }
+    fs::create_dir_all(directory)
 }
 
 impl Drop for Lease {
@@ -108,6 +229,8 @@ impl Drop for Lease {
         {
             tracing::warn!(path = %self.path.display(), %error, "a lease was left behind");
         }
+        // The first that is not empty, or gone, ends it.
+        let _ = self.made.iter().try_for_each(fs::remove_dir);
         // A forked child may have the open file, too: closing it would not unlock it.
         let _ = self.file.unlock(); // the lock ends with the process at the latest
     }
@@ -115,11 +238,7 @@ impl Drop for Lease {
 
 /// The file at `path`, and whether it was made.
 fn open(path: &Path) -> io::Result<(File, bool)> {
-    // No link is followed: the file of somebody else must not be written.
-    if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let what = format!("{} is not a plain file: delete it", path.display());
-        return Err(io::Error::new(ErrorKind::AlreadyExists, what));
-    }
+    must_be_plain(path)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     match options.clone().create_new(true).open(path) {
@@ -128,11 +247,19 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
+/// Check that no link is followed: a file that the link leads to must not be written.
+fn must_be_plain(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let what = format!("{} is not a plain file: delete it", path.display());
+        return Err(io::Error::new(ErrorKind::AlreadyExists, what));
+    }
+    Ok(())
+}
+
 /// Find out whether the lease in `file` is somebody's.
 fn look(path: &Path, file: &File, has_lock: bool) -> io::Result<Found> {
     let content = content(file)?;
-    let owner = content.lines().next();
-    let Some(owner) = owner.and_then(|owner| owner.parse::<Owner>().ok()) else {
+    let Some(owner) = owner_of(&content) else {
         // A process died before it wrote its name, or is about to write it.
         return Ok(if has_lock {
             Found::Free
@@ -145,7 +272,7 @@ fn look(path: &Path, file: &File, has_lock: bool) -> io::Result<Found> {
     }
     match owner.life() {
         Life::Ended => Ok(Found::Free),
-        Life::Runs => Err(busy(path, &content)),
+        Life::Runs => Err(busy(&path.display(), &content)),
         Life::Unknown => Ok(Found::Unknown),
     }
 }
@@ -157,17 +284,22 @@ fn content(mut file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn busy(path: &Path, content: &str) -> io::Error {
-    let owner = content.lines().next();
-    let owner = owner.and_then(|owner| owner.parse::<Owner>().ok());
-    let who = match owner {
-        Some(owner) if owner == *Owner::this() => "another writer of this process".to_owned(),
+/// The process that has stored `content`.
+pub(super) fn owner_of(content: &str) -> Option<Owner> {
+    content.lines().next()?.parse().ok()
+}
+
+/// The error that another process has a lease, which lies at `place`.
+pub(super) fn busy(place: &dyn fmt::Display, content: &str) -> io::Error {
+    let who = match owner_of(content) {
+        Some(owner) if owner == *Owner::this() => "another part of this process".to_owned(),
+        Some(owner) if owner.life() == Life::Ended => "a new process".to_owned(),
         Some(owner) if owner.is_of_this_machine() => format!("process {}", owner.process()),
-        _ => "a process of another machine or container".to_owned(),
+        Some(_) => "a process of another machine or container".to_owned(),
+        None => "a process that has just begun".to_owned(),
     };
     let what = format!(
-        "{who} extends or cuts this array now, and has the lease {}. Let it finish, or end it, and try again",
-        path.display()
+        "{who} writes, compacts or repairs this array now, and has the lease {place}. Let it finish, or end it, and try again"
     );
     io::Error::new(ErrorKind::ResourceBusy, what)
 }

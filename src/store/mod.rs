@@ -14,13 +14,16 @@
 //! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
 //! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
 //! written where they are by `in_place.rs`. `owner.rs` tells processes apart, and
-//! `lease.rs` keeps two from doing the same to one array;
-//! `durable.rs` lets names outlast a power failure.
+//! `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one array,
+//! the latter over stores that have `conditional.rs`;
+//! `durable.rs` lets names outlast a power failure, and `times.rs` has the times of values.
 
+pub(crate) mod array_lease;
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
 pub(crate) mod claims;
+pub(crate) mod conditional;
 pub(crate) mod durable;
 mod file_turns;
 pub(crate) mod files;
@@ -28,8 +31,10 @@ mod handle;
 pub(crate) mod in_place;
 pub(crate) mod lease;
 mod no_panic;
+pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod ranges;
+pub(crate) mod times;
 pub(crate) mod turns;
 
 use std::future::Future;
@@ -99,6 +104,17 @@ pub(crate) trait Reads: Sync {
 /// Values are written.
 pub(crate) trait Writes: Sync {
     fn set(&self, key: &StoreKey, value: Bytes) -> impl Future<Output = Result<()>> + Send;
+
+    /// Write several values, in any order; several at once where that helps. When one fails, the others may have
+    /// been written or not.
+    fn set_each(&self, values: &[(StoreKey, Bytes)]) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            for (key, value) in values {
+                self.set(key, value.clone()).await?;
+            }
+            Ok(())
+        }
+    }
 
     /// Write parts of a value, each at its offset, by one request.
     fn set_ranges(

@@ -4,6 +4,7 @@
 //! rayon must not wait for it there: rayon could give the waiting thread another write of the same
 //! turn.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,13 @@ pub(crate) fn stripe(shard: &StoreKey) -> usize {
     usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)
 }
 
+/// The numbers of the turns of `shards`, each once and in order: two writers that each wait for several turns wait
+/// for them in the same order.
+fn stripes(shards: &[StoreKey]) -> impl Iterator<Item = usize> {
+    let stripes: BTreeSet<usize> = shards.iter().map(stripe).collect();
+    stripes.into_iter()
+}
+
 /// Waits for a turn as its store waits for everything else.
 pub(crate) trait TakesTurns {
     /// A turn, until it is dropped.
@@ -51,6 +59,13 @@ pub(crate) trait TakesTurns {
 
     /// Waits for the turn of `shard`.
     fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> impl Future<Output = Self::Turn<'a>>;
+
+    /// Waits for the turns of several shards.
+    fn turns_of<'a>(
+        &self,
+        turns: &'a Turns,
+        shards: &[StoreKey],
+    ) -> impl Future<Output = Vec<Self::Turn<'a>>>;
 
     /// Waits for the turns of all shards.
     fn all_turns<'a>(&self, turns: &'a Turns) -> impl Future<Output = Vec<Self::Turn<'a>>>;
@@ -62,6 +77,13 @@ impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
     async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
         let turn = turns.blocking[stripe(shard)].lock();
         turn.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn turns_of<'a>(&self, turns: &'a Turns, shards: &[StoreKey]) -> Vec<Self::Turn<'a>> {
+        let turns = stripes(shards).map(|stripe| turns.blocking[stripe].lock());
+        turns
+            .map(|turn| turn.unwrap_or_else(PoisonError::into_inner))
+            .collect()
     }
 
     async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
@@ -79,6 +101,14 @@ impl<S: ?Sized + Sync> TakesTurns for Awaited<'_, S> {
 
     async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
         turns.awaited[stripe(shard)].lock().await
+    }
+
+    async fn turns_of<'a>(&self, turns: &'a Turns, shards: &[StoreKey]) -> Vec<Self::Turn<'a>> {
+        let mut taken = Vec::new();
+        for stripe in stripes(shards) {
+            taken.push(turns.awaited[stripe].lock().await);
+        }
+        taken
     }
 
     async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {

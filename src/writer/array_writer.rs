@@ -7,6 +7,7 @@ use zarrs::array::Element;
 
 use super::Stream;
 use super::error::WriterError;
+use super::explanation::WriterExplanation;
 use super::pause::Kept;
 use super::report::{Progress, WriterReport};
 use super::shared::Shared;
@@ -65,6 +66,12 @@ impl ArrayWriter {
     #[must_use]
     pub fn memory_estimate(&self) -> MemoryEstimate {
         self.memory
+    }
+
+    /// Returns what the writer does, and why: its engine, its buffers, and whether it has a lease.
+    #[must_use]
+    pub fn explain(&self) -> WriterExplanation {
+        self.shared.setup.explanation.clone()
     }
 
     /// Returns how far the writer is.

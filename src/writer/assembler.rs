@@ -27,6 +27,8 @@ pub(super) struct Assembler {
     open: BTreeMap<ShardId, Open>,
     /// Buffers for shards that are put together here.
     buffers: Option<Arc<Pool>>,
+    /// Those that the next shards get.
+    prepared: Vec<Lease>,
 }
 
 /// A shard that is not complete.
@@ -59,7 +61,27 @@ impl Assembler {
         Self {
             open: BTreeMap::new(),
             buffers,
+            prepared: Vec::new(),
         }
+    }
+
+    /// Takes the buffers that [`add`](Self::add) needs for `batch`, without waiting. Returns whether there
+    /// were enough: then it does not wait for buffers.
+    pub(super) fn prepare(&mut self, setup: &Setup, batch: &Batch) -> bool {
+        let Some(buffers) = &self.buffers else {
+            return true;
+        };
+        let is_new = |part: &&ShardPart| !self.open.contains_key(&id_of(setup, batch, part));
+        let needed = batch.grid.parts().iter().filter(is_new).count();
+        while self.prepared.len() < needed {
+            match buffers.take(true) {
+                Ok(Some(buffer)) => self.prepared.push(buffer),
+                Ok(None) => return false,
+                // The shards fail for the same reason.
+                Err(_) => return true,
+            }
+        }
+        true
     }
 
     /// What `encoded`, which is `batch`, means for its shards.
@@ -121,11 +143,12 @@ impl Assembler {
             .collect()
     }
 
-    fn begin(&self, setup: &Setup) -> Result<Open, String> {
+    fn begin(&mut self, setup: &Setup) -> Result<Open, String> {
         let (head, _) = setup.encoding.shards.index.room();
-        let buffer = match &self.buffers {
-            None => None,
-            Some(buffers) => Some(buffers.wait().map_err(|error| error.to_string())?),
+        let buffer = match (&self.buffers, self.prepared.pop()) {
+            (None, _) => None,
+            (Some(_), Some(prepared)) => Some(prepared),
+            (Some(buffers), None) => Some(buffers.wait().map_err(|error| error.to_string())?),
         };
         Ok(Open {
             extents: vec![None; setup.encoding.shards.grid.num_subchunks()],

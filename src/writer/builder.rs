@@ -9,31 +9,37 @@ use zarrs::array::Array;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::{
-    AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+    AtomicRenameStorageTraits, ListableStorage, ListableStorageTraits, ReadableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, StoreKey, WritableStorageTraits,
 };
 
 use super::assembler::Assembler;
 use super::cuts::Cutting;
+use super::encoding::Encoding;
 use super::error::WriterError;
+use super::explanation::WriterExplanation;
 use super::metadata::ArrayLength;
-use super::plan::{self, Epochs, Plan};
+use super::plan::{self, Account, Assembly, Epochs, Plan};
 use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
 use super::waiting::{Interrupt, Waiting};
-use super::{ArrayWriter, Stream, encoding, leftovers, storing};
+use super::{ArrayWriter, Stream, begun, leftovers, staff};
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
 use crate::engine::EngineError;
+use crate::engine::account::{Debtor, Reservation};
 use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
-use crate::layout::{StreamGrid, c_order};
+use crate::layout::StreamGrid;
+use crate::store::array_lease::{self, LEASE, Work};
+use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
-use crate::store::lease::Lease;
-use crate::{Error, MemoryEstimate};
+use crate::store::lease::Held;
+use crate::store::object_lease::ObjectLease;
+use crate::{Error, MemoryEstimate, Options};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
 /// [guide](crate::guide::tuning#writer-settings) says when to change which setting.
@@ -41,13 +47,23 @@ use crate::{Error, MemoryEstimate};
 pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     renamed: Option<Renamed<TStorage>>,
+    /// The store that renames, which has lists.
+    listed: Option<ListableStorage>,
+    /// The store, if it replaces values under conditions.
+    conditional: Option<Arc<dyn ConditionalStore>>,
     /// The directory of the store, if its values are files.
     root: Option<PathBuf>,
     start: Option<u64>,
     cutting: Option<Cutting>,
     part: Option<u64>,
+    /// The lease of the array, if the caller has taken it.
+    lease: Option<Held>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
+    /// The most host memory of all open writers, if it is not that of the options.
+    host_memory: Option<usize>,
+    /// The account in which the memory of this writer was reserved, if it was.
+    account: Option<Account>,
     store_threads: usize,
     codec_options: CodecOptions,
     metadata_interval: Duration,
@@ -73,11 +89,11 @@ impl ArrayWriter {
     }
 }
 
-/// The name of the lease of an array, beside its metadata.
-const LEASE: &str = ".zarrs-cuda-writer";
-
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Arc<dyn Length>);
+
+/// An engine with its buffers, and the reservation of its memory, unless it was reserved before.
+type Prepared = (Plan, Arc<dyn StreamEngine>, Option<Reservation>);
 
 /// Makes the [`Stores`] of a store that renames.
 type Renamed<TStorage> = Arc<
@@ -116,12 +132,17 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: None,
+            listed: None,
+            conditional: None,
             root: None,
             start: None,
             cutting: None,
             part: None,
+            lease: None,
             epochs: Epochs::default(),
             reduced_from: None,
+            host_memory: None,
+            account: None,
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
@@ -136,7 +157,8 @@ where
     /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's
     /// extent there. Default: the end of the array, which is extended.
     ///
-    /// The array's slices from there on are replaced, shard by shard.
+    /// The array's slices from there on are replaced, shard by shard. A writer that begins at the last
+    /// border of a shard before the end extends the array, as one that begins at its end does.
     pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
@@ -158,15 +180,20 @@ where
         Self {
             array: array.with_storage(array.storage()),
             renamed: self.renamed.clone(),
+            listed: self.listed.clone(),
+            conditional: self.conditional.clone(),
             root: self.root.clone(),
             start: None,
             cutting: None,
             part: self.part,
+            lease: None,
             epochs: Epochs {
                 asked: self.epochs.asked.filter(|_| level == 0),
                 most: None,
             },
             reduced_from: None,
+            host_memory: None,
+            account: None,
             store_threads: (self.store_threads >> level.min(63)).max(1),
             codec_options: self.codec_options,
             metadata_interval: self.metadata_interval,
@@ -189,6 +216,12 @@ where
     /// the same part.
     pub(super) fn for_part(mut self, part: Option<u64>) -> Self {
         self.part = part;
+        self
+    }
+
+    /// Lets the writer have this lease of its array, which the caller has taken.
+    pub(super) fn with_lease(mut self, lease: Option<Held>) -> Self {
+        self.lease = lease;
         self
     }
 
@@ -215,6 +248,12 @@ where
         self
     }
 
+    /// Takes the memory of the writer from what was reserved before, in `account`.
+    pub(super) fn reserved_in(mut self, account: Account) -> Self {
+        self.account = Some(account);
+        self
+    }
+
     /// Lets a device make the slices of those of another stream.
     pub(super) fn with_reduced_from(mut self, above: Option<ReducedFrom>) -> Self {
         self.reduced_from = above;
@@ -232,6 +271,15 @@ where
     pub(super) fn planned_epochs(&self) -> Result<usize, WriterError> {
         let (encoding, grid) = self.stream()?;
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.job.epochs)
+    }
+
+    /// Returns the bytes of host memory that a writer reserves when it is built now: its smallest buffers.
+    ///
+    /// # Errors
+    /// As for [`memory_estimate`](Self::memory_estimate).
+    pub fn memory_reserved(&self) -> Result<usize, WriterError> {
+        let (encoding, grid) = self.stream()?;
+        Ok(self.plan(&encoding, &grid, self.epochs, None)?.reserved)
     }
 
     /// How many slices the stored array has; `None` if it is not there.
@@ -253,6 +301,23 @@ where
         let slices = self.array.shape()[0];
         let stored = length.grow(slices).and_then(|()| length.cut(slices));
         stored.map_err(|error| refused(&self.array, error))
+    }
+
+    /// Sets the most host memory that the buffers of all open writers of this process may take for this writer
+    /// to be built, and to be lent further ones, in bytes. Default:
+    /// [`Options::host_memory`](crate::Options::host_memory) of the array's codec.
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.host_memory = Some(bytes);
+        self
+    }
+
+    /// The options of the array's codec, with the memory that the writer may have.
+    pub(super) fn options(&self, options: &Options) -> Options {
+        let options = options.clone();
+        match self.host_memory {
+            Some(bytes) => options.with_host_memory(bytes),
+            None => options,
+        }
     }
 
     /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
@@ -304,10 +369,11 @@ where
             + ListableStorageTraits
             + 'static,
     {
-        self.root = directory_of(&*store).or(self.root);
+        self.root = directory_of(&store).or(self.root);
+        self.listed = Some(store.clone());
         self.renamed = Some(Arc::new(move |builder, extends| {
             let array = &builder.array;
-            let sink = RenamedSink::of(array, store.clone(), Names::of(&*store));
+            let sink = RenamedSink::of(array, store.clone(), Names::of(&store));
             let sink = sink.map_err(|error| refused(array, error))?;
             let length = ArrayLength::renamed(array, store.clone(), builder.part);
             let length = length.map_err(|error| refused(array, error))?;
@@ -326,6 +392,18 @@ where
             }
             Ok((Box::new(sink), Arc::new(length)))
         }));
+        self
+    }
+
+    /// Takes the [lease](crate::guide::reference::streaming#leases) of the array, and replaces its metadata,
+    /// by requests to `store` that have conditions. `store` is the store of the array: one of objects, which
+    /// has such requests. Without them there is no lease, and the metadata are replaced in any case.
+    ///
+    /// With [`with_atomic_rename`](Self::with_atomic_rename) it changes nothing.
+    /// [`explain`](ArrayWriter::explain) says whether there is a lease. [`build`](Self::build) reports errors
+    /// of `store`.
+    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
+        self.conditional = Some(store);
         self
     }
 
@@ -393,8 +471,11 @@ where
         self
     }
 
-    /// Returns the most memory that the writer's buffers would take. Allocates none of them; it may
-    /// start CUDA.
+    /// Returns the most memory that the writer's buffers would take if it is built now, beside the writers
+    /// that are open. Allocates none of them; it may start CUDA.
+    ///
+    /// The host memory beyond [`memory_reserved`](Self::memory_reserved) is lent, when the open writers leave
+    /// any.
     ///
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store.
@@ -409,14 +490,15 @@ where
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, if the store
-    ///   lacks an operation, or if no [start](Self::with_start) is given and the array was extended since it was
-    ///   opened, or has slices and none of them is stored.
+    ///   lacks an operation, if the array was extended since it was opened and the writer extends it, or if no
+    ///   [start](Self::with_start) is given and the array has slices and none of them is stored.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
-    ///   [`Options`](crate::Options).
+    ///   [`Options`](crate::Options), those on the host beside the buffers that the open writers of this
+    ///   process have reserved.
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
-    ///   used, or the store fails; on files also if another writer extends the array, with a source of
-    ///   the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
+    ///   used, or the store fails; on files also if another process extends, compacts or repairs the
+    ///   array, with a source of the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
         let stream = self.build_stream()?;
         ArrayWriter::new(stream, self.flush_after, self.drop_limit)
@@ -434,15 +516,17 @@ where
         }
         let start = self.first_slice(&grid)?;
         let signal = Arc::new(Returned::default());
-        let (plan, engine) = self.engine(&encoding, &grid, &signal)?;
+        let (plan, engine, reservation) = self.engine(&encoding, &grid, &signal)?;
         let encoder = engine.encoder().map_err(cannot)?;
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
-        let first = start / grid.shard_slices() as u64;
-        let cuts = self.cutting.is_some();
-        let extends = (start == self.array.shape()[0]).then_some(Extends { first, cuts });
+        let extends = self.extends(start, &grid);
         // Before anything of another writer is taken for a leftover.
-        let lease = self.lease(extends)?;
+        let lease = match (&self.lease, extends) {
+            (None, Some(_)) if self.part.is_none() => self.take_lease(Work::Alone)?,
+            (taken, _) => taken.clone(),
+        };
+        let explanation = self.explanation(&plan, engine.name(), lease.is_some(), extends);
         let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
@@ -459,9 +543,27 @@ where
         }
         // An array whose metadata were never stored covers nothing yet.
         let covered = stored.map_or(0, |_| self.array.shape()[0]);
+        let buffers = plan.assembly.map(
+            |Assembly {
+                 count,
+                 own,
+                 len,
+                 lender,
+             }| {
+                let (own, huge_pages) = (Some((own, lender)), plan.job.huge_pages);
+                Pool::lending(len, Contents::Zeros, count, own, huge_pages, signal.clone())
+            },
+        );
+        let mut pools = engine.pools();
+        pools.extend(
+            buffers
+                .clone()
+                .map(|buffers| -> Arc<dyn Debtor> { buffers }),
+        );
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
+                explanation,
                 array: self.array.with_storage(Arc::new(())),
                 encoding,
                 start,
@@ -469,49 +571,21 @@ where
                 sink,
                 length,
                 cutting: self.cutting.clone().unwrap_or_default(),
+                store_threads: self.store_threads,
                 metadata_interval: self.metadata_interval,
                 on_progress: self.on_progress.clone(),
                 grid,
             },
             covered,
-            signal.clone(),
+            signal,
         );
-        let buffers = plan.assembly.map(|(count, len)| {
-            Pool::new(len, Contents::Zeros, count, plan.job.huge_pages, signal)
-        });
-        let assembler = Assembler::new(buffers);
-        let mut threads = Vec::new();
-        let mut spawn = |name: &str, work: Box<dyn FnOnce(Arc<Shared>) + Send>| {
-            let of_thread = shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("zarrs_cuda {name}"))
-                .spawn(move || work(of_thread));
-            match thread {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    return Err(no_thread(name, &error));
-                }
-            }
-            Ok(())
-        };
-        let started = spawn(
-            "encode",
-            Box::new(move |shared| encoding::run(&shared, encoder, assembler)),
-        )
-        .and_then(|()| {
-            (0..self.store_threads)
-                .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
-        });
+        let encoding = Encoding::new(encoder, Assembler::new(buffers));
+        staff::employ(&shared, encoding, pools);
         let (after, waiting) = (self.flush_after, self.waiting());
-        let of_process = (threads, lease);
-        let writer = Stream::new(shared, engine, &plan, batch, of_process, after, waiting);
-        match started {
-            Ok(()) => Ok(writer),
-            Err(error) => {
-                writer.abort()?;
-                Err(error)
-            }
-        }
+        let held = (lease, reservation);
+        Ok(Stream::new(
+            shared, engine, &plan, batch, held, after, waiting,
+        ))
     }
 
     /// Where shards and metadata go: to temporaries that are renamed, or by one `set` each.
@@ -520,7 +594,11 @@ where
             return renamed(self, extends);
         }
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
-        let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
+        let length = match &self.conditional {
+            Some(store) => ArrayLength::conditional(&self.array, store.clone()),
+            None => ArrayLength::of(&self.array),
+        };
+        let length = length.map_err(|error| refused(&self.array, error))?;
         if let Some(extends) = extends {
             if !extends.cuts {
                 check_length(&self.array, &length)?;
@@ -541,42 +619,93 @@ where
         Ok(())
     }
 
-    /// Takes the lease of the array, or of the part of it, if the store's values are files. Writers within
-    /// the array need none.
-    fn lease(&self, extends: Option<Extends>) -> Result<Option<Lease>, WriterError> {
-        let name = match (self.part, extends) {
-            (Some(part), _) => format!("{LEASE}.part{part}"),
-            (None, Some(_)) => LEASE.to_owned(),
-            (None, None) => return Ok(None),
-        };
-        let Some(directory) = self.directory() else {
-            return Ok(None);
-        };
-        let taken = Lease::take(&directory.join(name));
-        taken.map(Some).map_err(|error| self.not_begun(error))
+    /// Whether a writer that begins at the slice `start` extends the array. A writer of the last shard epoch
+    /// does, if the array ends within it: none of several writers within the array begins there twice.
+    fn extends(&self, start: u64, grid: &StreamGrid) -> Option<Extends> {
+        let end = self.array.shape()[0];
+        let shard_slices = grid.shard_slices() as u64;
+        let is_last = self.part.is_none() && start == end / shard_slices * shard_slices;
+        (start == end || is_last).then_some(Extends {
+            first: start / shard_slices,
+            cuts: self.cutting.is_some(),
+        })
     }
 
-    /// Takes the leases of all parts of the array once, so that none is left of a part that was killed.
+    /// Takes the lease of the array for `work`, if the store's values are files, or for a writer of all of it,
+    /// if the store has requests with conditions.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), if another process writes a part.
-    pub(super) fn end_parts(&self) -> Result<(), WriterError> {
-        let Some(directory) = self.directory() else {
-            return Ok(());
+    /// As for [`build`](Self::build).
+    pub(super) fn take_lease(&self, work: Work) -> Result<Option<Held>, WriterError> {
+        let failed = |source| {
+            WriterError::Array(Error::Storage {
+                doing: "begin to write",
+                key: zarrs::node::meta_key_v3(self.array.path()),
+                source,
+            })
         };
-        let parts = format!("{LEASE}.part");
-        let entries = match std::fs::read_dir(&directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(|error| self.not_begun(error))?,
-        };
-        for entry in entries {
-            let name = entry.map_err(|error| self.not_begun(error))?.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with(&parts)) {
-                let taken = Lease::take(&directory.join(&name));
-                drop(taken.map_err(|error| self.not_begun(error))?);
-            }
+        if let Some(directory) = self.directory() {
+            let lease = array_lease::take(&directory, work);
+            let lease = lease.map_err(|error| failed(error.into()))?;
+            return Ok(Some(Arc::new(lease)));
         }
-        Ok(())
+        match &self.conditional {
+            Some(store) if work == Work::Alone => {
+                let metadata = zarrs::node::meta_key_v3(self.array.path());
+                let key = format!("{}{LEASE}", metadata.parent());
+                let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
+                let lease = ObjectLease::take(store.clone(), key).map_err(failed)?;
+                Ok(lease.map(|lease| Arc::new(lease) as Held))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn explanation(
+        &self,
+        plan: &Plan,
+        engine: &'static str,
+        has_lease: bool,
+        extends: Option<Extends>,
+    ) -> WriterExplanation {
+        let (is_renamed, is_conditional) = (self.renamed.is_some(), self.conditional.is_some());
+        WriterExplanation {
+            engine,
+            why: plan.choice.why.clone(),
+            epochs_per_batch: plan.job.epochs,
+            memory: plan.memory,
+            store_threads: self.store_threads,
+            shards: if is_renamed {
+                "each grows in a temporary, which is renamed when it is complete"
+            } else {
+                "each is put together in memory and stored whole, which takes longer and more memory than a temporary in a store that renames"
+            },
+            metadata: match (is_renamed, is_conditional) {
+                (true, _) => "a temporary is compared with what was read last, and renamed",
+                (false, true) => {
+                    "replaced under the condition that they are as they were read, where the store takes conditions"
+                }
+                (false, false) => {
+                    "replaced by one `set`, which overwrites changes of other processes at the same moment"
+                }
+            },
+            has_lease,
+            lease: match (has_lease, extends) {
+                (true, _) => {
+                    "the writer extends or cuts the array, or writes a part of the levels of an image"
+                }
+                (false, None) => "a writer within the array may be one of several",
+                (false, Some(_)) if self.part.is_some() => {
+                    "a part of the levels of an image has a lease on files alone"
+                }
+                (false, Some(_)) if is_conditional => {
+                    "the store takes no conditions, or ignores them: see to it that no other process extends the array"
+                }
+                (false, Some(_)) => {
+                    "the values of the store are not known to be files, and it has no requests with conditions: see to it that no other process extends the array"
+                }
+            },
+        }
     }
 
     /// Returns the directory of the store, if its values are files.
@@ -590,14 +719,6 @@ where
         Some(self.root.as_ref()?.join(path))
     }
 
-    fn not_begun(&self, error: std::io::Error) -> WriterError {
-        WriterError::Array(Error::Storage {
-            doing: "begin to write",
-            key: zarrs::node::meta_key_v3(self.array.path()),
-            source: error.into(),
-        })
-    }
-
     fn plan(
         &self,
         encoding: &ShardEncoding,
@@ -605,23 +726,41 @@ where
         epochs: Epochs,
         host: Option<&str>,
     ) -> Result<Plan, WriterError> {
-        plan::plan(encoding, grid, self.renamed.is_some(), epochs, host)
+        let limit = encoding.shards.codec.options.host_memory();
+        let account = self.account.unwrap_or_else(|| Account::now(limit));
+        plan::plan(
+            encoding,
+            grid,
+            self.renamed.is_some(),
+            epochs,
+            host,
+            &account,
+        )
     }
 
-    /// An engine with its buffers. If a device has less memory than its budget, batches become
+    /// Prepares an engine. If a device has less memory than its budget, batches become
     /// smaller. If it has too little for any, the host encodes, where the options allow it.
     fn engine(
         &self,
         encoding: &ShardEncoding,
         grid: &StreamGrid,
         signal: &Arc<Returned>,
-    ) -> Result<(Plan, Arc<dyn StreamEngine>), WriterError> {
+    ) -> Result<Prepared, WriterError> {
         let mut epochs = self.epochs;
         let mut host: Option<String> = None;
+        let limit = encoding.shards.codec.options.host_memory();
         loop {
             let plan = self.plan(encoding, grid, epochs, host.as_deref())?;
+            let reservation = match self.account {
+                Some(_) => None,
+                None => match Reservation::take(plan.reserved, limit) {
+                    Ok(reservation) => Some(reservation),
+                    // Another writer was built meanwhile: the next plan finds less memory.
+                    Err(_) => continue,
+                },
+            };
             let error = match plan.choice.engine(plan.job.clone(), signal.clone()) {
-                Ok(engine) => return Ok((plan, engine)),
+                Ok(engine) => return Ok((plan, engine, reservation)),
                 Err(error) => error,
             };
             if error.wants_less() && plan.job.epochs > 1 {
@@ -635,34 +774,17 @@ where
         }
     }
 
-    /// Checks that the slices which the writer is going to append to are there. An array that was made with its
-    /// final shape has none, and slices that were appended behind these would never be found.
+    /// Checks that the slices behind which the writer appends are there. An array that was made with its final
+    /// shape has none, and slices that were appended behind them would be overlooked.
     ///
     /// # Errors
-    /// [`WriterError::Unsupported`] if no shard of the first and of the last shard epoch is stored; the store's.
+    /// [`WriterError::Unsupported`] if [no shard](begun::is_begun) is stored; the store's.
     pub(super) fn check_begun(&self) -> Result<(), WriterError> {
-        /// So many shards of an epoch are looked for, at most.
-        const MOST: usize = 256;
-        let slices = self.array.shape()[0];
-        let Some(last) = slices.checked_sub(1) else {
-            return Ok(());
-        };
+        let slices = self.array.shape().first().copied().unwrap_or(0);
         let (_, grid) = self.stream()?;
-        let count = grid.shards_per_epoch();
-        let last = last / grid.shard_slices() as u64;
-        let mut epochs = vec![last, 0];
-        epochs.dedup();
-        for epoch in epochs {
-            for number in (0..count).step_by(count.div_ceil(MOST).max(1)) {
-                let inner = c_order::coordinates(number, &grid.shards());
-                let indices = inner.into_iter().map(|at| at as u64);
-                let indices: Vec<u64> = std::iter::once(epoch).chain(indices).collect();
-                let key = self.array.chunk_key(&indices);
-                let size = self.array.storage().size_key(&key);
-                if size.map_err(|error| refused(&self.array, error))?.is_some() {
-                    return Ok(());
-                }
-            }
+        let is_begun = begun::is_begun(&self.array, &grid, self.listed.as_ref());
+        if slices == 0 || is_begun.map_err(|error| refused(&self.array, error))? {
+            return Ok(());
         }
         Err(unsupported(format!(
             "it has {slices} slices, and none of them is stored: to write these slices begin `with_start(0)`, and to append behind them `with_start({slices})`"
@@ -726,6 +848,7 @@ where
             .array
             .chunk_shape(&first)
             .map_err(|error| unsupported(error.to_string()))?;
+        let codec = (*codec).clone().with_options(self.options(codec.options()));
         let mut encoding = codec
             .sharding(&shape, self.array.data_type(), self.array.fill_value())
             .and_then(|shards| ShardEncoding::new(shards, &self.codec_options))

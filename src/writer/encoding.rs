@@ -1,38 +1,23 @@
-//! The thread that encodes batches.
+//! How batches are encoded: the steps that threads of the process do, one at a time.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::assembler::Assembler;
-use super::shared::{Batch, Failure, Item, Shared, State};
-use crate::engine::stream::{EncodedPart, Encoder, FailedBatch};
+use super::shared::{Batch, Failure, Item, Setup, Shared, State};
+use crate::engine::stream::{EncodedPart, Encoder, FailedBatch, Input};
 
-/// The next step of the thread.
-enum Step {
-    Submit(Batch, Box<dyn crate::engine::stream::Input>),
+/// The next step.
+pub(super) enum Step {
+    Submit(Batch, Box<dyn Input>),
     Complete,
     End,
-    Leave,
 }
 
-/// Runs the encoding thread until there is nothing left to do.
-pub(super) fn run(shared: &Arc<Shared>, encoder: Box<dyn Encoder>, assembler: Assembler) {
-    let mut thread = Thread {
-        shared,
-        encoder,
-        assembler,
-        under_way: VecDeque::new(),
-        next: 0,
-    };
-    if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
-        shared.break_down("a codec panicked while it encoded a batch".to_string());
-    }
-}
-
-struct Thread<'a> {
-    shared: &'a Arc<Shared>,
+/// What has batches encoded, and makes shards of them.
+#[derive(Debug)]
+pub(super) struct Encoding {
     encoder: Box<dyn Encoder>,
     assembler: Assembler,
     under_way: VecDeque<Batch>,
@@ -40,28 +25,46 @@ struct Thread<'a> {
     next: u64,
 }
 
-impl Thread<'_> {
-    fn run(&mut self) {
-        loop {
-            let (depth, under_way) = (self.encoder.depth(), self.under_way.len());
-            let step = self.shared.wait(|state| next(state, depth, under_way));
-            match step {
-                Step::Submit(batch, input) => {
-                    self.encoder.submit(input, batch.grid.clone());
-                    self.under_way.push_back(batch);
-                }
-                Step::Complete => self.complete(),
-                Step::End => {
-                    let work = self.assembler.end(&self.shared.setup);
-                    self.give(work);
-                    self.shared.change(|state| state.ended = true);
-                }
-                Step::Leave => return,
+impl Encoding {
+    pub(super) fn new(encoder: Box<dyn Encoder>, assembler: Assembler) -> Self {
+        Self {
+            encoder,
+            assembler,
+            under_way: VecDeque::new(),
+            next: 0,
+        }
+    }
+
+    /// How many batches can be under way at once.
+    pub(super) fn depth(&self) -> usize {
+        self.encoder.depth()
+    }
+
+    /// Takes the buffers with which the oldest batch is completed. Returns whether there were enough.
+    pub(super) fn prepare(&mut self, setup: &Setup) -> bool {
+        let Some(oldest) = self.under_way.front() else {
+            return false;
+        };
+        self.encoder.prepare() && self.assembler.prepare(setup, oldest)
+    }
+
+    /// Does a step.
+    pub(super) fn run(&mut self, shared: &Shared, step: Step) {
+        match step {
+            Step::Submit(batch, input) => {
+                self.encoder.submit(input, batch.grid.clone());
+                self.under_way.push_back(batch);
+            }
+            Step::Complete => self.complete(shared),
+            Step::End => {
+                let work = self.assembler.end(&shared.setup);
+                give(shared, work);
+                shared.change(|state| state.ended = true);
             }
         }
     }
 
-    fn complete(&mut self) {
+    fn complete(&mut self, shared: &Shared) {
         let begin = Instant::now();
         let completed = self.encoder.complete();
         let Some(batch) = self.under_way.pop_front() else {
@@ -70,19 +73,18 @@ impl Thread<'_> {
         let time = begin.elapsed();
         match completed {
             Some(Ok(encoded)) => {
-                let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();
+                let bytes = batch.grid.epochs() * shared.setup.grid.epoch_bytes();
                 let packed: usize = encoded.parts.iter().map(EncodedPart::len).sum();
                 // After a failure those behind it come back, too.
                 if batch.number == self.next {
                     self.next += 1;
-                    let setup = &self.shared.setup;
+                    let setup = &shared.setup;
                     let work = self.assembler.add(setup, &batch, encoded);
-                    self.give(work);
+                    give(shared, work);
                 } else {
-                    self.shared
-                        .break_down("an encoder returned batches out of order".to_string());
+                    shared.break_down("an encoder returned batches out of order".to_string());
                 }
-                self.shared.change(|state| {
+                shared.change(|state| {
                     state.progress.batches_encoding -= 1;
                     state.progress.encoding += time;
                     state.progress.encoded_bytes += bytes as u64;
@@ -90,11 +92,11 @@ impl Thread<'_> {
                 });
             }
             Some(Err(FailedBatch { error, input })) => {
-                let slices = self.shared.setup.grid.epoch_slices() as u64;
+                let slices = shared.setup.grid.epoch_slices() as u64;
                 let first = batch.first_epoch * slices;
                 let last = first + batch.grid.epochs() as u64 * slices - 1;
                 tracing::warn!(first, last, %error, "slices could not be encoded");
-                self.shared.change(|state| {
+                shared.change(|state| {
                     state.progress.batches_encoding -= 1;
                     // Where it was: those behind it come back, too, and are encoded after it again.
                     let is_before = |item: &Item| matches!(item, Item::Batch(other, _) if other.number < batch.number);
@@ -107,28 +109,31 @@ impl Thread<'_> {
                     });
                 });
             }
-            None => self
-                .shared
-                .break_down("an encoder forgot a batch that it was given".to_string()),
-        }
-    }
-
-    fn give(&self, work: Result<super::assembler::WorkOfShards, String>) {
-        match work {
-            Ok(work) => {
-                for (id, work) in work {
-                    self.shared.add_work(id, work);
-                }
+            None => {
+                shared.break_down("an encoder forgot a batch that it was given".to_string());
             }
-            Err(reason) => self.shared.break_down(reason),
         }
     }
 }
 
-fn next(state: &mut State, depth: usize, under_way: usize) -> Option<Step> {
-    if state.aborted || state.broken.is_some() {
-        return Some(Step::Leave);
+fn give(shared: &Shared, work: Result<super::assembler::WorkOfShards, String>) {
+    match work {
+        Ok(work) => {
+            for (id, work) in work {
+                shared.add_work(id, work);
+            }
+        }
+        Err(reason) => shared.break_down(reason),
     }
+}
+
+/// Takes the next step out of `state`, if there is one. A batch `is_ready` if it has the buffers with which
+/// it is completed.
+pub(super) fn next(state: &mut State, depth: usize, is_ready: bool) -> Option<Step> {
+    if !may_go_on(state) {
+        return None;
+    }
+    let under_way = state.progress.batches_encoding;
     if state.failure.is_none() && under_way < depth {
         match state.batches.pop_front() {
             Some(Item::Batch(batch, input)) => {
@@ -140,8 +145,21 @@ fn next(state: &mut State, depth: usize, under_way: usize) -> Option<Step> {
             None => {}
         }
     }
-    if under_way > 0 {
-        return Some(Step::Complete);
-    }
-    (state.closed && state.ended && state.batches.is_empty()).then_some(Step::Leave)
+    (under_way > 0 && is_ready).then_some(Step::Complete)
+}
+
+/// Whether there is a step. Completing a batch is one, unless it `is_ready` only when a buffer comes back.
+pub(super) fn has_step(state: &State, depth: usize, is_ready: bool) -> bool {
+    let under_way = state.progress.batches_encoding;
+    let begins = match state.batches.front() {
+        Some(Item::Batch(..)) => under_way < depth,
+        Some(Item::End) => under_way == 0,
+        None => false,
+    };
+    let begins = begins && state.failure.is_none();
+    may_go_on(state) && (begins || (under_way > 0 && is_ready))
+}
+
+fn may_go_on(state: &State) -> bool {
+    !state.aborted && state.broken.is_none()
 }

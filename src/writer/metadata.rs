@@ -14,15 +14,18 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
+use super::differs::stored_differs;
 use super::sink::Length;
 use super::storing::caught;
-use super::temporary::{replacing, temporary_of};
+use super::temporary::{Comparing, comparing, temporary_of};
 use crate::json::Document;
+use crate::store::conditional::{ConditionalStore, ValueVersion};
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
 /// It is read again whenever the array grows, and one number in it is changed. Everything else in it,
-/// and everything added meanwhile, stays as it is.
+/// and everything added meanwhile, stays as it is. Bytes that this writer has neither read nor written before
+/// are compared with the last ones: they must describe the same array.
 pub(super) struct ArrayLength {
     key: StoreKey,
     /// The key of the temporary, if it is renamed.
@@ -32,10 +35,68 @@ pub(super) struct ArrayLength {
     /// The extents of the array but the first.
     inner: Vec<u64>,
     reader: ReadableStorage,
-    writer: WritableStorage,
+    writer: Writer,
     /// The lock is held while the metadata change.
     state: Mutex<State>,
 }
+
+/// How the metadata are replaced.
+enum Writer {
+    /// By one `set`.
+    Whole(WritableStorage),
+    /// In a temporary, which is renamed if they are still the same then.
+    Renamed(Arc<dyn Comparing>),
+    /// By a request that has their version for a condition.
+    Conditional(Arc<dyn ConditionalStore>),
+}
+
+/// Stored metadata, as they were read.
+#[derive(Clone)]
+struct Seen {
+    bytes: Bytes,
+    /// Their version, if the store has requests with conditions.
+    version: Option<ValueVersion>,
+}
+
+impl Writer {
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        match self {
+            Self::Whole(store) => store.erase(key),
+            Self::Renamed(store) => store.erase(key),
+            Self::Conditional(store) => store.erase(key),
+        }
+    }
+
+    /// Replaces the metadata `before`, and returns whether they were still there.
+    fn replace(
+        &self,
+        key: &StoreKey,
+        before: Option<&Seen>,
+        value: Bytes,
+    ) -> Result<bool, StorageError> {
+        match self {
+            Self::Whole(store) => store.set(key, value).map(|()| true),
+            Self::Renamed(store) => store.replace(key, before.map(|seen| &seen.bytes), value),
+            Self::Conditional(store) => {
+                let version = before.and_then(|seen| seen.version.as_ref());
+                match store.set_if(key, value.clone(), version) {
+                    // The store tells versions, and takes no conditions.
+                    Err(StorageError::Unsupported(_)) => store.set(key, value).map(|()| true),
+                    Err(error) => Err(error),
+                    Ok(Some(_)) => Ok(true),
+                    // The request may have been sent twice, because its answer was lost.
+                    Ok(None) => {
+                        let now = store.get_with_version(key)?;
+                        Ok(now.is_some_and(|(now, _)| now == value))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How often the metadata are read again while other processes change them.
+const ATTEMPTS: usize = 10;
 
 /// The stored metadata, as far as the writer knows them.
 #[derive(Debug, Default)]
@@ -46,6 +107,8 @@ struct State {
     known: Option<u64>,
     /// The number of slices of a store that failed, and may have been done.
     tried: Option<u64>,
+    /// The metadata that this writer last read or stored.
+    last: Option<Bytes>,
 }
 
 impl fmt::Debug for ArrayLength {
@@ -71,6 +134,7 @@ impl ArrayLength {
             .storage_transformers()
             .create_writable_transformer(writer)?;
         // zarrs reads metadata past the transformers.
+        let writer = Writer::Whole(writer);
         Self::new(array, array.storage().readable(), writer, None)
     }
 
@@ -89,14 +153,45 @@ impl ArrayLength {
         S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
     {
         let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
-        let writer = replacing(store.clone(), part);
+        let writer = Writer::Renamed(comparing(store.clone(), part));
         Self::new(array, store, writer, Some(temporary))
+    }
+
+    /// The length of `array` in `store`, whose requests may have conditions. It is the array's storage.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] for an array of Zarr V2, and if its metadata in `store` are others; that
+    /// of the store.
+    pub(super) fn conditional<T>(
+        array: &Array<T>,
+        store: Arc<dyn ConditionalStore>,
+    ) -> Result<Self, StorageError>
+    where
+        T: ?Sized + ReadableWritableStorageTraits + 'static,
+    {
+        if let ArrayMetadata::V3(metadata) = array.metadata()
+            && !metadata.storage_transformers.is_empty()
+        {
+            return Self::of(array);
+        }
+        let reader = array.storage().readable();
+        let key = meta_key_v3(array.path());
+        let stored = match store.get_with_version(&key) {
+            Err(StorageError::Unsupported(_)) => return Self::of(array),
+            stored => stored?.map(|(bytes, _)| bytes),
+        };
+        if stored != reader.get(&key)? {
+            return Err(StorageError::Unsupported(format!(
+                "{key} in the array's storage is not {key} in the store for `with_conditional_writes`: give it the store that the array is in, with the same root"
+            )));
+        }
+        Self::new(array, reader, Writer::Conditional(store), None)
     }
 
     fn new<T: ?Sized>(
         array: &Array<T>,
         reader: ReadableStorage,
-        writer: WritableStorage,
+        writer: Writer,
         temporary: Option<StoreKey>,
     ) -> Result<Self, StorageError> {
         let key = meta_key_v3(array.path());
@@ -156,14 +251,20 @@ impl ArrayLength {
         Ok(())
     }
 
-    /// Store `metadata`, and keep them in `attempted` unless the store has stored them.
-    fn store(&self, attempted: &mut Option<Bytes>, metadata: Bytes) -> Result<(), StorageError> {
+    /// Store `metadata` in the place of `before`, and keep them in `attempted` unless the store has stored
+    /// them. Returns whether `before` were still there.
+    fn store(
+        &self,
+        attempted: &mut Option<Bytes>,
+        before: Option<&Seen>,
+        metadata: Bytes,
+    ) -> Result<bool, StorageError> {
         self.erase_own(attempted)?;
         self.is_free()?;
         *attempted = Some(metadata.clone());
-        self.writer.set(&self.key, metadata)?;
+        let stored = self.writer.replace(&self.key, before, metadata)?;
         *attempted = None;
-        Ok(())
+        Ok(stored)
     }
 
     fn is_free(&self) -> Result<(), StorageError> {
@@ -209,38 +310,108 @@ impl ArrayLength {
     /// Stores the metadata with the first extent that `change` makes of the stored one.
     fn change(&self, change: &dyn Fn(u64) -> u64) -> Result<(), StorageError> {
         let mut state = self.state();
-        let stored = self.reader.get(&self.key)?;
-        let (base, is_stored) = match (&state.attempted, stored) {
-            // A torn value is made whole first, so that it is never a part of some older attempt.
-            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
-                let whole = whole.clone();
-                self.store(&mut state.attempted, whole.clone())?;
-                (whole, true)
+        for _ in 0..ATTEMPTS {
+            if self.try_change(&mut state, change)? {
+                return Ok(());
             }
-            (_, Some(stored)) => (stored, true),
-            (Some(attempted), None) => (attempted.clone(), false),
-            (None, None) => (self.own.clone(), false),
+            tracing::debug!(key = %self.key, "another process has changed the metadata meanwhile");
+        }
+        Err(StorageError::Other(format!(
+            "{} was changed by another process each of {ATTEMPTS} times that it was about to be replaced: let the process end, and try again",
+            self.key
+        )))
+    }
+
+    /// As [`change`](Self::change). Returns whether no other process has changed the metadata meanwhile.
+    fn try_change(
+        &self,
+        state: &mut State,
+        change: &dyn Fn(u64) -> u64,
+    ) -> Result<bool, StorageError> {
+        let stored = self.read()?;
+        let base = match (&state.attempted, &stored) {
+            // A torn value is made whole first, so that it is never a part of some older attempt.
+            (Some(whole), Some(torn)) if is_torn(&torn.bytes, whole) => {
+                let whole = whole.clone();
+                self.store(&mut state.attempted, stored.as_ref(), whole)?;
+                return Ok(false); // it is read again
+            }
+            (_, Some(stored)) => stored.bytes.clone(),
+            (Some(attempted), None) => attempted.clone(),
+            (None, None) => self.own.clone(),
         };
+        let is_stored = stored.is_some();
+        if is_stored {
+            self.check_array(state, &base)?;
+        }
         let found = Cell::new(None);
         let checked = |extent| {
             if is_stored {
-                self.check(&state, extent)?;
+                self.check(state, extent)?;
                 found.set(Some(extent));
             }
             Ok(change(extent))
         };
         let (changed, slices) = self.with_length(&base, &checked)?;
+        let changed = match changed {
+            Some(changed) => Some(Bytes::from(changed)),
+            None if !is_stored => Some(base.clone()),
+            None => None,
+        };
         state.known = state.known.map(|known| found.get().unwrap_or(known));
+        state.last = Some(base.clone());
         state.tried = Some(slices);
         match changed {
-            Some(changed) => self.store(&mut state.attempted, changed.into())?,
-            None if !is_stored => self.store(&mut state.attempted, base)?,
+            Some(changed) => {
+                if !self.store(&mut state.attempted, stored.as_ref(), changed.clone())? {
+                    state.tried = None;
+                    return Ok(false);
+                }
+                state.last = Some(changed);
+            }
             None => self.erase_own(&mut state.attempted)?,
         }
         state.known = state.known.map(|_| slices);
         state.tried = None;
-        Ok(())
+        Ok(true)
     }
+
+    /// The stored metadata.
+    fn read(&self) -> Result<Option<Seen>, StorageError> {
+        if let Writer::Conditional(store) = &self.writer {
+            let seen = |(bytes, version)| Seen {
+                bytes,
+                version: Some(version),
+            };
+            return Ok(store.get_with_version(&self.key)?.map(seen));
+        }
+        let stored = self.reader.get(&self.key)?;
+        Ok(stored.map(|bytes| Seen {
+            bytes,
+            version: None,
+        }))
+    }
+
+    /// Check that the metadata `now` describe the array of the last ones.
+    fn check_array(&self, state: &State, now: &Bytes) -> Result<(), StorageError> {
+        let Some(last) = state.last.as_ref().filter(|last| *last != now) else {
+            return Ok(());
+        };
+        match stored_differs(last, now) {
+            None => Ok(()),
+            Some(member) => Err(StorageError::InvalidMetadata(
+                self.key.clone(),
+                format!(
+                    "another process has changed its {member} while slices are being appended: another array was stored in its place. `abort` this writer, and open the array again"
+                ),
+            )),
+        }
+    }
+}
+
+/// Whether `value` is the beginning of `whole`.
+fn is_torn(value: &Bytes, whole: &Bytes) -> bool {
+    value.len() < whole.len() && whole.starts_with(value)
 }
 
 /// Erases what a failed attempt left.
@@ -263,6 +434,7 @@ impl Length for ArrayLength {
         let Some(stored) = self.reader.get(&self.key)? else {
             return Ok(None);
         };
+        self.state().last.get_or_insert_with(|| stored.clone());
         let invalid = |reason| StorageError::InvalidMetadata(self.key.clone(), reason);
         let document = Document::parse(&stored).map_err(invalid)?;
         let shape = document.elements("shape").map_err(invalid)?;
@@ -288,6 +460,7 @@ mod tests {
 
     use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
     use super::*;
+    use crate::store::conditional::in_memory::{Conditions, Objects};
     use zarrs_cuda_testing::stores::faulty::{Fault, Operation};
 
     const KEY: &str = "a/zarr.json";
@@ -401,6 +574,126 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// The temporary takes its time, and another process replaces the metadata meanwhile.
+    #[test]
+    fn a_change_while_the_temporary_is_written() {
+        let edited = METADATA.replace("\"x\"", "\"added\": true, \"x\"");
+        let resized = with_shape(8);
+        for (theirs, is_kept) in [(edited, true), (resized, false)] {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = renamed(&store);
+            length.expect(6);
+            let (inner, value) = (store.inner().clone(), theirs.clone());
+            let mut is_done = false;
+            store.fail(move |request| {
+                let is_temporary = request.key == TEMPORARY;
+                if is_temporary && request.operation == Operation::Set && !is_done {
+                    is_done = true;
+                    inner.set(&key(KEY), value.clone().into()).unwrap();
+                }
+                None
+            });
+            let grown = length.grow(7);
+            if is_kept {
+                grown.unwrap();
+                assert_eq!(stored(&store), theirs.replace("[ 6\n", "[ 7\n"));
+            } else {
+                let error = grown.unwrap_err().to_string();
+                assert!(error.contains("has 8 slices"), "{error}");
+                assert_eq!(stored(&store), theirs);
+            }
+            assert_eq!(snapshot(&store).len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_process_that_never_ends_to_change_the_metadata() {
+        let (_directory, store) = files();
+        put(&store, KEY, METADATA);
+        let length = renamed(&store);
+        let inner = store.inner().clone();
+        let mut number = 0;
+        store.fail(move |request| {
+            if request.key == TEMPORARY && request.operation == Operation::Set {
+                number += 1;
+                let edited = METADATA.replace("1.10", &number.to_string());
+                inner.set(&key(KEY), edited.into()).unwrap();
+            }
+            None
+        });
+        let error = length.grow(7).unwrap_err().to_string();
+        assert!(error.contains("changed by another process"), "{error}");
+        assert_eq!(snapshot(&store).len(), 1);
+        store.work();
+        length.grow(7).unwrap();
+        assert!(stored(&store).contains("[ 7\n"));
+    }
+
+    /// Another array of the same shape, which another process stores.
+    #[test]
+    fn another_array_is_stored_in_its_place() {
+        for make in BOTH {
+            let (_directory, store) = files();
+            let length = make(&store);
+            length.grow(7).unwrap();
+            let ours = stored(&store);
+            let spelled = ours.replace("\"made by\"", "\"also made by\"");
+            assert_ne!(spelled, ours);
+            put(&store, KEY, &spelled);
+            length.grow(8).unwrap();
+            let mut theirs: serde_json::Value = serde_json::from_str(&stored(&store)).unwrap();
+            theirs["data_type"] = "int8".into();
+            let theirs = theirs.to_string();
+            put(&store, KEY, &theirs);
+            for _ in 0..2 {
+                let error = length.grow(9).unwrap_err().to_string();
+                assert!(error.contains("changed its data type"), "{error}");
+                assert_eq!(stored(&store), theirs);
+            }
+        }
+    }
+
+    /// On objects no change is lost, at whatever moment it comes.
+    #[test]
+    fn objects_are_replaced_by_their_versions() {
+        for conditions in [Conditions::Obeyed, Conditions::Ignored, Conditions::Refused] {
+            let store = Objects::new(conditions);
+            let of = || {
+                let array = array(store.clone());
+                ArrayLength::conditional(&array, store.clone()).unwrap()
+            };
+            let text =
+                || String::from_utf8(store.get(&key(KEY)).unwrap().unwrap().to_vec()).unwrap();
+            of().grow(7).unwrap();
+            assert!(text().contains("\"shape\""));
+            store.set(&key(KEY), METADATA.into()).unwrap();
+            let length = of();
+            length.expect(6);
+            length.grow(9).unwrap();
+            assert_eq!(text(), with_shape(9));
+            if conditions == Conditions::Obeyed {
+                let seen = length.read().unwrap().unwrap();
+                let edited = text().replace("1.10", "2");
+                store.set(&key(KEY), edited.clone().into()).unwrap();
+                let stale = length.writer.replace(&key(KEY), Some(&seen), "lost".into());
+                assert!(!stale.unwrap());
+                assert_eq!(text(), edited);
+            }
+            length.grow(10).unwrap();
+            store.set(&key(KEY), with_shape(12).into()).unwrap();
+            assert!(length.grow(13).is_err());
+            assert_eq!(text(), with_shape(12));
+        }
+        // Another store is found.
+        let (one, other) = (
+            Objects::new(Conditions::Obeyed),
+            Objects::new(Conditions::Obeyed),
+        );
+        one.set(&key(KEY), METADATA.into()).unwrap();
+        assert!(ArrayLength::conditional(&array(one), other).is_err());
     }
 
     /// A store may have done what it reported as an error.

@@ -33,15 +33,18 @@
 
 mod array_writer;
 mod assembler;
+mod begun;
 mod builder;
 mod cuts;
 #[allow(unsafe_code)]
 mod device;
+mod differs;
 #[cfg(feature = "dlpack")]
 #[allow(unsafe_code)]
 mod dlpack;
 mod encoding;
 mod error;
+mod explanation;
 mod filling;
 mod leftovers;
 mod metadata;
@@ -52,11 +55,16 @@ mod part;
 mod pause;
 mod plan;
 mod report;
+mod retry;
 mod shared;
 mod sink;
+mod staff;
 mod storing;
 mod temporary;
+mod timer;
+mod visits;
 mod waiting;
+mod workers;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
@@ -66,7 +74,6 @@ mod interrupted;
 mod power_failure;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use zarrs::array::{ArrayBytes, Element};
@@ -75,27 +82,34 @@ pub use array_writer::ArrayWriter;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
+pub use explanation::WriterExplanation;
 pub use multiscale::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 pub use report::{Progress, WriterReport};
 
+pub use crate::store::conditional::{ConditionalStore, ValueVersion};
+
 use crate::MemoryEstimate;
+use crate::engine::account::Reservation;
 use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
-use crate::store::lease::Lease;
+use crate::store::lease::Held;
 use filling::{Filling, Slow};
 use pause::Pausing;
 use plan::Plan;
+use retry::{Attempt, Retry};
 use shared::{Batch, Item, Shared};
 use waiting::Waiting;
 
-/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and its threads.
+/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and what threads share.
 #[derive(Debug)]
 struct Stream {
     shared: Arc<Shared>,
     engine: Arc<dyn StreamEngine>,
     memory: MemoryEstimate,
+    /// Bytes of the smallest buffers on the host.
+    reserved: usize,
     /// A full batch.
     grid: Arc<BatchGrid>,
     batch_bytes: usize,
@@ -109,13 +123,15 @@ struct Stream {
     epochs: u64,
     first_append: Option<Instant>,
     filling: Filling,
+    retry: Retry,
     waiting: Arc<Waiting>,
-    threads: Vec<JoinHandle<()>>,
     /// Deleted when the writer has finished, or is dropped.
-    lease: Option<Lease>,
+    lease: Option<Held>,
+    /// Until the writer has finished; `None` if all levels of an image have one.
+    reservation: Option<Reservation>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
-    /// Where the threads are.
+    /// The process that built it.
     process: u32,
 }
 
@@ -125,7 +141,7 @@ impl Stream {
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
         batch: BatchGrid,
-        (threads, lease): (Vec<JoinHandle<()>>, Option<Lease>),
+        (lease, reservation): (Option<Held>, Option<Reservation>),
         flush_after: Option<Duration>,
         waiting: Arc<Waiting>,
     ) -> Self {
@@ -136,6 +152,7 @@ impl Stream {
             shared,
             engine,
             memory: plan.memory,
+            reserved: plan.reserved,
             input: None,
             filled: 0,
             holds: false,
@@ -143,16 +160,17 @@ impl Stream {
             epochs: 0,
             first_append: None,
             filling: Filling::new(&job.grid, flush_after),
+            retry: Retry::new(flush_after.unwrap_or_default()),
             waiting,
-            threads,
             lease,
+            reservation,
             report: None,
             job,
             process: std::process::id(),
         }
     }
 
-    /// Checks that the threads are in this process, and not in the process that it was forked from.
+    /// Checks that this is the process that built the writer, and not one that was forked from it.
     fn check_process(&self) -> Result<(), WriterError> {
         // Without a lock, which a thread of the parent may have held.
         pause::check_process(self.process, self.shared.setup.start)
@@ -352,7 +370,7 @@ impl Stream {
         Ok(found)
     }
 
-    /// Gives the filled input to the encoding thread, as a batch of `grid`.
+    /// Gives the filled input to be encoded, as a batch of `grid`.
     fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
@@ -497,9 +515,8 @@ impl Stream {
         self.shared.try_again();
         self.stored()?;
         self.sync_names()?;
-        self.shared.change(|state| state.closed = true);
-        self.join();
-        self.lease = None;
+        self.shared.close();
+        (self.lease, self.reservation) = (None, None);
         let report = self.new_report();
         tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
         self.report = Some(report.clone());
@@ -584,7 +601,7 @@ impl Stream {
     /// Ends without storing anything more.
     fn leave(&mut self) -> Result<WriterReport, WriterError> {
         self.give_up()?;
-        self.lease = None;
+        (self.lease, self.reservation) = (None, None);
         let report = self.new_report();
         self.report = Some(report.clone());
         Ok(report)
@@ -611,7 +628,7 @@ impl Stream {
         // Not under the lock: buffers go back, and tell so.
         drop(dropped);
         self.shared.signal.give_up();
-        self.join();
+        self.shared.close();
         let begun: Vec<_> = self.shared.change(|state| {
             std::mem::take(&mut state.shards)
                 .into_values()
@@ -702,15 +719,7 @@ impl Stream {
 
     /// Whether there is nothing to store any more, or no way to do so.
     fn is_over(&self) -> bool {
-        self.threads.is_empty() || self.shared.lock().broken.is_some()
-    }
-
-    fn join(&mut self) {
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of a writer panicked");
-            }
-        }
+        self.shared.is_closed() || self.shared.lock().broken.is_some()
     }
 }
 
@@ -718,10 +727,11 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             // The parent goes on with all of it: with its temporaries, too.
-            std::mem::forget((std::mem::take(&mut self.threads), self.input.take()));
+            let shared = (self.shared.clone(), self.engine.clone());
+            std::mem::forget((shared, self.input.take()));
             return;
         }
-        if self.threads.is_empty() {
+        if self.shared.is_closed() {
             return;
         }
         let result = self.give_up();
@@ -738,6 +748,12 @@ impl Pausing for Stream {
             return None;
         }
         let now = Instant::now();
+        let (has_failed, is_well) = self.shared.has_failed();
+        match self.retry.look(now, has_failed, is_well) {
+            Attempt::NotNeeded => {}
+            Attempt::Now => self.shared.try_again(),
+            Attempt::Later(left) => return Some(left),
+        }
         if self.filling.is_due(now) {
             match self.submit_due() {
                 Ok(true) => {}
@@ -756,7 +772,7 @@ impl Pausing for Stream {
     }
 
     fn is_done(&self) -> bool {
-        self.threads.is_empty()
+        self.shared.is_closed()
     }
 
     fn finished_slices(&self) -> u64 {

@@ -11,12 +11,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::error::WriterError;
+use super::timer::{Look, TIMER};
 use super::waiting::{TURN, Waiting};
-use crate::per_process::PerProcess;
 
 /// A writer that can be looked at between two calls.
 pub(super) trait Pausing: Send + 'static {
@@ -27,7 +27,7 @@ pub(super) trait Pausing: Send + 'static {
     /// How long calls of the writer wait.
     fn waiting(&self) -> Arc<Waiting>;
 
-    /// Whether its threads have ended.
+    /// Whether its work has ended.
     fn is_done(&self) -> bool;
 
     /// All slices below this one are stored.
@@ -63,7 +63,7 @@ pub(super) struct Kept<W: Pausing> {
     waiting: Arc<Waiting>,
     start: u64,
     drop_limit: Duration,
-    /// Where its threads are.
+    /// The process that built it.
     process: u32,
 }
 
@@ -195,103 +195,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A writer, as the timer sees it.
-trait Look: Send + Sync {
-    /// As [`Pausing::look`], unless a call of the application is in the writer.
-    fn look(&self) -> Option<Duration>;
-}
-
 impl<W: Pausing> Look for Mutex<Option<W>> {
-    fn look(&self) -> Option<Duration> {
+    /// As [`Pausing::look`], unless a call of the application is in the writer.
+    fn look(self: Arc<Self>) -> Option<Duration> {
         match self.try_lock() {
             Ok(mut writer) => writer.as_mut()?.look(),
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().as_mut()?.look(),
             Err(TryLockError::WouldBlock) => Some(SOON),
         }
     }
-}
-
-/// Looks at all writers of the process.
-static TIMER: PerProcess<Timer> = PerProcess::new(Timer::new);
-
-struct Timer {
-    watched: Mutex<Watched>,
-    changed: Condvar,
-}
-
-struct Watched {
-    writers: Vec<(Instant, Weak<dyn Look>)>,
-    /// Whether there is a thread. It ends when there are no writers.
-    has_thread: bool,
-}
-
-impl Timer {
-    fn new() -> Self {
-        Self {
-            watched: Mutex::new(Watched {
-                writers: Vec::new(),
-                has_thread: false,
-            }),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Looks at `writer` `after` some time, and then as often as it says.
-    fn watch(&'static self, writer: Weak<dyn Look>, after: Duration) -> std::io::Result<()> {
-        let mut watched = lock(&self.watched);
-        watched.writers.push((time_in(after), writer));
-        if watched.has_thread {
-            self.changed.notify_one();
-            return Ok(());
-        }
-        let thread = std::thread::Builder::new().name("zarrs_cuda pause".to_owned());
-        let started = thread.spawn(|| self.run()).map(drop);
-        watched.has_thread = started.is_ok();
-        if started.is_err() {
-            watched.writers.pop();
-        }
-        started
-    }
-
-    fn run(&self) {
-        let mut watched = lock(&self.watched);
-        loop {
-            let now = Instant::now();
-            let due: Vec<_> = watched
-                .writers
-                .extract_if(.., |(at, _)| *at <= now)
-                .collect();
-            if due.is_empty() {
-                let Some(next) = watched.writers.iter().map(|(at, _)| *at).min() else {
-                    watched.has_thread = false;
-                    return;
-                };
-                watched = self
-                    .changed
-                    .wait_timeout(watched, next.saturating_duration_since(now))
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-                continue;
-            }
-            drop(watched);
-            let looked = due.into_iter().filter_map(|(_, writer)| {
-                let known = writer.upgrade()?;
-                let next = catch_unwind(AssertUnwindSafe(|| known.look()));
-                if next.is_err() {
-                    tracing::error!("a writer panicked when its complete shards were to be stored");
-                }
-                Some((time_in(next.ok()??), writer))
-            });
-            let looked: Vec<_> = looked.collect();
-            watched = lock(&self.watched);
-            watched.writers.extend(looked);
-        }
-    }
-}
-
-/// The time in so long, but for a moment at least and a day at most.
-fn time_in(after: Duration) -> Instant {
-    const LEAST: Duration = Duration::from_millis(5);
-    const MOST: Duration = Duration::from_hours(24);
-    Instant::now() + after.clamp(LEAST, MOST)
 }

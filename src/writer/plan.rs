@@ -5,18 +5,25 @@
 //! - as many epochs in a batch as the target says, or, where a shard is stored whole and every
 //!   subchunk encodes to the same size, a whole shard epoch: then the buffer that is filled is what
 //!   is stored;
-//! - three inputs (one is filled, one is encoded, one is stored), then two;
+//! - three inputs (one is filled, one is encoded, one is stored), then two; three outputs, then two, then
+//!   one;
 //! - two sets of buffers for shards that are put together, then one, each for all shards with one
 //!   index along the first axis; of shards that lie in one batch, as many sets as there would be
 //!   outputs, each for a batch;
 //! - fewer epochs.
+//!
+//! The last of those with the same number of epochs has the smallest buffers with which a writer can
+//! always go on. They are the writer's own, so they must fit beside those of the other open writers; what
+//! the configuration has beyond them is lent.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use super::error::WriterError;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::stream::{Room, StreamJob};
+use crate::engine::EngineError;
+use crate::engine::account::{self, Lender, Reserved};
+use crate::engine::stream::{Lending, Room, StreamJob};
 use crate::layout::StreamGrid;
 use crate::plan::StreamChoice;
 use crate::{MemoryEstimate, Options};
@@ -57,10 +64,66 @@ pub(super) struct Plan {
     pub(super) job: Arc<StreamJob>,
     pub(super) choice: StreamChoice,
     pub(super) memory: MemoryEstimate,
+    /// The host memory of the smallest buffers, in bytes.
+    pub(super) reserved: usize,
     /// Whether every batch has whole shards.
     pub(super) whole_shards: bool,
-    /// Buffers for shards that are put together: how many, and how long.
-    pub(super) assembly: Option<(usize, usize)>,
+    /// Buffers for shards that are put together.
+    pub(super) assembly: Option<Assembly>,
+}
+
+/// Buffers for shards that are put together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Assembly {
+    pub(super) count: usize,
+    /// How many of them are the writer's own.
+    pub(super) own: usize,
+    pub(super) len: usize,
+    pub(super) lender: Lender,
+}
+
+/// The host memory of all open writers, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    /// The most that they may have.
+    pub(super) limit: usize,
+    /// How much of it a writer may reserve.
+    pub(super) free: usize,
+    /// How much of that a writer takes, unless its smallest batches take more.
+    pub(super) share: usize,
+    /// What they have reserved.
+    pub(super) reserved: Reserved,
+}
+
+impl Account {
+    /// With a limit for all open writers.
+    pub(super) fn now(limit: usize) -> Self {
+        /// The part of what the others have left: one over this number.
+        const BESIDE_OTHERS: usize = 4;
+        let reserved = account::reserved();
+        let free = limit.saturating_sub(reserved.bytes);
+        let is_alone = reserved.writers == 0;
+        Self {
+            limit,
+            free,
+            share: if is_alone { free } else { free / BESIDE_OTHERS },
+            reserved,
+        }
+    }
+
+    /// The error of a writer whose smallest buffers do not fit beside those of the others.
+    pub(super) fn refuses(&self, needed: usize, budget: usize) -> WriterError {
+        let Reserved { writers, bytes } = self.reserved;
+        WriterError::Memory {
+            memory: "host memory",
+            needed,
+            budget,
+            advice: format!(
+                "the {writers} open writers of this process have reserved {bytes} bytes of the {} that all of them may have: finish or drop one of them, or allow more by `Options::with_host_memory`",
+                self.limit
+            ),
+        }
+    }
 }
 
 /// How many epochs a batch has.
@@ -73,6 +136,7 @@ pub(super) struct Epochs {
 }
 
 /// One configuration.
+#[derive(Clone, Copy)]
 struct Candidate {
     epochs: usize,
     inputs: usize,
@@ -80,6 +144,17 @@ struct Candidate {
     /// Shard epochs that are put together, or stored after that, at once.
     assembled: usize,
     room: Room,
+}
+
+impl Candidate {
+    /// Its buffers are the writer's own, and `lender` lends others.
+    fn lending(&self, lender: Lender) -> Lending {
+        Lending {
+            inputs: self.inputs,
+            outputs: self.outputs,
+            lender,
+        }
+    }
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
@@ -90,6 +165,7 @@ pub(super) fn plan(
     grows: bool,
     epochs: Epochs,
     host: Option<&str>,
+    account: &Account,
 ) -> Result<Plan, WriterError> {
     let options = &encoding.shards.codec.options;
     let refused = |(memory, needed, budget)| WriterError::Memory {
@@ -103,7 +179,10 @@ pub(super) fn plan(
     if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
     }
-    let job = |candidate: &Candidate| job(encoding, grid, candidate);
+    let lender = Lender::new(account.limit);
+    let job = |candidate: &Candidate, least: &Candidate| {
+        job(encoding, grid, candidate, least.lending(lender))
+    };
     let first = Candidate {
         epochs: 1,
         inputs: 2,
@@ -112,51 +191,77 @@ pub(super) fn plan(
         room: Room::default(),
     };
     let choice = match host {
-        None => encoding.choose_engine(&job(&first))?,
+        None => encoding.choose_engine(&job(&first, &first))?,
         Some(why) => StreamChoice::host(why),
     };
     let fixed = encoding.chain.is_fixed_size();
-    let mut least: Option<(&'static str, usize, usize)> = None;
+    let mut least_of_all: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
-    for size in sizes(grid, grows, fixed, choice.is_device(), epochs) {
-        for candidate in candidates(encoding, grid, grows, &choice, size) {
-            let job = job(&candidate);
-            let buffers = match choice.memory(&job) {
-                Ok(buffers) => buffers,
+    // The fewest bytes that do not fit beside the other writers.
+    let mut crowded: Option<usize> = None;
+    let sizes = sizes(grid, grows, fixed, choice.is_device(), epochs);
+    let smallest = sizes.last().copied();
+    for size in sizes {
+        let free = if Some(size) == smallest {
+            account.free
+        } else {
+            account.share
+        };
+        let candidates = candidates(encoding, grid, grows, &choice, size);
+        for candidate in &candidates {
+            let least = least(candidate, &candidates, choice.is_device());
+            let job = job(candidate, &least);
+            let memories = memories(encoding, grid, &choice, &job, [candidate, &least]);
+            let (most, own) = match memories {
+                Ok([Some(most), Some(own)]) => (most, own.host),
+                Ok(_) => continue,
                 Err(error) => {
                     reason = Some(error.to_string());
                     continue;
                 }
             };
-            let assembly = assembly(encoding, grid, &candidate);
-            let Some(memory) = memory(encoding, grid, buffers, assembly) else {
-                continue;
-            };
-            match over_budget(memory, options) {
+            match over_budget(most, options) {
+                None if own > free => {
+                    crowded = Some(crowded.map_or(own, |crowded| crowded.min(own)));
+                }
                 None => {
+                    let assembly = assembly(encoding, grid, candidate);
+                    let assembly = assembly.map(|(count, len)| Assembly {
+                        count,
+                        own: assembly_count(grid, &least),
+                        len,
+                        lender,
+                    });
                     tracing::debug!(
                         epochs = size,
                         inputs = candidate.inputs,
                         why = choice.why,
-                        memory = %memory,
+                        memory = %most,
+                        reserved = own,
                         "planned a writer"
                     );
                     return Ok(Plan {
                         job: Arc::new(job),
-                        memory,
+                        memory: most,
+                        reserved: own,
                         whole_shards: size.is_multiple_of(grid.epochs_per_shard()),
                         assembly,
                         choice,
                     });
                 }
-                Some(over) if least.is_none_or(|least| over.0 == least.0 && over.1 < least.1) => {
-                    least = Some(over);
+                Some(over)
+                    if least_of_all.is_none_or(|least| over.0 == least.0 && over.1 < least.1) =>
+                {
+                    least_of_all = Some(over);
                 }
                 Some(_) => {}
             }
         }
     }
-    Err(least.map_or_else(
+    if let Some(needed) = crowded {
+        return Err(account.refuses(needed, options.host_memory()));
+    }
+    Err(least_of_all.map_or_else(
         || WriterError::Unsupported {
             reason: reason.unwrap_or_else(|| {
                 "its batches are more bytes than this machine can address".to_string()
@@ -173,7 +278,7 @@ fn candidates(
     grows: bool,
     choice: &StreamChoice,
     epochs: usize,
-) -> [Candidate; 3] {
+) -> Vec<Candidate> {
     let in_place = encoding.chain.is_fixed_size() && !choice.is_device();
     let packs = choice.packs(&encoding.chain);
     let shard_epochs = epochs / grid.epochs_per_shard();
@@ -191,7 +296,10 @@ fn candidates(
             tail: index,
         },
     };
-    [(3, 3, 2), (2, 2, 2), (2, 2, 1)].map(|(inputs, outputs, sets)| Candidate {
+    let buffers = [(3, 3, 2), (2, 2, 2), (2, 2, 1), (2, 1, 1)];
+    // A device has two outputs at least.
+    let buffers = &buffers[..if choice.is_device() { 3 } else { 4 }];
+    let candidate = |&(inputs, outputs, sets): &(usize, usize, usize)| Candidate {
         epochs,
         inputs,
         outputs: match (in_place, assembles) {
@@ -206,10 +314,36 @@ fn candidates(
             (true, false) => sets,
         },
         room,
-    })
+    };
+    buffers.iter().map(candidate).collect()
 }
 
-fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> StreamJob {
+/// The buffers of `candidate`, one of `candidates`, that are the writer's own. A device has all of its buffers
+/// from the beginning.
+fn least(candidate: &Candidate, candidates: &[Candidate], device: bool) -> Candidate {
+    let last = candidates.last().unwrap_or(candidate);
+    Candidate {
+        inputs: if device {
+            candidate.inputs
+        } else {
+            last.inputs
+        },
+        outputs: if device {
+            candidate.outputs
+        } else {
+            last.outputs
+        },
+        assembled: last.assembled,
+        ..*candidate
+    }
+}
+
+fn job(
+    encoding: &ShardEncoding,
+    grid: &StreamGrid,
+    candidate: &Candidate,
+    lending: Lending,
+) -> StreamJob {
     StreamJob {
         grid: grid.clone(),
         chain: encoding.chain.clone(),
@@ -221,6 +355,7 @@ fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> St
         room: candidate.room,
         inputs: candidate.inputs,
         outputs: candidate.outputs,
+        lending: Some(lending),
         reduced_from: encoding.reduced_from.clone(),
     }
 }
@@ -277,8 +412,11 @@ fn assembly(
     let len = bound
         .and_then(|bound| bound.checked_mul(most?))
         .and_then(|len| len.checked_add(encoding.shards.index.len()));
-    let count = grid.shards_per_epoch().checked_mul(candidate.assembled);
-    Some((count.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX)))
+    Some((assembly_count(grid, candidate), len.unwrap_or(usize::MAX)))
+}
+
+fn assembly_count(grid: &StreamGrid, candidate: &Candidate) -> usize {
+    grid.shards_per_epoch().saturating_mul(candidate.assembled)
 }
 
 /// What the indexes of the shards take that are open, as they are put together and encoded.
@@ -290,6 +428,26 @@ fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
         .num_subchunks()
         .checked_mul(of_subchunk)?
         .checked_mul(grid.shards_per_epoch())
+}
+
+/// The memory that two candidates of the same batches take; `None` if it is more than this machine can address.
+fn memories(
+    encoding: &ShardEncoding,
+    grid: &StreamGrid,
+    choice: &StreamChoice,
+    job: &StreamJob,
+    candidates: [&Candidate; 2],
+) -> Result<[Option<MemoryEstimate>; 2], EngineError> {
+    let of = |candidate: &Candidate| -> Result<_, EngineError> {
+        let buffers = choice.memory(&StreamJob {
+            inputs: candidate.inputs,
+            outputs: candidate.outputs,
+            ..job.clone()
+        })?;
+        let assembly = assembly(encoding, grid, candidate);
+        Ok(memory(encoding, grid, buffers, assembly))
+    };
+    Ok([of(candidates[0])?, of(candidates[1])?])
 }
 
 /// The memory that it takes; `None` if that is more than this machine can address.

@@ -19,7 +19,8 @@ pub struct Progress {
     pub finished_slices: u64,
     /// The shape in the array's metadata covers all slices below this one.
     pub covered_slices: u64,
-    /// Whole slices that were appended and are not stored: a kill would lose them.
+    /// Whole slices that were appended and are not stored, or not covered by the shape: a kill would lose
+    /// them.
     pub at_risk: u64,
     /// A number of slices of a shard that would be appended within 60 seconds, once a shard took longer:
     /// see [`ArrayWriterBuilder::with_flush_after`](super::ArrayWriterBuilder::with_flush_after).

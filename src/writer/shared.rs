@@ -1,18 +1,25 @@
-//! What the threads of a writer share.
+//! What threads share of a writer.
 //!
-//! | thread | takes | gives |
+//! | who | takes | gives |
 //! |---|---|---|
-//! | the caller's | an input of the engine, when one is free | full batches, to `batches` |
-//! | encoding, one | `batches` | work on shards, to `shards` |
-//! | storing, some | work on shards | buffers back to the engine; the finished extent |
+//! | the caller's thread | an input of the engine, when one is free | full batches, to `batches` |
+//! | a step of encoding, one at a time | `batches` | work on shards, to `shards` |
+//! | steps of storing, some at a time | work on shards | buffers back to the engine; the finished extent |
 //!
 //! All state is under one lock, which no thread holds while encoding, storing or copying. A thread that
 //! changes the state, or gives a buffer back, notifies `signal`, and waiting threads look again. Work
 //! that fails is put back, and nothing new is begun until the caller tries again.
+//!
+//! A change that makes steps possible calls [workers](super::workers) for them (`staff.rs`), as many as the writer may
+//! have. A worker leaves in the same lock in which it finds no step, so no step is left behind. Encoding
+//! that lacks a buffer ends, and goes on when one comes back, which may be on any thread, also one that has
+//! locks of a store: then nothing of the state is locked.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use zarrs::array::Array;
@@ -20,6 +27,7 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use super::cuts::Cutting;
 use super::error::WriterError;
+use super::explanation::WriterExplanation;
 use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
@@ -35,6 +43,7 @@ pub(super) struct Setup {
     /// The array without its store: it names shards.
     pub(super) array: Array<()>,
     pub(super) engine: &'static str,
+    pub(super) explanation: WriterExplanation,
     /// The first slice of the stream.
     pub(super) start: u64,
     /// Whether every batch has whole shards.
@@ -43,6 +52,8 @@ pub(super) struct Setup {
     pub(super) length: Arc<dyn Length>,
     /// Made before a shard is replaced.
     pub(super) cutting: Cutting,
+    /// How many shards are stored at once.
+    pub(super) store_threads: usize,
     pub(super) metadata_interval: Duration,
     pub(super) on_progress: Option<ProgressCallback>,
 }
@@ -60,8 +71,8 @@ impl Setup {
 #[derive(Clone)]
 pub(super) struct ProgressCallback(pub(super) Arc<dyn Fn(&Progress) + Send + Sync>);
 
-impl std::fmt::Debug for ProgressCallback {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for ProgressCallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ProgressCallback")
     }
 }
@@ -84,7 +95,7 @@ pub(super) struct Batch {
     pub(super) grid: Arc<BatchGrid>,
 }
 
-/// An item of work for the encoding thread.
+/// An item of work for encoding.
 #[derive(Debug)]
 pub(super) enum Item {
     Batch(Batch, Box<dyn Input>),
@@ -162,11 +173,9 @@ pub(super) struct State {
     pub(super) broken: Option<String>,
     /// Everything is dropped.
     pub(super) aborted: bool,
-    /// Threads leave when there is nothing left to do.
-    pub(super) closed: bool,
     /// The first slice behind the stream, once that is known.
     pub(super) end: Option<u64>,
-    /// Whether the encoding thread has seen the end.
+    /// Whether encoding has come to the end.
     pub(super) ended: bool,
     /// The first shard epoch that is not finished, and how many shards are in those from there on.
     pub(super) first_unfinished: u64,
@@ -178,6 +187,14 @@ pub(super) struct State {
     pub(super) grow_now: bool,
     /// Metadata are to be written as soon as all slices below this one are stored.
     pub(super) promised: u64,
+    /// Tasks that store.
+    pub(super) storing: usize,
+    /// Tasks that store and do a step.
+    pub(super) working: usize,
+    /// Whether the timer looks when the metadata are to be written.
+    pub(super) is_timed: bool,
+    /// Whether the timer looks whether the writer rests.
+    pub(super) is_resting: bool,
     pub(super) progress: Progress,
 }
 
@@ -189,6 +206,21 @@ pub(super) struct Shared {
     /// Held while the application's callback runs.
     pub(super) telling: Mutex<()>,
     pub(super) signal: Arc<Returned>,
+    /// Whether a page-locked buffer was kept by the store: it gets copies from then on.
+    pub(super) store_keeps: AtomicBool,
+    staff: OnceLock<Box<dyn Calls>>,
+}
+
+/// Calls threads for the work of a writer.
+pub(super) trait Calls: fmt::Debug + Send + Sync {
+    /// Counts the threads that `state` needs, in it. The result calls them, when the state is not locked.
+    fn needed(&self, shared: &Shared, state: &mut State) -> Option<Box<dyn FnOnce() + '_>>;
+
+    /// Ends the work: nothing more is begun, and what has begun is waited for.
+    fn close(&self);
+
+    /// Whether the work has ended.
+    fn is_closed(&self) -> bool;
 }
 
 impl Shared {
@@ -207,7 +239,6 @@ impl Shared {
                 failure: None,
                 broken: None,
                 aborted: false,
-                closed: false,
                 end: None,
                 ended: false,
                 first_unfinished: setup.start / shard_slices,
@@ -216,34 +247,58 @@ impl Shared {
                 grown: Instant::now(),
                 grow_now: false,
                 promised: 0,
+                storing: 0,
+                working: 0,
+                is_timed: false,
+                is_resting: false,
                 progress,
             }),
             telling: Mutex::default(),
             setup,
             signal,
+            store_keeps: AtomicBool::new(false),
+            staff: OnceLock::new(),
         })
+    }
+
+    /// Sets what calls threads for the work. To be set once, before there is work.
+    pub(super) fn employ(&self, staff: Box<dyn Calls>) {
+        let _ = self.staff.set(staff);
+    }
+
+    /// Ends the work of the writer: nothing more is begun, and what has begun is waited for. Buffers that are
+    /// not in use are freed.
+    pub(super) fn close(&self) {
+        if let Some(staff) = self.staff.get() {
+            staff.close();
+        }
+    }
+
+    /// Whether the work of the writer has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.staff.get().is_some_and(|staff| staff.is_closed())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and notifies all threads.
+    /// Changes the state, notifies waiting threads, and calls threads for what there is to do now.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let result = change(&mut self.lock());
+        let (result, calls) = {
+            let mut state = self.lock();
+            let result = change(&mut state);
+            let staff = self.staff.get();
+            (
+                result,
+                staff.and_then(|staff| staff.needed(self, &mut state)),
+            )
+        };
         self.signal.notify();
-        result
-    }
-
-    /// Wait until `look` finds something.
-    pub(super) fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
-        loop {
-            let seen = self.signal.count();
-            if let Some(found) = look(&mut self.lock()) {
-                return found;
-            }
-            self.signal.wait(seen);
+        if let Some(call) = calls {
+            call();
         }
+        result
     }
 
     /// The writer cannot go on.
@@ -322,6 +377,13 @@ impl Shared {
         })
     }
 
+    /// Whether the store has failed, and whether everything that was given to the threads is stored.
+    pub(super) fn has_failed(&self) -> (bool, bool) {
+        let state = self.lock();
+        let has_failed = matches!(state.failure, Some(Failure::Store { .. }));
+        (has_failed, state.is_idle() && !self.must_grow(&state))
+    }
+
     /// Forgets a failure, so that everything is tried again.
     pub(super) fn try_again(&self) {
         self.change(|state| {
@@ -345,9 +407,12 @@ impl Shared {
         let slice = self.setup.grid.slice_bytes() as u64;
         let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
         let appended = state.progress.appended_bytes / slice;
+        // A reader finds what is stored and covered.
+        let progress = &state.progress;
+        let kept = progress.finished_slices.min(progress.covered_slices);
         Progress {
             appended_slices: appended,
-            at_risk: (self.setup.start + appended).saturating_sub(state.progress.finished_slices),
+            at_risk: (self.setup.start + appended).saturating_sub(kept),
             batches_waiting: state.batches.len(),
             shards_waiting: state.shards.values().filter(waiting).count(),
             ..state.progress

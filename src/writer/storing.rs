@@ -1,6 +1,8 @@
-//! The threads that store shards, and let the array's metadata say how far they reach.
+//! How shards are stored, and the array's metadata say how far they reach: the steps that threads of the
+//! process do.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,67 +11,83 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::part::Part;
 use super::shared::{Failure, ShardId, Shared, State, Storing, Work};
 
-/// The next step of a thread.
+/// The next step.
 enum Step {
     Shard(ShardId, StoreKey, Work),
     /// Let the array have so many slices.
     Grow(u64),
-    /// Nothing, for so long.
-    Wait(Option<Duration>),
-    Leave,
 }
 
-/// Runs a storing thread until there is nothing left to do.
-pub(super) fn run(shared: &Arc<Shared>) {
-    // A page-locked buffer was kept by the store: it gets copies from now on.
-    let mut store_keeps = false;
-    loop {
-        let seen = shared.signal.count();
-        let step = next(shared, &mut shared.lock());
+/// Does the next step of `shared`, if there is one. Returns whether there may be another one.
+pub(super) fn step(shared: &Shared) -> bool {
+    let step = {
+        let mut state = shared.lock();
+        let step = next(shared, &mut state);
         match step {
-            Step::Shard(id, key, work) => do_work(shared, id, &key, work, &mut store_keeps),
-            Step::Grow(slices) => grow(shared, slices),
-            Step::Wait(None) => shared.signal.wait(seen),
-            Step::Wait(Some(time)) => shared.signal.wait_for(seen, time),
-            Step::Leave => return,
+            Some(_) => state.working += 1,
+            None => state.storing -= 1,
         }
-    }
+        step
+    };
+    let done = catch_unwind(AssertUnwindSafe(|| match step {
+        Some(Step::Shard(id, key, work)) => {
+            do_work(shared, id, &key, work);
+            true
+        }
+        Some(Step::Grow(slices)) => {
+            grow(shared, slices);
+            true
+        }
+        None => false,
+    }));
+    done.unwrap_or_else(|_| {
+        shared.break_down("a thread that stored a shard panicked".to_string());
+        false
+    })
 }
 
-fn next(shared: &Shared, state: &mut State) -> Step {
-    if state.aborted {
-        return Step::Leave;
+fn next(shared: &Shared, state: &mut State) -> Option<Step> {
+    if !may_begin(state) {
+        return None;
     }
-    if state.failure.is_none() && state.broken.is_none() {
-        // The metadata first: more shards may come for ever.
-        let due = (shared.must_grow(state) && !state.growing).then(|| {
-            let interval = shared.setup.metadata_interval;
-            interval.saturating_sub(state.grown.elapsed())
-        });
-        if let Some(due) = due
-            && (due.is_zero() || state.grow_now || is_promised(state))
-        {
-            state.growing = true;
-            return Step::Grow(state.progress.finished_slices);
-        }
-        if let Some(id) = state.ready.pop_front()
-            && let Some(storing) = state.shards.get_mut(&id)
-            && let Some(work) = storing.work.pop_front()
-        {
-            storing.busy = true;
-            // Even if it fails, or the writer is given up meanwhile.
-            storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
-            let key = storing.key.clone();
-            return Step::Shard(id, key, merged(work, storing));
-        }
-        if due.is_some() {
-            return Step::Wait(due);
-        }
+    // The metadata first: more shards may come for ever.
+    if due(shared, state).is_some_and(|due| due.is_zero()) {
+        state.growing = true;
+        return Some(Step::Grow(state.progress.finished_slices));
     }
-    if state.closed && state.is_idle() && !shared.must_grow(state) {
-        return Step::Leave;
+    let id = state.ready.pop_front()?;
+    let storing = state.shards.get_mut(&id)?;
+    let work = storing.work.pop_front()?;
+    storing.busy = true;
+    // Even if it fails, or the writer is given up meanwhile.
+    storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
+    let key = storing.key.clone();
+    Some(Step::Shard(id, key, merged(work, storing)))
+}
+
+fn may_begin(state: &State) -> bool {
+    !state.aborted && state.failure.is_none() && state.broken.is_none()
+}
+
+/// How many threads can begin a step now.
+pub(super) fn steps(shared: &Shared, state: &State) -> usize {
+    if !may_begin(state) {
+        return 0;
     }
-    Step::Wait(None)
+    let grows = due(shared, state).is_some_and(|due| due.is_zero());
+    state.ready.len() + usize::from(grows)
+}
+
+/// In how long the metadata are to be written; `None` if they need not be.
+pub(super) fn due(shared: &Shared, state: &State) -> Option<Duration> {
+    if !may_begin(state) || state.growing || !shared.must_grow(state) {
+        return None;
+    }
+    if state.grow_now || is_promised(state) {
+        return Some(Duration::ZERO);
+    }
+    let interval = shared.setup.metadata_interval;
+    Some(interval.saturating_sub(state.grown.elapsed()))
 }
 
 /// Whether all slices are stored that the metadata are to cover without waiting for their time.
@@ -89,7 +107,7 @@ fn merged(mut work: Work, storing: &mut Storing) -> Work {
     work
 }
 
-fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_keeps: &mut bool) {
+fn do_work(shared: &Shared, id: ShardId, key: &StoreKey, work: Work) {
     let begin = Instant::now();
     let mut work = Some(work);
     let mut stored = 0;
@@ -99,16 +117,17 @@ fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_
             let end = id.outer.saturating_add(1).saturating_mul(slices);
             shared.setup.cutting.before(end)?;
         }
-        store(shared, key, &mut work, store_keeps, &mut stored)
+        store(shared, key, &mut work, &mut stored)
     });
     let time = begin.elapsed();
     let news = shared.change(|state| {
+        state.working -= 1;
         state.progress.storing += time;
         state.progress.stored_bytes += stored;
         if let Some(storing) = state.shards.get_mut(&id) {
             storing.busy = false;
         }
-        match (result, work) {
+        match (result, work.take()) {
             (Ok(last), _) => {
                 match last {
                     Last::No => {
@@ -129,8 +148,11 @@ fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_
                 }
                 !matches!(last, Last::No)
             }
-            // The metadata hold no buffer that other threads wait for.
-            (Err(_), Some(_)) if state.aborted => false,
+            (Err(_), Some(left)) if state.aborted => {
+                // Its buffers go back when the state is not locked.
+                work = Some(left);
+                false
+            }
             (Err(source), Some(work)) => {
                 let doing = work.doing();
                 tracing::warn!(doing, %key, %source, "a store failed");
@@ -170,14 +192,13 @@ fn store(
     shared: &Shared,
     key: &StoreKey,
     work: &mut Option<Work>,
-    store_keeps: &mut bool,
     stored: &mut u64,
 ) -> Result<Last, StorageError> {
     let sink = &shared.setup.sink;
     let Some(mut doing) = work.take() else {
         return Ok(Last::No);
     };
-    if *store_keeps {
+    if shared.store_keeps.load(Ordering::Relaxed) {
         doing = match doing {
             Work::Set(part) => Work::Set(part.out_of_scarce()),
             other => other,
@@ -201,7 +222,7 @@ fn store(
         Work::Set(part) => {
             *stored += part.len() as u64;
             if let Some(copy) = part.taken() {
-                *store_keeps = true;
+                shared.store_keeps.store(true, Ordering::Relaxed);
                 replace(shared, key, copy, work)?;
             }
             Last::Stored
@@ -239,6 +260,7 @@ fn replace(
 fn grow(shared: &Shared, slices: u64) {
     let result = caught(|| shared.setup.cover(slices));
     let news = shared.change(|state| {
+        state.working -= 1;
         state.growing = false;
         state.grown = Instant::now();
         match result {

@@ -42,6 +42,26 @@ where
     Arc::new(Replacing { store, part })
 }
 
+/// Replaces values that no other process has changed.
+pub(super) trait Comparing: WritableStorageTraits {
+    /// Replaces the value of `key` if it is `before`, and returns whether it was. Between the look and the
+    /// rename a moment remains.
+    fn replace(
+        &self,
+        key: &StoreKey,
+        before: Option<&Bytes>,
+        value: Bytes,
+    ) -> Result<bool, StorageError>;
+}
+
+/// As [`replacing`], for values that other processes may change.
+pub(super) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparing>
+where
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
+{
+    Arc::new(Replacing { store, part })
+}
+
 /// The writes of the process that writes a part, or of the only one.
 struct Replacing<S> {
     store: Arc<S>,
@@ -56,13 +76,12 @@ impl<S> fmt::Debug for Replacing<S> {
     }
 }
 
-impl<S> WritableStorageTraits for Replacing<S>
+impl<S> Replacing<S>
 where
-    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
+    S: ReadableStorageTraits + WritableStorageTraits,
 {
-    /// Replaces what a killed process of this part left in the temporary. The temporary of all parts may be
-    /// another process's.
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+    /// Writes `value` to the temporary of `key`, and returns it.
+    fn write(&self, key: &StoreKey, value: Bytes) -> Result<StoreKey, StorageError> {
         let temporary = temporary_of(key, self.part)?;
         if self.part.is_none() && self.store.size_key(&temporary)?.is_some() {
             return Err(StorageError::Other(format!(
@@ -70,6 +89,39 @@ where
             )));
         }
         set_anew(&*self.store, &temporary, value)?;
+        Ok(temporary)
+    }
+}
+
+impl<S> Comparing for Replacing<S>
+where
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
+{
+    fn replace(
+        &self,
+        key: &StoreKey,
+        before: Option<&Bytes>,
+        value: Bytes,
+    ) -> Result<bool, StorageError> {
+        let temporary = self.write(key, value)?;
+        // Writing and syncing the temporary took the time.
+        if self.store.get(key)?.as_ref() != before {
+            self.store.erase(&temporary)?;
+            return Ok(false);
+        }
+        self.store.rename(&temporary, key)?;
+        Ok(true)
+    }
+}
+
+impl<S> WritableStorageTraits for Replacing<S>
+where
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
+{
+    /// Replaces what a killed process of this part left in the temporary. The temporary of all parts may be
+    /// another process's.
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        let temporary = self.write(key, value)?;
         self.store.rename(&temporary, key)
     }
 

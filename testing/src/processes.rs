@@ -28,6 +28,18 @@ pub fn assert_passed(output: &Output) -> String {
     text
 }
 
+/// Runs `body` in a process of its own. That process runs the calling test again: `test` in `module`, which is
+/// its `module_path!()`. Returns its output, or none in the process that has run `body`.
+pub fn on_its_own(module: &str, test: &str, body: impl FnOnce()) -> Option<String> {
+    const PROCESS: &str = "ZARRS_CUDA_TEST_PROCESS";
+    if std::env::var(PROCESS).is_ok_and(|process| process == test) {
+        body();
+        return None;
+    }
+    let output = again(module, test, false).env(PROCESS, test).output();
+    Some(assert_passed(&output.unwrap()))
+}
+
 /// The path of an example's program. A test is TARGET/PROFILE/deps/NAME-HASH, and an example is in
 /// TARGET/PROFILE/examples.
 pub fn example(name: &str) -> PathBuf {

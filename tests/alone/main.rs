@@ -36,13 +36,8 @@ fn alone() -> MutexGuard<'static, ()> {
 /// Runs `body` in a process of its own. That process runs the calling test again: `test` in
 /// `module`, which is its `module_path!()`.
 fn in_its_own_process(module: &str, test: &str, body: impl FnOnce()) {
-    const PROCESS: &str = "ZARRS_CUDA_TEST_PROCESS";
-    if std::env::var(PROCESS).is_ok_and(|process| process == test) {
-        body();
-        return;
-    }
     let _alone = alone();
-    let mut process = processes::again(module, test, false);
-    let output = process.env(PROCESS, test).output().unwrap();
-    println!("{}", processes::assert_passed(&output));
+    if let Some(output) = processes::on_its_own(module, test, body) {
+        println!("{output}");
+    }
 }

@@ -230,17 +230,20 @@ impl<'a> Elsewhere<'a> {
         groups.map(|(_, group)| group)
     }
 
-    /// The separator of Zarr v2 that all keys have, and how many there are, if they differ in nothing
-    /// else from the array's.
-    pub(super) fn other_separator(&self) -> Option<(ChunkKeySeparator, u64)> {
+    /// A directory in the array that has metadata of its own.
+    pub(super) fn node_within(&self) -> Option<String> {
+        self.nodes.first().cloned()
+    }
+
+    /// The separator of Zarr v2 that all keys have, if they differ in nothing else from the array's.
+    pub(super) fn other_separator(&self) -> Option<ChunkKeySeparator> {
         let mut found = None;
         for group in self.groups() {
             let spelling = self.others.get(group.spelling?)?;
             if !group.prefix.is_empty() || spelling.metadata["name"] != "v2" {
                 return None;
             }
-            let count = found.map_or(0, |(_, count)| count) + group.count;
-            found = Some((spelling.separator, count));
+            found = Some(spelling.separator);
         }
         found
     }

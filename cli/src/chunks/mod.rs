@@ -5,18 +5,22 @@
 
 mod beside;
 mod elsewhere;
+mod known;
+mod sparse;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::ChunkKeySeparator;
 
 pub(crate) use self::elsewhere::Elsewhere;
+use self::known::Known;
 use crate::failure::Failure;
 use crate::inspect::stored::{Keys, files_of_array};
-use crate::open::{self, Opened, Place};
+use crate::open::{self, Opened, Place, Store};
 use crate::progress::counted;
 use crate::shapes::volume;
 
@@ -26,12 +30,16 @@ pub(crate) struct Chunks {
     place: Place,
     /// The chunks of the grid that are stored, or why they cannot be counted.
     stored: Result<u64, String>,
+    /// These chunks, if there was a listing.
+    known: Option<Arc<Known>>,
     /// The chunks of the grid.
     grid: u64,
     /// Stored chunks that are not in the grid.
     outside: u64,
     /// Shards beside which subchunks wait in frames.
     waiting: u64,
+    /// A directory in the array that is an array or a group itself.
+    node_within: Option<String>,
     /// Files beside chunks that are not stored, by which a program was about to store them: how many, and one.
     unfinished: Option<(u64, String)>,
     /// Under which separator of keys the chunks were found, where the metadata say another one.
@@ -51,7 +59,7 @@ pub(crate) enum Empty {
 
 impl Chunks {
     /// Lists the chunks of an array. Opens `opened.array` again if its keys have the other separator of
-    /// Zarr v2 than `.zarray` says.
+    /// Zarr v2 than `.zarray` says. From then on, it is an error to read a chunk from it that was listed and is gone.
     ///
     /// # Errors
     /// - The array cannot be listed as a whole.
@@ -61,9 +69,11 @@ impl Chunks {
         let mut chunks = Self {
             place: opened.place.clone(),
             stored: Ok(0),
+            known: None,
             grid: volume(&grid),
             outside: 0,
             waiting: 0,
+            node_within: None,
             unfinished: None,
             found: None,
         };
@@ -78,10 +88,10 @@ impl Chunks {
             return Ok(chunks);
         }
         let mut elsewhere = Elsewhere::new(&keys);
-        let mut stored = 0;
+        let mut known = Known::none_of(&opened.place, &opened.array)?;
         let mut waiting = BTreeSet::new();
         each_key(opened, &keys, |key| match keys.parse(key) {
-            Some(_) if keys.in_grid(key).is_some() => stored += 1,
+            Some(chunk) if keys.in_grid(key).is_some() => known.add(&chunk),
             Some(_) => chunks.outside += 1,
             None => match keys.framed(key) {
                 Some(shard) => _ = waiting.insert(shard),
@@ -89,25 +99,48 @@ impl Chunks {
             },
         })?;
         chunks.waiting = waiting.len() as u64;
+        chunks.node_within = elsewhere.node_within();
         chunks.unfinished = elsewhere.settle(|indices| {
             let key = opened.array.chunk_key(indices);
             let size = opened.array.storage().size_key(&key);
             size.is_ok_and(|size| size.is_some())
         });
         let is_v2 = matches!(opened.array.metadata(), ArrayMetadata::V2(_));
+        let stored = known.len();
         let is_free = is_v2 && stored == 0 && chunks.outside == 0;
-        if let Some((separator, count)) = elsewhere.other_separator().filter(|_| is_free) {
+        if let Some(separator) = elsewhere.other_separator().filter(|_| is_free) {
             with_separator(opened, separator)?;
+            let mut chunks = Self::of(opened)?; // now they are found
             chunks.found = Some(separator);
-            stored = count;
+            return Ok(chunks);
         }
         chunks.stored = Ok(stored);
-        if chunks.found.is_none()
-            && let Some(found) = elsewhere.told(&chunks.place, is_v2, &chunks.count())
-        {
+        let known = Arc::new(known);
+        let store = known.clone().watched(opened.array.storage(), String::new());
+        opened.array = opened.array.with_storage(store);
+        chunks.known = Some(known);
+        if let Some(found) = elsewhere.told(&chunks.place, is_v2, &chunks.count()) {
             return Err(found);
         }
         Ok(chunks)
+    }
+
+    /// The path of an array or group within the array, which has no members.
+    pub(crate) fn node_within(&self) -> Option<&str> {
+        self.node_within.as_deref()
+    }
+
+    /// The chunks that are stored, by their indices; `None` if there was no listing.
+    pub(crate) fn indices(&self) -> Option<impl Iterator<Item = Vec<u64>>> {
+        self.known.as_deref().map(Known::chunks)
+    }
+
+    /// The store of a group that has this array at `path`, where it is an error to read a chunk that is gone.
+    pub(crate) fn watched(&self, group: Arc<Store>, path: &str) -> Arc<Store> {
+        match &self.known {
+            Some(known) => known.clone().watched(group, format!("{path}/")),
+            None => group,
+        }
     }
 
     /// How many chunks are stored, for people.
@@ -190,6 +223,12 @@ impl fmt::Display for Chunks {
                 f,
                 "\nnote: {} that {were} about to be stored, as {key}, and never {were}",
                 counted(*count, "chunk")
+            )?;
+        }
+        if let Some(node) = &self.node_within {
+            write!(
+                f,
+                "\nnote: {node} in the directory of the array has metadata of its own, and is not looked at"
             )?;
         }
         if self.outside > 0 {

@@ -85,7 +85,7 @@ impl Number {
         self.kind == other.kind && self.size == other.size
     }
 
-    pub(super) fn data_type(self) -> DataType {
+    pub(crate) fn data_type(self) -> DataType {
         match (self.kind, self.size) {
             (Kind::Signed, 1) => data_type::int8(),
             (Kind::Signed, 2) => data_type::int16(),

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::files::read_file;
@@ -201,7 +202,7 @@ pub(crate) fn must_be_free(
     for entry in entries {
         let name = entry.map_err(cannot)?.file_name();
         let name = name.to_string_lossy();
-        if !is_ours(&name) {
+        if !is_ours(&name) && !ArrayLease::is_key(&name) {
             return Err(foreign(&path.display().to_string(), &name, what));
         }
     }

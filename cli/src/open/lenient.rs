@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
@@ -66,14 +66,27 @@ impl Lenient {
             text = changed.into();
             repairs.push(repair);
         }
-        if repairs.is_empty() {
-            return stored;
+        if name == ".zarray"
+            && let Some(changed) = without_order(&text)
+        {
+            text = changed.into();
         }
-        let text = Bytes::from(text.into_owned());
-        let mut all = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(key.clone(), repairs);
-        text
+        if !repairs.is_empty() {
+            let mut all = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(key.clone(), repairs);
+        }
+        Bytes::from(text.into_owned())
     }
+}
+
+/// The metadata of an array of Zarr v2 without dimensions in the order C, if they say F: zarrs makes a transposition
+/// of it, which has undefined behaviour for no dimensions. One element has no order.
+fn without_order(text: &str) -> Option<String> {
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
+    let has_none = metadata.get("shape")?.as_array()?.is_empty();
+    let order = metadata.get_mut("order")?;
+    (has_none && *order == "F").then(|| *order = "C".into())?;
+    Some(metadata.to_string())
 }
 
 /// The metadata of an array of Zarr v2 with the fill value that zarrs reads, if it is another one.
@@ -81,7 +94,14 @@ fn with_fill_value(text: &str) -> Option<(String, Repair)> {
     let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
     let dtype = metadata.get("dtype")?.as_str()?;
     let stored = metadata.get("fill_value").unwrap_or(&Value::Null);
-    let read = as_zarrs_reads(dtype, stored)?;
+    let filters = metadata.get("filters").and_then(Value::as_array);
+    let has_bytes =
+        filters.is_some_and(|all| all.iter().any(|filter| filter["id"] == "vlen-bytes"));
+    let read = if has_bytes && *stored == 0 {
+        json!("") // numcodecs' bytes of no value, and not the byte 0
+    } else {
+        as_zarrs_reads(dtype, stored)?
+    };
     let repair = Repair::FillValue {
         stored: stored.to_string(),
         read: read.to_string(),

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
+use zarrs_cuda::writer::ConditionalStore;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey, StorePrefix};
 
 pub(crate) use self::files::{Files, is_missing, no_file, read_file};
@@ -163,6 +164,8 @@ pub(crate) struct Stores {
     pub(crate) store: Arc<Store>,
     pub(crate) files: Option<Arc<FilesystemStore>>,
     pub(crate) sizes: Option<Sizes>,
+    /// The same store, if its requests may have conditions.
+    pub(crate) conditional: Option<Arc<dyn ConditionalStore>>,
     lenient: Arc<Lenient>,
 }
 
@@ -173,6 +176,7 @@ impl Stores {
             store: lenient.clone(),
             files,
             sizes,
+            conditional: None,
             lenient,
         }
     }
@@ -180,6 +184,13 @@ impl Stores {
     /// The metadata that were read otherwise than they are stored, as lines for people.
     pub(crate) fn repairs(&self) -> Vec<String> {
         lenient::lines(&self.lenient.repairs())
+    }
+
+    /// The same, without those of the keys that `is_left_out` accepts.
+    pub(crate) fn repairs_without(&self, is_left_out: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut repairs = self.lenient.repairs();
+        repairs.retain(|key, _| !is_left_out(key.as_str()));
+        lenient::lines(&repairs)
     }
 
     /// The metadata among them that are no JSON.
@@ -199,7 +210,7 @@ impl Stores {
         // Consoles of S3 make objects without a name for folders.
         let keys = below.keys().iter().map(StoreKey::as_str);
         let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
-        match entries.find(|entry| !entry.is_empty()) {
+        match entries.find(|entry| !entry.is_empty() && !ArrayLease::is_key(entry)) {
             None => Ok(()),
             Some(entry) => Err(kind::foreign(&place.to_string(), entry, what)),
         }
@@ -235,11 +246,12 @@ fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
 #[cfg(feature = "remote")]
 fn remote(place: &Place, url: &str) -> Result<Stores, Failure> {
     let remote = Arc::new(crate::remote::Remote::open(place, url)?);
-    Ok(Stores::new(
-        remote.clone(),
-        None,
-        Some(Box::new(move || remote.sizes())),
-    ))
+    let listed = remote.clone();
+    let sizes: Sizes = Box::new(move || listed.sizes());
+    Ok(Stores {
+        conditional: Some(remote.clone()),
+        ..Stores::new(remote, None, Some(sizes))
+    })
 }
 
 #[cfg(not(feature = "remote"))]

@@ -31,6 +31,8 @@ pub(super) struct Described {
     pub(super) maker: Option<String>,
     /// Whether elements are labels, whose mean is none.
     pub(super) are_labels: bool,
+    /// Whether the description is where OME-Zarr 0.4 has it: `multiscales` stays there, beside the new one.
+    pub(super) is_old: bool,
     /// How viewers show it, if it is where OME-Zarr 0.4 has it.
     pub(super) omero: Option<Value>,
 }
@@ -152,6 +154,7 @@ impl Described {
             Some([multiscale]) => Ok(Self {
                 are_labels: ome.get("image-label").is_some(),
                 omero: ome.get("omero").filter(|_| old).cloned(),
+                is_old: attributes.get("multiscales").is_some(),
                 ..Self::of(multiscale)
             }),
             Some(several) => Err(Failure::failed(format!(
@@ -197,6 +200,7 @@ impl Described {
             method: text(&multiscale["type"]),
             maker: text(&multiscale["metadata"]["method"]),
             are_labels: false,
+            is_old: false,
             omero: None,
         }
     }

@@ -23,6 +23,7 @@ use zarrs_cuda::writer::{MultiscaleBuilder, MultiscaleWriter, Reduction, WriterE
 use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
+use crate::apart;
 use crate::arguments::{Count, Part};
 use crate::budget::Budget;
 use crate::chunks::{Chunks, Empty};
@@ -30,7 +31,7 @@ use crate::common::Common;
 use crate::consolidate;
 use crate::consolidated;
 use crate::failure::Failure;
-use crate::open::{self, Kind, Place};
+use crate::open::{self, Files, Kind, Place, Store};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
 use crate::shapes::edges;
@@ -118,11 +119,12 @@ impl From<How> for Reduction {
     }
 }
 
-type Builder = MultiscaleBuilder<FilesystemStore>;
+type Builder = MultiscaleBuilder<Store>;
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let image = Image::find(args.image.directory()?)?;
-    let (store, chunks, told) = level_0(args, common, &image)?;
+    let (files, chunks, told) = level_0(args, common, &image)?;
+    let store = chunks.watched(Arc::new(Files::new(files.clone())), &image.name);
     let path = format!("/{}", image.name);
     let reading = Array::open(store.clone(), &path).map_or(0, |array| plan::reading(&array));
     let budget = Budget::of(common);
@@ -143,18 +145,21 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     let reduction = reduction(args, &image.described);
     check_what_is_there(args, &image, &axes, reduction)?;
-    let builder = builder(args, &image, &array, &store, &axes, reduction);
+    let builder = builder(args, &image, &array, &files, &axes, reduction);
     let failed = |args: &Args, error: &WriterError| {
         does_not_fit(args, error, &budget, reading).unwrap_or_else(|| failed(args, error))
     };
+    for name in &image.described.paths {
+        check_directory(&image, name)?;
+    }
     let levels = builder.levels().map_err(|error| failed(args, &error))?;
     let plan = Plan::of(&levels, &axes, reduction, &array);
     check_names(args, &image, &plan)?;
     for name in plan.names() {
-        let level = image.directory.join(name);
-        // A killed run leaves its lease and temporaries of the metadata of a level, and no shard before them.
-        let of_writers = ["zarr.json.", ".zarrs-cuda-writer"];
-        let is_ours = |name: &str| of_writers.iter().any(|of| name.starts_with(of));
+        let level = image.directory.join(&name);
+        check_directory(&image, &name)?;
+        // A killed run leaves temporaries of the metadata of a level, and no shard before them.
+        let is_ours = |name: &str| name.starts_with("zarr.json.");
         if Kind::in_directory(&level)? == Kind::Nothing
             && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
             // The process of another part may have made the level meanwhile.
@@ -167,7 +172,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     json["chunks"] = chunks.json();
     common.say(told);
     if args.dry_run {
-        let memory = plan::memory(&levels, &store).map_err(|error| failed(args, &error))?;
+        let memory = plan::memory(&levels, &files).map_err(|error| failed(args, &error))?;
         let text = format!("{plan}\n{}", plan::memory_text(memory));
         json["dry_run"] = true.into();
         json["memory"] = memory.into();
@@ -190,11 +195,28 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     json["dry_run"] = false.into();
     json["part"] = json!(args.part.map(|part| part.to_string()));
     json["made"] = made.json();
-    let outcome = Outcome::new(made.text(), json);
+    let mut outcome = Outcome::new(made.text(), json);
+    if image.described.is_old {
+        outcome = outcome.with_note(&format!(
+            "note: {} keeps its `multiscales` of OME-Zarr 0.4 beside `ome` of 0.5: the old ones know nothing of \
+             these levels",
+            image.directory.display()
+        ));
+    }
     Ok(match &note {
         Some(note) => outcome.with_note(note),
         None => outcome,
     })
+}
+
+/// Checks that the directory of a level, unless it is level 0, is no link, and is not level 0 by another name.
+fn check_directory(image: &Image, name: &str) -> Result<(), Failure> {
+    if name == image.name {
+        return Ok(());
+    }
+    let [top, level] = [&*image.name, name].map(|name| image.directory.join(name));
+    apart::must_be_no_link(&level)?;
+    apart::must_lie_apart(&Place::Directory(top), &Place::Directory(level))
 }
 
 /// Renews what the group of the image has of the metadata of its arrays. Returns what cannot be renewed, as
@@ -339,14 +361,14 @@ fn check_names(args: &Args, image: &Image, plan: &Plan) -> Result<(), Failure> {
 fn builder(
     args: &Args,
     image: &Image,
-    array: &Array<FilesystemStore>,
-    store: &Arc<FilesystemStore>,
+    array: &Array<Store>,
+    files: &Arc<FilesystemStore>,
     axes: &[AxisArg],
     reduction: Reduction,
 ) -> Builder {
     let described = &image.described;
     let mut builder = MultiscaleWriter::builder(array)
-        .with_atomic_rename(store.clone())
+        .with_atomic_rename(files.clone())
         .with_axes(axes.iter().map(AxisArg::axis))
         .with_reduction(reduction);
     let of_image = Some(described.paths.len()).filter(|levels| *levels > 1);
@@ -357,7 +379,7 @@ fn builder(
     // Levels that are there keep their shapes.
     for (level, path) in described.paths.iter().enumerate().skip(1) {
         if levels.is_none_or(|levels| level < levels)
-            && let Ok(there) = Array::open(store.clone(), &format!("/{path}"))
+            && let Ok(there) = Array::open(array.storage(), &format!("/{path}"))
             && there.dimensionality() == array.dimensionality()
             && let Some(subchunk) = there.subchunk_shape()
             && let Ok(shard) = there.chunk_shape(&vec![0; there.dimensionality()])

@@ -10,6 +10,7 @@ use zarrs_cuda::writer::{ArrayWriter, Reduction, WriterError};
 
 use super::axes::AxisArg;
 use crate::arguments::shape_text;
+use crate::open::Store;
 use crate::progress::bytes_text;
 use crate::shapes::{edges, volume};
 
@@ -48,10 +49,10 @@ impl Level {
 impl Plan {
     /// The plan of the levels that are stored as `levels`, below `top`.
     pub(super) fn of(
-        levels: &[Array<FilesystemStore>],
+        levels: &[Array<Store>],
         axes: &[AxisArg],
         reduction: Reduction,
-        top: &Array<FilesystemStore>,
+        top: &Array<Store>,
     ) -> Self {
         let factor = axes.first().map_or(1, AxisArg::factor);
         let mut length = top.shape().first().copied().unwrap_or(0);
@@ -156,7 +157,7 @@ impl fmt::Display for Plan {
 }
 
 /// The bytes of a slice along the first axis.
-fn slice(array: &Array<FilesystemStore>) -> u64 {
+fn slice(array: &Array<Store>) -> u64 {
     let element = array.data_type().fixed_size().unwrap_or(1) as u64;
     let edges = array.shape().get(1..).unwrap_or_default();
     volume(edges).saturating_mul(element)
@@ -164,7 +165,7 @@ fn slice(array: &Array<FilesystemStore>) -> u64 {
 
 /// The bytes that it takes to read a level: of three blocks of slices one is read, one waits, and one is
 /// reduced. Another one is encoded. A block is as deep as a subchunk.
-pub(super) fn reading(array: &Array<FilesystemStore>) -> u64 {
+pub(super) fn reading(array: &Array<Store>) -> u64 {
     let subchunk = array.subchunk_shape();
     let slices = subchunk.and_then(|shape| shape.first().map(|extent| extent.get()));
     slice(array)
@@ -174,7 +175,7 @@ pub(super) fn reading(array: &Array<FilesystemStore>) -> u64 {
 
 /// At most so many bytes of this machine's memory are for buffers while the levels are made.
 pub(super) fn memory(
-    levels: &[Array<FilesystemStore>],
+    levels: &[Array<Store>],
     store: &Arc<FilesystemStore>,
 ) -> Result<u64, WriterError> {
     let mut bytes = levels.first().map_or(0, reading);

@@ -1,14 +1,13 @@
 //! Copies the array.
 
-use std::fmt;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
-use zarrs::array::{Array, ArrayBytes, ArraySubset};
-use zarrs::storage::{ReadableStorageTraits, StorageError, StorePrefix};
+use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
+use zarrs::storage::{StorageError, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -16,24 +15,29 @@ use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
 use super::shapes::Shapes;
+use crate::chunks::Chunks;
 use crate::failure::Failure;
+use crate::open::Place;
 use crate::progress::{Progress, Unit};
 use crate::shapes::volume;
 use crate::stop;
 
-pub(super) fn read<S>(
-    array: &Array<S>,
-    place: &dyn fmt::Display,
+/// Reads elements of the input, whose `chunks` were listed.
+pub(super) fn read(
+    job: &Job<'_>,
+    chunks: &Chunks,
+    input: &Input,
+    shapes: &Shapes,
     region: &ArraySubset,
-) -> Result<ArrayBytes<'static>, Failure>
-where
-    S: ?Sized + ReadableStorageTraits + 'static,
-{
-    array.retrieve_array_subset(region).map_err(|error| {
-        Failure::failed(format!(
-            "cannot read the elements {region} of {place}: {error}"
-        ))
-    })
+) -> Result<ArrayBytes<'static>, Failure> {
+    let read = chunks.read(input, region, &shapes.parts.options());
+    read.map_err(|error| cannot_read(region, &job.input, &error))
+}
+
+pub(super) fn cannot_read(region: &ArraySubset, place: &Place, error: &ArrayError) -> Failure {
+    Failure::failed(format!(
+        "cannot read the elements {region} of {place}: {error}"
+    ))
 }
 
 /// Counts shards for people.
@@ -92,6 +96,7 @@ pub(super) fn copy(
     job: &Job<'_>,
     shapes: &Shapes,
     covered: &Covered<'_>,
+    chunks: &Chunks,
     input: &Input,
     output: &Output,
     stored: &Stored<'_>,
@@ -115,7 +120,7 @@ pub(super) fn copy(
                 };
                 let mut boxes = parts.of(&region).peekable();
                 while let Some(part) = boxes.next() {
-                    let bytes = (!is_written).then(|| read(input, &job.input, &part));
+                    let bytes = (!is_written).then(|| read(job, chunks, input, shapes, &part));
                     let is_last = is_written || boxes.peek().is_none();
                     let (indices, region) = (indices.clone(), region.clone());
                     let read = (indices, region, part, bytes, is_last);
@@ -135,7 +140,9 @@ pub(super) fn copy(
             }
             if let Some(bytes) = bytes.transpose()? {
                 bytes_decoded += bytes.size() as u64;
-                if parts.are_whole() {
+                // zarrs takes strings for the fill value if all their bytes together repeat it, as ["aa", ""] for
+                // twice "a". So their shards are put together like those that are made in parts.
+                if parts.are_whole() && output.data_type().fixed_size().is_some() {
                     // At the end of the array this fills the shard with the fill value.
                     output.store_array_subset(&region, bytes).map_err(|error| {
                         Failure::failed(format!(

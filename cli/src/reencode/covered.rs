@@ -8,6 +8,7 @@ use zarrs_cuda::maintenance::Shards;
 use super::arrays::{Input, Output};
 use super::shapes::Shapes;
 use crate::chosen::{Grid, Listed, add_covered};
+use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::open::Opened;
 
@@ -20,12 +21,13 @@ pub(super) struct Covered<'a> {
 }
 
 impl<'a> Covered<'a> {
-    /// Lists both arrays.
+    /// Lists the output.
     ///
     /// # Errors
-    /// An array cannot be listed as a whole, or the output has more shards than can be numbered.
+    /// The output cannot be listed as a whole, or the output has more shards than can be numbered.
     pub(super) fn of(
         opened: &Opened,
+        chunks: &Chunks,
         shapes: &'a Shapes,
         input: &Input,
         output: &Output,
@@ -40,7 +42,7 @@ impl<'a> Covered<'a> {
             return Ok(covered);
         }
         let mut listed = Listed::default();
-        if add_covered(&mut listed, output, opened, &covered.grid)?.is_err() {
+        if add_covered(&mut listed, output, opened, chunks.indices(), &covered.grid)?.is_err() {
             return Ok(covered);
         }
         if let Some(failure) = listed.failures.into_iter().next() {

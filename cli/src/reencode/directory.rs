@@ -5,26 +5,14 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use zarrs_cuda::maintenance::ArrayLease;
+
 use super::run::{self, busy};
 use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::claim::{Claim, Refused};
-use crate::evidence::canonical;
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};
 use crate::replace::{self, Left, temporary_of};
-
-/// Checks that neither of two directories is within the other.
-pub(super) fn must_lie_apart(input: &Path, output: &Path) -> Result<(), Failure> {
-    let (from, to) = (canonical(input), canonical(output));
-    if from.starts_with(&to) || to.starts_with(&from) {
-        return Err(Failure::usage(format!(
-            "IN and OUT must lie apart: {} and {}",
-            from.display(),
-            to.display()
-        )));
-    }
-    Ok(())
-}
 
 /// Looks at the directory. A marker that `claim` made new does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
@@ -42,9 +30,14 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         }
         Err(error) => return Err(cannot(error)),
     };
+    // A run that was killed while it made the marker has left a temporary of it.
     let other = others.find(|entry| {
         let name = entry.as_ref().map(fs::DirEntry::file_name);
-        !(is_new && name.is_ok_and(|name| name == INCOMPLETE))
+        let is_ours = |name: &str| {
+            let of = temporary_of(name).map(|(of, _)| of);
+            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE
+        };
+        !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
     });
     let is_empty = other.transpose().map_err(cannot)?.is_none();
     let marker = match read_file(&marker) {
@@ -151,6 +144,9 @@ fn files(path: &Path) -> io::Result<Files> {
             let file_type = entry.file_type()?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
+            if file_type.is_file() && ArrayLease::is_key(name) {
+                continue; // its owner deletes it, or the next writer
+            }
             let temporary = temporary_of(name);
             let name = temporary.as_ref().map_or(name, |(of, _)| of);
             let is_metadata = directory == path && METADATA.contains(&name);
@@ -177,6 +173,26 @@ fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
         left.tidy(temporary)?;
     }
     Ok(left)
+}
+
+/// Deletes the temporaries of metadata that runs which have ended left in the directory of a group, and returns the
+/// others.
+pub(super) fn remove_temporaries_of_group(path: &Path) -> Result<Left, Failure> {
+    let tidy = || {
+        let mut left = Left::default();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let of = name.to_str().and_then(temporary_of).map(|(of, _)| of);
+            if of.is_some_and(|of| METADATA.contains(&of)) {
+                left.tidy(&entry.path())?;
+            }
+        }
+        Ok(left)
+    };
+    tidy().map_err(|error: io::Error| {
+        Failure::failed(format!("cannot tidy {}: {error}", path.display()))
+    })
 }
 
 /// Deletes the temporaries of runs that have ended, and returns the others.
@@ -211,13 +227,16 @@ pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
             let entry = entry.map_err(|error| cannot(&directory, error))?;
             let path = entry.path();
             let kind = entry.file_type().map_err(|error| cannot(&path, error))?;
+            // A link to a directory is no part of an output, and nothing behind it is deleted.
+            if kind.is_symlink() {
+                continue;
+            }
             let is_array = is_array(&path)? || path.join(INCOMPLETE).is_file();
             if (is_array || is_group(&path)?)
                 && let Ok(relative) = path.strip_prefix(root)
             {
                 found.insert(relative.to_string_lossy().into_owned());
             }
-            // A link to a directory is no part of an output.
             if kind.is_dir() && !is_array {
                 directories.push(path);
             }

@@ -16,7 +16,7 @@ use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::inspect::stored::ends_elsewhere;
 use crate::names;
-use crate::open::{self, Kind, Place, Store};
+use crate::open::{self, Kind, Place, Store, Stores};
 use crate::outcome::Outcome;
 use crate::progress::counted;
 use crate::stop;
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     let (members, left_out) = members(&args.input, store)?;
     tell_left_out(args, common, &left_out);
-    let repairs = stores.repairs();
+    let repairs = repairs_of_groups(&stores, &members);
     for note in encoded_names(&args.input, &members) {
         common.say(note);
     }
@@ -113,6 +113,7 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let arrays = done.len();
     let groups = write_groups(&root, &begun, &members)?;
+    let left = tidied(&begun, &members)?;
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
@@ -124,7 +125,10 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         .filter(|path| !path.is_empty())
         .copied()
         .collect();
-    if let Some(note) = consolidated::stale_above(&args.output, &below) {
+    for note in left
+        .into_iter()
+        .chain(consolidated::stale_above(&args.output, &below))
+    {
         text += &format!("\n{note}");
     }
     if !failed.is_empty() {
@@ -138,6 +142,29 @@ pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "arrays": done, "repaired_metadata": repairs, "left_out": left_out,
     });
     Ok(Outcome::new(text, json).with_errors(failed))
+}
+
+/// The metadata that were read otherwise than they are stored, without those of arrays, which tell their own.
+fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
+    let is_array = |member: &&Member| matches!(member.node, Node::Array);
+    let arrays: BTreeSet<_> = members
+        .iter()
+        .filter(is_array)
+        .map(|array| &*array.path)
+        .collect();
+    stores.repairs_without(|key| arrays.contains(key.rsplit_once('/').map_or("", |(path, _)| path)))
+}
+
+/// Deletes the temporaries that killed runs left in the groups. Returns notes about those that are left.
+fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure> {
+    let mut notes = Vec::new();
+    for member in members {
+        if let Node::Group { .. } = member.node {
+            let left = begun.remove_temporaries_of_group(&member.path)?;
+            notes.extend((!left.is_empty()).then(|| left.to_string()));
+        }
+    }
+    Ok(notes)
 }
 
 /// Nodes that the consolidated metadata of the root list and that are not there: xarray reads them all the same,
@@ -215,13 +242,28 @@ fn plans<'a>(
                 };
                 let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
                 match job.plan(is_stale) {
-                    Ok(plan) => plans.push(plan),
+                    Ok(plan) => {
+                        failed.extend(within_array(&plan));
+                        plans.push(plan);
+                    }
                     Err(failure) => failed.push(failure),
                 }
             }
         }
     }
     (plans, failed)
+}
+
+/// A node in the directory of an array, where no hierarchy has one.
+fn within_array(plan: &Plan<'_>) -> Option<Failure> {
+    let node = plan.chunks.node_within()?;
+    let (array, node) = (&plan.job.input, plan.job.input.join(node));
+    let failure = Failure::failed(format!(
+        "{array} is an array, and {node} in its directory would be left out: an array has no members"
+    ));
+    Some(failure.with_remedy(format!(
+        "move it out of the array, or re-encode {node} by itself"
+    )))
 }
 
 /// Makes the groups visible, the deepest first. Returns how many there are.

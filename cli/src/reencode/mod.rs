@@ -27,6 +27,7 @@ mod xarray;
 
 use clap::ValueEnum;
 use serde_json::json;
+use zarrs::array::ArraySubset;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::ArrayToBytesCodecTraits;
 
@@ -38,6 +39,7 @@ use self::run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
+use crate::apart::{must_lie_apart, must_not_be_in_an_array};
 use crate::budget::Budget;
 use crate::chunks::{Chunks, Empty};
 use crate::codec::{CODECS, SubchunkCodec};
@@ -122,6 +124,7 @@ impl Args {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me();
     must_lie_apart(&args.input, &args.output)?;
+    must_not_be_in_an_array(&args.output)?;
     if args.recursive {
         return hierarchy::run(args, common);
     }
@@ -132,25 +135,6 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         output: args.output.clone(),
     };
     job.run()
-}
-
-/// Checks that neither of two places is within the other.
-fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
-    match (input, output) {
-        (Place::Directory(input), Place::Directory(output)) => {
-            directory::must_lie_apart(input, output)
-        }
-        (Place::Url(from), Place::Url(to)) => {
-            let [from, to] = [from, to].map(|url| format!("{}/", url.trim_end_matches('/')));
-            if from.starts_with(&to) || to.starts_with(&from) {
-                return Err(Failure::usage(format!(
-                    "IN and OUT must lie apart: {input} and {output}"
-                )));
-            }
-            Ok(())
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The states of an output that a run accepts.
@@ -231,6 +215,7 @@ impl<'a> Job<'a> {
         }
         if !is_done {
             target.check(mode, &run)?;
+            self.must_be_read(&chunks, &input, &shapes)?;
         }
         Ok(Plan {
             job: self,
@@ -258,6 +243,34 @@ impl<'a> Job<'a> {
             Failure::failed(format!("cannot decode {}: {error}", self.input))
                 .with_remedy("re-encode the array with zarr-python")
         })
+    }
+
+    /// Checks that the first stored chunk can be read, as far as it is in one part of a shard of the output. Some
+    /// codecs fail only then, and the output is not begun yet.
+    fn must_be_read(&self, chunks: &Chunks, input: &Input, shapes: &Shapes) -> Result<(), Failure> {
+        let Some(first) = chunks.indices().and_then(|mut chunks| chunks.next()) else {
+            return Ok(());
+        };
+        let region = input.chunk_subset_bounded(&first).map_err(|error| {
+            Failure::failed(format!(
+                "cannot find the chunk {first:?} of {}: {error}",
+                self.input
+            ))
+        })?;
+        let axes = region.to_ranges().into_iter();
+        let axes = axes.zip(&shapes.shard).zip(&shapes.parts.shape);
+        let ranges: Vec<_> = axes
+            .map(|((chunk, shard), part)| {
+                let shard = chunk.start / shard.get() * shard.get();
+                let parts_before = (chunk.start - shard) / part;
+                let end = shard.saturating_add((parts_before + 1).saturating_mul(*part));
+                chunk.start..chunk.end.min(end)
+            })
+            .collect();
+        let region = ArraySubset::new_with_ranges(&ranges);
+        let read = copy::read(self, chunks, input, shapes, &region);
+        read.map(drop)
+            .map_err(|failure| failure.with_remedy("nothing was written. Is the input whole?"))
     }
 
     /// The input, and which of its chunks are stored.
@@ -321,8 +334,10 @@ impl Plan<'_> {
                 job.output
             ))
         };
-        let covered = Covered::of(&self.opened, shapes, input, output).map_err(incomplete)?;
-        let copied = copy(job, shapes, &covered, input, output, &stored).map_err(incomplete)?;
+        let covered = Covered::of(&self.opened, &self.chunks, shapes, input, output);
+        let covered = covered.map_err(incomplete)?;
+        let copied = copy(job, shapes, &covered, &self.chunks, input, output, &stored)
+            .map_err(incomplete)?;
         drop(registration);
         if args.verify {
             verify(job, shapes, output).map_err(incomplete)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 use zarrs::storage::{Bytes, StorageError, StoreKey};
+use zarrs_cuda::maintenance::ArrayLease;
 
 use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::failure::Failure;
@@ -23,10 +24,11 @@ fn cannot<'a>(doing: &'a str, place: &'a Place) -> impl Fn(StorageError) -> Fail
     move |error| Failure::failed(format!("cannot {doing} {place}: {error}"))
 }
 
-/// The keys of all objects. A console of S3 makes objects without a name for its folders: they are none.
+/// The keys of all objects but leases. A console of S3 makes objects without a name for its folders: they are
+/// none.
 fn keys(store: &Store) -> Result<Vec<StoreKey>> {
     let mut keys = store.list()?;
-    keys.retain(|key| !key.as_str().is_empty());
+    keys.retain(|key| !key.as_str().is_empty() && !ArrayLease::is_key(key.as_str()));
     Ok(keys)
 }
 

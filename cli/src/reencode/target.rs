@@ -17,8 +17,14 @@ use crate::replace::{Left, Replacing};
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// What is the metadata of an array, of Zarr v2 or v3.
-pub(super) const METADATA: [&str; 5] =
-    ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
+pub(super) const METADATA: [&str; 6] = [
+    "zarr.json",
+    ".zarray",
+    ".zattrs",
+    ".zmetadata",
+    INCOMPLETE,
+    zarrs_cuda::storage::FRAMES_MARKER,
+];
 /// The files of a group's metadata, in Zarr v2 and v3.
 pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
 
@@ -353,6 +359,15 @@ impl Begun<'_> {
         match &self.target.place {
             Place::Directory(path) => directory::remove_temporaries(path),
             Place::Url(_) => Ok(Left::default()), // a value that was not sent to its end does not exist
+        }
+    }
+
+    /// Deletes the temporaries of metadata of runs that have ended in the group with the path `path` below, and
+    /// returns those that are left.
+    pub(super) fn remove_temporaries_of_group(&self, path: &str) -> Result<Left, Failure> {
+        match &self.target.place {
+            Place::Directory(root) => directory::remove_temporaries_of_group(&root.join(path)),
+            Place::Url(_) => Ok(Left::default()),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Compares the output with the input.
 
-use zarrs::array::Array;
+use zarrs::array::{Array, ArrayBytes};
 
 use super::Job;
 use super::arrays::Output;
-use super::copy::{Counter, read};
+use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
 use crate::failure::Failure;
@@ -15,18 +15,19 @@ use crate::stop;
 /// Our codec is no longer registered, so that it does not check itself. Nothing else decodes IN: the
 /// tests compare each codec that may be in IN with numcodecs and zarr-python.
 pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
-    let (opened, _) = job.listed()?;
+    let (opened, chunks) = job.listed()?;
     let input = opened.array.with_storage(opened.array.storage());
     let input = input.with_codec_options(shapes.parts.options());
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
         .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
         .with_codec_options(shapes.parts.options());
-    let covered = Covered::of(&opened, shapes, &input, &output)?;
+    let covered = Covered::of(&opened, &chunks, shapes, &input, &output)?;
     let mut counter = Counter::new("verifying", &output, &covered);
     for (indices, region) in covered.shards().take_while(|_| !stop::is_asked()) {
         for part in shapes.parts.of(&region) {
-            let written = read(&output, &job.output, &part)?;
-            if read(&input, &job.input, &part)? != written {
+            let written = output.retrieve_array_subset::<ArrayBytes<'static>>(&part);
+            let written = written.map_err(|error| cannot_read(&part, &job.output, &error))?;
+            if read(job, &chunks, &input, shapes, &part)? != written {
                 return Err(Failure::not_well(format!(
                     "the elements {part} of {} are not what was read from {} (shard {})",
                     job.output,

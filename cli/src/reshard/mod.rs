@@ -26,11 +26,13 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use zarrs_cuda::maintenance::ShardFormat;
 
+use crate::apart::{must_lie_apart, must_not_be_in_an_array};
 use crate::arguments::Shape;
+use crate::budget::Budget;
 use crate::chunks::Elsewhere;
 use crate::common::Common;
 use crate::consolidated;
-use crate::evidence::{Evidence, canonical};
+use crate::evidence::Evidence;
 use crate::failure::Failure;
 use crate::inspect::stored::{self, Keys};
 use crate::open::{self, Place, read_file};
@@ -120,17 +122,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let calls_before = codec_calls();
     let document = read_metadata(input, args)?;
     let side = Side::of(&document).map_err(|reason| cannot_move(args, &reason))?;
-    let (from, to) = (canonical(input), canonical(output));
-    if from.starts_with(&to) || to.starts_with(&from) {
-        return Err(refused(
-            format!(
-                "IN and OUT must lie apart, and {} and {} do not: reshard reads IN while it writes OUT",
-                from.display(),
-                to.display()
-            ),
-            args,
-        ));
-    }
+    must_lie_apart(&args.input, &args.output)?;
+    must_not_be_in_an_array(&args.output)?;
     let evidence = Evidence::of(&args.input, &*open::store(&args.input)?.store)?;
     let before = target::look(output, &evidence, None)?;
     let wanted = wanted(args, &document, &side, &before)?;
@@ -155,10 +148,20 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
     let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
+    let budget = Budget::of(common);
+    let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
+    budget.must_fit(
+        format_args!(
+            "have the indices of shards of {} and {} in memory",
+            args.input, args.output
+        ),
+        of_thread,
+    )?;
+    let threads = budget.at_once(0, of_thread, common.threads());
     let _guard = stop::wait_for_me();
     let begun = target::begin(output, &before, &evidence, &metadata)?;
     let start = Instant::now();
-    let pieces = plan.pieces(&stored, common.threads());
+    let pieces = plan.pieces(&stored, threads);
     let progress = Progress::new("resharding", Unit::Things("parts"), pieces.len() as u64);
     let objects = Objects {
         root: input,
@@ -178,17 +181,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "run the same command again to go on: what is whole in {} is kept",
         args.output
     );
-    let copied = copy::copy(
-        &plan,
-        &pieces,
-        &objects,
-        &target,
-        common.threads(),
-        &progress,
-    )
-    .map_err(|error| {
-        Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
-    })?;
+    let copied =
+        copy::copy(&plan, &pieces, &objects, &target, threads, &progress).map_err(|error| {
+            Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
+        })?;
     progress.finish();
     if stop::is_asked() {
         return Err(Failure::interrupted(format!(

@@ -58,6 +58,32 @@ impl Plan {
         })
     }
 
+    /// The bytes that a thread takes for indices: of the shards of IN that a block is made of, and of a shard of OUT.
+    /// `are_shards`: whether the objects of either side have an index.
+    pub(super) fn index_bytes(&self, are_shards: [bool; 2]) -> u64 {
+        /// Where a subchunk of IN lies, while its block is made.
+        const KEPT: u64 = 24;
+        /// A subchunk in an index that is read and decoded.
+        const READ: u64 = 64;
+        /// A subchunk of OUT: its place in IN, its extent, and its entry in the index.
+        const WRITTEN: u64 = 144;
+        let product = |extents: &mut dyn Iterator<Item = u64>| extents.fold(1, u64::saturating_mul);
+        let of_input = product(&mut self.input.counts.iter().copied());
+        let of_output = product(&mut self.output.counts.iter().copied());
+        let shards = product(&mut (0..self.cells.len()).map(|axis| {
+            let cells = self.block[axis].saturating_mul(self.output.counts[axis]);
+            let count = self.input.counts[axis];
+            // A block may begin within a shard.
+            let more = u64::from(!cells.is_multiple_of(count));
+            (cells.div_ceil(count) + more).min(self.input.grid[axis])
+        }));
+        let kept = shards.saturating_mul(of_input).saturating_mul(KEPT);
+        let read = kept.saturating_add(of_input.saturating_mul(READ));
+        let written = of_output.saturating_mul(WRITTEN);
+        let [reads, writes] = are_shards.map(u64::from);
+        (read * reads).saturating_add(written * writes)
+    }
+
     /// The pieces that objects of IN with these numbers are for, in order, for `threads` threads.
     pub(super) fn pieces(&self, stored: &[u64], threads: usize) -> Vec<Piece> {
         let mut blocks: Vec<u64> = stored

@@ -12,6 +12,7 @@ use zarrs_cuda::writer::{ArrayWriter, Progress, WriterReport};
 
 use self::input::{Input, Piece};
 use self::recording::Recording;
+use crate::apart;
 use crate::arguments::Shape;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
@@ -60,6 +61,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me();
     open::must_be_local(&args.input, "INPUT is a file of frames")?;
+    if let Place::Directory(output) = &args.output {
+        apart::must_have_no_links(output)?;
+    }
     let mut input = Input::open(&args.input, common.memory())?;
     // From here on, all sharded arrays use our codec.
     let again = common.memory() / 8;

@@ -1,6 +1,7 @@
 //! The array for the frames: new or existing.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -14,12 +15,15 @@ use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_codec::{BytesToBytesCodecTraits, Codec, CodecMetadataOptions};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output};
-use zarrs_cuda::writer::ArrayWriter;
+use zarrs_cuda::writer::{ArrayWriter, ConditionalStore, WriterError};
+use zarrs_storage::StorageError;
 
 use super::{Args, CODEC};
+use crate::apart::must_not_be_in_an_array;
 use crate::arguments::{Shape, shape_text};
 use crate::chunks::{Chunks, Empty};
 use crate::data_types;
+use crate::extensions::{ByteOrder, Number};
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place, Store};
 use crate::shapes::{Written, edges};
@@ -32,6 +36,8 @@ pub(super) struct Recording {
     array: Array<Store>,
     /// Its store, if it is a directory.
     files: Option<Arc<FilesystemStore>>,
+    /// Its store, if that is one of objects.
+    conditional: Option<Arc<dyn ConditionalStore>>,
     place: Place,
     /// The shape of a shard.
     shard: Vec<u64>,
@@ -65,6 +71,7 @@ impl Recording {
                 array
             }
             Kind::Nothing => {
+                must_not_be_in_an_array(place)?;
                 stores.must_be_empty(place, "an array")?;
                 let array = described(args, store)?;
                 // A process that is killed here leaves no part of a zarr.json.
@@ -92,6 +99,7 @@ impl Recording {
             shard: edges(&shard),
             array,
             files: stores.files,
+            conditional: stores.conditional,
             place: place.clone(),
             element,
         })
@@ -127,8 +135,15 @@ impl Recording {
             builder = builder.with_atomic_rename(files.clone());
         }
         // A value of an object store appears as a whole anyway.
+        if let Some(store) = &self.conditional {
+            builder = builder.with_conditional_writes(store.clone());
+        }
         let mut writer = builder.build().map_err(|error| {
-            Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
+            let failure = Failure::failed(format!("cannot write to {path}: {error}"));
+            if is_busy(&error) {
+                return failure;
+            }
+            failure.with_remedy(
                 "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
             )
         })?;
@@ -177,6 +192,14 @@ impl Recording {
         }
         Ok(())
     }
+}
+
+/// Whether another process writes the array. The error says what to do.
+fn is_busy(error: &WriterError) -> bool {
+    let WriterError::Array(zarrs_cuda::Error::Storage { source, .. }) = error else {
+        return false;
+    };
+    matches!(source, StorageError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
 }
 
 impl fmt::Display for Recording {
@@ -300,10 +323,20 @@ fn described_codec(codec: &dyn BytesToBytesCodecTraits) -> Value {
     json!({ "name": codec.name(ZarrVersion::V3), "configuration": parameters })
 }
 
+/// The data type with this name, of Zarr v3 or of numpy.
 fn data_type(name: &str) -> Result<DataType, Failure> {
+    if let Ok(number) = Number::parse(name) {
+        if ![ByteOrder::None, ByteOrder::of("=", 2)].contains(&number.order) {
+            return Err(Failure::usage(format!(
+                "--dtype {name} has another byte order than this machine, in which frames are"
+            ))
+            .with_remedy("convert the frames first"));
+        }
+        return Ok(number.data_type());
+    }
     DataType::from_metadata(&MetadataV3::new(name)).map_err(|error| {
         Failure::usage(format!("--dtype {name}: {error}"))
-            .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32")
+            .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32, or of numpy, as u1 or <u2")
     })
 }
 

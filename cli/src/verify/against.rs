@@ -3,16 +3,17 @@
 use std::io;
 
 use serde_json::{Value, json};
-use zarrs::array::{Array, ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
+use zarrs::array::{ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_cuda::maintenance::is_damage;
 use zarrs_storage::StorageError;
 
 use crate::arguments::shape_text;
 use crate::budget::Budget;
+use crate::chunks::Chunks;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{Opened, Place, Store};
+use crate::open::{Opened, Place};
 use crate::parts::{Parts, Sizes, element_bytes, unit};
 use crate::progress::counted;
 use crate::shapes::edges;
@@ -23,6 +24,8 @@ const LINES: usize = 8;
 /// The other array, and how much of both is in memory at once.
 pub(super) struct Other {
     pub(super) opened: Opened,
+    /// Its chunks, if they were listed.
+    chunks: Option<Chunks>,
     parts: Parts,
     options: CodecOptions,
 }
@@ -33,6 +36,7 @@ impl Other {
     pub(super) fn new(
         one: &Opened,
         opened: Opened,
+        chunks: Option<Chunks>,
         budget: &Budget,
         common: &Common,
     ) -> Result<Self, Failure> {
@@ -50,6 +54,7 @@ impl Other {
         Ok(Self {
             options: parts.options(),
             opened,
+            chunks,
             parts,
         })
     }
@@ -59,19 +64,28 @@ impl Other {
         self.parts.bytes(shard)
     }
 
-    fn read(
+    fn read(&self, region: &ArraySubset) -> Result<ArrayBytes<'static>, ArrayError> {
+        let array = &self.opened.array;
+        match &self.chunks {
+            Some(chunks) => chunks.read(array, region, &self.options),
+            None => array.retrieve_array_subset_opt(region, &self.options),
+        }
+    }
+
+    /// Reads elements of `one`, the array that is compared with this one.
+    fn read_one(
         &self,
-        array: &Array<Store>,
+        one: &Opened,
         region: &ArraySubset,
     ) -> Result<ArrayBytes<'static>, ArrayError> {
-        array.retrieve_array_subset_opt(region, &self.options)
+        one.array.retrieve_array_subset_opt(region, &self.options)
     }
 
     /// Whether all elements of `region` can be read from both arrays, and are equal.
     fn is_equal(&self, one: &Opened, region: &ArraySubset) -> bool {
         self.parts.of(region).all(|part| {
-            let read = |array| self.read(array, &part);
-            matches!((read(&one.array), read(&self.opened.array)), (Ok(a), Ok(b)) if a == b)
+            let read = (self.read_one(one, &part), self.read(&part));
+            matches!(read, (Ok(a), Ok(b)) if a == b)
         })
     }
 }
@@ -142,8 +156,7 @@ pub(super) fn differences(
             })
             .collect();
         let part = ArraySubset::new_with_ranges(&ranges);
-        let read = |array| other.read(array, &part);
-        let why = match (read(&one.array), read(&other.opened.array)) {
+        let why = match (other.read_one(one, &part), other.read(&part)) {
             (Ok(a), Ok(b)) if a == b => continue,
             (Ok(_), Ok(_)) => "they differ".to_string(),
             (Err(error), _) => damage(&one.place, &error)?,

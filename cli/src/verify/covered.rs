@@ -1,15 +1,17 @@
 //! Chooses the shards to compare: the ones that are stored in one of two arrays.
 
 use crate::chosen::{Chosen, Grid, ShardArgs, add_covered, listed};
+use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::open::Opened;
 
-/// The chosen shards of `one` that are stored, or in which `other` has chunks. Beside them, the number of the
+/// The chosen shards of `one` that are stored, or in which `other` has chunks, as far as `chunks` of both were listed. Beside them, the number of the
 /// chosen shards that are in neither, and nevertheless differ: by the fill values.
 pub(super) fn chosen(
     args: &ShardArgs,
     one: &Opened,
     other: &Opened,
+    chunks: [Option<&Chunks>; 2],
     grid: &Grid,
 ) -> Result<(Chosen, u128), Failure> {
     if args.are_named() {
@@ -19,7 +21,12 @@ pub(super) fn chosen(
         Ok(all) => all,
         Err(why) => return Ok((args.every(grid, &why), 0)),
     };
-    if let Err(why) = add_covered(&mut all, &one.array, other, grid)? {
+    let [of_one, of_other] = chunks.map(|chunks| chunks.and_then(Chunks::indices));
+    // A shard may be gone since they were counted.
+    let counted = of_one.into_iter().flatten();
+    all.positions
+        .extend(counted.filter_map(|shard| grid.position(&shard)));
+    if let Err(why) = add_covered(&mut all, &one.array, other, of_other, grid)? {
         let why = format!("for {}, {why}", other.place);
         return Ok((args.every(grid, &why), 0));
     }

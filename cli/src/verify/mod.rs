@@ -77,12 +77,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     let grid = Grid::of(&opened.array)?;
     let (mut chosen, unwritten) = match &other {
-        Some(other) => covered::chosen(&args.shards, &opened, other, &grid)?,
+        Some(other) => {
+            let chunks = [chunks.as_ref(), of_other.as_ref()];
+            covered::chosen(&args.shards, &opened, other, chunks, &grid)?
+        }
         None => (args.shards.chosen(&opened, &grid)?, 0),
     };
     let seen = Seen::default();
     let checks = Checks::new(&opened, &shards, common)?;
-    let other = other.map(|other| Other::new(&opened, other, checks.budget(), common));
+    let other = other.map(|other| Other::new(&opened, other, of_other, checks.budget(), common));
     let other = other.transpose()?;
     let mut done = on_each(
         ["verifying", "nothing was changed"],

@@ -29,27 +29,33 @@ fn with_small_files(blocks: u32, arguments: &[&Path], code: i32) -> String {
     said_with_code(&command.output().unwrap(), code)
 }
 
+/// A command that runs another one, its arguments, where it may mount file systems that nobody else sees. Returns
+/// `None`, and says `untested`, where this process may not do so.
+pub(crate) fn with_mounts(untested: &str) -> Option<Command> {
+    let command = |options: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(options).arg("--mount");
+        unshare
+    };
+    for options in [&[][..], &["--map-root-user"]] {
+        let mut may = command(options);
+        may.args(["mount", "-t", "tmpfs", "none", "/mnt"]);
+        if may.output().is_ok_and(|may| may.status.success()) {
+            return Some(command(options));
+        }
+    }
+    // Past the harness, which keeps what tests print.
+    let message = format!("{untested}: this process may not mount a file system");
+    let _ = writeln!(std::io::stderr(), "\n{message}");
+    None
+}
+
 /// Runs the program in the directory `work` on a new file system that has room for what `work` has and
 /// `kib` KiB more, then the words `again` with room, and puts what is there back into `work`. Returns what
 /// the first run says. The first run has to fail. Returns `None`, and says so, where this process may not
 /// mount a file system.
 fn on_small_disk(work: &Path, kib: u32, first: &[&str], again: &[&str]) -> Option<String> {
-    let may = |options: &[&str]| {
-        let mut unshare = Command::new("unshare");
-        let script = "mount -t tmpfs none /mnt";
-        unshare.args(options).args(["--mount", "sh", "-c", script]);
-        unshare.output().is_ok_and(|may| may.status.success())
-    };
-    let options: &[&str] = match () {
-        () if may(&[]) => &[],
-        () if may(&["--map-root-user"]) => &["--map-root-user"],
-        () => {
-            // Past the harness, which keeps what tests print.
-            let message = "NO FULL DISK IS TESTED: this process may not mount a file system";
-            let _ = writeln!(std::io::stderr(), "\n{message}");
-            return None;
-        }
-    };
+    let mut command = with_mounts("NO FULL DISK IS TESTED")?;
     let script = r#"
         set -e
         mount -t tmpfs -o size=64m none /mnt
@@ -65,8 +71,7 @@ fn on_small_disk(work: &Path, kib: u32, first: &[&str], again: &[&str]) -> Optio
         rm -r "$WORK"
         cp -r /mnt "$WORK"
     "#;
-    let mut command = Command::new("unshare");
-    command.args(options).args(["--mount", "sh", "-c", script]);
+    command.args(["sh", "-c", script]);
     command
         .env("WORK", work)
         .env("KIB", kib.to_string())

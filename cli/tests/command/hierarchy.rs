@@ -11,7 +11,7 @@ use crate::arrays::{store, values};
 use crate::program::{files, program, said_with_code};
 
 /// A group with the arrays `a`, `b` and `deep/c`, whose elements begin at `first`.
-fn create(path: &Path, first: u16) {
+pub(crate) fn create(path: &Path, first: u16) {
     for group in ["", "deep"] {
         let metadata = json!({ "zarr_format": 3, "node_type": "group", "attributes": {} });
         fs::create_dir_all(path.join(group)).unwrap();
@@ -274,4 +274,63 @@ fn a_reader_that_goes_away() {
     assert_eq!(values(&out), values(&path));
     // A failure has its exit code.
     assert_eq!(command.status().unwrap().code(), Some(1));
+}
+
+/// An array has no members, and a node in its directory is not left out without a word.
+#[test]
+fn nodes_within_an_array() {
+    let case = Case::new();
+    crate::arrays::unsharded(&case.at("one/a/inner/b"));
+    let text = case.run("one out", 1);
+    assert!(
+        text.contains("one/a/inner/b in its directory would be left out"),
+        "{text}"
+    );
+    assert!(!case.at("out").exists(), "{text}");
+    let text = case.run("one out --keep-going", 1);
+    assert!(text.contains("one/a/inner/b"), "{text}");
+    assert!(!case.at("out/a/inner").exists());
+    assert_eq!(values(&case.at("out/a")), values(&case.at("one/a")));
+    let mut command = program();
+    command
+        .args(["reencode", "one/a", "alone"])
+        .current_dir(case.folder.path());
+    let text = said_with_code(&command.output().unwrap(), 0);
+    assert!(
+        text.contains("note: inner/b in the directory of the array"),
+        "{text}"
+    );
+}
+
+/// What a killed run left of its marker is no array, and is deleted.
+#[test]
+#[cfg(target_os = "linux")]
+fn temporaries_of_a_marker() {
+    // A process of this number that began at another time has ended.
+    let this = zarrs_cuda::storage::Owner::this().to_string();
+    let machine = this.split('-').next().unwrap();
+    let name = format!(
+        "zarr.json.incomplete.{machine}-{}-1-1.tmp",
+        std::process::id()
+    );
+    for (is_whole, line, directory) in [
+        (false, "reencode --recursive one out", "out"),
+        (false, "reencode one/a out", "out"),
+        (true, "reencode --recursive one out --overwrite", "out/deep"),
+        (true, "reencode --recursive one out --overwrite", "out"),
+    ] {
+        let case = Case::new();
+        if is_whole {
+            case.run("one out", 0);
+        }
+        let temporary = case.at(directory).join(&name);
+        fs::create_dir_all(temporary.parent().unwrap()).unwrap();
+        fs::write(&temporary, "").unwrap();
+        let mut command = program();
+        command
+            .args(line.split(' '))
+            .current_dir(case.folder.path());
+        said_with_code(&command.output().unwrap(), 0);
+        assert!(!temporary.exists(), "{line}, {directory}");
+    }
 }

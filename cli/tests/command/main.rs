@@ -6,6 +6,7 @@
     reason = "a test's way to fail, and made-up data"
 )]
 
+mod apart;
 mod arrays;
 mod bench;
 #[path = "../inspect/browser.rs"]
@@ -19,6 +20,8 @@ mod docs;
 mod doctor;
 mod errors;
 mod full_disk;
+#[cfg(feature = "remote")]
+mod gone;
 mod hierarchy;
 #[cfg(feature = "remote")]
 mod hostile;
@@ -26,6 +29,8 @@ mod interrupted;
 mod maintenance;
 mod measured;
 mod memory;
+mod no_dimensions;
+mod not_begun;
 mod program;
 mod pyramid;
 mod reencode;
@@ -33,6 +38,7 @@ mod remote;
 mod resume;
 mod rights;
 mod stream;
+mod strings;
 #[cfg(target_os = "linux")]
 mod trouble;
 mod unreadable;

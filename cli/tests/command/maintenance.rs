@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tempfile::TempDir;
 use zarrs::array::{Array, ArrayBuilder, data_type};
-use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::storage::SparseShardStore;
 
 use crate::arrays::{chain, open, sharded, store, unsharded, update, values};
@@ -256,6 +256,49 @@ fn torn_updates_are_recovered() {
     assert_eq!(fs::read(path.join("c/1/1")).unwrap(), bytes);
 }
 
+/// Compaction, recovery and writers that extend the array refuse each other.
+#[test]
+fn another_process_has_the_lease() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    sharded(path, &chain(&[json!({ "name": "crc32c" })]));
+    update(path, 3);
+    let parts = |number| std::num::NonZeroU64::new(number).unwrap();
+    let this = format!("process {}", std::process::id());
+    for name in ["compact", "recover"] {
+        let held = ArrayLease::take(path).unwrap();
+        for arguments in [&[][..], &["--part", "0/2"]] {
+            let mut all: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&name, &path];
+            all.extend(
+                arguments
+                    .iter()
+                    .map(|one| one as &dyn AsRef<std::ffi::OsStr>),
+            );
+            let text = said(&all, 1);
+            assert!(
+                text.contains("has the lease") && text.contains(&this),
+                "{text}"
+            );
+        }
+        said(&[&name, &path, &"--dry-run"], 0);
+        drop(held);
+        let held = ArrayLease::take_part(path, 1, parts(2)).unwrap();
+        said(&[&name, &path, &"--part", &"0/2"], 0);
+        for other in ["1/2", "0/3"] {
+            said(&[&name, &path, &"--part", &other], 1);
+        }
+        said(&[&name, &path], 1);
+        drop(held);
+        said(&[&name, &path], 0);
+    }
+    let names = fs::read_dir(path).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        names.iter().all(|name| name == "zarr.json" || name == "c"),
+        "{names:?}"
+    );
+}
+
 #[test]
 fn shards_are_compacted() {
     let folder = TempDir::new().unwrap();
@@ -336,4 +379,40 @@ fn subchunks_are_consolidated() {
     assert!(text.contains("c/0/0"), "{text}");
     assert!(text.contains("1 shard, 1 subchunk packed"), "{text}");
     assert_eq!(subchunks.retrieve_chunk::<Vec<u8>>(&[0, 0]).unwrap(), [2]);
+}
+
+/// A program that sees no frames has replaced a shard since subchunks were stored beside it.
+#[test]
+fn shards_that_were_changed_are_reported() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    let mut builder = ArrayBuilder::new(vec![4], vec![4], data_type::uint8(), 0_u8);
+    builder.subchunk_shape(vec![1]);
+    let array = builder.build(store(path), "/").unwrap();
+    array.store_metadata().unwrap();
+    let sparse = Arc::new(SparseShardStore::open(store(path), "/").unwrap());
+    let subchunks = Array::open(sparse, "/").unwrap();
+    subchunks.store_chunk(&[1], vec![1_u8]).unwrap();
+    assert!(path.join(zarrs_cuda::storage::FRAMES_MARKER).exists());
+    let time = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let mut versions = fs::read_dir(path.join("c/0.frame")).unwrap();
+    let version = time(&versions.next().unwrap().unwrap().path());
+    // The clock of a file system may stand for some milliseconds.
+    loop {
+        array.store_chunk(&[0], vec![2_u8; 4]).unwrap();
+        if time(&path.join("c/0")) > version {
+            break;
+        }
+    }
+    let text = said(&[&"consolidate", &path], 1);
+    assert!(text.contains("cannot consolidate the shard c/0"), "{text}");
+    assert!(text.matches(" UTC").count() == 2, "{text}");
+    assert!(text.contains("--over-changed"), "{text}");
+    assert_eq!(array.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [2; 4]);
+    said(&[&"consolidate", &path, &"--over-changed"], 0);
+    assert_eq!(array.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [2, 1, 2, 2]);
+    // The marker stays, and is no stranger.
+    said(&[&"verify", &path], 0);
+    said(&[&"inspect", &path], 0);
+    said(&[&"compact", &path], 0);
 }

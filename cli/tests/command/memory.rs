@@ -290,6 +290,9 @@ fn maintenance() {
             if what == "compact" {
                 arguments.extend(["--unused", "0"]);
                 waste(&path);
+            } else {
+                // The shard was changed after the subchunks were stored beside it.
+                arguments.push("--over-changed");
             }
             let said = said_within(budget, &arguments, i32::from(!is_enough));
             assert!(is_enough || said.contains("give --memory"), "{said}");
@@ -536,4 +539,37 @@ fn objects_fit_or_are_refused() {
         0,
     );
     said(&["verify", text(&back), "--against", v2], 0);
+}
+
+/// Indices of shards with very many subchunks count, and are refused before anything is written.
+#[test]
+fn indices_of_shards_count() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path();
+    let array = zarrs::array::ArrayBuilder::new(
+        vec![1 << 20],
+        vec![1 << 20],
+        zarrs::array::data_type::uint8(),
+        0_u8,
+    )
+    .build(crate::arrays::store(&path.join("in")), "/")
+    .unwrap();
+    array.store_metadata().unwrap();
+    array.store_chunk(&[0], vec![1_u8; 1 << 20]).unwrap();
+    let run = |line: &str, code: i32| {
+        let mut command = crate::program::program();
+        command.args(line.split(' ')).current_dir(path);
+        crate::program::said_with_code(&command.output().unwrap(), code)
+    };
+    run(
+        "reencode in shards --shard 1048576 --subchunk 1 --codec none",
+        0,
+    );
+    for line in ["reshard shards out --shard 524288", "verify shards"] {
+        let said = run(&format!("{line} --memory 4MiB"), 1);
+        assert!(said.contains("--memory is 4.00 MiB"), "{line}: {said}");
+        let is_reshard = line.starts_with("reshard");
+        assert!(!is_reshard || !path.join("out").exists(), "{line}");
+        run(line, 0);
+    }
 }

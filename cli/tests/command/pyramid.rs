@@ -88,7 +88,24 @@ fn contents(image: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         let within = path.strip_prefix(image).unwrap();
         (!within.starts_with("0")).then(|| (within.to_path_buf(), fs::read(&path).unwrap()))
     });
-    files.collect()
+    let without_times = files.map(|(path, content)| {
+        let is_description = path == Path::new("zarr.json");
+        let content = if is_description {
+            without_times(&content)
+        } else {
+            content
+        };
+        (path, content)
+    });
+    without_times.collect()
+}
+
+/// The metadata of an image without the fingerprint of level 0, which has the times of its files.
+fn without_times(content: &[u8]) -> Vec<u8> {
+    let mut metadata: Value = serde_json::from_slice(content).unwrap();
+    let image = &mut metadata["attributes"]["ome"]["multiscales"][0]["metadata"];
+    image.as_object_mut().unwrap().remove("made_from");
+    metadata.to_string().into_bytes()
 }
 
 /// The files of the levels below level 0, without the description of the image, which says whether there

@@ -475,6 +475,34 @@ mod with {
                 .iter()
                 .all(|file| file.extension() != Some("tmp".as_ref()))
         );
+        // A second process is refused.
+        let stream = || {
+            let mut command = bucket.command();
+            command
+                .args(["stream", "s3://arrays/frames"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let mut first = stream();
+        let lease = bucket.file("frames/.zarrs-cuda-writer");
+        while !lease.exists() {
+            assert!(first.try_wait().unwrap().is_none());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let text = said_with_code(&stream().wait_with_output().unwrap(), 1);
+        let process = format!("process {}", first.id());
+        assert!(
+            text.contains("has the lease") && text.contains(&process),
+            "{text}"
+        );
+        let mut stdin = first.stdin.take().unwrap();
+        stdin.write_all(&bytes[..40 * 24 * 2]).unwrap();
+        drop(stdin);
+        said_with_code(&first.wait_with_output().unwrap(), 0);
+        assert!(!lease.exists());
+        assert_eq!(values(&bucket.file("frames")).len(), 8 * 40 * 24);
     }
 
     #[test]

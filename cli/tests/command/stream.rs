@@ -160,6 +160,38 @@ fn goes_on_where_an_array_ends() {
     assert!(leftovers(out).is_empty());
 }
 
+/// Two processes that go on within the same layer of shards.
+#[test]
+fn a_second_process_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path();
+    piped(out, SHAPES, &bytes(&frames(0, 7)), 0);
+    let mut first = command(out, "")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lease = out.join(".zarrs-cuda-writer");
+    while !lease.exists() {
+        assert!(first.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(5));
+    }
+    let said = piped(out, "", &bytes(&frames(7, 1)), 1);
+    let process = format!("process {}", first.id());
+    assert!(
+        said.contains("has the lease") && said.contains(&process),
+        "{said}"
+    );
+    assert!(!said.contains("name another OUT"), "{said}");
+    let mut stdin = first.stdin.take().unwrap();
+    stdin.write_all(&bytes(&frames(7, 2))).unwrap();
+    drop(stdin);
+    said_with_code(&first.wait_with_output().unwrap(), 0);
+    assert_eq!(values(out), frames(0, 9));
+    assert!(leftovers(out).is_empty());
+}
+
 #[test]
 fn an_input_that_ends_within_a_frame() {
     let folder = TempDir::new().unwrap();
@@ -237,4 +269,35 @@ fn wrong_usage() {
     }
     let said = said(&[&"stream", &out, &folder.path().join("none")], 1);
     assert!(said.contains("cannot open"), "{said}");
+}
+
+/// Data types by numpy's names.
+#[test]
+fn data_types_of_numpy() {
+    let folder = TempDir::new().unwrap();
+    let native = if cfg!(target_endian = "little") {
+        '<'
+    } else {
+        '>'
+    };
+    let foreign = if native == '<' { '>' } else { '<' };
+    for (name, metadata) in [
+        ("u1".to_string(), "uint8"),
+        ("|i1".to_string(), "int8"),
+        (format!("{native}u2"), "uint16"),
+        ("f4".to_string(), "float32"),
+    ] {
+        let out = folder.path().join(metadata);
+        let options = format!("--frame-shape 4,4 --dtype {name}");
+        piped(&out, &options, &[1; 64], 0);
+        let text = fs::read_to_string(out.join("zarr.json")).unwrap();
+        let described: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(described["data_type"], metadata, "{name}");
+        // The array goes on by either name.
+        piped(&out, &format!("--dtype {metadata}"), &[1; 64], 0);
+        piped(&out, &format!("--dtype {name}"), &[1; 64], 0);
+    }
+    let options = format!("--frame-shape 4,4 --dtype {foreign}u2");
+    let said = piped(&folder.path().join("other"), &options, &[], 2);
+    assert!(said.contains("another byte order"), "{said}");
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use zarrs::array::{Array, ArrayMetadata};
+use zarrs::array::{Array, ArrayMetadata, ArraySubset};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda_object_store_tests::Server;
@@ -545,4 +545,39 @@ fn torn(path: &Path, file: &Path) -> Vec<u8> {
     let torn = &after[..after.len() - 5];
     fs::write(file, torn).unwrap();
     torn.to_vec()
+}
+
+/// A shard of the output has very many chunks of the input, of which one is stored.
+#[test]
+fn chunks_of_one_shard_are_followed() {
+    let server = Server::start();
+    let root = server.bucket().join("vast");
+    let metadata = json!({
+        "zarr_format": 3, "node_type": "array", "shape": [1_u64 << 62], "data_type": "uint8",
+        "fill_value": 3, "chunk_key_encoding": { "name": "default" }, "codecs": ["bytes"],
+        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": [4] } },
+    });
+    let metadata: ArrayMetadata = serde_json::from_value(metadata).unwrap();
+    let array = Array::new_with_metadata(store(&root), "/", metadata).unwrap();
+    array.store_metadata().unwrap();
+    array.store_chunk(&[70_000], vec![1_u8, 2, 3, 4]).unwrap();
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    let shapes = "--shard 4194304 --subchunk 65536";
+    let line = format!(
+        "reencode s3://arrays/vast {} {shapes} --verify",
+        out.display()
+    );
+    let before = server.requests().len();
+    let words: Vec<_> = line.split(' ').collect();
+    said_with_code(&in_time(bounded(Some(&server), &words), &line), 0);
+    let line = format!("verify {} --against s3://arrays/vast", out.display());
+    let words: Vec<_> = line.split(' ').collect();
+    said_with_code(&in_time(bounded(Some(&server), &words), &line), 0);
+    let requests = server.requests().len() - before;
+    assert!(requests < 200, "{requests} requests for one chunk");
+    let array = crate::arrays::open(&out);
+    let region = ArraySubset::new_with_ranges(&[279_998..280_006]);
+    let elements: Vec<u8> = array.retrieve_array_subset(&region).unwrap();
+    assert_eq!(elements, [3, 3, 1, 2, 3, 4, 3, 3]);
 }

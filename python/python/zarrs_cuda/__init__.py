@@ -16,7 +16,7 @@ from zarr.registry import register_pipeline
 
 from zarrs_cuda import _settings
 from zarrs_cuda._doctor import doctor, metrics
-from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
+from zarrs_cuda._errors import FallbackWarning, FramesPending, FramesWarning, ShardChanged, ShardError
 from zarrs_cuda._explain import Explanation, explain
 from zarrs_cuda._maintenance import (
     Consolidation,
@@ -52,8 +52,10 @@ __all__ = [
     "Explanation",
     "FallbackWarning",
     "FramesPending",
+    "FramesWarning",
     "Inspection",
     "MultiscaleWriter",
+    "ShardChanged",
     "ShardError",
     "compact",
     "consolidate",

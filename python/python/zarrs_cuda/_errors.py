@@ -5,6 +5,10 @@ class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
 
 
+class FramesWarning(UserWarning):
+    """Subchunks are stored beside the shards of an array, and were not read: the message says what to do."""
+
+
 class _OfShardError(RuntimeError):
     """An error of one shard, or of one chunk.
 
@@ -64,6 +68,26 @@ class FramesPending(_OfShardError):  # noqa: N818
             "`zarrs_cuda.consolidate(array)` for each, then `array.resize(shape)` with the shape from before "
             f"(of this array {before}), and then append again. `zarrs_cuda.xarray.to_zarr` looks for such "
             "subchunks before it resizes anything"
+        )
+
+
+class ShardChanged(_OfShardError):  # noqa: N818
+    """Another program has replaced a shard since subchunks were stored beside it: it was not packed.
+
+    Attributes
+    ----------
+    array : str
+        The path of the array in its store.
+    shard : str
+        The key of the shard in the store.
+    store : str or None
+        The store, if it is known.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"the shard {self.shard!r} of the array {self._where} was not packed: {self.args[2]}. "
+            "`zarrs_cuda.consolidate(array, over_changed=True)` packs the subchunks over such shards"
         )
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,11 @@ class Consolidation:
 
 
 def consolidate(
-    array: AnyArray | Group | AsyncGroup, part: tuple[int, int] = (0, 1), *, discard_invalid: bool = False
+    array: AnyArray | Group | AsyncGroup,
+    part: tuple[int, int] = (0, 1),
+    *,
+    discard_invalid: bool = False,
+    over_changed: bool = False,
 ) -> Consolidation:
     """Pack the subchunks that were written beside shards into the shards.
 
@@ -81,6 +86,9 @@ def consolidate(
     discard_invalid
         Delete objects that are not whole, which a writer that died left behind. No process may write
         meanwhile.
+    over_changed
+        Pack shards, too, that another program has replaced since subchunks were stored beside them, such as
+        zarr-python's own pipeline. The subchunks win over what that program wrote.
 
     Returns
     -------
@@ -91,6 +99,8 @@ def consolidate(
     ------
     ValueError
         If the array has no shards, or is in another store, or the part is none.
+    ShardChanged
+        If another program has replaced a shard since subchunks were stored beside it. The others were packed.
     ShardError
         If a shard is damaged. The others were packed.
     OSError
@@ -101,18 +111,20 @@ def consolidate(
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
         raise ValueError(msg)
     if isinstance(array, Group | AsyncGroup):
-        return _consolidate_all(array, part, discard_invalid)
+        return _consolidate_all(array, part, discard_invalid, over_changed)
     ours, path, _ = _opened(array, "shared", writes=True)
     pending = ours.pending(path)
     # After the listing: an array is made larger first, and then written to.
     grid = _grid(_stored_metadata(array))
     threads = _settings.threads()
-    done = ours.consolidate(path, pending, grid, part, threads, discard_invalid=discard_invalid)
+    done = ours.consolidate(
+        path, pending, grid, part, threads, discard_invalid=discard_invalid, over_changed=over_changed
+    )
     return Consolidation(*done)
 
 
 def _consolidate_all(
-    group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool
+    group: Group | AsyncGroup, part: tuple[int, int], discard_invalid: bool, over_changed: bool
 ) -> Consolidation:
     where = group.store_path
     # Consolidated metadata may be of before, and lack arrays.
@@ -128,7 +140,7 @@ def _consolidate_all(
             # What cannot be shared has nothing beside its shards.
             continue
         try:
-            one = consolidate(array, part, discard_invalid=discard_invalid)
+            one = consolidate(array, part, discard_invalid=discard_invalid, over_changed=over_changed)
         except Exception as error:
             error.add_note(f"It is of the array {array.path!r}; the other arrays of the group were packed")
             failed = failed or error
@@ -167,10 +179,12 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     RuntimeError
         If an update of a shard was interrupted: :func:`recover` it first.
     OSError
-        If a file cannot be read or written. For objects, the exceptions of obstore.
+        If a file cannot be read or written, or if a writer extends the array now, or another process
+        compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True)
-    done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
+    with closing(ours.lease(path)):
+        done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
     return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
 
@@ -199,17 +213,19 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     ValueError
         If the array is in another store, or another pipeline reads and writes it.
     OSError
-        If a file cannot be read or written. For objects, the exceptions of obstore.
+        If a file cannot be read or written, or if a writer extends the array now, or another process
+        compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()
-    shards = ours.stored(path, grid) if ours.is_sharded else []
-    found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
     store = opened(array).store_path.store
-    if isinstance(store, LocalStore):
-        for directory, _, names in os.walk(store.root / path):
-            for name in filter(_TEMPORARY.search, names):
-                (Path(directory) / name).unlink(missing_ok=True)
+    with closing(ours.lease(path)):
+        shards = ours.stored(path, grid) if ours.is_sharded else []
+        found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
+        if isinstance(store, LocalStore):
+            for directory, _, names in os.walk(store.root / path):
+                for name in filter(_TEMPORARY.search, names):
+                    (Path(directory) / name).unlink(missing_ok=True)
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
 
 

@@ -16,7 +16,7 @@ from zarrs_cuda import _settings
 from zarrs_cuda._asked import Asked
 from zarrs_cuda._native import native
 from zarrs_cuda._progress import Telling
-from zarrs_cuda._streams import SliceWriter, writable_place
+from zarrs_cuda._streams import SliceWriter, appended_end, writable_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -223,6 +223,8 @@ class MultiscaleWriter(SliceWriter):
         itself. What it raises, a call of the writer raises.
     flush_after
         For how many seconds complete shards of all levels wait: see :class:`ArrayWriter`.
+    memory, threads
+        What the writers of all levels may use: see :class:`ArrayWriter`.
 
     Raises
     ------
@@ -234,6 +236,8 @@ class MultiscaleWriter(SliceWriter):
         If a stored shard, of which a lower level lacks a part, is damaged.
     OSError
         If a file cannot be read or written.
+    MemoryError
+        If the smallest buffers of all levels do not fit beside those of the other open writers.
     """
 
     def __init__(
@@ -249,13 +253,16 @@ class MultiscaleWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[int, dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
+        memory: int | str | None = None,
+        threads: int | None = None,
     ) -> None:
+        settings = (*_settings.limits(memory, threads), flush_after)
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
         writer = Telling(
             lambda told: native().MultiscaleWriter(
-                place, where.path, pyramid, _settings.syncs(), told, flush_after
+                place, where.path, pyramid, _settings.syncs(), told, settings
             ),
             progress,
         )
@@ -276,14 +283,14 @@ class MultiscaleWriter(SliceWriter):
 
     def _note(self, stored: int, *, refresh: bool) -> None:
         top = self._last[0]
-        self._lost = int(top["finished_slices"] + top["at_risk"]) - stored
+        self._lost = appended_end(top) - stored
         top |= {"finished_slices": stored, "covered_slices": stored, "at_risk": self._lost}
         if not refresh:
             return
         self._refresh()
         for where, last in zip(self._levels[1:], self._last[1:], strict=True):
             length = sync(AsyncArray.open(where)).metadata.shape[0]
-            lost = last["finished_slices"] + last["at_risk"] - length
+            lost = appended_end(last) - length
             last |= {"finished_slices": length, "covered_slices": length, "at_risk": lost}
 
     def progress(self) -> list[dict[str, float]]:

@@ -24,9 +24,9 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
 from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
+from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _elements, _settings
+from zarrs_cuda import _elements, _frames, _settings
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -119,6 +119,8 @@ class CodecPipeline(_CodecPipeline):
         self._other: BatchedCodecPipeline | None = None
         # Of an irregular grid of chunks, the pipelines of each shape.
         self._of_chunks: dict[tuple[int, ...], CodecPipeline] = {}
+        # The process that has looked for subchunks beside shards.
+        self._looked: int | None = None
         # How many reads have to be in time until the event loop's thread does them again.
         self._slow = 0
 
@@ -280,6 +282,9 @@ class CodecPipeline(_CodecPipeline):
             return await self.other.read(batch, out, drop_axes)
         with _named(batch):
             there = await self._read_ours(ours, batch, out, drop_axes)
+        if ours.is_sharded and not ours.is_shared and self._looked != os.getpid():
+            self._looked = os.getpid()
+            await _frames.look(batch[0][0].store, ours.path_of(batch[0][0].path))
         return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
 
     async def _read_ours(
@@ -552,11 +557,7 @@ async def _values_to_change(ours: Native, batch: Batch) -> dict[str, Any] | None
 
 async def _check_frames(ours: Native, store: Store, shards: list[str]) -> None:
     """Check that no subchunks of shards are stored beside them: they would hide what is written."""
-    inner = store
-    while isinstance(inner, WrapperStore):
-        inner = inner._store
-    # No other store has had shards that are shared, and some would list everything they have.
-    if not isinstance(inner, LocalStore | ObjectStore | FsspecStore) or not store.supports_listing:
+    if not _frames.may_have_frames(store) or not await _frames.is_marked(store, ours.path_of(shards[0])):
         return
 
     async def check(shard: str) -> None:

@@ -10,7 +10,7 @@ from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.sync import sync
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _frames, _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._interrupts import interruptible
 from zarrs_cuda._native import native
@@ -101,6 +101,8 @@ class ArrayReader:
         self._is_quick = isinstance(found, str)
         if found is None:
             return _Asked(self._array)
+        if not self._shared and has_shards(self._array.metadata):
+            _frames.look_at(found, where.store, where.path)
         threads = _settings.threads()
         return native().Reader(found, where.path, threads, shared=self._shared, subchunk_cache=self._cache)
 

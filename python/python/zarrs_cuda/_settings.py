@@ -1,7 +1,9 @@
 """The settings of this package in ``zarr.config``."""
 
 import os
+import re
 import sys
+from decimal import Decimal
 from typing import Any, Literal, cast
 
 from zarr.core.config import config
@@ -114,6 +116,36 @@ def threads() -> int:
         if value is not None:
             return _positive(key, value)
     return _of_dask_worker() or _cores()
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+# A number with a unit, such as 512MiB, 1.5 GB or 4096.
+_SIZE = re.compile(r"(?a:\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*)", re.IGNORECASE)
+
+
+def limits(memory: int | str | None, given: int | None) -> tuple[int | None, int]:
+    """Return what a writer may use: the bytes that it was given, and how many threads encode.
+
+    Raises
+    ------
+    ValueError
+        If a value is none.
+    """
+    of_writer = _positive("threads", given) if given is not None else threads()
+    return _bytes(memory), of_writer
+
+
+def _bytes(memory: int | str | None) -> int | None:
+    if memory is None:
+        return None
+    found = _SIZE.fullmatch(str(memory)) if isinstance(memory, (int, str)) else None
+    size = int(Decimal(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if isinstance(memory, bool) or not 1 <= size < 2**63:
+        msg = f"`memory` is {memory!r}, and must be a number of bytes or a text such as '512MiB' or '4GB'"
+        raise ValueError(msg)
+    return size
 
 
 def _yes_or_no(key: str) -> bool:

@@ -99,6 +99,11 @@ def _stop_writers() -> None:
         writer._warn("the program ended")
 
 
+def appended_end(progress: dict[str, float]) -> int:
+    """Return the slice behind the last one that was appended."""
+    return int(min(progress["finished_slices"], progress["covered_slices"]) + progress["at_risk"])
+
+
 class SliceWriter:
     """Appends slices along the first axis of an array: what all writers do."""
 
@@ -261,6 +266,24 @@ class SliceWriter:
         top: dict[str, float] = now[0] if isinstance(now, list) else now
         return int(int(top["at_risk"]) // int(shards[0]) * of_slice)
 
+    def explain(self) -> str:
+        """Return what the writer does, and why, for people.
+
+        The engine, the buffers, how the store takes shards and metadata, and whether the writer has a
+        lease, so that a second writer that extends the array is refused. Of an image, for each level.
+
+        Returns
+        -------
+        str
+            Lines of text, which may be others in any release.
+        """
+        told = self._writer.explain()
+        levels = [told] if isinstance(told, str) else [f"level {n}\n{text}" for n, text in enumerate(told)]
+        if self._asks:
+            name = type(self._array.store_path.store).__name__
+            levels.append(f"store: {name} is asked through zarr-python's event loop, which takes longer")
+        return "\n".join(levels)
+
     def progress(self) -> Any:
         """Return how far the writer is."""
         raise NotImplementedError
@@ -348,6 +371,13 @@ class ArrayWriter(SliceWriter):
     flush_after
         For how many seconds a complete shard waits for others that are encoded with it. None: until there
         are enough of them, so that a kill may lose many shards. The stored bytes are the same.
+    memory
+        How much memory the buffers of all open writers of this process may take for this one to be made,
+        and to be lent further buffers: bytes, or a text such as ``"2GiB"``. By default a quarter of what
+        the machine, or its control group, has. Each writer reserves its smallest buffers when it is made.
+    threads
+        How many threads encode. By default ``codec_pipeline.max_workers``, else ``threading.max_workers``,
+        else one for each core. The threads are those of the process: a writer that rests has none.
 
     Raises
     ------
@@ -355,6 +385,8 @@ class ArrayWriter(SliceWriter):
         If the array cannot be written so: the message says why.
     FramesPending
         If subchunks are stored beside shards that would be written.
+    MemoryError
+        If the smallest buffers do not fit beside those of the other open writers.
     """
 
     def __init__(
@@ -364,11 +396,14 @@ class ArrayWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
+        memory: int | str | None = None,
+        threads: int | None = None,
     ) -> None:
+        settings = (*_settings.limits(memory, threads), flush_after)
         asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
         writer = Telling(
-            lambda told: native().Writer(place, where.path, start, _settings.syncs(), told, flush_after),
+            lambda told: native().Writer(place, where.path, start, _settings.syncs(), told, settings),
             progress,
         )
         super().__init__(asynchronous, writer, asks=isinstance(place, Asked))
@@ -378,7 +413,7 @@ class ArrayWriter(SliceWriter):
 
     def _note(self, stored: int, *, refresh: bool) -> None:
         last = self._last
-        self._lost = int(last["finished_slices"] + last["at_risk"]) - stored
+        self._lost = appended_end(last) - stored
         last |= {"finished_slices": stored, "covered_slices": stored, "at_risk": self._lost}
         if refresh:
             self._refresh()

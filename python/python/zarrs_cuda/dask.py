@@ -16,6 +16,7 @@ from zarrs_cuda._masks import check_mask
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import is_sharded
+from zarrs_cuda._threads import ended_threads
 
 if TYPE_CHECKING:
     from dask.array import Array as DaskArray
@@ -28,7 +29,8 @@ def store(x: DaskArray | DataArray, z: Array[Any], *, compute: bool = True) -> D
 
     Each task writes one block, of one subchunk or more, beside the shards; blocks need not be aligned
     with shards, and workers may be in any number of processes. When all blocks of a shard are
-    written, one task packs the shard. What a worker that dies had to do is done again by another.
+    written, one task packs the shard. What a worker that dies had to do is done again by another. An error
+    of a block is raised when Dask's threads have ended: none of them stores a block after that.
 
     Parameters
     ----------
@@ -83,7 +85,8 @@ def store(x: DaskArray | DataArray, z: Array[Any], *, compute: bool = True) -> D
     packed = [pack(array, indices, written) for indices, written in of_shard.items()]
     done = delayed(_done, pure=False)(array, packed)
     if compute:
-        done.compute()
+        with ended_threads() as keywords:
+            done.compute(**keywords)
         return None
     return done
 

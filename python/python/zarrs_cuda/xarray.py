@@ -21,6 +21,7 @@ from zarrs_cuda._explain import explain
 from zarrs_cuda._pipeline import native_for
 from zarrs_cuda._places import place
 from zarrs_cuda._supported import UnsupportedError, has_shards, is_sharded
+from zarrs_cuda._threads import ended_threads
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -53,6 +54,7 @@ def to_zarr(
       same chunk: to borders of subchunks in the mode ``"shared"``, else to those of shards, or of chunks
       of arrays that have no shards. Blocks become larger if they have to.
     - If an append fails, the arrays get the shapes from before, and the data set can still be opened.
+    - An error, and Ctrl-C, are raised when Dask's threads have ended: no block is stored after that.
 
     In the mode ``"shared"`` call ``zarrs_cuda.consolidate(group)`` when all processes have written.
 
@@ -124,7 +126,12 @@ def to_zarr(
             put = dataset.assign_coords if name in dataset.coords else dataset.assign
             dataset = put({name: variable})
         lengthened = {} if append_dim is None else {n: a for n, a in stored.items() if append_dim in _dims(a)}
-        with _shapes_kept(lengthened):
+        with _shapes_kept(lengthened), contextlib.ExitStack() as stack:
+            if compute and any(_is_of_dask(variable) for variable in dataset.variables.values()):
+                keywords = stack.enter_context(ended_threads()) | (
+                    more.get("chunkmanager_store_kwargs") or {}
+                )
+                more["chunkmanager_store_kwargs"] = keywords
             return dataset.to_zarr(  # type: ignore[call-overload,misc]
                 store,
                 group=group,
@@ -137,6 +144,10 @@ def to_zarr(
                 storage_options=storage_options,
                 **more,
             )
+
+
+def _is_of_dask(variable: xr.Variable) -> bool:
+    return variable.chunks is not None and hasattr(variable.data, "__dask_graph__")
 
 
 def _dataset(data: Any) -> xr.Dataset:
@@ -415,4 +426,21 @@ def _shapes_kept(arrays: dict[str, zarr.Array[Any]]) -> Iterator[None]:
                     f"the variable {name!r} may have another shape than {before[name]}, which it had: {again}"
                     ". Resize it to that"
                 )
+        try:
+            if arrays:
+                # They are of one group.
+                _renew_consolidated(next(iter(arrays.values())).store_path.store)
+        except Exception as again:
+            error.add_note(
+                f"the consolidated metadata may have other shapes than the variables: {again}. Call "
+                "`zarr.consolidate_metadata` for the store"
+            )
         raise
+
+
+def _renew_consolidated(store: Any) -> None:
+    """Store the consolidated metadata again, if there are any: xarray stores them before the elements."""
+    with contextlib.suppress(GroupNotFoundError):
+        root = zarr.open_group(store, mode="r+")
+        if root.metadata.consolidated_metadata is not None:
+            zarr.consolidate_metadata(store, zarr_format=root.metadata.zarr_format)

@@ -82,6 +82,13 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
+    /// The values of the store are `files`.
+    #[cfg(any(feature = "filesystem", feature = "internals"))]
+    fn set_files(&mut self, files: Files) {
+        self.array.watch.times = Some(files.clone().times());
+        self.array.files = Some(files);
+    }
+
     /// Replaces objects by renaming in `renaming`, which has the same objects. `names` are those of its files,
     /// if it does not sync them.
     pub(super) fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
@@ -189,11 +196,17 @@ where
     /// processes may read and write meanwhile, and their writes are kept. If the process dies at
     /// any moment, nothing is lost, and another call completes the work.
     ///
+    /// Another program may have replaced the shard since subchunks were stored beside it, because it
+    /// does not see frames: its data would be hidden by older subchunks. Where the store has times
+    /// ([`on_filesystem`](Self::on_filesystem), [`with_times`](Self::with_times)), that is an error,
+    /// and nothing is changed, unless [`over_changed_shards`](Self::over_changed_shards) is set.
+    ///
     /// If the store fails to store the shard, but may complete the write later, wait until it has
     /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if `shard` is not the index of a shard.
+    /// - [`Error::ShardChanged`] if another program has replaced the shard meanwhile, with both times.
     /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if another process
     ///   consolidates it.
     pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
@@ -293,7 +306,7 @@ where
     ) -> Result<Self, Error> {
         let mut adapter = Self::open(store.clone(), path)?;
         adapter.rename_in(store, None);
-        adapter.array.files = Some(Files::new(root));
+        adapter.set_files(Files::new(root));
         Ok(adapter)
     }
 }
@@ -321,9 +334,9 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     ) -> Result<Self, Error> {
         let root = store.prefix_to_fs_path(&StorePrefix::root());
         let mut adapter = Self::open(store.clone(), path)?;
-        let names = Names::of(&*store);
+        let names = Names::of(&store);
         adapter.rename_in(store, names);
-        adapter.array.files = Some(Files::new(root));
+        adapter.set_files(Files::new(root));
         Ok(adapter)
     }
 }

@@ -41,8 +41,9 @@ impl SparseArray {
     ) -> Result<Option<Consolidation>, Error> {
         let key = self.shard_to_change(shard, CONSOLIDATE)?;
         let replaced = Replaced { array: self, store };
-        let done = self.frames.consolidate(store, &replaced, &key).await;
-        done.map_err(|source| failed(CONSOLIDATE, &key, source))
+        let frames = &self.frames;
+        let done = frames.consolidate(store, &replaced, &key, &self.watch);
+        done.await.map_err(|error| error.of(CONSOLIDATE, &key))
     }
 
     pub(super) async fn discard_invalid<O: Reads + Writes + Lists + TakesTurns>(
@@ -165,6 +166,11 @@ impl<'a> All<'a> {
                         "{source}. So do {number} others: {others}"
                     )),
                 })
+            }
+            Error::ShardChanged { key, reason } if !others.is_empty() => {
+                let (number, others) = (others.len(), others.join("; "));
+                let reason = format!("{reason}. So do {number} others: {others}");
+                Err(Error::ShardChanged { key, reason })
             }
             first => Err(first),
         }

@@ -12,7 +12,10 @@ use bytes::Bytes;
 use zarrs_cuda_testing::effort;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
+use super::batch::Batch;
+use super::changed::Watch;
 use super::frame::{self, Entry, Version};
+use super::marker::Marker;
 use super::protocol::{Frames, ReplacesShards};
 use super::{SparseArray, metadata, reading};
 use crate::reader::ArrayReader;
@@ -107,11 +110,16 @@ const NOTHING: Before = Before {
     ..PACKED
 };
 
+/// Batches of chunks and their values.
+type Batches = &'static [&'static [(usize, Option<u8>)]];
+
 /// An array of one shard with two subchunks, and five processes.
 struct Subject {
     sizes: Sizes,
     replacing: Replacing,
     promises: Promises,
+    /// Writers have seen the marker of the array before. A look for the marker is another call.
+    knows_marker: bool,
     packing: Packing,
     /// Of shards, without frames.
     boxes: ArrayReader<()>,
@@ -142,7 +150,8 @@ impl Subject {
             // Names that are the same in each run, which begins with the first.
             let names = names.clone();
             let writer = move || format!("W{number}{:04}", names.fetch_add(1, Ordering::Relaxed));
-            let frames = Frames::new(sharded.shards, Box::new(writer)).unwrap();
+            let marker = Marker::of(&array.metadata).unwrap();
+            let frames = Frames::new(sharded.shards, Box::new(writer), marker).unwrap();
             let frames = Arc::new(frames);
             // Used to see that there is one.
             let rename: super::Rename = Arc::new(|_, _| unreachable!());
@@ -160,6 +169,7 @@ impl Subject {
             sizes,
             replacing,
             promises,
+            knows_marker: true,
             packing: Packing::of(sharded.unwrap().shards).unwrap(),
             boxes: {
                 let array = metadata::array_of(&first.metadata, &first.path, stored.as_bytes());
@@ -224,7 +234,7 @@ impl Subject {
             Replacing::Rename => {
                 let done = array
                     .frames
-                    .consolidate(seat, &ByRename(seat), &shard_key())
+                    .consolidate(seat, &ByRename(seat), &shard_key(), &Watch::default())
                     .await;
                 done.map_err(|error| error.to_string())?
             }
@@ -243,7 +253,9 @@ impl Subject {
     /// A process begins: in each order what it does depends on nothing that was before.
     fn begin(&self, process: usize) {
         self.names[process].store(0, Ordering::Relaxed);
-        self.processes[process].frames.forget();
+        let frames = &self.processes[process].frames;
+        frames.forget();
+        frames.marker().forget(self.knows_marker);
     }
 
     /// Values are written, one after the other, or erased.
@@ -271,6 +283,42 @@ impl Subject {
             Box::pin(async move {
                 self.begin(process);
                 self.write(&seat, process, chunk, values).await;
+            })
+        }
+    }
+
+    /// Values are written or erased by batches, one after the other.
+    async fn write_batches(&self, seat: &Seat, process: usize, batches: Batches) {
+        for &values in batches {
+            let batch = Batch::of(self.processes[process].clone());
+            let values = values.iter();
+            let values = values.map(|&(chunk, value)| (chunk, self.value(chunk, value)));
+            let values: Vec<(usize, Value)> = values.collect();
+            let write = async {
+                for (chunk, value) in &values {
+                    let key = chunk_key(*chunk);
+                    match value.clone() {
+                        Some(value) => batch.set(seat, &key, value).await,
+                        None => batch.erase_each(seat, &[key]).await,
+                    }
+                    .map_err(|error| error.to_string())?;
+                }
+                let written = batch.write(seat).await;
+                written.map_err(|error| error.to_string())
+            };
+            seat.writing_all(&values, write).await;
+        }
+    }
+
+    fn batch_writer<'a>(
+        &'a self,
+        process: usize,
+        batches: Batches,
+    ) -> impl Fn(Seat) -> Acting<'a> + 'a {
+        move |seat| {
+            Box::pin(async move {
+                self.begin(process);
+                self.write_batches(&seat, process, batches).await;
             })
         }
     }
@@ -383,6 +431,14 @@ impl Subject {
         }
         if values.iter().all(Option::is_none) && objects.contains_key(&shard_key()) {
             return Err("an empty shard is stored".to_owned());
+        }
+        let is_version = |key: &&StoreKey| key.as_str().contains(".frame/");
+        let marker = self.processes[PROCESS].frames.marker().key();
+        if !self.knows_marker
+            && let Some(version) = ending.objects.keys().find(is_version)
+            && !ending.objects.contains_key(marker)
+        {
+            return Err(format!("{version} is there, and no marker"));
         }
         for (key, object) in &objects {
             if *key != shard_key()
@@ -540,6 +596,147 @@ fn a_writer_a_reader_and_one_who_consolidates() {
         });
         at_least(&explored, 864);
     }
+}
+
+/// One call writes both subchunks, between one listing and another.
+#[test]
+fn a_batch_a_reader_and_one_who_consolidates() {
+    for before in [WRITTEN, WRITTEN_TWICE, WRITTEN_AND_TORN, PACKED, NOTHING] {
+        for chunk in [0, 1] {
+            let explored = explore(|subject| {
+                let scenario = subject.scenario(before);
+                let both: Batches = &[&[(0, Some(4)), (1, Some(5))]];
+                let scenario = scenario
+                    .actor(subject.batch_writer(0, both))
+                    .who_may_crash();
+                let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+                scenario.actor(subject.reader(2, chunk, 1))
+            });
+            at_least(&explored, 864);
+        }
+    }
+}
+
+/// The process that puts the first version has put the marker before, also one that crashed.
+#[test]
+fn versions_have_a_marker() {
+    for (replacing, promises) in stores() {
+        // The marker is not looked into: half of it will do.
+        let mut subject = Subject::new(Sizes::Equal, replacing, promises);
+        subject.knows_marker = false;
+        let both: Batches = &[&[(0, Some(4)), (1, None)]];
+        let scenario = subject.scenario(PACKED);
+        let scenario = scenario
+            .actor(subject.batch_writer(0, both))
+            .who_may_crash();
+        let scenario = scenario
+            .actor(subject.writer(1, 1, &[Some(5)]))
+            .after(0)
+            .who_may_crash();
+        let scenario = scenario.actor(subject.consolidator(2, 1)).who_may_crash();
+        let found = scenario.explore();
+        let found = found.unwrap_or_else(|violation| panic!("{promises:?}: {violation}"));
+        assert!(found.schedules >= 1_000, "{found:?}");
+    }
+}
+
+/// Batches that erase subchunks, empty ones among them, and one after the other.
+#[test]
+fn batches_that_erase() {
+    const CASES: [(Before, Batches); 5] = [
+        (WRITTEN, &[&[(0, None), (1, Some(5))]]),
+        (PACKED, &[&[(0, None), (1, None)]]),
+        (NOTHING, &[&[(0, Some(4)), (1, Some(5))], &[(1, Some(6))]]),
+        (WRITTEN, &[&[(1, Some(5)), (0, Some(4))], &[(0, None)]]),
+        (PACKED, &[&[(0, None)], &[(0, Some(4)), (1, None)]]),
+    ];
+    for (before, batches) in CASES {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario
+                .actor(subject.batch_writer(0, batches))
+                .who_may_crash();
+            scenario.actor(subject.consolidator(1, 1)).who_may_crash()
+        });
+        at_least(&explored, 50);
+    }
+}
+
+/// Another process goes on where one died in the middle of a batch.
+#[test]
+fn a_batch_where_another_crashed() {
+    let explored = explore(|subject| {
+        let both: Batches = &[&[(0, Some(4)), (1, Some(5))]];
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario
+            .actor(subject.batch_writer(0, both))
+            .who_may_crash();
+        let other: Batches = &[&[(1, Some(6)), (0, Some(7))]];
+        let scenario = scenario.actor(subject.batch_writer(1, other)).after(0);
+        scenario.actor(subject.consolidator(2, 1))
+    });
+    at_least(&explored, 1_000);
+}
+
+/// A batch that changes parts of subchunks reads them first.
+#[test]
+fn parts_of_subchunks_in_a_batch() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario.actor(move |seat| async move {
+            subject.begin(0);
+            let batch = Batch::of(subject.processes[0].clone());
+            let values = [(0, 2), (1, 1)].map(|(chunk, value)| {
+                let mut value = subject.bytes(chunk, value).to_vec();
+                value[0] = 9;
+                (chunk, Some(value.into()))
+            });
+            let write = async {
+                for chunk in [0, 1] {
+                    let part = vec![(0, vec![9].into())];
+                    let set = batch.set_ranges(&seat, &chunk_key(chunk), part).await;
+                    set.map_err(|error| error.to_string())?;
+                }
+                let written = batch.write(&seat).await;
+                written.map_err(|error| error.to_string())
+            };
+            seat.writing_all(&values, write).await;
+        });
+        scenario.actor(subject.consolidator(1, 1)).who_may_crash()
+    });
+    at_least(&explored, 50);
+}
+
+/// Two threads of one process write the same subchunks by batches: each waits for all of its turns.
+#[test]
+fn batches_of_one_adapter_take_turns() {
+    let explored = explore(|subject| {
+        let mut scenario = Scenario::new(subject.objects(&PACKED), |ending: &Ending<'_>| {
+            let seat = Seat::alone(ending.objects.clone());
+            let value = |chunk| now(subject.processes[4].get(&seat, &chunk_key(chunk))).unwrap();
+            // One came last for both.
+            let is_of = |written: u8| {
+                let expected = [0, 1].map(|chunk| Some(subject.bytes(chunk, written)));
+                expected == [value(0), value(1)]
+            };
+            let what = || format!("{:?} and {:?}", value(0), value(1));
+            (is_of(4) || is_of(5)).then_some(()).ok_or_else(what)
+        })
+        .promises(subject.promises)
+        .who_share_memory();
+        let batches: [Batches; 2] = [
+            &[&[(0, Some(4)), (1, Some(4))]],
+            &[&[(1, Some(5)), (0, Some(5))]],
+        ];
+        for batches in batches {
+            scenario = scenario.actor(move |seat| async move {
+                subject.begin(0);
+                subject.write_batches(&seat, 0, batches).await;
+            });
+        }
+        scenario.actor(subject.consolidator(1, 1)).who_may_crash()
+    });
+    at_least(&explored, 100);
 }
 
 /// One call of a reader of boxes reads all subchunks, after one listing.
@@ -814,6 +1011,35 @@ fn listings_that_fail_silently() {
                 let found = silent(silence, before, values, consolidates);
                 let found = found.unwrap_or_else(|violation| {
                     panic!("{silence:?}, {before:?}, {consolidates}: {violation}")
+                });
+                schedules += found.schedules;
+            }
+        }
+    }
+    println!("{schedules} schedules");
+    assert!(schedules >= 500, "{schedules}");
+}
+
+/// The same of a batch: its listings are of all of its subchunks.
+#[test]
+fn listings_of_a_batch_that_fail_silently() {
+    let mut schedules = 0;
+    for before in [NOTHING, PACKED, WRITTEN, WRITTEN_AND_TORN, WITH_A_GAP] {
+        for consolidates in [false, true] {
+            for silent in [(Silence::Empty, 3), (Silence::Short, 1)] {
+                let promises = Promises {
+                    silent: Some(silent),
+                    ..WHOLE
+                };
+                let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
+                let both: Batches = &[&[(0, Some(4)), (1, Some(5))]];
+                let mut scenario = subject.scenario(before);
+                scenario = scenario.actor(subject.batch_writer(0, both));
+                if consolidates {
+                    scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+                }
+                let found = scenario.explore().unwrap_or_else(|violation| {
+                    panic!("{silent:?}, {before:?}, {consolidates}: {violation}")
                 });
                 schedules += found.schedules;
             }

@@ -13,6 +13,9 @@
 //! greater writer, so that there is always one that is newest. The writer is a random name of who wrote
 //! it, and how often that one had written before: no name is ever used twice.
 //!
+//! Beside them there may be receipts of consolidations, `0000000000001F40.9F31C02E.packed`, with the length and the
+//! checksum of a shard (`changed.rs`).
+//!
 //! Behind the encoded subchunk, of which nothing is stored for a subchunk that was erased, there are 16
 //! bytes of trailer. A store that does not set values at once may leave a part of an object behind: the
 //! trailer tells.
@@ -37,6 +40,7 @@ use crate::store::files::NOT_UTF_8;
 /// What the name of a directory of a frame has behind the key of its shard.
 const FRAME: &str = ".frame";
 const CHUNK: &str = "chunk";
+const RECEIPT: &str = "packed";
 const MAGIC: [u8; 3] = *b"ZSF";
 
 /// The size of a trailer, in bytes.
@@ -123,15 +127,57 @@ pub(super) fn key_of(
     .map_err(|error| StorageError::Other(error.to_string()))
 }
 
+/// A shard that a consolidation made, as the name of an object in its frame has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Receipt {
+    len: u64,
+    checksum: u32,
+}
+
+impl Receipt {
+    pub(super) fn of(shard: &Bytes) -> Self {
+        Self {
+            len: shard.len() as u64,
+            checksum: crc32c::crc32c(shard),
+        }
+    }
+
+    /// Its object.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`], never: it is a key.
+    pub(super) fn key(&self, frame: &StorePrefix) -> Result<StoreKey, StorageError> {
+        let Self { len, checksum } = self;
+        let frame = frame.as_str();
+        StoreKey::new(format!("{frame}{len:016X}.{checksum:08X}.{RECEIPT}"))
+            .map_err(|error| StorageError::Other(error.to_string()))
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.split('.');
+        let [len, checksum, RECEIPT] = [(); 3].map(|()| parts.next().unwrap_or_default()) else {
+            return None;
+        };
+        if parts.next().is_some() || !is_hexadecimal(len, 16) || !is_hexadecimal(checksum, 8) {
+            return None;
+        }
+        Some(Self {
+            len: u64::from_str_radix(len, 16).ok()?,
+            checksum: u32::from_str_radix(checksum, 16).ok()?,
+        })
+    }
+}
+
+fn is_hexadecimal(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
+}
+
 /// The number and version in the name of an object of a frame; `None` if it is none.
 fn parse(name: &str) -> Option<(u32, Version)> {
     let mut parts = name.split('.');
     let [number, version, writer, CHUNK] = [(); 4].map(|()| parts.next().unwrap_or_default())
     else {
         return None;
-    };
-    let is_hexadecimal = |text: &str, len| {
-        text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
     };
     let is_word = !writer.is_empty() && writer.bytes().all(|b| b.is_ascii_alphanumeric());
     if parts.next().is_some()
@@ -152,6 +198,7 @@ fn parse(name: &str) -> Option<(u32, Version)> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listing {
     versions: BTreeMap<u32, Vec<Version>>,
+    receipts: Vec<Receipt>,
     not_utf_8: usize,
 }
 
@@ -171,6 +218,7 @@ impl Listing {
             if name.contains(NOT_UTF_8) {
                 listing.not_utf_8 += 1;
             }
+            listing.receipts.extend(Receipt::parse(name));
             if let Some((number, version)) = parse(name)
                 && (number as usize) < subchunks
             {
@@ -181,6 +229,11 @@ impl Listing {
             versions.sort();
         }
         listing
+    }
+
+    /// The receipts of consolidations.
+    pub(super) fn receipts(&self) -> &[Receipt] {
+        &self.receipts
     }
 
     /// How many names are not UTF-8.
@@ -360,6 +413,22 @@ mod tests {
             (&own[0][..16], &first[..16]),
             (&own[1][..16], &second[..16])
         );
+    }
+
+    #[test]
+    fn receipts_have_names_of_their_own() {
+        let frame = prefix_of(&StoreKey::new("c/0").unwrap()).unwrap();
+        let receipt = Receipt::of(&Bytes::from_static(b"123456789"));
+        let key = receipt.key(&frame).unwrap();
+        assert_eq!(key.as_str(), "c/0.frame/0000000000000009.E3069283.packed");
+        let version = key_of(&frame, 0, &version(1, "A")).unwrap();
+        let listing = Listing::of(&frame, [&key, &version], 8);
+        assert_eq!(listing.receipts(), [receipt]);
+        assert_eq!(listing.iter().count(), 1);
+        assert!(Listing::of(&frame, [&key], 8).is_empty());
+        for other in ["9.E3069283.packed", "0000000000000009.E3069283.packed.tmp"] {
+            assert_eq!(Receipt::parse(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Shards for many writers: each subchunk is an object of its own until it is packed.
 
+mod batch;
+mod changed;
 mod consolidation;
 mod frame;
 mod listings;
+mod marker;
 mod metadata;
 mod protocol;
 mod reading;
@@ -16,9 +19,10 @@ mod every_schedule;
 #[cfg(all(test, feature = "filesystem"))]
 mod power_failure;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use zarrs::array::Array;
@@ -29,8 +33,12 @@ use zarrs_storage::{
     AtomicRenameStorageTraits, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 
+pub use batch::SubchunkBatch;
+use changed::Watch;
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
+pub use marker::FRAMES_MARKER;
+use marker::Marker;
 use metadata::ShardedArray;
 use protocol::Frames;
 pub use report::{Consolidation, ConsolidationProgress};
@@ -43,6 +51,7 @@ use crate::codec::registry::Claim;
 use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::ranges::{slice, with_parts};
+use crate::store::times::Stamp;
 use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 use crate::{Error, Options};
@@ -128,6 +137,8 @@ struct SparseArray {
     files: Option<Files>,
     /// For consolidations, in bytes.
     memory: usize,
+    /// The means by which consolidations see that another program has replaced a shard.
+    watch: Watch,
 }
 
 /// Store a value under a key at once, or erase it.
@@ -162,7 +173,8 @@ impl SparseArray {
         let counts = sharded.shards.grid.counts();
         let counts: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
         let grid = ShardGrid::new(&counts)?;
-        let frames = Frames::new(sharded.shards.clone(), Box::new(frame::writers()))?;
+        let marker = Marker::of(&key).map_err(|error| unreadable(&key, error))?;
+        let frames = Frames::new(sharded.shards.clone(), Box::new(frame::writers()), marker)?;
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
             sharded,
@@ -172,6 +184,7 @@ impl SparseArray {
             rename: None,
             files: None,
             memory: Options::default().host_memory(),
+            watch: Watch::default(),
             metadata: key,
             path,
             grid,
@@ -278,11 +291,8 @@ impl SparseArray {
         entry: Entry,
     ) -> Result<(), StorageError> {
         let (shard, number) = self.place(chunk)?;
-        // An empty chunk is not erased again: frames would fill with such objects.
-        if entry == Entry::Tombstone && self.read(store, &shard, number, None).await?.is_none() {
-            return Ok(());
-        }
-        self.frames.write(store, &shard, number, &entry).await
+        let entries = BTreeMap::from([(number, entry)]);
+        self.frames.write_each(store, &shard, entries).await
     }
 
     async fn get<O: Reads + Lists>(
@@ -426,7 +436,11 @@ impl SparseArray {
             // In a frame nothing is seen that could be erased.
             Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
             // Shards and frames lie there, all of them or none.
-            _ => store.erase_prefix(prefix).await,
+            _ => {
+                // The marker may be among them.
+                self.frames.marker().forget(false);
+                store.erase_prefix(prefix).await
+            }
         }
     }
 
@@ -492,6 +506,11 @@ fn unreadable(key: &StoreKey, source: StorageError) -> Error {
     }
 }
 
+/// The key of the metadata of the array at `path`.
+fn metadata_of(path: &str) -> Result<StoreKey, Error> {
+    Ok(meta_key_v3(&node_path(path)?))
+}
+
 fn node_path(path: &str) -> Result<NodePath, Error> {
     NodePath::new(path)
         .map_err(|error| Error::Create(zarrs::plugin::PluginCreateError::Other(error.to_string())))
@@ -526,6 +545,9 @@ impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
     }
 
     fn seen(&self, key: &StoreKey) -> Seen {
+        if key == self.array.frames.marker().key() {
+            return Seen::Hidden;
+        }
         let (keys, key) = (&self.array.keys, key.as_str());
         let shard = frame::shard_of(keys, key).unwrap_or(key);
         if let Some(shard) = keys.parse(shard) {
@@ -580,6 +602,38 @@ impl<S: ?Sized> SparseShardStore<S> {
     #[must_use]
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
+        self
+    }
+
+    /// Sets how the store tells when its objects were stored, for
+    /// [`consolidate`](Self::consolidate), which then reports shards that another program has
+    /// replaced. `times` is given the key of a shard and the prefix of its frame. It returns the keys
+    /// and times of the shard and of the objects directly under the prefix, as far as they are there.
+    ///
+    /// zarrs' traits of stores have no times. [`on_filesystem`](Self::on_filesystem) needs no
+    /// `times`. For an object store, one request finds the time of the shard, and a listing those of
+    /// the frame. All times must come from one clock, that of the store. A consolidation of an
+    /// asynchronous store calls it, too, and waits for it as for its own work.
+    #[must_use]
+    pub fn with_times(
+        mut self,
+        times: impl Fn(&StoreKey, &StorePrefix) -> Result<Vec<(StoreKey, SystemTime)>, StorageError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.array.watch.times = Some(Arc::new(move |shard, frame| {
+            let times = times(shard, frame)?.into_iter();
+            Ok(times.map(|(key, time)| (key, Stamp::at(time))).collect())
+        }));
+        self
+    }
+
+    /// Lets [`consolidate`](Self::consolidate) pack shards, too, that another program has replaced
+    /// after subchunks were stored beside them. The subchunks win. Default: such a shard is an error.
+    #[must_use]
+    pub fn over_changed_shards(mut self) -> Self {
+        self.array.watch.over_changed = true;
         self
     }
 

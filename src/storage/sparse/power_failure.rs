@@ -28,7 +28,7 @@ fn no_version_goes_before_the_disk_has_the_shard() {
     // A shard that is replaced, and one that is made.
     array.store_chunk(&[0, 0], vec![9_u8; 8]).unwrap();
     let mut sparse = SparseShardStore::open(disk.clone(), "/a").unwrap();
-    sparse.rename_in(disk.clone(), Names::of(&*disk));
+    sparse.rename_in(disk.clone(), Names::of(&disk));
     let sparse = Arc::new(sparse);
     let subchunks = Array::open(sparse.clone(), "/a").unwrap();
     for (number, at) in [[0, 1], [1, 0], [2, 0], [3, 1]].into_iter().enumerate() {

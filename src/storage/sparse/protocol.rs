@@ -1,20 +1,26 @@
 //! The protocol of frames: how versions of subchunks are written, read and packed into their shard.
 //!
 //! ```text
-//! write:        list the frame
-//!               version = highest that is listed for this subchunk, invalid ones included, + 1
-//!               put it
-//!               list the frame, unless a listing that fails is always an error: if the version is not
-//!                     listed, or one above it is, put it again, above every version seen so far
+//! write:        (one subchunk of a shard, or several by one call)
+//!               list the frame
+//!               version of each = highest that is listed for this subchunk, invalid ones included, + 1
+//!               put the marker of the array, if this process has not seen it yet
+//!               put them, in any order
+//!               list the frame, unless a listing that fails is always an error: put each again whose version
+//!                     is not listed, or that has one above it, above every version seen so far
 //! read:         list the frame
 //!               the newest valid version: get it; start again if it is gone
 //!               none: the shard's index; the bytes that it points at and the index, by one
 //!                     request; the index again; start again if it changed
 //! consolidate:  list the frame; list it again, which adds versions below those of the first listing
 //!               get the newest valid version of each subchunk
+//!               where the store has times: stop if the shard is younger than one of them, and no receipt has it
 //!               read the shard
+//!               where the store has times: put a receipt of the new shard
 //!               replace it at once, or erase it if all is empty
 //!               delete what was listed and valid, oldest first, newest last
+//!               where the store has times: list the frame; delete older receipts, and the new one if there is no
+//!                     version (see `changed.rs`)
 //! ```
 //!
 //! Versions are never changed, and a version that was listed is deleted only after the shard has it or
@@ -34,6 +40,14 @@
 //! this would not be certain: a deletion of 7 that another process began before it died may take effect late, and
 //! a writer that lists then begins at 1 again.
 //!
+//! A write of several subchunks is as many writes of one whose listings are the same ones. Each write of one
+//! subchunk needs this alone: its first listing begins when every earlier write of the same subchunk is done, its
+//! put comes behind this listing, and its second listing begins when the put is done. How long it waits in between
+//! does not matter, nor what the same process puts meanwhile for other subchunks: versions of different subchunks
+//! are never compared. A consolidation that deletes a version between the put and the second listing has packed it,
+//! and the subchunk is put once more. The turns of all subchunks are taken before the first listing, so another
+//! thread of the process cannot write one of them behind that listing.
+//!
 //! It rests on these assumptions:
 //!
 //! - What was put is found by all who read or list afterwards. If listings of a store fail silently, writes
@@ -46,7 +60,7 @@
 //! - One writer at a time of each subchunk. Those of one adapter take turns.
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -54,7 +68,9 @@ use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
+use super::changed::{NotPacked, Watch};
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
+use super::marker::Marker;
 use super::report::Consolidation;
 use crate::Error;
 use crate::codec::sharding::Sharding;
@@ -95,6 +111,7 @@ pub(super) struct Frames {
     turns: Turns,
     /// The turns of consolidations.
     consolidations: Turns,
+    marker: Marker,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
     indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
 }
@@ -120,7 +137,11 @@ impl Frames {
     /// # Errors
     /// - [`Error::Codec`] if the codecs do not fit the data type, or cannot encode an index.
     /// - [`Error::NotShards`] if a shard has more subchunks than an adapter packs.
-    pub(super) fn new(shards: Arc<Sharding>, writers: Writers) -> Result<Self, Error> {
+    pub(super) fn new(
+        shards: Arc<Sharding>,
+        writers: Writers,
+        marker: Marker,
+    ) -> Result<Self, Error> {
         Ok(Self {
             subchunks: shards.grid.num_subchunks(),
             bound: shards.encoded_representation()?.size(),
@@ -129,6 +150,7 @@ impl Frames {
             writers,
             turns: Turns::default(),
             consolidations: Turns::default(),
+            marker,
             indices: [const { Mutex::new(None) }; INDICES],
         })
     }
@@ -136,6 +158,11 @@ impl Frames {
     /// The most bytes that a shard can have, where its codecs say so.
     pub(super) fn bound(&self) -> Option<u64> {
         self.bound
+    }
+
+    /// The marker, which tells other programs that the array has frames.
+    pub(super) fn marker(&self) -> &Marker {
+        &self.marker
     }
 
     /// The turns of writers.
@@ -169,37 +196,86 @@ impl Frames {
         self.most().saturating_add(TRAILER_LEN as u64)
     }
 
-    /// Write a new version of a subchunk. The caller has the turn of the subchunk.
+    /// Write new versions of subchunks of a shard: one of each. The caller has their turns.
+    ///
+    /// The frame is listed once before all of them, and once behind all of them. An empty subchunk is not erased
+    /// again: frames would fill with such objects.
     ///
     /// # Errors
-    /// The store's; if the subchunk is longer than one can be.
-    pub(super) async fn write<O: Writes + Lists>(
+    /// The store's; if a subchunk is longer than one can be. Then any of them may have been written.
+    pub(super) async fn write_each<O: Reads + Writes + Lists>(
         &self,
         store: &O,
         shard: &StoreKey,
-        number: u32,
-        entry: &Entry,
+        entries: BTreeMap<u32, Entry>,
     ) -> Result<(), StorageError> {
-        let mut above = self.list(store, shard).await?.newest(number);
+        let listing = Arc::new(self.list(store, shard).await?);
+        let entries = self.changes(store, shard, entries, &listing).await?;
+        let frame = frame::prefix_of(shard)?;
+        let mut puts = Vec::with_capacity(entries.len());
+        for (number, entry) in entries {
+            let object = self.object(shard, number, &entry)?;
+            let above = listing.newest(number);
+            puts.push((number, above, object));
+        }
+        if !puts.is_empty() {
+            self.marker.put(store).await?;
+        }
         for _ in 0..PUTS {
-            let put = self.put(store, shard, number, entry, above).await?;
-            if put.is_newest() {
+            if puts.is_empty() {
                 return Ok(());
             }
-            above = put.newest();
+            let mut versions = Vec::with_capacity(puts.len());
+            let mut objects = Vec::with_capacity(puts.len());
+            for (number, above, object) in &puts {
+                let version = self.version(shard, *number, *above)?;
+                objects.push((frame::key_of(&frame, *number, &version)?, object.clone()));
+                versions.push(version);
+            }
+            store.set_each(&objects).await?;
+            if store.returns_each_error() {
+                return Ok(());
+            }
+            let listing = self.list(store, shard).await?;
+            let mut versions = versions.into_iter();
+            puts.retain_mut(|(number, above, _)| {
+                let Some(put) = versions.next() else {
+                    return true;
+                };
+                let is_newest = listing.versions(*number).last() == Some(&put);
+                *above = put.version.max(listing.newest(*number));
+                !is_newest
+            });
         }
-        Err(unlisted(shard, number))
+        match puts.first() {
+            Some(&(number, ..)) => Err(unlisted(shard, number)),
+            None => Ok(()),
+        }
     }
 
-    /// Put a version of a subchunk that is above `above`.
-    async fn put<O: Writes + Lists>(
+    /// The `entries` that change something: all but erasures of subchunks that are empty.
+    async fn changes<O: Reads + Lists>(
         &self,
         store: &O,
         shard: &StoreKey,
-        number: u32,
-        entry: &Entry,
-        above: u64,
-    ) -> Result<Put, StorageError> {
+        mut entries: BTreeMap<u32, Entry>,
+        listing: &Arc<Listing>,
+    ) -> Result<BTreeMap<u32, Entry>, StorageError> {
+        let is_erased = |number: u32| entries.get(&number) == Some(&Entry::Tombstone);
+        if !entries.keys().any(|&number| is_erased(number)) {
+            return Ok(entries);
+        }
+        let first = Some(listing.clone());
+        let present = self.present_of(store, shard, &is_erased, first).await?;
+        let present: BTreeSet<usize> = present.into_iter().map(|(number, _)| number).collect();
+        entries.retain(|number, entry| {
+            *entry != Entry::Tombstone || present.contains(&(*number as usize))
+        });
+        Ok(entries)
+    }
+
+    /// The object of a version of a subchunk.
+    fn object(&self, shard: &StoreKey, number: u32, entry: &Entry) -> Result<Bytes, StorageError> {
         let object = entry.encode()?;
         let (len, most) = (object.len() - TRAILER_LEN, self.most());
         if len as u64 > most {
@@ -207,23 +283,20 @@ impl Frames {
                 "cannot store {len} bytes as subchunk {number} of the shard {shard}: its codecs need at most {most}. Encode it by the codecs of the array"
             )));
         }
+        Ok(object)
+    }
+
+    /// A new version of a subchunk, above `above`.
+    fn version(&self, shard: &StoreKey, number: u32, above: u64) -> Result<Version, StorageError> {
         let version = above.checked_add(1).ok_or_else(|| {
             StorageError::Other(format!(
                 "subchunk {number} of the shard {shard} has a version with the greatest number there is: something else wrote it; erase it"
             ))
         })?;
-        let version = Version {
+        Ok(Version {
             version,
             writer: (self.writers)(),
-        };
-        let key = frame::key_of(&frame::prefix_of(shard)?, number, &version)?;
-        store.set(&key, object).await?;
-        let listed = if store.returns_each_error() {
-            None
-        } else {
-            Some(self.list(store, shard).await?.versions(number).to_vec())
-        };
-        Ok(Put { version, listed })
+        })
     }
 
     /// A subchunk, encoded; `None` if it is empty.
@@ -493,12 +566,26 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Vec<(usize, u64)>, StorageError> {
+        self.present_of(store, shard, &|_| true, None).await
+    }
+
+    /// Does the same as [`present`](Self::present) for the subchunks that are `wanted`. `listing` is used first.
+    async fn present_of<O: Reads + Lists>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        wanted: &(dyn Fn(u32) -> bool + Sync),
+        mut listing: Option<Arc<Listing>>,
+    ) -> Result<Vec<(usize, u64)>, StorageError> {
         let mut failures = 0;
         'again: for _ in 0..ATTEMPTS {
-            let listing = self.list(store, shard).await?;
+            let listing = match listing.take() {
+                Some(listing) => listing,
+                None => Arc::new(self.list(store, shard).await?),
+            };
             let frame = frame::prefix_of(shard)?;
             let mut sizes = BTreeMap::new();
-            for (number, versions) in listing.iter() {
+            for (number, versions) in listing.iter().filter(|(number, _)| wanted(*number)) {
                 match self.newest_of(store, &frame, number, versions).await? {
                     Found::Valid(entry) => {
                         let size = entry.data().map(|data| data.len() as u64);
@@ -508,7 +595,15 @@ impl Frames {
                     Found::Gone => continue 'again,
                 }
             }
-            let packed = match self.packed_sizes(store, shard).await {
+            let mut unknown = (0_u32..)
+                .take(self.subchunks)
+                .filter(|&number| wanted(number) && !sizes.contains_key(&(number as usize)));
+            let packed = if unknown.next().is_none() {
+                Ok(Vec::new())
+            } else {
+                self.packed_sizes(store, shard).await
+            };
+            let packed = match packed {
                 Ok(packed) => packed,
                 Err(error) => {
                     let whole = self.read_whole(store, shard, error, &mut failures);
@@ -522,7 +617,7 @@ impl Frames {
                 }
             };
             for (number, size) in packed.into_iter().enumerate() {
-                if size.is_some() {
+                if size.is_some() && u32::try_from(number).is_ok_and(wanted) {
                     sizes.entry(number).or_insert(size);
                 }
             }
@@ -559,7 +654,8 @@ impl Frames {
         store: &O,
         shards: &R,
         shard: &StoreKey,
-    ) -> Result<Option<Consolidation>, StorageError>
+        watch: &Watch,
+    ) -> Result<Option<Consolidation>, NotPacked>
     where
         O: Reads + Writes + Lists + TakesTurns,
         R: ReplacesShards,
@@ -569,9 +665,9 @@ impl Frames {
         if !listing.is_empty() {
             let again = self.list(store, shard).await?;
             if let Some(number) = again.misses_newest_of(&listing) {
-                return Err(StorageError::Other(format!(
+                return Err(NotPacked::Store(StorageError::Other(format!(
                     "a second listing of the frame of the shard {shard} has not the newest version of subchunk {number} that the first had: a listing failed and did not say so, or somebody else consolidates the shard. Nothing was changed. See to it that one consolidates at a time and that the process may open enough files (`ulimit -n`), and try again"
-                )));
+                ))));
             }
             listing.add_older(again);
         }
@@ -579,9 +675,16 @@ impl Frames {
             not_utf_8: listing.not_utf_8(),
             ..Consolidation::default()
         };
+        let frame = frame::prefix_of(shard)?;
         let mut versions = self.versions(store, shard, &listing).await?;
         done.invalid = versions.invalid.len();
         if versions.newest.is_empty() {
+            if done.invalid == 0 {
+                // A consolidation died behind its last deletion of a version.
+                let old = listing.receipts().iter().map(|old| old.key(&frame));
+                let old: Vec<_> = old.collect::<Result<_, _>>()?;
+                store.erase_each(&old).await?;
+            }
             if done.invalid == 0 && done.not_utf_8 == 0 {
                 return Ok(None);
             }
@@ -590,6 +693,10 @@ impl Frames {
             done.after = done.before;
             return Ok(Some(done));
         }
+        let newest = versions.newest.iter();
+        let newest = newest.map(|(&number, (key, _))| (number, key));
+        let check = watch.check(store, shard, &frame, newest, listing.receipts());
+        check.await?;
         done.subchunks = versions.newest.len();
         let older = versions.older.values().map(Vec::len).sum::<usize>();
         done.versions = older + versions.newest.len();
@@ -607,11 +714,25 @@ impl Frames {
         let object = self.packing.pack(shard, &subchunks)?;
         drop(subchunks);
         done.after = object.as_ref().map_or(0, |object| object.len() as u64);
+        let receipt = watch.receipt(object.as_ref());
+        if let Some(receipt) = &receipt {
+            let content = Bytes::from_static(b"packed");
+            store.set(&receipt.key(&frame)?, content).await?;
+        }
         shards.replace(shard, object).await?;
         for round in versions.rounds_of_older() {
             store.erase_each(&round).await?;
         }
         store.erase_each(&keys).await?;
+        if watch.is_on() {
+            let left = self.list(store, shard).await?;
+            // A version that is left may be older than the new shard.
+            let stays = receipt.filter(|_| !left.is_empty());
+            let old = left.receipts().iter();
+            let old = old.filter(|&receipt| Some(*receipt) != stays);
+            let old: Vec<_> = old.map(|old| old.key(&frame)).collect::<Result<_, _>>()?;
+            store.erase_each(&old).await?;
+        }
         Ok(Some(done))
     }
 
@@ -779,28 +900,6 @@ impl Versions {
             }
             rounds.push(round);
         }
-    }
-}
-
-/// A version that was put.
-struct Put {
-    version: Version,
-    /// What is listed of its subchunk since then; `None` if a listing would show nothing unexpected.
-    listed: Option<Vec<Version>>,
-}
-
-impl Put {
-    fn is_newest(&self) -> bool {
-        let listed = self.listed.as_ref();
-        listed.is_none_or(|listed| listed.last() == Some(&self.version))
-    }
-
-    /// The highest number that is known.
-    fn newest(&self) -> u64 {
-        let listed = self.listed.as_ref().and_then(|listed| listed.last());
-        listed
-            .map_or(0, |listed| listed.version)
-            .max(self.version.version)
     }
 }
 

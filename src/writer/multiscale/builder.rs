@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zarrs::array::{Array, ArrayMetadata, DataType};
+use zarrs::array::{Array, DataType};
 use zarrs::group::{Group, GroupBuilder, GroupCreateError};
 use zarrs::metadata::GroupMetadata;
 use zarrs::node::meta_key_v3;
@@ -25,13 +25,18 @@ use super::plan::Plan;
 use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::find;
+use crate::engine::account::Reservation;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
+use crate::store::array_lease::Work;
+use crate::store::lease::Held;
 use crate::writer::builder::no_thread;
 use crate::writer::cuts::{Cuts, Cutting};
+use crate::writer::differs::differs;
+use crate::writer::plan::Account;
 use crate::writer::temporary::replacing;
-use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
+use crate::writer::{ArrayWriterBuilder, ConditionalStore, Progress, WriterError};
 use crate::{CudaShardingCodec, Error, MemoryEstimate};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
@@ -168,6 +173,13 @@ where
         self
     }
 
+    /// Sets the most host memory of all open writers of this process for which this one is built, and is lent
+    /// further buffers, in bytes: see [`ArrayWriterBuilder::with_host_memory`].
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.top = self.top.with_host_memory(bytes);
+        self
+    }
+
     /// Sets zarrs' options for codecs: see [`ArrayWriterBuilder::with_codec_options`].
     pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
         self.top = self.top.with_codec_options(options);
@@ -232,6 +244,13 @@ where
         self
     }
 
+    /// Takes leases, and replaces metadata, by requests with conditions: see
+    /// [`ArrayWriterBuilder::with_conditional_writes`].
+    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
+        self.top = self.top.with_conditional_writes(store);
+        self
+    }
+
     /// Says that the store's values are the files below `root`.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
@@ -240,8 +259,11 @@ where
         self
     }
 
-    /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
-    /// may start CUDA.
+    /// Returns the most memory that the buffers of all levels would take if the writer is built now, beside
+    /// the writers that are open. Allocates none of them; it may start CUDA.
+    ///
+    /// The host memory beyond [`memory_reserved`](Self::memory_reserved) is lent, when the open writers leave
+    /// any.
     ///
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store while it is written.
@@ -254,6 +276,51 @@ where
             memory = sum(memory, plan.of_level(level, of_level)?);
         }
         Ok(memory)
+    }
+
+    /// Returns the bytes of host memory that a writer reserves when it is built now: the smallest buffers of
+    /// all levels.
+    ///
+    /// # Errors
+    /// As for [`memory_estimate`](Self::memory_estimate).
+    pub fn memory_reserved(&self) -> Result<usize, WriterError> {
+        let mut plan = self.plan()?;
+        self.plan_reductions(&mut plan);
+        self.reserved(&plan, 0)
+    }
+
+    /// The bytes that the levels from `first` on reserve.
+    fn reserved(&self, plan: &Plan<TStorage>, first: usize) -> Result<usize, WriterError> {
+        (first..plan.arrays.len()).try_fold(plan.kept, |sum, level| {
+            let of_level = self.writer(plan, level).memory_reserved();
+            let of_level = cascade::of_level(level, plan.of_level(level, of_level));
+            Ok(of_level?.saturating_add(sum))
+        })
+    }
+
+    /// Reserves the smallest buffers of the levels from `first` on.
+    ///
+    /// # Errors
+    /// [`WriterError::Memory`] if they do not fit beside those of the other open writers.
+    pub(super) fn reserve(
+        &self,
+        plan: &mut Plan<TStorage>,
+        first: usize,
+    ) -> Result<Reservation, WriterError> {
+        let limit = plan.budget.host_memory();
+        loop {
+            let bytes = self.reserved(plan, first)?;
+            match Reservation::take(bytes, limit) {
+                Ok(reservation) => return Ok(reservation),
+                Err(reserved) if reserved == plan.account.reserved => {
+                    return Err(plan.account.refuses(bytes, limit));
+                }
+                Err(_) => {}
+            }
+            // Another writer was built meanwhile: the next plan finds less memory.
+            plan.account = Account::now(limit);
+            plan.epochs = self.writer(plan, 0).planned_epochs().ok();
+        }
     }
 
     /// Plans which levels a device makes of the batches of the level above.
@@ -293,11 +360,14 @@ where
     /// - Otherwise as for [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
-        let mut plan = self.plan()?;
-        self.plan_reductions(&mut plan);
         if self.start.is_none() {
-            self.top.check_begun()?;
+            // Before there is a lease of this writer.
+            let plan = self.plan()?;
+            self.writer(&plan, 0).check_begun()?;
         }
+        let mut plan = self.plan_alone(0)?;
+        self.plan_reductions(&mut plan);
+        let mut reservation = self.reserve(&mut plan, 0)?;
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
         let keeps_until_first = first < plan.length(0);
         let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
@@ -311,7 +381,6 @@ where
         };
         let top = self.writer(&plan, 0).cutting(cutting(first));
         let mut top = plan.of_level(0, top.build_stream())?;
-        // With the lease of level 0: no other process writes the image.
         self.erase_leftovers(&plan)?;
         // The windows of the slices that stay.
         let kept = |level: usize| plan.length(level - 1) / plan.levels[level].factors[0];
@@ -323,12 +392,14 @@ where
         let memory = writers.fold(plan.kept_memory(), |memory, writer| {
             sum(memory, writer.memory)
         });
+        let reserved = lower.reserved() + plan.kept + top.reserved;
+        plan.extend(&mut reservation, reserved)?;
         let (flush_after, drop_limit) = self.top.pauses();
         let is_within = keeps_until_first.then_some(cuts);
         let note = self
             .source(&plan)
             .map(|source| (source, self.noting(&plan)));
-        let image = Image::new(top, lower, memory, is_within, note);
+        let image = Image::new(top, lower, (memory, reservation), is_within, note);
         let writer = MultiscaleWriter::new(image, flush_after, drop_limit);
         writer.map_err(|error| no_thread("store shards in pauses", &error))
     }
@@ -390,7 +461,9 @@ where
             .top
             .for_level(level, &plan.arrays[level])
             .for_part(plan.part)
+            .with_lease(plan.leases.get(level).cloned().flatten())
             .waiting_as(plan.waiting.clone())
+            .reserved_in(plan.account_of(level))
             .with_at_most_epochs(plan.epochs)
             .with_reduced_from(reduced.cloned());
         match self.on_progress.clone() {
@@ -411,6 +484,39 @@ where
             self.check_settings(&plan, "make them again with `with_start(0)`")?;
         }
         Ok(plan)
+    }
+
+    /// Plans the levels with the leases of the arrays from level `first` on: no other process writes them.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
+        let plan = self.plan()?;
+        let leases = self.leases(&plan, first, Work::Alone)?;
+        if leases.iter().all(Option::is_none) {
+            return Ok(plan);
+        }
+        // Another process may have changed the arrays until the leases were there.
+        Ok(Plan {
+            leases,
+            ..self.plan()?
+        })
+    }
+
+    /// Takes the leases for `work` on the arrays from level `first` on.
+    pub(super) fn leases(
+        &self,
+        plan: &Plan<TStorage>,
+        first: usize,
+        work: Work,
+    ) -> Result<Vec<Option<Held>>, WriterError> {
+        let lease = |level| {
+            if level < first {
+                return Ok(None);
+            }
+            cascade::of_level(level, self.writer(plan, level).take_lease(work))
+        };
+        (0..plan.arrays.len()).map(lease).collect()
     }
 
     /// Checks that the levels that are there were made with the same settings.
@@ -471,6 +577,7 @@ where
         let kept: usize = std::iter::zip(&reducers, &levels[1..])
             .map(|(reducer, level)| Lower::bytes(reducer, level.window()))
             .sum();
+        let budget = self.top.options(codec.options());
         let mut plan = Plan {
             arrays: Vec::new(),
             reducers,
@@ -478,12 +585,14 @@ where
             weights,
             epochs: None,
             reduced: Vec::new(),
-            budget: codec.options().clone(),
+            account: Account::now(budget.host_memory()),
+            budget,
             threads: NonZeroUsize::new(self.top.codec_options().concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
             group,
             described,
             part,
+            leases: Vec::new(),
             waiting: self.top.waiting(),
             levels,
         };
@@ -740,29 +849,6 @@ fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
         pinned: a.pinned + b.pinned,
         device: a.device + b.device,
     }
-}
-
-/// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-fn differs<T: ?Sized>(one: &Array<T>, other: &Array<T>) -> Option<&'static str> {
-    // There are several ways to write a fill value, such as not a number.
-    let same_fill_value = one.fill_value() == other.fill_value();
-    let (one, other) = (one.metadata(), other.metadata());
-    let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
-        return Some("version of Zarr");
-    };
-    let members = [
-        ("shape", one.shape.get(1..) == other.shape.get(1..)),
-        ("data type", one.data_type == other.data_type),
-        ("chunk grid", one.chunk_grid == other.chunk_grid),
-        (
-            "chunk key encoding",
-            one.chunk_key_encoding == other.chunk_key_encoding,
-        ),
-        ("fill value", same_fill_value),
-        ("chain of codecs", one.codecs == other.codecs),
-    ];
-    let differing = members.into_iter().find(|(_, same)| !same);
-    differing.map(|(member, _)| member)
 }
 
 /// The kind of elements of a data type; `None` if they cannot be reduced.

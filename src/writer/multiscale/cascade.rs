@@ -213,7 +213,12 @@ impl Cascade {
         }
     }
 
-    /// Whether the threads of a level that has ended are at work.
+    /// The bytes that the smallest buffers of all levels take.
+    pub(super) fn reserved(&self) -> usize {
+        self.levels.iter().map(|lower| lower.writer.reserved).sum()
+    }
+
+    /// Whether something of a level that has ended is not stored yet.
     pub(super) fn is_busy(&self) -> bool {
         self.levels.iter().any(|lower| lower.writer.is_busy())
     }
@@ -545,7 +550,7 @@ pub(super) fn submit_complete(
 }
 
 /// `result` of the level with this number, which may be 0.
-fn of_level<T>(number: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
+pub(super) fn of_level<T>(number: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
     match number.checked_sub(1) {
         Some(lower) => at_level(lower, result),
         None => result,

@@ -17,8 +17,7 @@ use zarrs_storage::{
 
 use super::MultiscaleBuilder;
 use super::builder::Renamed;
-use super::cascade::at_level;
-use super::made_from::{MadeFrom, Source};
+use super::made_from::{Note, Source};
 use super::ome::with_made_from;
 use super::plan::Plan;
 use crate::Error;
@@ -134,16 +133,13 @@ where
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
-    /// Erases the temporaries of metadata, and the leases, that killed processes left: the only process that wrote the image, and
-    /// the one that wrote this part, or the processes that wrote any part.
+    /// Erases the temporaries of metadata that killed processes left: the only process that wrote the image,
+    /// and the one that wrote this part, or the processes that wrote any part. The leases of the levels are
+    /// taken.
     pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let Some(renamed) = &self.renamed else {
             return Ok(());
         };
-        if plan.part.is_none() {
-            (1..plan.levels.len())
-                .try_for_each(|level| at_level(level - 1, self.writer(plan, level).end_parts()))?;
-        }
         let writer = (renamed.replacing)(plan.part);
         let top = meta_key_v3(plan.arrays[0].path());
         let erase = |key: &StoreKey| {
@@ -169,9 +165,6 @@ where
         Ok(())
     }
 }
-
-/// Notes in the description of an image what its levels were made from.
-pub(super) type Note = Box<dyn Fn(&MadeFrom) + Send>;
 
 /// The metadata of `group` as zarrs stores them.
 fn as_stored<T: ?Sized>(key: &StoreKey, group: &Group<T>) -> Result<Option<Bytes>, StorageError> {

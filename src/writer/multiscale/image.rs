@@ -10,12 +10,13 @@ use super::super::cuts::Cuts;
 #[cfg(feature = "dlpack")]
 use super::super::dlpack;
 use super::super::pause::{self, Pausing};
+use super::super::retry::Attempt;
 use super::super::waiting::Waiting;
 use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
-use super::describe::Note;
-use super::made_from::Source;
+use super::made_from::{Note, Source};
 use crate::MemoryEstimate;
+use crate::engine::account::Reservation;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
 pub(super) struct Image {
@@ -26,6 +27,8 @@ pub(super) struct Image {
     /// Whether windows whose second slice did not come have ended.
     is_ending: bool,
     pub(super) memory: MemoryEstimate,
+    /// Until all levels have finished.
+    reservation: Option<Reservation>,
     /// The cuts that wait for the first shard, if the image begins to be written within level 0.
     within: Option<Arc<Cuts>>,
     /// The files of level 0, and how the description says that the levels were made from them.
@@ -44,12 +47,13 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// An image of `top` and the levels below, whose buffers take `memory`. If it begins within level 0, `within`
-    /// are the cuts that wait for the first shard. If level 0 is files, `note` notes them at the end.
+    /// An image of `top` and the levels below, whose buffers take `memory`, of which the smallest are reserved.
+    /// If it begins within level 0, `within` are the cuts that wait for the first shard. If level 0 is files, `note`
+    /// notes them at the end.
     pub(super) fn new(
         top: Stream,
         mut lower: Cascade,
-        memory: MemoryEstimate,
+        (memory, reservation): (MemoryEstimate, Reservation),
         within: Option<Arc<Cuts>>,
         note: Option<(Source, Note)>,
     ) -> Self {
@@ -61,6 +65,7 @@ impl Image {
             begun: Vec::new(),
             is_ending: false,
             memory,
+            reservation: Some(reservation),
             within,
             note,
             reports: None,
@@ -312,6 +317,7 @@ impl Image {
         if is_within && self.top.progress().appended_bytes == 0 {
             let mut reports = vec![self.top.leave()?];
             reports.extend(self.lower.leave()?);
+            self.reservation = None;
             self.reports = Some(reports.clone());
             return Ok(reports);
         }
@@ -340,6 +346,7 @@ impl Image {
     fn finish_levels(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         let mut reports = vec![self.top.finish()?];
         reports.extend(self.lower.finish()?);
+        self.reservation = None;
         Ok(reports)
     }
 
@@ -375,6 +382,17 @@ impl Pausing for Image {
             return None;
         }
         let now = Instant::now();
+        let (mut has_failed, mut is_well) = (false, true);
+        for writer in self.writers() {
+            let of_level = writer.shared.has_failed();
+            has_failed |= of_level.0;
+            is_well &= of_level.1;
+        }
+        match self.top.retry.look(now, has_failed, is_well) {
+            Attempt::NotNeeded => {}
+            Attempt::Now => self.writers().for_each(|writer| writer.shared.try_again()),
+            Attempt::Later(left) => return Some(left),
+        }
         match self.submit_due(now) {
             Ok(true) => {}
             Ok(false) => return Some(pause::SOON),

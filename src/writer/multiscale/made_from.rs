@@ -48,6 +48,9 @@ impl MadeFrom {
     }
 }
 
+/// Notes in the description of an image what its levels were made from.
+pub(super) type Note = Box<dyn Fn(&MadeFrom) + Send>;
+
 /// The files of level 0.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -119,10 +122,9 @@ impl Source {
         let mut hasher = XxHash3_64::new();
         let mut next = 0;
         for slices in slices {
-            for epoch in next..slices.div_ceil(self.shard_slices) {
-                self.add(epoch, &mut hasher)?;
-                next = epoch + 1;
-            }
+            let end = slices.div_ceil(self.shard_slices).max(next);
+            (next..end).try_for_each(|epoch| self.add(epoch, &mut hasher))?;
+            next = end;
             if !take(slices, hasher.finish()) {
                 break;
             }

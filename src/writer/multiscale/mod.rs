@@ -26,7 +26,7 @@ pub use builder::MultiscaleBuilder;
 
 use super::pause::Kept;
 use super::shared::Shared;
-use super::{DeviceEvent, DeviceSlice, Progress, WriterError, WriterReport};
+use super::{DeviceEvent, DeviceSlice, Progress, WriterError, WriterExplanation, WriterReport};
 use crate::MemoryEstimate;
 use image::Image;
 
@@ -123,6 +123,13 @@ impl MultiscaleWriter {
     #[must_use]
     pub fn progress(&self) -> Vec<Progress> {
         self.shared.iter().map(|shared| shared.progress()).collect()
+    }
+
+    /// Returns what the writer of each level does, and why, from level 0 on.
+    #[must_use]
+    pub fn explain(&self) -> Vec<WriterExplanation> {
+        let of = |shared: &Arc<Shared>| shared.setup.explanation.clone();
+        self.shared.iter().map(of).collect()
     }
 
     /// Returns the first slice of level 0 that this writer writes.

@@ -8,9 +8,12 @@ use zarrs::group::Group;
 
 use super::ome::Described;
 use super::pyramid::Level;
+use crate::engine::account::Reservation;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::ReducedFrom;
+use crate::store::lease::Held;
 use crate::writer::WriterError;
+use crate::writer::plan::Account;
 use crate::writer::waiting::Waiting;
 use crate::{MemoryEstimate, Options};
 
@@ -32,15 +35,19 @@ pub(super) struct Plan<TStorage: ?Sized> {
     /// device makes its slices.
     pub(super) reduced: Vec<ReducedFrom>,
     pub(super) budget: Options,
+    /// The host memory of all open writers.
+    pub(super) account: Account,
     pub(super) threads: NonZeroUsize,
     /// The group of the image, with its new description.
     pub(super) group: Group<TStorage>,
     /// What the stored description says.
     pub(super) described: Described,
-    /// The part that this process writes, while others write the others.
     /// How long calls of all levels wait.
     pub(super) waiting: Arc<Waiting>,
+    /// The part that this process writes, while others write the others.
     pub(super) part: Option<u64>,
+    /// For each level, the lease of its array, where one was taken.
+    pub(super) leases: Vec<Option<Held>>,
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {
@@ -101,6 +108,31 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         match device {
             Some(device) => options.with_device_memory(device),
             None => options,
+        }
+    }
+
+    /// Lets `reservation` be at least `bytes`: a device may have refused a level, which the host encodes then.
+    pub(super) fn extend(
+        &self,
+        reservation: &mut Reservation,
+        bytes: usize,
+    ) -> Result<(), WriterError> {
+        let limit = self.budget.host_memory();
+        let extended = reservation.extend(bytes, limit);
+        extended.map_err(|reserved| {
+            let account = Account {
+                reserved,
+                ..self.account
+            };
+            account.refuses(bytes, limit)
+        })
+    }
+
+    /// The account of a level: its part of the share.
+    pub(super) fn account_of(&self, level: usize) -> Account {
+        Account {
+            share: self.part(level, self.account.share.saturating_sub(self.kept)),
+            ..self.account
         }
     }
 

@@ -15,6 +15,7 @@ use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
 use crate::Error;
 use crate::reader::Cancel;
+use crate::store::array_lease::Work;
 use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::{ArrayWriterBuilder, WriterError, WriterReport};
 
@@ -36,7 +37,7 @@ where
     /// # Errors
     /// [`WriterError::Cancelled`] after `cancel`. Otherwise as for [`build`](Self::build).
     pub fn write_lower_levels(&self, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
-        let mut plan = self.plan()?;
+        let mut plan = self.plan_alone(1)?;
         let (stored, end) = (plan.whole_lengths(), plan.length(0));
         // Looked at before they are read: a change meanwhile is noticed the next time.
         let source = self.source(&plan);
@@ -57,6 +58,7 @@ where
         for (level, start) in starts.into_iter().enumerate().skip(1) {
             plan.set_length(level, start)?;
         }
+        let _reservation = self.reserve(&mut plan, 1)?;
         self.erase_leftovers(&plan)?;
         let cuts = Arc::new(Cuts::default());
         let mut lower = self.cascade(&plan, &|_| Cutting {
@@ -125,7 +127,10 @@ where
             )));
         }
         let mut plan = self.plan_for(Some(part))?;
+        // For the whole call: between two blocks there is no writer.
+        plan.leases = self.leases(&plan, 1, Work::Blocks { part, of: parts })?;
         self.check_settings(&plan, "erase them first")?;
+        let _reservation = self.reserve(&mut plan, 1)?;
         self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());

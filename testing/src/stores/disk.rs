@@ -34,10 +34,13 @@ struct State {
     events: Vec<Event>,
 }
 
+/// Names of a directory, each with the entry that it has from now on, or none.
+type Changes = Vec<(String, Option<Entry>)>;
+
 #[derive(Clone, Debug)]
 enum Event {
     /// Entries of a directory are made, replaced or erased, all at once.
-    Names(String, Vec<(String, Option<Entry>)>),
+    Names(String, Changes),
     /// The content of a file.
     Content(usize, Bytes),
     /// A sync of a directory begins, and ends. Both have the same number.
@@ -70,29 +73,30 @@ impl State {
         self.events.push(Event::Names(above, made));
     }
 
+    /// Makes the name of a new file, and returns its number.
+    fn make(&mut self, path: &str) -> usize {
+        self.make_above(path);
+        let number = self.files;
+        self.files += 1;
+        self.numbers.insert(path.to_owned(), number);
+        let (directory, name) = divided(path);
+        let made = vec![(name, Some(Entry::File(number)))];
+        self.events.push(Event::Names(directory, made));
+        number
+    }
+
     /// Notes the content of the file `path` after a write.
     fn written(&mut self, path: &str) -> Result<(), StorageError> {
         let content = self.now.get(&StoreKey::new(path)?)?.unwrap_or_default();
-        let number = match self.numbers.get(path) {
-            Some(number) => *number,
-            None => {
-                self.make_above(path);
-                let number = self.files;
-                self.files += 1;
-                self.numbers.insert(path.to_owned(), number);
-                let (directory, name) = divided(path);
-                let made = vec![(name, Some(Entry::File(number)))];
-                self.events.push(Event::Names(directory, made));
-                number
-            }
-        };
+        let known = self.numbers.get(path).copied();
+        let number = known.unwrap_or_else(|| self.make(path));
         self.events.push(Event::Content(number, content));
         Ok(())
     }
 
     /// What a disk may have when the power fails before event number `end`: all of it, or `most` of it.
     fn disks(&self, end: usize, most: usize) -> Vec<MemoryStore> {
-        let mut changes: BTreeMap<&str, Vec<&[(String, Option<Entry>)]>> = BTreeMap::new();
+        let mut changes: BTreeMap<&str, Vec<&Changes>> = BTreeMap::new();
         let mut synced: BTreeMap<&str, usize> = BTreeMap::new();
         let mut contents = BTreeMap::new();
         // For each sync that has begun: how many changes each directory had.
@@ -144,7 +148,7 @@ impl State {
                     let count = |len: &usize| match number {
                         0 => 0,
                         1 => len - 1,
-                        _ => random.below(*len as u64) as usize,
+                        _ => random.permutation(*len)[0],
                     };
                     lens.iter().map(count).collect()
                 })

@@ -138,7 +138,9 @@ fn writing_process() {
     let _registration = zarrs_cuda::register(options).unwrap();
     let store = Arc::new(FilesystemStore::new(task[3]).unwrap());
     let array = Array::open(store.clone(), PATH).unwrap();
+    // Slices that are all of the fill value are not told from those of an array with its final shape.
     let mut builder = ArrayWriter::builder(&array)
+        .with_start(array.shape()[0])
         .with_atomic_rename(store.clone())
         .with_metadata_interval(metadata_interval)
         .with_store_threads(store_threads);

@@ -1,5 +1,7 @@
 //! `ArrayWriter` in processes that are watched and killed.
 
+#[cfg(target_os = "linux")]
+mod crowd;
 mod follower;
 #[cfg(unix)]
 mod kill;

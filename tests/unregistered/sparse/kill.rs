@@ -255,9 +255,9 @@ fn killed_at_each_call() {
         let before = files(directory.path());
         let (requests, after) = undisturbed(&before);
         check(directory.path(), &expected, false).unwrap();
-        // The metadata, the shards, and frames with torn versions.
+        // The metadata, the marker of frames, the shards, and frames with torn versions.
         let left = after.keys().filter(|key| key.contains(".frame/")).count();
-        assert_eq!((left, after.len()), (2, 6), "{after:?}");
+        assert_eq!((left, after.len()), (2, 7), "{after:?}");
 
         let sets = |request: &Request| request.operation == Operation::Set;
         let mut kills: Vec<(usize, bool)> = (0..requests.len()).map(|n| (n, false)).collect();

@@ -1,5 +1,6 @@
 //! `SparseShardStore`.
 
+mod changed;
 #[cfg(target_os = "linux")]
 mod files;
 #[cfg(unix)]

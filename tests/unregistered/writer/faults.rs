@@ -38,6 +38,8 @@ impl Subject for FilesystemStore {
             .with_metadata_interval(Duration::ZERO)
             .with_epochs_per_batch(epochs)
             .with_store_threads(threads)
+            // A pause would try again before the test does.
+            .with_flush_after(None)
             .build()
     }
 }
@@ -51,6 +53,8 @@ impl Subject for RenamingStore {
             .with_metadata_interval(Duration::ZERO)
             .with_epochs_per_batch(epochs)
             .with_store_threads(threads)
+            // A pause would try again before the test does.
+            .with_flush_after(None)
             .build()
     }
 }
@@ -63,6 +67,8 @@ impl Subject for MemoryStore {
             .with_metadata_interval(Duration::ZERO)
             .with_epochs_per_batch(epochs)
             .with_store_threads(threads)
+            // A pause would try again before the test does.
+            .with_flush_after(None)
             .build()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use zarrs::array::Array;
@@ -65,6 +65,57 @@ fn complete_shards_are_stored_and_covered_while_the_input_rests() {
         // A process that is killed now leaves just that.
         std::mem::forget(writer);
     }
+}
+
+/// Lets the store refuse shards until the result is set. Returns how often it did, too.
+fn refuse_shards(store: &Probe) -> (Arc<AtomicBool>, Arc<AtomicUsize>) {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let refused = Arc::new(AtomicUsize::new(0));
+    let (well, count) = (is_well.clone(), refused.clone());
+    store.before_changes(move |change| {
+        if well.load(Ordering::SeqCst) || !change.is_shard() {
+            return Ok(());
+        }
+        count.fetch_add(1, Ordering::SeqCst);
+        Err(StorageError::Other("the store is away".to_owned()))
+    });
+    (is_well, refused)
+}
+
+#[test]
+fn a_pause_tries_again_what_the_store_has_refused() {
+    let store = Probe::new();
+    let mut writer = resting(&array(&store)).build().unwrap();
+    let (is_well, refused) = refuse_shards(&store);
+    writer.append(&slices(0..2 * SHARD + 1)).unwrap();
+    wait_for("pauses try again", || refused.load(Ordering::SeqCst) > 3);
+    // Calls return the error meanwhile.
+    let next = slices(2 * SHARD + 1..2 * SHARD + 2);
+    assert!(writer.flush().is_err());
+    assert_eq!(covered(&store, "/array"), 0);
+    is_well.store(true, Ordering::SeqCst);
+    wait_for("a pause stores", || covered(&store, "/array") == 2 * SHARD);
+    writer.append(&next).unwrap();
+    writer.finish().unwrap();
+    check(&store, 2 * SHARD + 2);
+}
+
+#[test]
+fn a_pause_tries_again_for_all_levels() {
+    let store = Probe::new();
+    let shards = shards(vec![codecs::bytes("little")]);
+    let array = super::simple::array_of(&shards, &store, "/image/0", 0, Options::default());
+    let mut writer = levels(&array).build().unwrap();
+    let (is_well, refused) = refuse_shards(&store);
+    writer.append(&slices(0..3 * SHARD + 2)).unwrap();
+    wait_for("pauses try again", || refused.load(Ordering::SeqCst) > 3);
+    is_well.store(true, Ordering::SeqCst);
+    for (level, slices) in [(0, 12), (1, 6), (2, 3)] {
+        wait_for(&format!("level {level}"), || {
+            covered(&store, &format!("/image/{level}")) == slices
+        });
+    }
+    assert_eq!(writer.finish().unwrap()[0].finished_slices, 14);
 }
 
 #[test]

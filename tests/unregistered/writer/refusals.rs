@@ -12,6 +12,7 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Options};
 
 use super::simple::{array, array_at, array_of, check, shards, slices};
 use super::watchdog::within;
+use zarrs_cuda_testing::processes::on_its_own;
 use zarrs_cuda_testing::{chunk_shape, codecs};
 
 type Store = Arc<MemoryStore>;
@@ -79,8 +80,14 @@ fn an_array_of_its_final_shape() {
     }
 }
 
+/// Other writers of the process would take a part of the budget.
 #[test]
 fn a_budget_that_is_too_small() {
+    let test = "a_budget_that_is_too_small";
+    on_its_own(module_path!(), test, refuse_a_small_budget);
+}
+
+fn refuse_a_small_budget() {
     let store = store();
     let build = |bytes| {
         let options = Options::default().with_host_memory(bytes);
@@ -118,6 +125,11 @@ fn a_budget_that_is_too_small() {
 
 #[test]
 fn more_epochs_than_the_budget_has_room_for() {
+    let test = "more_epochs_than_the_budget_has_room_for";
+    on_its_own(module_path!(), test, refuse_many_epochs);
+}
+
+fn refuse_many_epochs() {
     let store = store();
     let options = Options::default().with_host_memory(1 << 20);
     let array = array_at(&store, "/array", 0, options);

@@ -9,8 +9,9 @@ use zarrs_cuda::writer::{ArrayWriter, Progress};
 
 use super::probe::Probe;
 use super::simple::{array_at, array_of, check_at, shards, slices};
-use super::watchdog::within;
+use super::watchdog::{eventually, within};
 use zarrs_cuda_testing::codecs;
+use zarrs_cuda_testing::processes::on_its_own;
 
 /// Writes this many slices to the array at `path`, in pieces.
 fn write(store: &Arc<MemoryStore>, path: &str, length: u64, chain: Option<&str>) {
@@ -115,6 +116,69 @@ fn stores_that_stand_still_stop_nobody_else() {
         writers.push(writer);
     }
     write(&Arc::new(MemoryStore::new()), "/array", 60, Some("zstd"));
+}
+
+/// More stores hang than there are threads that store, and another writer goes on.
+#[test]
+fn stores_that_hang_on_all_threads_stop_nobody_else() {
+    let test = "stores_that_hang_on_all_threads_stop_nobody_else";
+    on_its_own(module_path!(), test, hang_on_all_threads);
+}
+
+fn hang_on_all_threads() {
+    /// Each hangs on as many threads as its buffers hold shards.
+    const WRITERS: usize = 16;
+    const SHARDS: usize = 6;
+    let _watchdog = within(60, "a writer beside many whose stores hang");
+    let still = Probe::new();
+    let gate = still.gate_shards();
+    let shards = shards(vec![codecs::bytes("little"), codecs::zstd(1, false)]);
+    let all = slices(0..400);
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|number| {
+            let path = format!("/array{number}");
+            let array = array_of(&shards, &still, &path, 0, Options::default());
+            let builder = ArrayWriter::builder(&array).with_epochs_per_batch(2);
+            let mut writer = builder.with_store_threads(SHARDS).build().unwrap();
+            let mut rest = &all[..];
+            while writer.progress().shards_waiting < SHARDS {
+                rest = writer.try_append(rest).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            writer
+        })
+        .collect();
+    let _open = gate.open_at_the_end();
+    write(&Arc::new(MemoryStore::new()), "/array", 60, Some("zstd"));
+    // All of them hang, and none has a thread more than it may have.
+    eventually("all hang", || gate.waiting() == WRITERS * SHARDS);
+    for writer in &writers {
+        assert_eq!(writer.progress().shards_waiting, SHARDS);
+    }
+}
+
+/// One storing thread stores one shard at a time.
+#[test]
+fn no_more_stores_at_once_than_a_writer_may_have() {
+    let _watchdog = within(60, "stores at once");
+    for threads in [1, 3] {
+        let store = Probe::new();
+        let gate = store.gate_shards();
+        let shards = shards(vec![codecs::bytes("little"), codecs::zstd(1, false)]);
+        let array = array_of(&shards, &store, "/array", 0, Options::default());
+        let builder = ArrayWriter::builder(&array).with_epochs_per_batch(2);
+        let mut writer = builder.with_store_threads(threads).build().unwrap();
+        let _open = gate.open_at_the_end();
+        let all = slices(0..400);
+        let mut rest = &all[..];
+        while writer.progress().shards_waiting < 6 {
+            rest = writer.try_append(rest).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        eventually("all threads store", || gate.waiting() == threads);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(gate.waiting(), threads);
+    }
 }
 
 /// A callback may use rayon, and zarrs.

@@ -6,8 +6,12 @@ use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::Options;
+use zarrs_cuda::maintenance::{ArrayLease, Shards};
+use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::storage::Owner;
-use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder, WriterError};
+use zarrs_cuda::writer::{
+    ArrayWriter, ArrayWriterBuilder, Axis, MultiscaleBuilder, MultiscaleWriter, WriterError,
+};
 
 use super::simple::{SHARD, array_at, builder, check, slices};
 use zarrs_cuda_testing::processes;
@@ -63,11 +67,144 @@ fn the_second_is_refused() {
     check(&store, SHARD);
 }
 
+/// An array that ends within a shard epoch is extended from the border before its end.
+#[test]
+fn a_writer_of_the_last_shards_is_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let end = SHARD + 1;
+    let last = || builder_of(directory.path(), end).with_start(SHARD);
+    let mut first = last().build().unwrap();
+    assert!(first.explain().has_lease);
+    assert!(is_refused(last().build()));
+    // Before that border there may be several.
+    let within = builder_of(directory.path(), end).with_start(0);
+    let within = within.build().unwrap();
+    let explanation = within.explain();
+    assert!(!explanation.has_lease);
+    assert!(
+        explanation.to_string().contains("lease: none"),
+        "{explanation}"
+    );
+    drop(within);
+    first.append(&slices(SHARD..2 * SHARD)).unwrap();
+    first.finish().unwrap();
+    assert!(!directory.path().join(LEASE).exists());
+    // The array was opened before it grew.
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    let grown = zarrs::array::Array::open(store.clone(), "/array").unwrap();
+    assert_eq!(grown.shape()[0], 2 * SHARD);
+}
+
+/// Maintenance and a writer that extends the array refuse each other.
+#[test]
+fn maintenance_is_refused_beside_a_writer() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = builder_of(directory.path(), 0).build().unwrap();
+    writer.append(&slices(0..SHARD)).unwrap();
+    writer.finish().unwrap();
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    let array = zarrs::array::Array::open(store, "/array").unwrap();
+    let shards = Shards::of(&array).unwrap();
+    let is_busy = |error: &zarrs_cuda::Error| {
+        let text = error.to_string();
+        text.contains("has the lease") && text.contains("this process")
+    };
+    let place = directory.path().join("array");
+    let one = std::num::NonZeroU64::new(2).unwrap();
+    let extends = builder_of(directory.path(), SHARD);
+    let writer = extends.build().unwrap();
+    assert!(is_busy(&shards.compact(&[0, 0, 0]).unwrap_err()));
+    assert!(is_busy(&shards.recover(&[0, 0, 0]).unwrap_err()));
+    assert!(is_busy(&shards.compact_pending().unwrap_err()));
+    assert!(shards.inspect(&[0, 0, 0]).unwrap().is_some());
+    assert!(ArrayLease::take(&place).is_err());
+    assert!(ArrayLease::take_part(&place, 0, one).is_err());
+    drop(writer);
+    shards.compact(&[0, 0, 0]).unwrap();
+    shards.recover(&[0, 0, 0]).unwrap();
+    shards.compact_pending().unwrap();
+    let parts = [0, 1].map(|part| ArrayLease::take_part(&place, part, one).unwrap());
+    assert!(is_refused(extends.build()));
+    assert!(is_busy(&shards.recover(&[0, 0, 0]).unwrap_err()));
+    drop(parts);
+    let all = ArrayLease::take(&place).unwrap();
+    assert!(is_refused(extends.build()));
+    // Values of one process share it.
+    shards.recover(&[0, 0, 0]).unwrap();
+    assert!(is_refused(extends.build()));
+    drop(all);
+    drop(extends.build().unwrap());
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    check(&store, SHARD);
+}
+
+/// Parts of different numbers of parts overlap, and so do a part and a writer of all.
+#[test]
+fn parts_of_levels() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    let array = array_at(&store, "/image/0", 0, Options::default());
+    let mut writer = builder(&array)
+        .with_atomic_rename(store.clone())
+        .build()
+        .unwrap();
+    writer.append(&slices(0..4 * SHARD)).unwrap();
+    writer.finish().unwrap();
+    let array = Arc::new(zarrs::array::Array::open(store.clone(), "/image/0").unwrap());
+    let levels = move || {
+        MultiscaleWriter::builder(&array)
+            .with_axes([Axis::other("n", None), Axis::space("y"), Axis::space("x")])
+            .with_levels(2)
+            .with_atomic_rename(store.clone())
+    };
+    let part = |builder: MultiscaleBuilder<FilesystemStore>, part: u64, of: u64| {
+        let of = std::num::NonZeroU64::new(of).unwrap();
+        builder.write_part_of_lower_levels(part, of, &Cancel::new())
+    };
+    let is_busy = |error: WriterError| {
+        use std::error::Error as _;
+        let cause = error.source().map(ToString::to_string);
+        format!("{error} {cause:?}").contains("has the lease")
+    };
+    let all = |levels: &dyn Fn() -> MultiscaleBuilder<FilesystemStore>| {
+        levels().write_lower_levels(&Cancel::new()).map(drop)
+    };
+    let level = directory.path().join("image/1");
+    let held = ArrayLease::take(&level).unwrap();
+    assert!(is_busy(part(levels(), 0, 2).unwrap_err()));
+    assert!(is_busy(all(&levels).unwrap_err()));
+    assert!(is_busy(levels().build().map(drop).unwrap_err()));
+    drop(held);
+    assert!(!level.exists(), "nothing was written");
+    let tried = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let within = levels().with_progress_callback({
+        let (levels, tried) = (levels.clone(), tried.clone());
+        move |_, _| {
+            let mut tried = tried.lock().unwrap();
+            if tried.is_empty() {
+                let others = [(0, 2), (1, 3), (0, 3)].map(|(i, n)| part(levels(), i, n).map(drop));
+                tried.extend(others.map(|other| other.is_err_and(is_busy)));
+                tried.push(all(&levels).is_err_and(is_busy));
+                tried.push(levels().build().map(drop).is_err_and(is_busy));
+            }
+        }
+    });
+    part(within, 0, 2).unwrap();
+    assert_eq!(*tried.lock().unwrap(), [true; 5]);
+    part(levels(), 1, 2).unwrap();
+    let names = std::fs::read_dir(&level).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        names.iter().all(|name| name == "zarr.json" || name == "c"),
+        "{names:?}"
+    );
+}
+
 /// Writers within the array have no lease: they may be several.
 #[test]
 fn writers_within_the_array_are_not_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let builder = builder_of(directory.path(), 4 * SHARD);
+    let builder = builder_of(directory.path(), 4 * SHARD).with_start(4 * SHARD);
     let extends = builder.build().unwrap();
     let within = builder_of(directory.path(), 4 * SHARD).with_start(SHARD);
     let both = [within.build().unwrap(), within.build().unwrap()];

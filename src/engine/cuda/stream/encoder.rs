@@ -220,6 +220,10 @@ impl Encoder for CudaEncoder {
         self.shared.sizing.lane.batches.len()
     }
 
+    fn prepare(&mut self) -> bool {
+        self.shared.has_output()
+    }
+
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
         let _span = tracing::debug_span!("submit", epochs = batch.epochs()).entered();
         let input = input.into_any().downcast::<CudaInput>().ok();

@@ -293,7 +293,13 @@ impl Shared {
 
     pub(super) fn give_input(&self, memory: InputMemory) {
         lock(&self.inputs).push(memory);
-        self.returned.notify();
+        self.returned.came_back();
+    }
+
+    /// Whether [`take_output`](Self::take_output) does not block.
+    pub(super) fn has_output(&self) -> bool {
+        let outputs = lock(&self.outputs);
+        !outputs.free.is_empty() || outputs.all == 0
     }
 
     /// Takes memory for an encoded batch. Blocks until some is free.
@@ -323,7 +329,7 @@ impl Shared {
 
     pub(super) fn give_output(&self, memory: OutputMemory) {
         lock(&self.outputs).free.push(memory);
-        self.returned.notify();
+        self.returned.came_back();
     }
 
     /// Returns pageable memory instead of pinned memory that a device may still write. That pinned
@@ -335,7 +341,7 @@ impl Shared {
         let mut bytes = Vec::new();
         if bytes.try_reserve_exact(region.len).is_err() {
             lock(&self.outputs).all -= 1;
-            self.returned.notify();
+            self.returned.came_back();
             return Err(EngineError::OutOfMemory {
                 what: OUTPUT,
                 bytes: region.len,

@@ -24,7 +24,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::engine::EngineError;
-use crate::engine::buffers::Pool;
+use crate::engine::account::Debtor;
+use crate::engine::buffers::Lease;
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
@@ -75,7 +76,16 @@ impl StreamEngine for Arc<HostStream> {
         Ok(Box::new(HostEncoder {
             stream: self.clone(),
             submitted: None,
+            output: None,
         }))
+    }
+
+    fn pools(&self) -> Vec<Arc<dyn Debtor>> {
+        let mut pools: Vec<Arc<dyn Debtor>> = vec![self.inputs.clone()];
+        if let Some(outputs) = &self.outputs {
+            pools.push(outputs.clone());
+        }
+        pools
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
@@ -88,11 +98,30 @@ impl StreamEngine for Arc<HostStream> {
 struct HostEncoder {
     stream: Arc<HostStream>,
     submitted: Option<(Box<dyn Input>, Arc<BatchGrid>)>,
+    /// The output for it.
+    output: Option<Lease>,
 }
 
 impl Encoder for HostEncoder {
     fn depth(&self) -> usize {
         1
+    }
+
+    fn prepare(&mut self) -> bool {
+        if self.output.is_some() {
+            return true;
+        }
+        let Some(outputs) = &self.stream.outputs else {
+            return true;
+        };
+        match outputs.take(true) {
+            Ok(output) => {
+                self.output = output;
+                self.output.is_some()
+            }
+            // The batch fails for the same reason.
+            Err(_) => true,
+        }
     }
 
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
@@ -106,8 +135,12 @@ impl Encoder for HostEncoder {
         };
         // Before a thread is taken: other streams need the threads, whatever this one waits for.
         counters::host_coding();
-        let output = self.stream.outputs.as_ref().map(Pool::wait);
-        let encoded = output.transpose().and_then(|output| {
+        let output = match (self.output.take(), &self.stream.outputs) {
+            (Some(output), _) => Ok(Some(output)),
+            (None, Some(outputs)) => outputs.wait().map(Some),
+            (None, None) => Ok(None),
+        };
+        let encoded = output.and_then(|output| {
             let threads = encoding_threads()?;
             threads.install(|| encode::encode(&self.stream, &mut input, &batch, output))
         });

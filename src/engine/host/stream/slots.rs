@@ -8,7 +8,7 @@ use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::disjoint::Slices;
 use crate::engine::fill::fill;
 use crate::engine::pieces::crew;
-use crate::engine::stream::{Input, OnRead, Returned, Room, StreamChain, StreamJob};
+use crate::engine::stream::{Input, Lending, OnRead, Returned, Room, StreamChain, StreamJob};
 use crate::engine::subchunk::crc32c;
 use crate::layout::BatchGrid;
 
@@ -145,16 +145,21 @@ impl HostStream {
         let slices = Slices::new(&job.grid, &batch, |place, part| {
             slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
         });
-        let pool =
-            |len, contents, most| Pool::new(len, contents, most, job.huge_pages, returned.clone());
+        let lending = job.lending;
+        let pool = |len, contents, most, own: fn(&Lending) -> usize| {
+            let own = lending
+                .as_ref()
+                .map(|lending| (own(lending), lending.lender));
+            Pool::lending(len, contents, most, own, job.huge_pages, returned.clone())
+        };
         let contents = match &job.chain {
             StreamChain::Known(_) => Contents::Zeros,
             StreamChain::Foreign(_) => Contents::Nothing,
         };
         let (_, output, _) = sizes(&job).ok_or_else(too_large)?;
-        let outputs = output.map(|len| pool(len, contents, job.outputs));
+        let outputs = output.map(|len| pool(len, contents, job.outputs, |own| own.outputs));
         Ok(Arc::new(Self {
-            inputs: pool(slots.len, Contents::Zeros, job.inputs),
+            inputs: pool(slots.len, Contents::Zeros, job.inputs, |own| own.inputs),
             outputs,
             batch,
             slots,

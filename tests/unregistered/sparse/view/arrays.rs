@@ -86,9 +86,9 @@ fn written_as_subchunks_and_read_as_shards() {
     );
     assert_eq!(plain(), expected());
     assert_eq!(read(&array), expected());
-    // Only the metadata and the shards are left.
+    // Only the metadata, the marker of frames and the shards are left.
     let keys = store.list().unwrap();
-    assert_eq!(keys.len(), 7, "{keys:?}");
+    assert_eq!(keys.len(), 8, "{keys:?}");
     assert_eq!(sparse.consolidate_all(&|_| {}).unwrap().shards, 0);
 
     // A subchunk that only holds the fill value is erased. If it was the last one, its shard is
@@ -104,7 +104,7 @@ fn written_as_subchunks_and_read_as_shards() {
     );
     let done = sparse.consolidate(&[0, 0]).unwrap().unwrap();
     assert_eq!((done.subchunks, done.after), (4, 0));
-    assert_eq!(store.list().unwrap().len(), 6);
+    assert_eq!(store.list().unwrap().len(), 7);
     drop(folder);
 }
 

@@ -22,6 +22,8 @@ enum Step {
     Set(usize, Vec<u8>),
     SetPartial(usize, u64, Vec<u8>),
     Erase(usize),
+    /// By one call: chunks that are set or erased, and then one that is set in part.
+    Batch(Vec<(usize, Option<Vec<u8>>)>, (usize, u64, Vec<u8>)),
     /// The prefix of the chunks with this first coordinate.
     ErasePrefix(u64),
     Consolidate(Vec<u64>),
@@ -34,6 +36,14 @@ fn all(counts: &[u64]) -> Vec<Vec<u64>> {
         let longer = |first: Vec<u64>| (0..count).map(move |at| [&first[..], &[at]].concat());
         all.into_iter().flat_map(longer).collect()
     })
+}
+
+/// Set a part of a chunk.
+fn with_part(chunks: &mut BTreeMap<StoreKey, Vec<u8>>, key: StoreKey, at: u64, part: &[u8]) {
+    let at = usize::try_from(at).unwrap();
+    let value = chunks.entry(key).or_default();
+    value.resize(value.len().max(at + part.len()), 0);
+    value[at..at + part.len()].copy_from_slice(part);
 }
 
 struct Model {
@@ -89,14 +99,37 @@ impl Model {
                 sparse
                     .set_partial(&key(chunk), *at, Bytes::from(part.clone()))
                     .unwrap();
-                let at = usize::try_from(*at).unwrap();
-                let value = self.chunks.entry(key(chunk)).or_default();
-                value.resize(value.len().max(at + part.len()), 0);
-                value[at..at + part.len()].copy_from_slice(part);
+                let key = key(chunk);
+                with_part(&mut self.chunks, key, *at, part);
             }
             Step::Erase(chunk) => {
                 sparse.erase(&key(chunk)).unwrap();
                 self.chunks.remove(&key(chunk));
+            }
+            Step::Batch(chunks, (chunk, at, part)) => {
+                let batch = sparse.batch();
+                let mut model = self.chunks.clone();
+                for (chunk, value) in chunks {
+                    let key = key(chunk);
+                    if let Some(value) = value {
+                        batch.set(&key, Bytes::from(value.clone())).unwrap();
+                        model.insert(key.clone(), value.clone());
+                    } else {
+                        batch.erase(&key).unwrap();
+                        model.remove(&key);
+                    }
+                    let kept = batch.get(&key).unwrap();
+                    assert_eq!(kept.map(Vec::from), *value);
+                }
+                let part = Bytes::from(part.clone());
+                batch.set_partial(&key(chunk), *at, part.clone()).unwrap();
+                with_part(&mut model, key(chunk), *at, &part);
+                // Nothing is written yet.
+                self.check(sparse);
+                batch.write().unwrap();
+                self.chunks = model;
+                // There is nothing left to write.
+                batch.write().unwrap();
             }
             // With fewer axes, chunks have no prefixes.
             Step::ErasePrefix(_) if self.layout.shape.len() < 2 => {}
@@ -210,6 +243,11 @@ fn steps() -> impl Strategy<Value = Vec<(bool, Step)>> {
         6 => (chunk(), value()).prop_map(|(chunk, value)| Step::Set(chunk, value)),
         1 => (chunk(), 0_u64..4, value()).prop_map(|(chunk, at, part)| Step::SetPartial(chunk, at, part)),
         2 => chunk().prop_map(Step::Erase),
+        4 => (
+            prop::collection::vec((chunk(), prop::option::of(value())), 0..8),
+            (chunk(), 0_u64..4, value()),
+        )
+            .prop_map(|(chunks, part)| Step::Batch(chunks, part)),
         1 => (0_u64..4).prop_map(Step::ErasePrefix),
         2 => prop::collection::vec(0_u64..2, 3).prop_map(Step::Consolidate),
         1 => Just(Step::ConsolidateAll),

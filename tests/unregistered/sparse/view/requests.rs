@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zarrs::array::Array;
 use zarrs::storage::store::MemoryStore;
-use zarrs::storage::{ReadableStorageTraits, WritableStorageTraits};
+use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_cuda::storage::SparseShardStore;
 
 use super::stores::{Layout, files};
@@ -31,6 +31,22 @@ fn a_write_is_a_put_between_two_lists() {
     let (_folder, store, layout) = watched();
     let sparse = layout.open(&store);
     let key = "group/array/c/1/3".try_into().unwrap();
+    store.work();
+    // The first one puts the marker before its version.
+    sparse.set(&key, vec![0, 2, 3, 4].into()).unwrap();
+    let expected = [
+        Operation::List,
+        Operation::Size,
+        Operation::Set,
+        Operation::Set,
+        Operation::List,
+    ];
+    assert_eq!(operations(&store), expected);
+    // Another adapter finds it.
+    let other = layout.open(&store);
+    store.work();
+    other.set(&key, vec![0, 2, 3, 4].into()).unwrap();
+    assert_eq!(counted(&store, Operation::Set), 1);
     store.work();
     for _ in 0..2 {
         sparse.set(&key, vec![1, 2, 3, 4].into()).unwrap();
@@ -58,6 +74,112 @@ fn a_write_is_a_put_between_two_lists() {
             Operation::Get
         ]
     );
+}
+
+/// How often each kind of request was made.
+fn counted(store: &Files, operation: Operation) -> usize {
+    let requests = store.requests();
+    let requests = requests.iter();
+    requests
+        .filter(|request| request.operation == operation)
+        .count()
+}
+
+#[test]
+fn a_batch_lists_each_frame_twice() {
+    let (_folder, store) = files();
+    // Two shards of 64 subchunks.
+    let layout = Layout::new(&[32, 16], &[16, 16], &[2, 2]);
+    layout.create(&*store);
+    let store = Arc::new(Faulty::new(store));
+    let sparse = layout.open(&store);
+    let subchunks = Array::open(sparse.clone(), layout.path).unwrap();
+    let write = |ranges: [std::ops::Range<u64>; 2], value: u8| {
+        let batch = Arc::new(sparse.batch());
+        let kept = subchunks.with_storage(batch.clone());
+        let subset = zarrs::array::ArraySubset::from(ranges);
+        let elements = usize::try_from(subset.num_elements()).unwrap();
+        kept.store_array_subset(&subset, vec![value; elements])
+            .unwrap();
+        batch.write().unwrap();
+    };
+    assert!(!SparseShardStore::is_marked(&*store, layout.path).unwrap());
+    write([0..2, 0..2], 9);
+    assert!(SparseShardStore::is_marked(&*store, layout.path).unwrap());
+    store.work();
+    // All of both shards.
+    write([0..32, 0..16], 1);
+    assert_eq!(counted(&store, Operation::List), 4);
+    assert_eq!(counted(&store, Operation::Set), 128);
+    assert_eq!(counted(&store, Operation::Get), 0);
+    store.work();
+    // Parts of 28 subchunks at the borders, which are read after one listing more.
+    write([1..15, 1..15], 2);
+    assert_eq!(counted(&store, Operation::List), 3);
+    assert_eq!(counted(&store, Operation::Set), 64);
+    assert_eq!(counted(&store, Operation::Get), 28);
+    store.work();
+    // All of a shard is the fill value: its subchunks are erased.
+    write([16..32, 0..16], 0);
+    assert_eq!(counted(&store, Operation::List), 2);
+    assert_eq!(counted(&store, Operation::Set), 64);
+    store.work();
+    // The subchunks are empty already.
+    write([16..32, 0..16], 0);
+    assert_eq!(counted(&store, Operation::List), 1);
+    assert_eq!(counted(&store, Operation::Set), 0);
+    store.work();
+    let read: Vec<u8> = subchunks
+        .retrieve_array_subset(&subchunks.subset_all())
+        .unwrap();
+    let expected = (0..32 * 16).map(|at| match (at / 16, at % 16) {
+        (1..15, 1..15) => 2,
+        (0..16, _) => 1,
+        _ => 0,
+    });
+    assert_eq!(read, expected.collect::<Vec<u8>>());
+}
+
+/// A batch that failed keeps what it has, and is written by another call.
+#[test]
+fn batches_that_fail() {
+    for fault in Fault::ALL {
+        for number in 0..14 {
+            let (_folder, store, layout) = watched();
+            let sparse = layout.open(&store);
+            let key =
+                |at: u64| StoreKey::new(format!("group/array/c/{}/{}", at / 4, at % 4)).unwrap();
+            sparse.set(&key(0), vec![1; 4].into()).unwrap();
+            sparse.set(&key(1), vec![1; 4].into()).unwrap();
+            let batch = sparse.batch();
+            batch.set(&key(0), vec![2; 4].into()).unwrap();
+            batch.erase(&key(1)).unwrap();
+            batch.erase(&key(2)).unwrap();
+            for at in 3..6 {
+                batch.set(&key(at), vec![2; 4].into()).unwrap();
+            }
+            let all = || -> Vec<Option<Vec<u8>>> {
+                let read = (0..6).map(|at| sparse.get(&key(at)).unwrap());
+                read.map(|value| value.map(Vec::from)).collect()
+            };
+            let before = all();
+            let one = |value: u8| Some(vec![value; 4]);
+            let after = [one(2), None, None, one(2), one(2), one(2)];
+            store.work();
+            store.fail(move |request| (request.number == number).then_some(fault));
+            let written = batch.write();
+            store.work();
+            let now = all();
+            for (at, value) in now.iter().enumerate() {
+                let is_old = written.is_err() && *value == before[at];
+                assert!(is_old || *value == after[at], "{fault:?} {number} {at}");
+            }
+            batch.write().unwrap();
+            assert_eq!(all(), after, "{fault:?} {number} {written:?}");
+            sparse.consolidate(&[0, 0]).unwrap();
+            assert_eq!(all(), after, "{fault:?} {number}");
+        }
+    }
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Subject {
                 room: Room { head: 5, tail: 3 },
                 inputs: 3,
                 outputs: 2,
+                lending: None,
                 reduced_from: None,
                 grid,
             },

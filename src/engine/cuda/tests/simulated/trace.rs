@@ -102,7 +102,7 @@ fn writer(name: &str, compressor: Option<Value>) -> Vec<Value> {
         .map(|number| (number / 7) as u16 ^ (numbers.below(16) as u16))
         .collect();
     let builder = ArrayWriter::builder(&array).with_epochs_per_batch(1);
-    let mut writer = builder.build().unwrap();
+    let mut writer = builder.with_start(0).build().unwrap();
     for _ in 0..shape[0] {
         writer.append(&slice).unwrap();
     }

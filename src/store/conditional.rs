@@ -1,0 +1,175 @@
+//! Stores that replace a value only if no other process has changed it.
+
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey, WritableStorageTraits};
+
+/// The version of a stored value, as its store tells it. At least one of both is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueVersion {
+    /// The entity tag (`ETag`) of the value.
+    pub e_tag: Option<String>,
+    /// The number or name that the store gave this version of the value, such as a generation.
+    pub version: Option<String>,
+}
+
+/// A store of objects that makes a value only if there is none, and replaces a value only if it has a version
+/// (`If-None-Match: *` and `If-Match` of HTTP). The store does both in one step, so that of several processes
+/// one succeeds.
+pub trait ConditionalStore: WritableStorageTraits {
+    /// Returns the value of `key` and its version; `None` if there is no value.
+    ///
+    /// # Errors
+    /// The store's; [`StorageError::Unsupported`] if it does not tell versions.
+    fn get_with_version(
+        &self,
+        key: &StoreKey,
+    ) -> Result<Option<(Bytes, ValueVersion)>, StorageError>;
+
+    /// Stores `value` if the stored one has this `version`, or without one if there is no value. Returns the
+    /// new version, or `None` if the stored value is another one: then nothing was stored. After a request
+    /// that was sent twice, the value may be stored nevertheless.
+    ///
+    /// # Errors
+    /// The store's; [`StorageError::Unsupported`] if it has no such requests.
+    fn set_if(
+        &self,
+        key: &StoreKey,
+        value: Bytes,
+        version: Option<&ValueVersion>,
+    ) -> Result<Option<ValueVersion>, StorageError>;
+}
+
+/// Values with versions, in memory.
+#[cfg(test)]
+pub(crate) mod in_memory {
+    use std::collections::HashMap;
+    use std::sync::{Arc, Mutex};
+
+    use zarrs_storage::byte_range::ByteRangeIterator;
+    use zarrs_storage::store::MemoryStore;
+    use zarrs_storage::{
+        MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorePrefix,
+    };
+
+    use super::*;
+
+    /// The ways in which stores take conditions.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub(crate) enum Conditions {
+        Obeyed,
+        Ignored,
+        Refused,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Objects {
+        conditions: Conditions,
+        values: MemoryStore,
+        /// How often a value was stored, and when each was.
+        versions: Mutex<(u64, HashMap<StoreKey, u64>)>,
+    }
+
+    impl Objects {
+        pub(crate) fn new(conditions: Conditions) -> Arc<Self> {
+            Arc::new(Self {
+                conditions,
+                values: MemoryStore::new(),
+                versions: Mutex::default(),
+            })
+        }
+
+        fn store(
+            &self,
+            versions: &mut (u64, HashMap<StoreKey, u64>),
+            key: &StoreKey,
+            value: Bytes,
+        ) -> Result<u64, StorageError> {
+            versions.0 += 1;
+            versions.1.insert(key.clone(), versions.0);
+            self.values.set(key, value)?;
+            Ok(versions.0)
+        }
+    }
+
+    fn version(number: u64) -> ValueVersion {
+        ValueVersion {
+            e_tag: Some(number.to_string()),
+            version: None,
+        }
+    }
+
+    impl ReadableStorageTraits for Objects {
+        fn get_partial_many<'a>(
+            &'a self,
+            key: &StoreKey,
+            byte_ranges: ByteRangeIterator<'a>,
+        ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+            self.values.get_partial_many(key, byte_ranges)
+        }
+
+        fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+            self.values.size_key(key)
+        }
+
+        fn supports_get_partial(&self) -> bool {
+            true
+        }
+    }
+
+    impl WritableStorageTraits for Objects {
+        fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+            let mut versions = self.versions.lock().unwrap();
+            self.store(&mut versions, key, value).map(drop)
+        }
+
+        fn set_partial_many(
+            &self,
+            _: &StoreKey,
+            _: OffsetBytesIterator,
+        ) -> Result<(), StorageError> {
+            Err(StorageError::Unsupported("parts".to_owned()))
+        }
+
+        fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+            let mut versions = self.versions.lock().unwrap();
+            versions.1.remove(key);
+            self.values.erase(key)
+        }
+
+        fn erase_prefix(&self, _: &StorePrefix) -> Result<(), StorageError> {
+            Err(StorageError::Unsupported("prefixes".to_owned()))
+        }
+
+        fn supports_set_partial(&self) -> bool {
+            false
+        }
+    }
+
+    impl ConditionalStore for Objects {
+        fn get_with_version(
+            &self,
+            key: &StoreKey,
+        ) -> Result<Option<(Bytes, ValueVersion)>, StorageError> {
+            let versions = self.versions.lock().unwrap();
+            let value = self.values.get(key)?;
+            Ok(value.map(|value| (value, version(versions.1[key]))))
+        }
+
+        fn set_if(
+            &self,
+            key: &StoreKey,
+            value: Bytes,
+            before: Option<&ValueVersion>,
+        ) -> Result<Option<ValueVersion>, StorageError> {
+            if self.conditions == Conditions::Refused {
+                return Err(StorageError::Unsupported("conditions".to_owned()));
+            }
+            let mut versions = self.versions.lock().unwrap();
+            let now = versions.1.get(key).copied().map(version);
+            if self.conditions == Conditions::Obeyed && now.as_ref() != before {
+                return Ok(None);
+            }
+            self.store(&mut versions, key, value).map(version).map(Some)
+        }
+    }
+}

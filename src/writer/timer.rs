@@ -1,0 +1,115 @@
+//! One thread of the process that looks at something when it is due.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::crew::PATIENCE;
+use crate::per_process::PerProcess;
+
+/// Something that the timer looks at. It never blocks.
+pub(super) trait Look: Send + Sync {
+    /// Does what is due. Returns in how long to look again; `None`: not any more.
+    fn look(self: Arc<Self>) -> Option<Duration>;
+}
+
+/// The timer of this process.
+pub(super) static TIMER: PerProcess<Timer> = PerProcess::new(Timer::new);
+
+pub(super) struct Timer {
+    watched: Mutex<Watched>,
+    changed: Condvar,
+}
+
+struct Watched {
+    looked_at: Vec<(Instant, Weak<dyn Look>)>,
+    /// Whether there is a thread. It ends when there is nothing to look at.
+    has_thread: bool,
+}
+
+impl Timer {
+    fn new() -> Self {
+        Self {
+            watched: Mutex::new(Watched {
+                looked_at: Vec::new(),
+                has_thread: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Looks at `watched` `after` some time, and then as often as it says.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub(super) fn watch(
+        &'static self,
+        looked_at: Weak<dyn Look>,
+        after: Duration,
+    ) -> std::io::Result<()> {
+        let mut watched = lock(&self.watched);
+        watched.looked_at.push((time_in(after), looked_at));
+        if watched.has_thread {
+            self.changed.notify_one();
+            return Ok(());
+        }
+        let thread = std::thread::Builder::new().name("zarrs_cuda pause".to_owned());
+        let started = thread.spawn(|| self.run()).map(drop);
+        watched.has_thread = started.is_ok();
+        if started.is_err() {
+            watched.looked_at.pop();
+        }
+        started
+    }
+
+    fn run(&self) {
+        let mut watched = lock(&self.watched);
+        loop {
+            let now = Instant::now();
+            watched
+                .looked_at
+                .retain(|(_, weak)| weak.strong_count() > 0);
+            let due: Vec<_> = watched
+                .looked_at
+                .extract_if(.., |(at, _)| *at <= now)
+                .collect();
+            if due.is_empty() {
+                let Some(next) = watched.looked_at.iter().map(|(at, _)| *at).min() else {
+                    watched.has_thread = false;
+                    return;
+                };
+                // What has ended meanwhile is forgotten.
+                let wait = next.saturating_duration_since(now).min(PATIENCE);
+                watched = self
+                    .changed
+                    .wait_timeout(watched, wait)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+                continue;
+            }
+            drop(watched);
+            let looked = due.into_iter().filter_map(|(_, weak)| {
+                let known = weak.upgrade()?;
+                let next = catch_unwind(AssertUnwindSafe(|| known.look()));
+                if next.is_err() {
+                    tracing::error!("a writer panicked when a timer looked at it");
+                }
+                Some((time_in(next.ok()??), weak))
+            });
+            let looked: Vec<_> = looked.collect();
+            watched = lock(&self.watched);
+            watched.looked_at.extend(looked);
+        }
+    }
+}
+
+/// The time in so long, but for a moment at least and a day at most.
+fn time_in(after: Duration) -> Instant {
+    const LEAST: Duration = Duration::from_millis(5);
+    const MOST: Duration = Duration::from_hours(24);
+    Instant::now() + after.clamp(LEAST, MOST)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
