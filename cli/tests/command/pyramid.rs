@@ -103,8 +103,10 @@ fn contents(image: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 /// The metadata of an image without the fingerprint of level 0, which has the times of its files.
 fn without_times(content: &[u8]) -> Vec<u8> {
     let mut metadata: Value = serde_json::from_slice(content).unwrap();
-    let image = &mut metadata["attributes"]["ome"]["multiscales"][0]["metadata"];
-    image.as_object_mut().unwrap().remove("made_from");
+    let image = metadata.pointer_mut("/attributes/ome/multiscales/0/metadata");
+    if let Some(image) = image.and_then(Value::as_object_mut) {
+        image.remove("made_from");
+    }
     metadata.to_string().into_bytes()
 }
 
