@@ -10,14 +10,15 @@ use crate::arrays::{chain, open, sharded};
 use crate::chunks::{chunks, described, described_v2, elements, key};
 use crate::program::{program, said_with_code};
 
-struct Bucket(Server);
+/// A server of objects, and the command with an `s3://` place of it.
+pub(crate) struct Bucket(pub(crate) Server);
 
 impl Bucket {
     fn path(&self, array: &str) -> PathBuf {
         self.0.bucket().join(array)
     }
 
-    fn said(&self, line: &str, code: i32) -> String {
+    pub(crate) fn said(&self, line: &str, code: i32) -> String {
         let mut command = program();
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
             command.env_remove(name);

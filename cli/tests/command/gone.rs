@@ -14,12 +14,11 @@ use zarrs::array::{ArrayBuilder, data_type};
 use zarrs_cuda_object_store_tests::Server;
 
 use crate::arrays::{chain, sharded, store, unsharded};
+use crate::chunks_remote::Bucket;
 use crate::program::{files, program, said_with_code};
 
-/// A server that lists an object and does not have it: a link that leads nowhere.
-struct Bucket(Server);
-
 impl Bucket {
+    /// Puts a link that leads nowhere in the place of an object: the server lists it and does not have it.
     fn hide(&self, key: &str) {
         let file = self.0.bucket().join(key);
         fs::rename(&file, self.0.bucket().with_extension("hidden")).unwrap();
@@ -30,20 +29,6 @@ impl Bucket {
         let file = self.0.bucket().join(key);
         fs::remove_file(&file).unwrap();
         fs::rename(self.0.bucket().with_extension("hidden"), &file).unwrap();
-    }
-
-    fn said(&self, line: &str, code: i32) -> String {
-        let mut command = program();
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
-            command.env_remove(name);
-        }
-        command
-            .env("AWS_ENDPOINT_URL", format!("http://{}", self.0.address()))
-            .env("AWS_ALLOW_HTTP", "true")
-            .env("AWS_SKIP_SIGNATURE", "true")
-            .env("NO_PROXY", "127.0.0.1")
-            .args(line.split(' '));
-        said_with_code(&command.output().unwrap(), code)
     }
 }
 
