@@ -15,7 +15,7 @@ pub(super) enum Step {
     End,
 }
 
-/// What has batches encoded, and makes shards of them.
+/// The encoder of a writer, which encodes batches, and the assembler, which makes shards of them.
 #[derive(Debug)]
 pub(super) struct Encoding {
     encoder: Box<dyn Encoder>,

@@ -13,8 +13,8 @@
 //! - fewer epochs.
 //!
 //! The last of those with the same number of epochs has the smallest buffers with which a writer can
-//! always go on. They are the writer's own, so they must fit beside those of the other open writers; what
-//! the configuration has beyond them is lent.
+//! always go on. These buffers are the writer's own, and must fit beside the own buffers of the other open
+//! writers. Further buffers of the configuration are lent.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Account {
         }
     }
 
-    /// The error of a writer whose smallest buffers do not fit beside those of the others.
+    /// The error of a writer whose smallest buffers do not fit beside the smallest buffers of the others.
     pub(super) fn refuses(&self, needed: usize, budget: usize) -> WriterError {
         let Reserved { writers, bytes } = self.reserved;
         WriterError::Memory {

@@ -360,11 +360,6 @@ where
     /// - Otherwise as for [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
-        if self.start.is_none() {
-            // Before there is a lease of this writer.
-            let plan = self.plan()?;
-            self.writer(&plan, 0).check_begun()?;
-        }
         let mut plan = self.plan_alone(0)?;
         self.plan_reductions(&mut plan);
         let mut reservation = self.reserve(&mut plan, 0)?;
@@ -492,6 +487,10 @@ where
     /// As for [`build`](Self::build).
     pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan()?;
+        if first == 0 && self.start.is_none() {
+            // A lease of this writer would be taken for one that a killed writer has left.
+            self.writer(&plan, 0).check_begun()?;
+        }
         let leases = self.leases(&plan, first, Work::Alone)?;
         if leases.iter().all(Option::is_none) {
             return Ok(plan);

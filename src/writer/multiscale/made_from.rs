@@ -1,8 +1,8 @@
-//! What the levels of an image were made from: a fingerprint of the files of level 0.
+//! The fingerprint of the files of level 0 from which the levels of an image were made.
 //!
-//! The description of the image has it, so that slices which come late, or are replaced, are noticed. It
-//! is made of the names, sizes and times of the shards' files, which cost no read. It has the state after each of
-//! some numbers of slices. So it says how many of the first slices have not changed.
+//! The description of the image has the fingerprint, so that slices which come late, or are replaced, are
+//! noticed. The fingerprint is made of the names, sizes and times of the shards' files, which cost no read.
+//! It has the state after each of some numbers of slices. So it says how many of the first slices have not changed.
 
 use std::fs;
 use std::hash::Hasher;

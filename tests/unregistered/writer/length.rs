@@ -169,7 +169,7 @@ fn the_metadata_is_written_no_more_often_than_asked() {
     let interval = Duration::from_millis(60);
     let mut writer = builder(&array(&store))
         .with_metadata_interval(interval)
-        // What is stored in pauses is covered at once.
+        // A pause lets the metadata cover its shards at once.
         .with_flush_after(None)
         .build()
         .unwrap();
