@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::evidence::canonical;
 use crate::failure::Failure;
-use crate::open::{self, Place, is_missing};
+use crate::open::{self, Kind, Place, is_missing};
 
 /// The directory that a path leads to, by whatever name: its device and inode.
 #[cfg(unix)]
@@ -174,24 +174,44 @@ pub(crate) fn must_have_no_links(output: &Path) -> Result<Vec<PathBuf>, Failure>
     Ok(directories)
 }
 
-/// Checks that no directory above `output` is an array, which has no members.
+/// Checks that no place above `output` is an array, which has no members.
 ///
 /// # Errors
-/// One is, or has metadata that cannot be read.
+/// One is, or a directory has metadata that cannot be read.
 pub(crate) fn must_not_be_in_an_array(output: &Place) -> Result<(), Failure> {
-    let Place::Directory(path) = output else {
-        return Ok(());
+    let above = match output {
+        Place::Directory(path) => above_directory(path)?,
+        Place::Url(url) => above_objects(url),
     };
+    let Some(above) = above else { return Ok(()) };
+    Err(Failure::failed(format!(
+        "{output} lies in the array {above}, which has chunks, and no members"
+    ))
+    .with_remedy("name another OUT, beside that array"))
+}
+
+/// The array that a directory lies in.
+fn above_directory(path: &Path) -> Result<Option<Place>, Failure> {
     for above in canonical(path).ancestors().skip(1) {
         if open::is_array(above)? {
-            let above = above.display();
-            return Err(Failure::failed(format!(
-                "{output} lies in the array {above}, which has chunks, and no members"
-            ))
-            .with_remedy("name another OUT, beside that array"));
+            return Ok(Some(Place::Directory(above.to_path_buf())));
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+/// The array that objects lie in. A user who may write them may not be allowed to read what is above, which
+/// ends the search.
+fn above_objects(url: &str) -> Option<Place> {
+    let (scheme, path) = url.trim_end_matches('/').split_once("://")?;
+    for (end, _) in path.rmatch_indices('/') {
+        let above = Place::Url(format!("{scheme}://{}", &path[..end]));
+        let kind = open::store(&above).and_then(|stores| Kind::of(&stores.store, &above));
+        if kind.ok()? == Kind::Array {
+            return Some(above);
+        }
+    }
+    None
 }
 
 /// Checks that `path`, a directory in OUT that a run writes to, is no link and has none in it.

@@ -206,6 +206,49 @@ mod with {
         assert!(text.contains("must lie apart"), "{text}");
     }
 
+    #[test]
+    fn nothing_is_made_in_an_array() {
+        let bucket = Bucket::new();
+        let folder = TempDir::new().unwrap();
+        unsharded(folder.path());
+        let input = folder.path().display();
+        sharded(&bucket.file("group/a"), &chain(&[]));
+        let before = files(&bucket.file("group"));
+        for line in [
+            format!("reencode {input} s3://arrays/group/a/c/9/9"),
+            format!("reencode {input} s3://arrays/group/a/b/"),
+            "stream s3://arrays/group/a/b /dev/null --frame-shape 4,4 --dtype uint8".to_owned(),
+        ] {
+            let text = bucket.said(&line, 1);
+            assert!(
+                text.contains("lies in the array s3://arrays/group/a, which has chunks"),
+                "{text}"
+            );
+        }
+        assert_eq!(files(&bucket.file("group")), before);
+        bucket.said(&format!("reencode {input} s3://arrays/group/b"), 0);
+    }
+
+    /// An object shorter than the index that is read from its end.
+    #[test]
+    fn shards_that_are_cut_short() {
+        let bucket = Bucket::new();
+        sharded(&bucket.file("a"), &chain(&[]));
+        sharded(&bucket.file("whole"), &chain(&[]));
+        std::fs::write(bucket.file("a/c/0/1"), b"0123456789").unwrap();
+        let folder = TempDir::new().unwrap();
+        for array in ["s3://arrays/a".to_owned(), bucket.http("a")] {
+            let line = format!("verify {array} --against s3://arrays/whole");
+            let text = bucket.said(&line, 3);
+            assert!(!text.contains("panicked"), "{text}");
+            let out = folder.path().join(format!("{}", array.len()));
+            let line = format!("reencode {array} {} --shard 4,4", out.display());
+            let text = bucket.said(&line, 1);
+            assert!(!text.contains("panicked"), "{text}");
+            assert!(text.contains("length 10"), "{text}");
+        }
+    }
+
     /// Names of nodes with each printable character of ASCII but the slash, and with others.
     fn names() -> Vec<String> {
         let ascii = (' '..='~').filter(|character| *character != '/');
