@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+# A shell starts programs in the background with Ctrl-C ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 OURS = "zarrs_cuda.CodecPipeline"
 THEIRS = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 

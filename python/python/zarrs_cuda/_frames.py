@@ -25,9 +25,9 @@ MARKER = ".zarrs-cuda-frames"
 # How many arrays are known.
 _KEPT = 256
 
-# The process that looked, the store, and the path of the array. Replaced as a whole, because a lock may be
-# held for ever in a forked child.
-_looked: tuple[tuple[int, Store, str], ...] = ()
+# The process that looked, the path of the array, and the store with its type, which comes first: stores of
+# different types may fail to compare. Replaced as a whole, because a lock may be held for ever in a forked child.
+_looked: tuple[tuple[int, str, type[Store], Store], ...] = ()
 
 
 def may_have_frames(store: Store) -> bool:
@@ -77,7 +77,7 @@ def look_at(found: Place, store: Store, path: str) -> None:
 def _is_new(store: Store, path: str) -> bool:
     """Return whether this process is to look at an array, and note that it does."""
     global _looked
-    key = os.getpid(), store, path
+    key = os.getpid(), path, type(store), store
     if key in _looked or not may_have_frames(store):
         return False
     _looked = (key, *_looked)[:_KEPT]
