@@ -25,8 +25,8 @@ MARKER = ".zarrs-cuda-frames"
 # How many arrays are known.
 _KEPT = 256
 
-# The process that looked, the path of the array, and the store with its type, which comes first: stores of
-# different types may fail to compare. Replaced as a whole, because a lock may be held for ever in a forked child.
+# The process that looked, the path of the array, and the store behind its type: stores of different types may
+# fail to compare. Replaced as a whole, because a lock may be held for ever in a forked child.
 _looked: tuple[tuple[int, str, type[Store], Store], ...] = ()
 
 
