@@ -8,12 +8,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs_cuda::internals::cuda::copiers::Copiers;
-use zarrs_cuda::internals::cuda::driver::InstantDevice;
-use zarrs_cuda::internals::cuda::session::{FreeEvents, Session};
-use zarrs_cuda::internals::cuda::{CudaEngine, Devices, Limits, Tuning, encode};
-use zarrs_cuda::internals::engine::{Chain, Job, KnownChain};
-use zarrs_cuda::internals::layout::SubchunkGrid;
+use zarrs_cuda_engine::contract::{Chain, Job, KnownChain};
+use zarrs_cuda_engine::cuda::copiers::Copiers;
+use zarrs_cuda_engine::cuda::session::{FreeEvents, Session};
+use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning, encode};
+use zarrs_cuda_engine::fakes::instant::InstantDevice;
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// The edges of the shard and of its subchunks, in elements of two bytes.
 const SHARD: [u64; 3] = [512, 512, 512];

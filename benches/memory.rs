@@ -21,9 +21,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use memmap2::MmapMut;
-use zarrs_cuda::internals::cuda::Tuning;
-use zarrs_cuda::internals::cuda::copiers::{Copiers, Copy};
-use zarrs_cuda::internals::host::{fresh::Fresh, memory};
+use zarrs_cuda_engine::cuda::Tuning;
+use zarrs_cuda_engine::cuda::copiers::{Copiers, Copy};
+use zarrs_cuda_engine::memory::allocate;
+use zarrs_cuda_engine::memory::fresh::Fresh;
 
 /// How often each contender is timed, after a round that is not.
 const ROUNDS: usize = 15;
@@ -74,7 +75,7 @@ impl Bench<'_> {
     /// Fills `len` fresh bytes. Returns the rate in GB/s.
     fn rate(&self, way: Way, len: usize, huge_pages: bool) -> f64 {
         warm::touch(len + len / 4).expect("memory");
-        let mut vec = memory::with_capacity(len, "a benchmark", huge_pages).expect("memory");
+        let mut vec = allocate::with_capacity(len, "a benchmark", huge_pages).expect("memory");
         let begin = Instant::now();
         match way {
             Way::Engine => {
@@ -99,7 +100,7 @@ impl Bench<'_> {
         }
         let seconds = begin.elapsed().as_secs_f64();
         // SAFETY: all of it was written.
-        let vec = unsafe { memory::assume_filled(vec, len) };
+        let vec = unsafe { allocate::assume_filled(vec, len) };
         for at in (0..len).step_by(4093) {
             assert_eq!(vec[at], self.from[at % self.from.len()], "byte {at}");
         }

@@ -68,54 +68,22 @@
     )
 )]
 
-// The benchmark of devices names its own crate, and is tested on a simulated device here.
-#[cfg(test)]
-extern crate self as zarrs_cuda;
-
 mod codec;
 #[cfg(test)]
 mod conformance;
-#[allow(unsafe_code)]
-mod crew;
-#[cfg_attr(
-    feature = "internals",
-    allow(
-        missing_docs,
-        clippy::missing_errors_doc,
-        clippy::missing_panics_doc,
-        clippy::must_use_candidate,
-        clippy::new_without_default,
-        clippy::return_self_not_must_use,
-        reason = "public for programs of this repository alone"
-    )
-)]
-mod engine;
 mod error;
 pub mod guide;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
 mod json;
-#[cfg_attr(
-    feature = "internals",
-    allow(
-        missing_docs,
-        clippy::missing_errors_doc,
-        clippy::missing_panics_doc,
-        clippy::must_use_candidate,
-        clippy::new_without_default,
-        clippy::return_self_not_must_use,
-        reason = "public for programs of this repository alone"
-    )
-)]
-mod layout;
 pub mod maintenance;
 mod memory_estimate;
 mod memory_limit;
 mod metrics;
+#[cfg(test)]
+mod on_devices;
 mod options;
-#[allow(unsafe_code)]
-mod per_process;
 mod plan;
 pub mod reader;
 mod registration;
@@ -123,6 +91,8 @@ pub mod storage;
 mod store;
 mod write_strategy;
 pub mod writer;
+
+use zarrs_cuda_engine::cuda;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use error::Error;
@@ -145,7 +115,7 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 /// [`ArrayReader::metrics`](reader::ArrayReader::metrics).
 #[must_use]
 pub fn metrics() -> Metrics {
-    metrics::counters::add_to(engine::cuda::metrics())
+    metrics::counters::add_to(cuda::metrics())
 }
 
 /// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles
@@ -180,5 +150,5 @@ pub fn warm_up(options: &Options) -> Result<(), Error> {
 /// driver's own memory stays: its context and the compiled kernels. In a forked child this does
 /// nothing, because the memory is the parent's.
 pub fn release_idle_memory() {
-    engine::cuda::release_idle();
+    cuda::release_idle();
 }

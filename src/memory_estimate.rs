@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use zarrs_cuda_engine::contract::BufferBytes;
+
 /// The most memory that buffers take, in bytes: of a shard in flight on a device, or of a
 /// [writer](crate::writer).
 ///
@@ -19,34 +21,23 @@ pub struct MemoryEstimate {
     pub device: usize,
 }
 
-impl fmt::Display for MemoryEstimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds = [
-            (self.device, "on the device"),
-            (self.pinned, "page-locked"),
-            (self.host, "on the host"),
-        ];
-        let mut taken = kinds.iter().filter(|(bytes, _)| *bytes > 0);
-        let Some((bytes, kind)) = taken.next() else {
-            return f.write_str("0 bytes");
-        };
-        write!(f, "{bytes} bytes {kind}")?;
-        taken.try_for_each(|(bytes, kind)| write!(f, ", {bytes} bytes {kind}"))
+impl From<BufferBytes> for MemoryEstimate {
+    fn from(bytes: BufferBytes) -> Self {
+        Self {
+            host: bytes.host,
+            pinned: bytes.pinned,
+            device: bytes.device,
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_taken_is_not_named() {
-        let mut memory = MemoryEstimate::default();
-        assert_eq!(memory.to_string(), "0 bytes");
-        memory.host = 1;
-        assert_eq!(memory.to_string(), "1 bytes on the host");
-        (memory.device, memory.pinned) = (3, 2);
-        let all = "3 bytes on the device, 2 bytes page-locked, 1 bytes on the host";
-        assert_eq!(memory.to_string(), all);
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        BufferBytes {
+            host: self.host,
+            pinned: self.pinned,
+            device: self.device,
+        }
+        .fmt(f)
     }
 }

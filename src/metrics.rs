@@ -152,6 +152,9 @@ pub(crate) mod counters {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
+    use zarrs_cuda_engine::cuda::DeviceMetrics;
+    use zarrs_cuda_engine::host;
+
     use super::Metrics;
 
     static HOST_CODINGS: AtomicU64 = AtomicU64::new(0);
@@ -161,7 +164,7 @@ pub(crate) mod counters {
     static WRITER_WAITS: AtomicU64 = AtomicU64::new(0);
     static WRITER_WAIT_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 
-    /// The host encoded or decoded subchunks, or an index by codecs.
+    /// A codec of zarrs encoded or decoded subchunks or an index, in place of the host engine.
     pub(crate) fn host_coding() {
         HOST_CODINGS.fetch_add(1, Ordering::Relaxed);
     }
@@ -185,17 +188,41 @@ pub(crate) mod counters {
         WRITER_WAIT_NANOSECONDS.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// `devices`, with what was counted here until now.
-    pub(crate) fn add_to(devices: Metrics) -> Metrics {
+    /// The counts of devices, with the counts of the host until now.
+    pub(crate) fn add_to(devices: DeviceMetrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Metrics {
-            host_codings: count(&HOST_CODINGS),
+            shards_encoded: devices.shards_encoded,
+            shards_decoded: devices.shards_decoded,
+            batches_encoded: devices.batches_encoded,
+            bytes_to_device: devices.bytes_to_device,
+            bytes_from_device: devices.bytes_from_device,
+            to_device: devices.to_device,
+            scatter: devices.scatter,
+            crc32c: devices.crc32c,
+            shuffle: devices.shuffle,
+            compress: devices.compress,
+            frame: devices.frame,
+            decompress: devices.decompress,
+            aggregate: devices.aggregate,
+            split: devices.split,
+            unscatter: devices.unscatter,
+            from_device: devices.from_device,
+            lanes_created: devices.lanes_created,
+            lanes_alive: devices.lanes_alive,
+            lanes_leaked: devices.lanes_leaked,
+            lane_waits: devices.lane_waits,
+            lanes_waiting: devices.lanes_waiting,
+            lane_wait: devices.lane_wait,
+            batches_halved: devices.batches_halved,
+            subchunks_on_host: devices.subchunks_on_host,
+            fallbacks: devices.fallbacks,
+            host_codings: count(&HOST_CODINGS) + host::codings(),
             partial_writes: count(&PARTIAL_WRITES),
             compaction_requests: count(&COMPACTION_REQUESTS),
             compactions: count(&COMPACTIONS),
             writer_waits: count(&WRITER_WAITS),
             writer_wait: Duration::from_nanos(count(&WRITER_WAIT_NANOSECONDS)),
-            ..devices
         }
     }
 }

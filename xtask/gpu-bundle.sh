@@ -63,7 +63,9 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 out=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd) || exit 1
 json=$out/zarrs_cuda-gpu.json
 log=$out/zarrs_cuda-gpu.log
-tests=$here/zarrs_cuda-tests
+# The tests of the engine, and those of the library over it.
+tests=$here/zarrs_cuda-engine-tests
+library_tests=$here/zarrs_cuda-tests
 bench=$here/zarrs_cuda-bench
 
 child=
@@ -176,7 +178,7 @@ end() {
         more=", \"log\": $(quote <<<"$printed")"
         printf '%s\n' "$printed"
     fi
-    summary=$(tail -c "+$from" "$log" | grep '^test result: ' | tail -n 1)
+    summary=$(tail -c "+$from" "$log" | grep '^test result: ' | tail -n 2)
     if [ -n "$summary" ]; then
         more=", \"tests\": $(quote <<<"$summary")$more"
     fi
@@ -204,7 +206,7 @@ starts() {
 
 suites() {
     begin suites
-    starts "$tests" || return
+    starts "$tests" && starts "$library_tests" || return
     local export=()
     if [ -n "${ZARRS_CUDA_EXPORT:-}" ]; then
         export=(env "ZARRS_CUDA_EXPORT=$temporary/arrays")
@@ -212,6 +214,10 @@ suites() {
     fi
     # What tests print is a result where they only look.
     run "${limit[suites]}" "${export[@]}" "$tests" ::on_gpu:: --show-output
+    if [ "$result" = passed ]; then
+        run "$((limit[suites] - (SECONDS - began) > 1 ? limit[suites] - (SECONDS - began) : 1))" \
+            "$library_tests" ::on_gpu:: --show-output
+    fi
     if [ -n "${ZARRS_CUDA_EXPORT:-}" ] &&
         ! tar -C "$temporary/arrays" -czf "$out/zarrs_cuda-gpu-arrays.tar.gz" . 2>>"$log" &&
         [ "$result" = passed ]; then
@@ -251,7 +257,7 @@ tool() {
         return
     fi
     begin "$name"
-    starts "$tests" || return
+    starts "$tests" && starts "$library_tests" || return
     if [ "$name" = racecheck ] || [ "$name" = initcheck ]; then
         # nvCOMP's own kernels have known hazards. Older versions have another name for the option.
         if [[ $("$sanitizer" --help 2>&1) != *$option* ]]; then
@@ -260,8 +266,8 @@ tool() {
         exclude=("$option" kns=nvcomp)
     fi
     local command=(env ZARRS_CUDA_GPU_CASES=4 "$sanitizer" --tool "$name" --error-exitcode 9
-        "${exclude[@]}" "$tests" --test-threads=1)
-    run "$seconds" "${command[@]}" "$probe"
+        "${exclude[@]}")
+    run "$seconds" "${command[@]}" "$tests" --test-threads=1 "$probe"
     if [ "$result" != passed ]; then
         reason=$(grep -v -e '^[=[:space:]]*$' -e 'ERROR SUMMARY' <<<"$printed" | tail -n 1)
         if [ "$result" = timeout ]; then
@@ -273,7 +279,10 @@ tool() {
             return
         fi
     fi
-    run "${limit[$name]}" "${command[@]}" "${filters[@]}"
+    run "${limit[$name]}" "${command[@]}" "$tests" --test-threads=1 "${filters[@]}"
+    if [ "$result" = passed ]; then
+        run "${limit[$name]}" "${command[@]}" "$library_tests" --test-threads=1 ::on_gpu::
+    fi
     end
 }
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
 use zarrs_codec::CodecSpecificOptions;
-use zarrs_cuda::internals::PerProcess;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::{Options, WriteStrategy};
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 use crate::change::Changing;
 use crate::error::Error;

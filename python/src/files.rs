@@ -21,7 +21,7 @@ use zarrs_storage::{
 
 use crate::store::inside;
 use zarrs_cuda::internals::files as in_place;
-use zarrs_cuda::internals::host::memory::with_capacity;
+use zarrs_cuda_engine::memory::allocate::with_capacity;
 
 /// The files below a directory.
 #[derive(Debug)]

@@ -23,9 +23,9 @@ use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OnceCell, Semaphore};
-use zarrs_cuda::internals::PerProcess;
 use zarrs_cuda::storage::FRAMES_MARKER;
 use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
+use zarrs_cuda_engine::process::per_process::PerProcess;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,

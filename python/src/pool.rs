@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use zarrs_cuda::internals::PerProcess;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 use crate::error::Error;
 

@@ -406,7 +406,7 @@ impl Opened {
 
 /// New memory for `bytes` bytes of elements of the chunk under `key`.
 fn zeros(bytes: usize, key: &str) -> Result<Vec<u8>, Error> {
-    internals::host::memory::zeros(bytes, true)
+    zarrs_cuda_engine::memory::allocate::zeros(bytes, true)
         .ok_or_else(|| Error::Memory(format!("out of memory: {bytes} bytes for {key}")))
 }
 

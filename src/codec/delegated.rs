@@ -21,12 +21,12 @@ use super::partial_encoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
 use crate::Error;
-use crate::layout::Entries;
 use crate::metrics::counters;
 use crate::plan::{self, Engines, Explanation};
 #[cfg(feature = "async")]
 use crate::store::{AwaitedHandle, async_no_panic};
 use crate::store::{BlockingHandle, no_panic, now};
+use zarrs_cuda_engine::layout::Entries;
 
 /// zarrs' own codec.
 pub(super) struct Delegated;

@@ -9,8 +9,8 @@ use zarrs_codec::CodecError;
 use zarrs_storage::StorageError;
 
 use crate::Error;
-use crate::engine::EngineError;
-use crate::engine::subchunk::NotDecoded;
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::subchunk::NotDecoded;
 
 /// `error`, which keeps its type and its sources.
 pub(crate) fn sourced(error: impl StdError + Send + Sync + 'static) -> CodecError {

@@ -13,10 +13,12 @@ use zarrs_storage::byte_range::ByteRange;
 use super::error::{caused, sourced};
 use super::recognise::recognise;
 use crate::Options;
-use crate::engine::Stage;
-use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries};
 use crate::metrics::counters;
 use crate::store::no_panic;
+use zarrs_cuda_engine::contract::Stage;
+use zarrs_cuda_engine::layout::{
+    ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries,
+};
 
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;

@@ -8,9 +8,9 @@ use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::Error;
-use crate::engine::Job;
-use crate::layout::SubchunkGrid;
 use crate::plan::{self, ShardPlan};
+use zarrs_cuda_engine::contract::Job;
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 impl Sharding {
     /// The engine that encodes a shard.

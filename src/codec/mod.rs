@@ -52,7 +52,6 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
-use crate::engine::memory;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
@@ -67,6 +66,7 @@ use partial_encoder::PartialEncoder;
 use parts::Parts;
 use shard_codec::ShardCodec;
 use sharding::{Sharding, Shardings};
+use zarrs_cuda_engine::memory::allocate;
 
 /// The `sharding_indexed` codec.
 ///
@@ -266,7 +266,7 @@ impl CudaShardingCodec {
         let mut explanation = shards.shard_codec().explain(&shards)?;
         explanation.partial_writes = partial_encoder::explain(&shards);
         let wanted = self.parts.options.huge_pages();
-        explanation.no_huge_pages = memory::why_no_huge_pages(wanted).map(str::to_owned);
+        explanation.no_huge_pages = allocate::why_no_huge_pages(wanted).map(str::to_owned);
         Ok(explanation)
     }
 

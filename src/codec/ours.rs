@@ -18,11 +18,11 @@ use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
 use super::view::ViewOfShard;
 use crate::Error;
-use crate::engine::EncodedShard;
 use crate::plan::{self, Explanation};
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
+use zarrs_cuda_engine::contract::EncodedShard;
 
 /// This crate's engines.
 pub(super) struct Ours;

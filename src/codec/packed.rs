@@ -13,10 +13,10 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::CudaShardingCodec;
 use super::error::codec_error;
 use super::sharding::Sharding;
-use crate::engine::EngineError;
-use crate::engine::pack::pack;
-use crate::layout::Extent;
 use crate::{Error, Options};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::layout::Extent;
+use zarrs_cuda_engine::memory::pack::pack;
 
 /// How a stored shard is copied to a shard without unused bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use zarrs_codec::{
     CodecTraits,
 };
 
-use crate::engine::{BloscStage, Cname, KnownChain, Shuffle, Stage};
+use zarrs_cuda_engine::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage};
 
 /// A chain whose codecs are all known; what remains open depends on the data type.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zarrs::array::{ArrayIndices, ArraySubset, Indexer, IndexerError};
 use zarrs_codec::CodecError;
 
-use crate::layout::{Part, SubchunkGrid};
+use zarrs_cuda_engine::layout::{Part, SubchunkGrid};
 
 /// Elements of a shard.
 pub(super) enum Selection {

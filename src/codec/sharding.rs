@@ -12,8 +12,8 @@ use super::error::sourced;
 use super::index::ShardIndex;
 use super::parts::Parts;
 use super::subchunk_len::SubchunkLen;
-use crate::engine::KnownChain;
-use crate::layout::{Extent, SubchunkGrid};
+use zarrs_cuda_engine::contract::KnownChain;
+use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
 /// How the elements of a subchunk are encoded.
 #[derive(Clone, Debug)]

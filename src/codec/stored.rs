@@ -7,11 +7,11 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::error::codec_error;
 use super::sharding::Sharding;
-use crate::engine::EncodedSubchunk;
-use crate::layout::Entries;
 use crate::metrics::counters;
 use crate::plan::host_engine;
 use crate::store::no_panic;
+use zarrs_cuda_engine::contract::EncodedSubchunk;
+use zarrs_cuda_engine::layout::Entries;
 
 /// Decodes the bytes of the subchunk of a number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;

@@ -8,9 +8,9 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::Error;
-use crate::engine::stream::{ReducedFrom, StreamChain, StreamJob};
-use crate::layout::Extent;
 use crate::plan::StreamChoice;
+use zarrs_cuda_engine::contract::stream::{ReducedFrom, StreamChain, StreamJob};
+use zarrs_cuda_engine::layout::Extent;
 
 /// How the shards of a stream are encoded.
 #[derive(Clone, Debug)]

@@ -8,9 +8,10 @@ use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
 use super::sharding::Sharding;
-use crate::engine::disjoint::Shares;
-use crate::engine::{EngineError, RowSink, memory};
-use crate::layout::Slab;
+use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::layout::Slab;
+use zarrs_cuda_engine::memory::allocate;
+use zarrs_cuda_engine::memory::disjoint::Shares;
 
 /// A part of a shard that a view shows.
 pub(super) struct ViewOfShard<'a, 'v> {
@@ -101,7 +102,7 @@ impl RowSink for ViewOfShard<'_, '_> {
         }
         for slab in self.shares.slabs(&row, SLAB) {
             let len = slab.len() * self.shares.grid().element_size();
-            let elements = memory::at_least(buffer, len)?;
+            let elements = allocate::at_least(buffer, len)?;
             self.shares.gather(first, sources, &slab, elements)?;
             // SAFETY: the row was claimed, and its boxes are written one after the other.
             unsafe { self.write_box(&slab, |view| Ok(view.copy_from_slice(elements)?))? };
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::codec::CudaShardingCodecBuilder;
-    use crate::layout::{Part, strides_in};
+    use zarrs_cuda_engine::layout::{Part, strides_in};
 
     /// One axis: the extent of a subchunk, how many of them, where the view begins, how much it
     /// shows, and how much of the array lies before and behind it.
@@ -173,7 +174,7 @@ mod tests {
                 std::iter::zip(at, &around).fold(0, |n, (at, extent)| n * extent + at)
             };
             let coordinates = |number: usize, shape: &[usize]| {
-                crate::layout::c_order::coordinates(number, shape)
+                zarrs_cuda_engine::layout::c_order::coordinates(number, shape)
             };
             let mut array = vec![0_u8; expected.len() * 2];
             let array_shape = to_u64(&around);

@@ -13,10 +13,10 @@ use zarrs_cuda_testing::effort;
 use super::case::{Case, cases, compressed_cases};
 use super::naive::Naive;
 use crate::codec::sharding::Sharding;
-use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
-use crate::layout::Extent;
 use crate::plan::{self, Engines};
 use crate::{CudaShardingCodec, Options};
+use zarrs_cuda_engine::contract::{Decoded, EncodedShard, EncodedSubchunk, Engine};
+use zarrs_cuda_engine::layout::Extent;
 
 /// Check what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
 pub(crate) fn check(

@@ -9,7 +9,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use crate::CudaShardingCodec;
 use crate::codec::error::codec_error;
 use crate::codec::sharding::Sharding;
-use crate::engine::host;
+use zarrs_cuda_engine::host;
 
 /// The same gather and the same library call per subchunk as the host engine's, into warm
 /// per-thread buffers, and nothing kept.

@@ -1,6 +1,7 @@
 //! Private parts, for the fuzz targets, benchmarks and Python package of this repository. Nothing here is part of the crate's
 //! interface, and no promise of semantic versioning covers it.
 
+mod device_frames;
 mod limit;
 
 use std::borrow::Cow;
@@ -12,36 +13,15 @@ use zarrs::array::{Array, DataType, FillValue};
 use zarrs_codec::CodecOptions;
 use zarrs_storage::byte_range::ByteRange;
 
+pub use device_frames::{DeviceFrames, DeviceShuffle, DeviceStream};
 pub use limit::Limit;
 
 pub use crate::codec::packed::Packing;
-pub use crate::engine::cuda::internals as cuda;
-pub use crate::engine::cuda::internals::frames::{DeviceFrames, DeviceShuffle, DeviceStream};
-pub use crate::per_process::PerProcess;
-
-/// The contract of engines.
-pub mod engine {
-    pub use crate::engine::{
-        BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, Job, KnownChain, Shuffle,
-        Stage,
-    };
-}
-
-/// The host engine.
-pub mod host {
-    pub use crate::engine::host::HostEngine;
-    pub use crate::engine::{fresh, memory};
-}
 
 /// Files of which parts are written where they are.
 pub mod files {
     pub use crate::store::hold;
     pub use crate::store::in_place::write;
-}
-
-/// Geometry.
-pub mod layout {
-    pub use crate::layout::{Lift, LiftBatch, LiftSlab, SubchunkGrid};
 }
 
 use crate::codec::find;
@@ -134,7 +114,7 @@ pub fn device_frames(
         .map_err(|e| e.to_string())?;
     shard
         .with_job(&options, |job| {
-            cuda::frames::device_frames(job, chain, encoded, &extents)
+            device_frames::device_frames(job, chain, encoded, &extents)
         })
         .map_err(str::to_string)
 }

@@ -5,7 +5,7 @@
 
 use zarrs::array::codec::ShardingIndexLocation;
 
-use crate::layout::{RECORD_LEN, Record, fingerprint, undo_growth, update_of_nothing};
+use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint, undo_growth, update_of_nothing};
 
 /// From this many bytes of a record on it is certain that it is one: its magic is whole.
 const CERTAIN: usize = 8;

@@ -19,11 +19,11 @@ use super::recover::RecoveryOutcome;
 use crate::Error;
 use crate::codec::error::is_of_bytes;
 use crate::codec::sharding::Sharding;
-use crate::layout::{Entries, RECORD_LEN, Record};
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::ranges::Merged;
 use crate::store::{Blocking, Reads, now};
+use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record};
 
 /// What a shard holds, and where. All sizes and offsets are in bytes.
 ///
@@ -631,7 +631,7 @@ mod tests {
             let offset = usize::try_from(layout.entries(&object, 4)[2][0]).unwrap() - 80;
             let size = object.len() as u64;
             let index = format.shards().index.of(&object).unwrap();
-            let print = crate::layout::fingerprint(index);
+            let print = zarrs_cuda_engine::layout::fingerprint(index);
             let record = Record {
                 offset: offset as u64,
                 old_end: 7,

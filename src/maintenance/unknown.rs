@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::codec::sharding::Sharding;
-use crate::layout::{RECORD_LEN, Record, fingerprint};
 use crate::store::ranges::Merged;
+use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 
 /// So many ranges are kept before they are merged: an old shard may have an index of each of its updates.
 const FIRST_MERGE: usize = 1 << 17;

@@ -3,9 +3,9 @@
 use std::fmt::{self, Write};
 
 use super::{Engines, ShardPlan};
-use crate::engine::KnownChain;
-use crate::layout::SubchunkGrid;
 use crate::{Error, MemoryEstimate, Options};
+use zarrs_cuda_engine::contract::KnownChain;
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

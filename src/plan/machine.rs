@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use crate::Options;
-use crate::engine::cuda::{self, nvcomp};
 use crate::memory_limit::memory_limit;
+use zarrs_cuda_engine::cuda;
+use zarrs_cuda_engine::cuda::nvcomp;
 
 /// What this machine has for shards: devices, compressors for them, memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

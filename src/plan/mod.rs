@@ -5,7 +5,6 @@
 //! budget a lane takes.
 
 mod explanation;
-mod fallback;
 mod machine;
 mod rule;
 mod stream;
@@ -15,19 +14,17 @@ use std::sync::Arc;
 
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
-#[cfg(test)]
-pub(crate) use fallback::{HostBatches, WithFallback, reason};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
 pub(crate) use rule::Rule;
 pub(crate) use stream::StreamChoice;
 
-use crate::engine::cuda::{self, Compressors, CudaEngine, Devices, Limits, Tuning};
-use crate::engine::host::HostEngine;
-use crate::engine::{Chain, Engine, KnownChain};
-use crate::layout::SubchunkGrid;
 use crate::{Backend, Error, MemoryEstimate, Options};
-#[cfg(not(test))]
-use fallback::WithFallback;
+use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
+use zarrs_cuda_engine::cuda;
+use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Devices, HighestLevels, Limits, Tuning};
+use zarrs_cuda_engine::fallback::WithFallback;
+use zarrs_cuda_engine::host::HostEngine;
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// The engines that shards are encoded and decoded by.
 #[derive(Clone, Debug)]
@@ -189,7 +186,7 @@ impl Engines {
                 ShardPlan {
                     why: format!("{why} {stages}; a lane takes {memory}"),
                     engine: Box::new(engine),
-                    memory: Some(memory),
+                    memory: Some(memory.into()),
                 }
             }
         })
@@ -224,9 +221,10 @@ impl Engines {
         decode: bool,
     ) -> Result<CudaEngine, String> {
         // Check the chain first, so that devices are not looked for in vain.
-        cuda::check_chain(grid, chain, options.device_levels())?;
+        let levels = highest_levels(options);
+        cuda::check_chain(grid, chain, levels)?;
         let compressors = Compressors {
-            levels: options.device_levels(),
+            levels,
             nvcomp: options.nvcomp().map(Path::to_path_buf),
             decode,
         };
@@ -258,6 +256,16 @@ impl Engines {
     }
 }
 
+/// The levels of the options as the CUDA engine takes them.
+fn highest_levels(options: &Options) -> HighestLevels {
+    let levels = options.device_levels();
+    HighestLevels {
+        zstd: levels.zstd(),
+        gzip: levels.gzip(),
+        blosc: levels.blosc(),
+    }
+}
+
 /// The engine that decodes parts of shards.
 pub(crate) fn host_engine() -> HostEngine {
     HostEngine
@@ -266,7 +274,7 @@ pub(crate) fn host_engine() -> HostEngine {
 /// The chain as an engine takes it.
 pub(crate) fn chain<'a>(
     known: Option<&'a KnownChain>,
-    foreign: &'a dyn crate::engine::SubchunkCodec,
+    foreign: &'a dyn zarrs_cuda_engine::contract::SubchunkCodec,
 ) -> Chain<'a> {
     known.map_or(Chain::Foreign(foreign), Chain::Known)
 }

@@ -1,8 +1,8 @@
 //! Which shards are better off on a device.
 
-use crate::engine::KnownChain;
-use crate::engine::stream::{StreamChain, StreamJob};
-use crate::layout::SubchunkGrid;
+use zarrs_cuda_engine::contract::KnownChain;
+use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// When [`Backend::Auto`] chooses a device. It depends on the plan alone and never on load, so that
 /// equal data give equal shards.

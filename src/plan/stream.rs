@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use super::fallback::HostBatches;
 use super::{Chosen, Engines};
-use crate::engine::EngineError;
-use crate::engine::cuda::CudaEngine;
-use crate::engine::host::stream::{HostStream, encoded_bound, stream_memory};
-use crate::engine::stream::{BatchFallback, Returned, StreamChain, StreamEngine, StreamJob};
 use crate::{Error, MemoryEstimate, Options};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::contract::stream::{
+    BatchFallback, Returned, StreamChain, StreamEngine, StreamJob,
+};
+use zarrs_cuda_engine::cuda::CudaEngine;
+use zarrs_cuda_engine::fallback::HostBatches;
+use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
 
 /// The engine of a stream, and why that one.
 #[derive(Clone, Debug)]
@@ -60,10 +62,11 @@ impl StreamChoice {
     /// # Errors
     /// The buffers cannot be allocated; the reason.
     pub(crate) fn memory(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
-        match &self.device {
+        let bytes = match &self.device {
             None => stream_memory(job),
             Some(device) => device.engine.stream_estimate(job),
-        }
+        };
+        bytes.map(MemoryEstimate::from)
     }
 
     /// The engine, set up for `job`.

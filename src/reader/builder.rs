@@ -15,8 +15,8 @@ use super::frames::ListsFrames;
 use super::metrics::Counters;
 use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
 use crate::codec::find;
-use crate::per_process::PerProcess;
 use crate::store::files::Files;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// Builds an [`ArrayReader`]: see [`ArrayReader::builder`].
 #[must_use]

@@ -9,9 +9,9 @@ use zarrs_storage::ReadableStorageTraits;
 use super::output::Place;
 use super::request::Wanted;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
-use crate::engine::disjoint::Window;
-use crate::engine::{EngineError, RowSink};
-use crate::layout::SubchunkGrid;
+use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::layout::SubchunkGrid;
+use zarrs_cuda_engine::memory::disjoint::Window;
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads `boxes` by zarrs' own call, one after the other.

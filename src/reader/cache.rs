@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lru::LruCache;
 use zarrs_storage::StoreKey;
 
-use crate::layout::Entries;
+use zarrs_cuda_engine::layout::Entries;
 
 /// The index of a shard, as it is stored and as it was decoded.
 #[derive(Debug)]

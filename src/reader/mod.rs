@@ -68,8 +68,6 @@ pub use output::Output;
 pub use slices::{Cancel, Slices, Until};
 
 use crate::codec::CudaShardingCodec;
-use crate::engine::memory;
-use crate::per_process::PerProcess;
 use crate::store::files::Files;
 use cache::Caches;
 use frames::ListsFrames;
@@ -79,6 +77,8 @@ use request::{Wanted, WantedShard};
 use shard::{Call, Shard};
 use source::Source;
 use threads::{Each, Task};
+use zarrs_cuda_engine::memory::allocate;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How a reader reads.
 #[derive(Clone, Debug)]
@@ -248,7 +248,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                         "; each call lists the frame of a shard first, and takes newer subchunks from there",
                     None => "",
                 },
-                memory::why_no_huge_pages(settings.huge_pages).map_or(String::new(), |why| {
+                allocate::why_no_huge_pages(settings.huge_pages).map_or(String::new(), |why| {
                     format!("; new memory is not on huge pages, because {why}")
                 }),
             ),
@@ -315,7 +315,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let len = extents
             .iter()
             .try_fold(each, |len, extent| len.checked_mul(*extent));
-        let zeros = len.and_then(|len| memory::zeros(len, self.0.settings.huge_pages));
+        let zeros = len.and_then(|len| allocate::zeros(len, self.0.settings.huge_pages));
         zeros.ok_or_else(|| {
             let each = each * size_of::<T>();
             let multiply = |len: usize, extent: &usize| len.saturating_mul(*extent);

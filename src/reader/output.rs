@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::ReaderError;
-use crate::layout;
+use zarrs_cuda_engine::layout;
 
 /// Memory for the elements of a box, each in the byte order of this machine.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use super::metrics::Counters;
 use super::source::{Fetched, Source, Store};
 use super::threads::{Each, Later, Task};
 use super::{ArrayReader, Inner, Kept, Output, ReaderError, Way};
-use crate::per_process::PerProcess;
 use crate::store::Reads;
 use crate::store::ranges::slice;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// A store whose shards are open files: what is found when one is opened is what is read of it.
 struct Opened<R>(R);

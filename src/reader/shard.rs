@@ -25,10 +25,10 @@ use super::{ReaderError, Settings};
 use crate::codec::error::{codec_error, engine_is_of_bytes, is_of_bytes, out_of_memory};
 use crate::codec::partial_decoder::check_memory;
 use crate::codec::sharding::Sharding;
-use crate::engine::disjoint::Window;
-use crate::engine::{EncodedSubchunk, EngineError, RowSink};
 use crate::plan::host_engine;
 use indexed::{Indexed, Keeping};
+use zarrs_cuda_engine::contract::{EncodedSubchunk, EngineError, RowSink};
+use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// How often a shard is read that is replaced meanwhile.
 const ATTEMPTS: usize = 3;

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::ReaderError;
-use crate::crew::Crew;
-use crate::per_process::PerProcess;
 #[cfg(feature = "async")]
 use crate::store::all;
 use crate::store::now;
+use zarrs_cuda_engine::process::crew::Crew;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// A future that may move between threads. It is boxed, because a compiler that is asked whether the
 /// future of a generic function may move cannot always say.

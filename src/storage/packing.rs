@@ -18,7 +18,7 @@ use crate::codec::error::sourced;
 use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
 use crate::codec::stored;
-use crate::layout::{Entries, Extent};
+use zarrs_cuda_engine::layout::{Entries, Extent};
 
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;

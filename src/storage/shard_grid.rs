@@ -3,7 +3,7 @@
 use zarrs::plugin::PluginCreateError;
 
 use super::chunk_keys::ChunkKey;
-use crate::layout::c_order;
+use zarrs_cuda_engine::layout::c_order;
 
 /// A regular grid of chunks, in shards of equally many chunks along each axis.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::lease::Lease;
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How the name of each lease begins.
 pub(crate) const LEASE: &str = ".zarrs-cuda-writer";

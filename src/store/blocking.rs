@@ -16,8 +16,8 @@ use zarrs_storage::{
 use super::files::Files;
 use super::no_panic::{no_panic, not_listed, not_read};
 use super::{Lists, Reads, Result, Writes};
-use crate::crew::Crew;
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::crew::Crew;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How many requests wait for a store at once, unless its values are files.
 const REQUESTS: usize = 16;

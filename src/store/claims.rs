@@ -27,7 +27,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::file_turns::Scope;
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 #[cfg(feature = "async")]
 mod clock;

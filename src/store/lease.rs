@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::file_turns::is_at;
 use super::owner::{Life, Owner};
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How long a lease must stay as it is until another process may take it over.
 pub(super) const DURATION: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use twox_hash::XxHash3_64;
 
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// A process of some machine. `Display` makes text of it, and `FromStr` understands that text.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ use std::sync::Arc;
 
 use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
-use crate::engine::buffers::{Lease, Pool};
-use crate::engine::pieces;
-use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
-use crate::layout::{Extent, ShardPart, c_order};
+use zarrs_cuda_engine::contract::stream::{EncodedBatch, EncodedPart, Output};
+use zarrs_cuda_engine::layout::{Extent, ShardPart, c_order};
+use zarrs_cuda_engine::memory::buffers::{Lease, Pool};
+use zarrs_cuda_engine::memory::pieces;
 
 /// Shards that are not complete.
 #[derive(Debug)]

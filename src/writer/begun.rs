@@ -6,7 +6,7 @@ use zarrs_storage::{
     ListableStorage, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError,
 };
 
-use crate::layout::{StreamGrid, c_order};
+use zarrs_cuda_engine::layout::{StreamGrid, c_order};
 
 /// Returns whether a shard of `array`, whose shards are those of `grid`, is stored, or what a killed writer leaves.
 ///

@@ -28,11 +28,6 @@ use super::{ArrayWriter, Stream, begun, leftovers, staff};
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::EngineError;
-use crate::engine::account::{Debtor, Reservation};
-use crate::engine::buffers::{Contents, Pool};
-use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
-use crate::layout::StreamGrid;
 use crate::store::array_lease::{self, LEASE, Work};
 use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
@@ -40,6 +35,11 @@ use crate::store::files::directory_of;
 use crate::store::lease::Held;
 use crate::store::object_lease::ObjectLease;
 use crate::{Error, MemoryEstimate, Options};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::contract::stream::{ReducedFrom, Returned, StreamEngine};
+use zarrs_cuda_engine::layout::StreamGrid;
+use zarrs_cuda_engine::memory::buffers::{Contents, Pool};
+use zarrs_cuda_engine::process::account::{Debtor, Reservation};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
 /// [guide](crate::guide::tuning#writer-settings) says when to change which setting.

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::error::WriterError;
 use super::{ArrayWriter, Stream};
-use crate::engine::EngineError;
-use crate::engine::stream::{DeviceBytes, Reusable};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::contract::stream::{DeviceBytes, Reusable};
 
 /// Elements on a CUDA device, in C order, each in the byte order of the device (little-endian).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

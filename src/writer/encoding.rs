@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Setup, Shared, State};
-use crate::engine::stream::{EncodedPart, Encoder, FailedBatch, Input};
+use zarrs_cuda_engine::contract::stream::{EncodedPart, Encoder, FailedBatch, Input};
 
 /// The next step.
 pub(super) enum Step {

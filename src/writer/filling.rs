@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::layout::StreamGrid;
+use zarrs_cuda_engine::layout::StreamGrid;
 
 /// The longest time that a shard may take to fill before the application is told.
 const PATIENCE: Duration = Duration::from_mins(1);

@@ -89,10 +89,6 @@ pub use report::{Progress, WriterReport};
 pub use crate::store::conditional::{ConditionalStore, ValueVersion};
 
 use crate::MemoryEstimate;
-use crate::engine::account::Reservation;
-use crate::engine::buffers::Patience;
-use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
-use crate::layout::BatchGrid;
 use crate::metrics::counters;
 use crate::store::lease::Held;
 use filling::{Filling, Slow};
@@ -101,6 +97,10 @@ use plan::Plan;
 use retry::{Attempt, Retry};
 use shared::{Batch, Item, Shared};
 use waiting::Waiting;
+use zarrs_cuda_engine::contract::stream::{Input, OnRead, StreamEngine, StreamJob};
+use zarrs_cuda_engine::layout::BatchGrid;
+use zarrs_cuda_engine::memory::buffers::Patience;
+use zarrs_cuda_engine::process::account::Reservation;
 
 /// What an [`ArrayWriter`] is between two calls of the application: its open batch, and what threads share.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::engine::stream::Output;
+use zarrs_cuda_engine::contract::stream::Output;
 
 /// Some bytes of an output, as a store is given them.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::buffers::{Contents, Pool};
+    use zarrs_cuda_engine::memory::buffers::{Contents, Pool};
 
     #[test]
     fn a_buffer_that_is_kept_is_replaced() {

@@ -21,12 +21,13 @@ use std::sync::Arc;
 
 use super::error::WriterError;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::EngineError;
-use crate::engine::account::{self, Lender, Reserved};
-use crate::engine::stream::{Lending, Room, StreamJob};
-use crate::layout::StreamGrid;
 use crate::plan::StreamChoice;
 use crate::{MemoryEstimate, Options};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::contract::stream::{Lending, Room, StreamJob};
+use zarrs_cuda_engine::layout::StreamGrid;
+use zarrs_cuda_engine::process::account;
+use zarrs_cuda_engine::process::account::{Lender, Reserved};
 
 /// The numbers that were tuned, together.
 struct Targets {
@@ -421,7 +422,7 @@ fn assembly_count(grid: &StreamGrid, candidate: &Candidate) -> usize {
 
 /// What the indexes of the shards take that are open, as they are put together and encoded.
 fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
-    let of_subchunk = size_of::<crate::layout::Extent>() + 2 * size_of::<u64>();
+    let of_subchunk = size_of::<zarrs_cuda_engine::layout::Extent>() + 2 * size_of::<u64>();
     encoding
         .shards
         .grid

@@ -32,8 +32,8 @@ use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
 use crate::codec::stream::ShardEncoding;
-use crate::engine::stream::{Input, Returned};
-use crate::layout::{BatchGrid, StreamGrid, c_order};
+use zarrs_cuda_engine::contract::stream::{Input, Returned};
+use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 
 /// The part that does not change.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use super::storing;
 use super::timer::{Look, TIMER};
 use super::visits::Visits;
 use super::workers::{ENCODING, STORING, Task};
-use crate::crew::PATIENCE;
-use crate::engine::account::Debtor;
+use zarrs_cuda_engine::process::account::Debtor;
+use zarrs_cuda_engine::process::crew::PATIENCE;
 
 /// Calls threads for a writer, as many as it may have.
 #[derive(Debug)]

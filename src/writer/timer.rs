@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::crew::PATIENCE;
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::crew::PATIENCE;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// Something that the timer looks at. It never blocks.
 pub(super) trait Look: Send + Sync {

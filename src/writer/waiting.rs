@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::WriterError;
 use super::shared::{Shared, State};
-use crate::engine::stream::Returned;
+use zarrs_cuda_engine::contract::stream::Returned;
 
 /// How often a call that waits asks whether to go on.
 pub(super) const TURN: Duration = Duration::from_millis(50);

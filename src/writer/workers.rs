@@ -21,8 +21,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::timer::{Look, TIMER};
-use crate::crew::PATIENCE;
-use crate::per_process::PerProcess;
+use zarrs_cuda_engine::process::crew::PATIENCE;
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How long a step takes before its thread is not counted any more.
 const STUCK: Duration = Duration::from_secs(1);

@@ -1,6 +1,7 @@
-//! Compares the dependencies within the library with the picture in `docs/architecture.md`.
+//! Compares the dependencies within and between the packages with the picture in
+//! `docs/architecture.md`.
 //!
-//! Paths that start with `crate`, `super` or `self`, or with a module that a file declares or
+//! Paths that start with `crate`, `super`, `self` or the name of a package, or with a module that a file declares or
 //! imports, are followed to the file that defines the named item, through re-exports. Each file
 //! belongs to a room. The table of rooms in `docs/architecture.md` says which rooms a room may use.
 
@@ -23,7 +24,7 @@ const STILL_THERE: &[(&str, &str)] = &include!("arrows/still_there.in");
 /// Known circles of files that use each other. The list may only shrink.
 const STILL_CIRCLES: &[&[&str]] = &include!("arrows/still_circles.in");
 
-/// For each file, without `src/`: the files that it uses.
+/// For each file: the files that it uses.
 pub(crate) type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// A room: its name, its files and folders, and the rooms that it may use.
@@ -150,7 +151,12 @@ fn judge(rooms: &[Room], arrows: &Arrows) -> Found {
 fn is_part(file: &str, module: &str) -> bool {
     let folder = module.strip_suffix("mod.rs").map(str::to_owned);
     let folder = folder.or_else(|| Some(format!("{}/", module.strip_suffix(".rs")?)));
-    module == "lib.rs" || folder.is_some_and(|folder| file.starts_with(&folder))
+    let root = module.strip_suffix("lib.rs");
+    let root = root.or_else(|| module.strip_suffix("main.rs"));
+    if let Some(root) = root {
+        return file.starts_with(root);
+    }
+    folder.is_some_and(|folder| file.starts_with(&folder))
 }
 
 /// Groups of files that all reach each other. The use of a module by its own part is ignored.
@@ -188,13 +194,13 @@ fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
 fn complaints(found: &Found) -> Vec<String> {
     let mut wrong = Vec::new();
     for file in &found.homeless {
-        wrong.push(format!("no room of {PICTURE} has src/{file}"));
+        wrong.push(format!("no room of {PICTURE} has {file}"));
     }
     let known = |file: &str, used: &str| STILL_THERE.contains(&(file, used));
     for (file, room, used, of) in &found.arrows {
         if !known(file, used) {
             wrong.push(format!(
-                "src/{file} uses src/{of}: {PICTURE} has no arrow from {room} to {used}"
+                "{file} uses {of}: {PICTURE} has no arrow from {room} to {used}"
             ));
         }
     }
@@ -202,7 +208,7 @@ fn complaints(found: &Found) -> Vec<String> {
         let arrows = &found.arrows;
         if !arrows.iter().any(|(f, _, u, _)| f == file && u == used) {
             wrong.push(format!(
-                "src/{file} no longer uses {used}: take it out of arrows/still_there.in"
+                "{file} no longer uses {used}: take it out of arrows/still_there.in"
             ));
         }
     }

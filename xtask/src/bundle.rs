@@ -21,11 +21,13 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     create(&folder)?;
 
     // The same profile as elsewhere: with overflow checks and debug assertions.
-    let tests = executable(&["--profile", "test", "--lib"])?;
+    let engine = executable("zarrs_cuda_engine", &["--profile", "test", "--lib"])?;
+    let engine = binary(&engine, &folder.join("zarrs_cuda-engine-tests"))?;
+    let tests = executable("zarrs_cuda", &["--profile", "test", "--lib"])?;
     let tests = binary(&tests, &folder.join("zarrs_cuda-tests"))?;
-    let bench = executable(&["--profile", "bench", "--bench", "device"])?;
+    let bench = executable("zarrs_cuda", &["--profile", "bench", "--bench", "device"])?;
     let bench = binary(&bench, &folder.join("zarrs_cuda-bench"))?;
-    let glibc = needed_glibc(&[&tests, &bench])?;
+    let glibc = needed_glibc(&[&engine, &tests, &bench])?;
     write(&folder.join("glibc"), format!("{glibc}\n").as_bytes())?;
     if nvcomp {
         add_nvcomp(&folder.join("nvcomp"))?;
@@ -47,14 +49,14 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds the target that `arguments` of `cargo rustc` name. Links the C++ runtime statically,
+/// Builds the target of `package` that `arguments` of `cargo rustc` name. Links the C++ runtime statically,
 /// which some compressors need: the other machine's may be older. Returns the
 /// executable.
-fn executable(arguments: &[&str]) -> Result<PathBuf> {
+fn executable(package: &str, arguments: &[&str]) -> Result<PathBuf> {
     let runtime = static_runtime()?;
     let mut command = cargo();
     command
-        .args(["rustc", "--package", "zarrs_cuda"])
+        .args(["rustc", "--package", package])
         .args(arguments)
         .arg("--message-format=json-render-diagnostics")
         .args(["--", "-L"])

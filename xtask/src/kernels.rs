@@ -19,7 +19,7 @@ use std::{
 
 const SOURCES: &str = "kernels";
 const MODULES: &str = "kernels/ptx";
-const TABLE: &str = "src/engine/cuda/kernels/ptx.rs";
+const TABLE: &str = "kernels/src/lib.rs";
 
 const OPTIONS: [&str; 4] = [
     "--gpu-architecture=compute_70",
@@ -178,14 +178,17 @@ fn stale(outputs: &BTreeMap<PathBuf, String>) -> Result<Vec<PathBuf>> {
 fn table(modules: &[Module]) -> String {
     let mut text = String::from(
         "\
-//! The kernels as PTX. Written by `cargo xtask kernels`: do not edit.
+//! The CUDA kernels of `zarrs_cuda`, compiled to PTX. No promise of semantic versioning covers them.
+//!
+//! Written by `cargo xtask kernels`: do not edit.
 
 /// The PTX of one file of kernels.
 #[derive(Debug)]
-pub(crate) struct Module {
+pub struct Module {
     /// The name of the file, without its extension.
-    pub(crate) name: &'static str,
-    pub(crate) text: &'static str,
+    pub name: &'static str,
+    /// The PTX of the module.
+    pub text: &'static str,
 }
 
 ",
@@ -195,7 +198,7 @@ pub(crate) struct Module {
         let _ = writeln!(
             text,
             "static {constant}: Module = Module {{\n    name: \"{name}\",\n    \
-             text: include_str!(\"../../../../{MODULES}/{name}.ptx\"),\n}};"
+             text: include_str!(\"../ptx/{name}.ptx\"),\n}};"
         );
     }
     text.push_str("\n/// Every kernel, and the module that it is in.\n");
@@ -208,7 +211,7 @@ pub(crate) struct Module {
     }
     let _ = writeln!(
         text,
-        "pub(crate) static KERNELS: &[(&str, &Module)] = &[\n{kernels}];"
+        "pub static KERNELS: &[(&str, &Module)] = &[\n{kernels}];"
     );
     text
 }

@@ -1,4 +1,4 @@
-//! Counts the library's lines of code.
+//! Counts the lines of code of the packages.
 //!
 //! A line counts if it is neither blank nor a comment, and users compile it. Lines behind
 //! `cfg(test)` or a feature for this repository's own programs are counted separately.
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::{Result, sources};
 
-/// Prints the lines of each folder of `src`, and of all: for users, and for this repository.
+/// Prints the lines of each folder, and of all: for users, and for this repository.
 pub(crate) fn print() -> Result<()> {
     let mut folders = BTreeMap::new();
     let mut all = [0, 0];
@@ -21,7 +21,7 @@ pub(crate) fn print() -> Result<()> {
             *sums.1 += lines;
         }
     }
-    println!("{:>8} {:>8}", "library", "apart");
+    println!("{:>8} {:>8}", "shipped", "apart");
     for (folder, [library, apart]) in &folders {
         println!("{library:>8} {apart:>8}  {}", folder.display());
     }

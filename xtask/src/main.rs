@@ -14,7 +14,6 @@ mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
 mod occupancy;
-mod predict;
 mod ptx;
 mod ptxas;
 mod pypi;
@@ -39,8 +38,6 @@ cargo xtask mutants [MODULE...] say which instructions of the kernels the tests 
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
-cargo xtask predict             predict from traces of the simulated device how fast writers would be on
-                                machines whose figures are published: a model, not a measurement
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
@@ -60,7 +57,6 @@ fn main() -> ExitCode {
             ["mutants", ref arguments @ ..] => mutants::run(arguments),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["arrows"] => arrows::print(),
-            ["predict"] => predict::print(),
             ["lines"] => lines::print(),
             ["links"] => links::check(),
             ["nvcomp-check"] => nvcomp::check(),

@@ -166,7 +166,13 @@ fn text(module: &str) -> Result<String> {
 fn tests() -> Result<PathBuf> {
     let mut command = cargo();
     command
-        .args(["test", "--package", "zarrs_cuda", "--lib", "--no-run"])
+        .args([
+            "test",
+            "--package",
+            "zarrs_cuda_engine",
+            "--lib",
+            "--no-run",
+        ])
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit());
     let output = command
@@ -191,7 +197,7 @@ fn filter(module: &str) -> String {
     } else {
         module
     };
-    format!("engine::cuda::kernels::{module}::")
+    format!("cuda::kernels::{module}::")
 }
 
 /// Prints which instructions the tests of the kernels execute. Returns them: the number of the module,
@@ -209,7 +215,7 @@ fn coverage(
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let file = folder.join("executed");
     let mut command = Command::new(tests);
-    command.arg("engine::cuda::kernels::");
+    command.arg("cuda::kernels::");
     command.env("ZARRS_CUDA_TEST_EXECUTED", &file);
     let output = command
         .output()

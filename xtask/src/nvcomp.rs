@@ -7,7 +7,7 @@ use std::{env, fs, path::Path, process::Command};
 /// The files that list the package of each major version.
 const REQUIREMENTS: [&str; 2] = ["nvcomp.txt", "nvcomp5.txt"];
 
-const STAND_IN: &str = "kernels/nvcomp-stand-in/stand_in.c";
+const STAND_IN: &str = "crates/fakes/nvcomp-stand-in/stand_in.c";
 
 /// Compiles the stand-in's functions against the headers of each version, and runs the tests that
 /// use the libraries.
@@ -28,8 +28,8 @@ pub(crate) fn check() -> Result<()> {
         println!("{STAND_IN} agrees with the headers of {version}");
     }
     run(cargo()
-        .args(["test", "--quiet", "--package", "zarrs_cuda", "--lib"])
-        .args(["engine::cuda::nvcomp::tests::library", "--", "--nocapture"])
+        .args(["test", "--quiet", "--package", "zarrs_cuda_engine", "--lib"])
+        .args(["cuda::nvcomp::tests::library", "--", "--nocapture"])
         .arg("--test-threads=1")
         .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1"))
 }

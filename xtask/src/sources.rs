@@ -1,4 +1,4 @@
-//! The library's source files, without code that users do not compile.
+//! The source files of the packages, without code that users do not compile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,21 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 
 /// Conditions of code that users do not compile.
-const NOT_FOR_USERS: [&str; 2] = ["test", "feature = \"internals\""];
+const NOT_FOR_USERS: [&str; 3] = ["test", "feature = \"fakes\"", "feature = \"internals\""];
 
-/// A file in `src`.
+/// The packages that users compile: the name in paths of other packages, and the root.
+const PACKAGES: [(&str, &str); 4] = [
+    ("zarrs_cuda", "src/lib.rs"),
+    ("zarrs_cuda_engine", "crates/engine/src/lib.rs"),
+    ("zarrs_cuda_cli", "cli/src/main.rs"),
+    ("zarrs_cuda_python", "python/src/lib.rs"),
+];
+
+/// A file of a package.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) file: PathBuf,
-    /// The path of the module; empty for `lib.rs`.
+    /// The path of the module, which begins with the name of the package.
     pub(crate) module: Vec<String>,
     /// Lines of code that users compile: neither blank nor a comment.
     pub(crate) library: Vec<String>,
@@ -20,11 +28,14 @@ pub(crate) struct Source {
     pub(crate) apart: usize,
 }
 
-/// All files of the library, starting at its root.
+/// All files of the packages.
 pub(crate) fn all() -> Result<Vec<Source>> {
     let mut sources = Vec::new();
-    let src = Path::new("src");
-    read(&src.join("lib.rs"), src, &[], false, &mut sources)?;
+    for (name, root) in PACKAGES {
+        let root = Path::new(root);
+        let folder = root.parent().unwrap_or(root);
+        read(root, folder, &[name.to_owned()], false, &mut sources)?;
+    }
     Ok(sources)
 }
 

@@ -5,7 +5,7 @@ use super::failure::{Result, require};
 use super::report::{Report, Row};
 use super::samples::race;
 use super::workbench::Workbench;
-use zarrs_cuda::internals::cuda::driver::{
+use zarrs_cuda_engine::cuda::driver::{
     DeviceSpan, DriverError, PinnedSpan, PinnedUse, Span, StreamId,
 };
 

@@ -19,19 +19,17 @@ use super::samples::{Samples, race};
 use super::whole::{Rings, Stages, together};
 use super::workbench::Workbench;
 use super::{ELEMENT, FILL_VALUE, Kind, Sizes, Tuning, cores};
-use zarrs_cuda::internals::cuda::arena::SLOT_ALIGNMENT;
-use zarrs_cuda::internals::cuda::compression::Prepared;
-use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver};
-use zarrs_cuda::internals::cuda::kernels::chunk_tables::{Tables, chunk_tables};
-use zarrs_cuda::internals::cuda::kernels::shuffle::shuffle;
-use zarrs_cuda::internals::cuda::kernels::spans::Slots;
-use zarrs_cuda::internals::cuda::nvcomp::{
-    self, CompressBatch, Compressor, Requirements, VARIABLE,
-};
-use zarrs_cuda::internals::cuda::sizing::Sizing;
-use zarrs_cuda::internals::cuda::{Compressors, CudaEngine, Limits};
-use zarrs_cuda::internals::engine::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
-use zarrs_cuda::internals::host::HostEngine;
+use zarrs_cuda_engine::contract::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
+use zarrs_cuda_engine::cuda::arena::SLOT_ALIGNMENT;
+use zarrs_cuda_engine::cuda::compression::Prepared;
+use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Driver};
+use zarrs_cuda_engine::cuda::kernels::chunk_tables::{Tables, chunk_tables};
+use zarrs_cuda_engine::cuda::kernels::shuffle::shuffle;
+use zarrs_cuda_engine::cuda::kernels::spans::Slots;
+use zarrs_cuda_engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
+use zarrs_cuda_engine::cuda::sizing::Sizing;
+use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Limits};
+use zarrs_cuda_engine::host::HostEngine;
 
 /// The goal, as a part of the slowest step that the engine cannot avoid.
 const GOAL: f64 = 0.8;

@@ -10,8 +10,8 @@ use super::report::{Report, Row};
 use super::samples::race;
 use super::workbench::Workbench;
 use super::{CudaEngine, Sizes, cores};
-use zarrs_cuda::internals::cuda::copiers::Copy;
-use zarrs_cuda::internals::cuda::driver::PinnedUse;
+use zarrs_cuda_engine::cuda::copiers::Copy;
+use zarrs_cuda_engine::cuda::driver::PinnedUse;
 
 /// The goal, as a part of what threads do by hand.
 const GOAL: f64 = 0.8;

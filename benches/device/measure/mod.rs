@@ -42,11 +42,11 @@ use bus::Bus;
 use failure::Result;
 use report::Report;
 use workbench::Workbench;
-use zarrs_cuda::internals::cuda::driver::{self, Driver};
-use zarrs_cuda::internals::cuda::{CudaEngine, Devices, Limits, Tuning};
-use zarrs_cuda::internals::engine::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
-use zarrs_cuda::internals::host::HostEngine;
-use zarrs_cuda::internals::layout::SubchunkGrid;
+use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
+use zarrs_cuda_engine::cuda::driver::{self, Driver};
+use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda_engine::host::HostEngine;
+use zarrs_cuda_engine::layout::SubchunkGrid;
 
 /// The size of an element, in bytes: uint16.
 pub(crate) const ELEMENT: usize = 2;
@@ -253,7 +253,7 @@ pub(crate) const SECTIONS: [&str; 8] = [
 /// # Errors
 /// No device can be used. The error says why.
 pub(crate) fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
-    let drivers = driver::open_all().map_err(|error| error.to_string())?;
+    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
     let Some(driver) = drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());
     };

@@ -8,13 +8,13 @@ use super::report::{Report, Row};
 use super::samples::{Contestant, Samples, race};
 use super::workbench::Workbench;
 use super::{ELEMENT, FILL_VALUE, Kind, Sizes};
-use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
-use zarrs_cuda::internals::cuda::kernels::crc32c::{self, CHECKSUM};
-use zarrs_cuda::internals::cuda::kernels::scatter::Scatter;
-use zarrs_cuda::internals::cuda::kernels::spans::{Lengths, Slots};
-use zarrs_cuda::internals::cuda::kernels::{aggregate, split};
-use zarrs_cuda::internals::engine::Stage;
-use zarrs_cuda::internals::layout::{Lift, LiftBatch, LiftSlab};
+use zarrs_cuda_engine::contract::Stage;
+use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
+use zarrs_cuda_engine::cuda::kernels::crc32c::{self, CHECKSUM};
+use zarrs_cuda_engine::cuda::kernels::scatter::Scatter;
+use zarrs_cuda_engine::cuda::kernels::spans::{Lengths, Slots};
+use zarrs_cuda_engine::cuda::kernels::{aggregate, split};
+use zarrs_cuda_engine::layout::{Lift, LiftBatch, LiftSlab};
 
 /// The goal, as a part of the bandwidth of a copy within the device.
 const GOAL: f64 = 0.7;

@@ -10,10 +10,10 @@ use super::report::{Report, Row};
 use super::samples::race;
 use super::whole::{Stages, together, verified_together};
 use super::{Kind, Sizes};
-use zarrs_cuda::internals::cuda::copiers::Copiers;
-use zarrs_cuda::internals::cuda::session::{FreeEvents, Session};
-use zarrs_cuda::internals::cuda::{CudaEngine, encode};
-use zarrs_cuda::internals::engine::{EngineError, Stage};
+use zarrs_cuda_engine::contract::{EngineError, Stage};
+use zarrs_cuda_engine::cuda::copiers::Copiers;
+use zarrs_cuda_engine::cuda::session::{FreeEvents, Session};
+use zarrs_cuda_engine::cuda::{CudaEngine, encode};
 
 /// The goal, as a part of copies in both directions at once.
 const GOAL: f64 = 0.85;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::failure::Result;
 use super::samples::{Ratio, Samples};
 use super::{Sizes, cores};
-use zarrs_cuda::internals::cuda::driver::DeviceInfo;
+use zarrs_cuda_engine::cuda::driver::DeviceInfo;
 
 /// One result.
 pub(crate) struct Row {

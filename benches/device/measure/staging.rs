@@ -8,8 +8,8 @@ use super::failure::Result;
 use super::report::{Report, Row};
 use super::samples::race;
 use super::{CudaEngine, Sizes, cores};
-use zarrs_cuda::internals::cuda::copiers::Copy;
-use zarrs_cuda::internals::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Span};
+use zarrs_cuda_engine::cuda::copiers::Copy;
+use zarrs_cuda_engine::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Span};
 
 /// A ring of pinned memory, as large as a lane's, and a slab on the device.
 struct Ring<'a> {

@@ -9,7 +9,7 @@ use super::report::Report;
 use super::samples::{Samples, race};
 use super::whole::together;
 use super::{CudaEngine, Kind, Sizes, Tuning, cores};
-use zarrs_cuda::internals::engine::Engine;
+use zarrs_cuda_engine::contract::Engine;
 
 /// One choice of parameters.
 #[derive(Clone, Copy, Debug)]

@@ -15,12 +15,13 @@ use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
 use super::samples::{race, rate};
 use super::{Kind, Sizes, cores, warm};
-use zarrs_cuda::Metrics;
-use zarrs_cuda::internals::cuda::CudaEngine;
-use zarrs_cuda::internals::cuda::copiers::Copy;
-use zarrs_cuda::internals::cuda::driver::{PinnedSpan, PinnedUse};
-use zarrs_cuda::internals::engine::{EncodedShard, Engine, EngineError, Job, Stage};
-use zarrs_cuda::internals::host::{HostEngine, memory};
+use zarrs_cuda_engine::contract::{EncodedShard, Engine, EngineError, Job, Stage};
+use zarrs_cuda_engine::cuda::CudaEngine;
+use zarrs_cuda_engine::cuda::DeviceMetrics;
+use zarrs_cuda_engine::cuda::copiers::Copy;
+use zarrs_cuda_engine::cuda::driver::{PinnedSpan, PinnedUse};
+use zarrs_cuda_engine::host::HostEngine;
+use zarrs_cuda_engine::memory::allocate;
 
 /// The goal, as a part of the slowest step that the engine cannot avoid.
 const GOAL: f64 = 0.8;
@@ -71,14 +72,14 @@ pub(crate) fn together<T: Send>(
 
 /// The time on the device for each stage of some shards.
 pub(crate) struct Stages {
-    before: Metrics,
-    after: Metrics,
+    before: DeviceMetrics,
+    after: DeviceMetrics,
     shard: usize,
 }
 
 impl Stages {
     /// Shards with `shard` decoded bytes that were processed since `before`.
-    pub(crate) fn since(before: &Metrics, engine: &CudaEngine, shard: usize) -> Self {
+    pub(crate) fn since(before: &DeviceMetrics, engine: &CudaEngine, shard: usize) -> Self {
         Self {
             before: before.clone(),
             after: engine.counters().snapshot(),
@@ -208,7 +209,7 @@ impl<'a> Rings<'a> {
         let from = self.bus.workbench.read(self.from_device)?;
         warm::touch(len)?;
         let begin = Instant::now();
-        let mut output = memory::with_capacity(len, OUTPUT, true)?;
+        let mut output = allocate::with_capacity(len, OUTPUT, true)?;
         for (i, at) in (0..len).step_by(self.slab).enumerate() {
             let from = &from[self.place(i)..][..self.slab.min(len - at)];
             // SAFETY: the range lies within the capacity, and only this function has the `Vec`.
@@ -220,7 +221,7 @@ impl<'a> Rings<'a> {
         }
         let seconds = begin.elapsed().as_secs_f64();
         // SAFETY: every slab of the `Vec` was copied.
-        let output = unsafe { memory::assume_filled(output, len) };
+        let output = unsafe { allocate::assume_filled(output, len) };
         let same = output.chunks(from.len()).all(|part| from.starts_with(part));
         require(same, || "copies to a fresh Vec: wrong bytes".to_string())?;
         Ok(seconds)

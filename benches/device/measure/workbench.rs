@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::failure::{Result, require};
-use zarrs_cuda::internals::cuda::driver::{
+use zarrs_cuda_engine::cuda::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, PinnedMemory, PinnedSpan,
     PinnedUse, Site, Span, StreamId,
 };

@@ -27,7 +27,7 @@ use zarrs_codec::{
 };
 
 use crate::codec::error::not_decoded;
-use crate::engine::subchunk::NotDecoded;
+use zarrs_cuda_engine::subchunk::NotDecoded;
 
 /// `codec` with a decoder that is bounded, if it is pcodec.
 pub(super) fn bounded(

@@ -24,10 +24,10 @@ use zarrs_storage::byte_range::ByteRange;
 use super::error::codec_error;
 use super::index::ShardIndex;
 use super::sharding::Sharding;
-use crate::engine::EngineError;
-use crate::layout::{ENTRY_LEN, Entries};
 use crate::store::Handle;
 use request::{InnerReads, Output, Request, Touched};
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
 /// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
 pub(super) struct PartialDecoder<H: Handle> {

@@ -11,10 +11,10 @@ use crate::codec::error::codec_error;
 use crate::codec::selection::{Point, Selection};
 use crate::codec::sharding::Sharding;
 use crate::codec::view::ViewOfShard;
-use crate::engine::disjoint::Window;
-use crate::engine::{Decoded, EncodedSubchunk, EngineError};
-use crate::layout::{Entries, Extent, Part};
 use crate::plan;
+use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError};
+use zarrs_cuda_engine::layout::{Entries, Extent, Part};
+use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// How a touched subchunk is read.
 pub(in crate::codec) struct Touched {

@@ -19,9 +19,9 @@ use super::{
     range_of_rest,
 };
 use crate::codec::partial_decoder::check_long;
-use crate::layout::placement::Rule;
 use crate::store::Handle;
 use crate::store::claims::{Claim, Mode, Name, during};
+use zarrs_cuda_engine::layout::placement::Rule;
 
 impl<H: Handle> PartialEncoder<H> {
     fn reader(&self) -> &H::Reader {

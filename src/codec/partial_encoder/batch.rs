@@ -11,9 +11,9 @@ use super::update::{Changes, Touched, Update, not_read};
 use crate::codec::error::other;
 use crate::codec::error::{caused, codec_error, sourced};
 use crate::codec::selection::Selection;
-use crate::engine::{Decoded, EncodedSubchunk, EngineError, Job};
-use crate::layout::{Part, RECORD_LEN, SubchunkGrid};
 use crate::plan;
+use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
+use zarrs_cuda_engine::layout::{Part, RECORD_LEN, SubchunkGrid};
 
 /// Elements of one size, whose subchunks the engines encode.
 pub(super) fn encode(

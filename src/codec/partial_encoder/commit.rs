@@ -8,9 +8,10 @@ use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
 use crate::WriteStrategy;
 use crate::codec::sharding::Sharding;
-use crate::layout::placement::{self, Commit, Rule, Stored};
-use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 use crate::store::claims::Mode;
+use zarrs_cuda_engine::layout::placement;
+use zarrs_cuda_engine::layout::placement::{Commit, Rule, Stored};
+use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// What becomes of the stored shard.
 pub(super) enum Outcome {

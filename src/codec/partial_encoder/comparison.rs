@@ -20,7 +20,7 @@ use super::refusal::changed;
 use crate::codec::index::ShardIndex;
 use crate::codec::partial_decoder::entries_of;
 use crate::codec::sharding::Sharding;
-use crate::layout::{Entries, RECORD_LEN, Record, Space, fingerprint};
+use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record, Space, fingerprint};
 
 /// The index of a shard as it was read.
 pub(super) struct StoredIndex {

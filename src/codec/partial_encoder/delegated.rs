@@ -10,8 +10,8 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
 use crate::codec::selection::Selection;
-use crate::layout::Part;
 use crate::store::no_panic;
+use zarrs_cuda_engine::layout::Part;
 
 /// Encode what `update` changes.
 pub(super) fn encode(

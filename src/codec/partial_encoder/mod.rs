@@ -39,7 +39,6 @@ use zarrs_storage::byte_range::ByteRange;
 use super::partial_decoder::check_memory;
 use super::sharding::Sharding;
 use crate::codec::error::{caused, codec_error};
-use crate::layout::placement::Rule;
 use crate::metrics::counters;
 use crate::store::Handle;
 use crate::store::claims::{Claim, Mode, Name};
@@ -50,6 +49,7 @@ use reads::Fetched;
 use refusal::is_refusal;
 use update::{Changes, Update};
 use writes::Write;
+use zarrs_cuda_engine::layout::placement::Rule;
 
 /// Encodes parts of one shard, whose bytes a handle of the kind `H` reads and writes.
 pub(super) struct PartialEncoder<H: Handle> {

@@ -7,7 +7,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::update::{Changes, Update};
 use crate::codec::selection::Selection;
 use crate::codec::sharding::Sharding;
-use crate::layout::{Entries, Extent, Part, Space};
+use zarrs_cuda_engine::layout::{Entries, Extent, Part, Space};
 
 /// An inner shard as it will be.
 pub(super) struct Inner {

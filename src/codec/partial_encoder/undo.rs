@@ -13,9 +13,9 @@ use super::commit::Placed;
 use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
 use crate::codec::error::caused;
-use crate::layout::placement::Commit;
-use crate::layout::{Record, undo_growth, update_of_nothing};
 use crate::store::Handle;
+use zarrs_cuda_engine::layout::placement::Commit;
+use zarrs_cuda_engine::layout::{Record, undo_growth, update_of_nothing};
 
 /// An update, as far as undoing it needs to know.
 pub(super) struct Undo {

@@ -9,9 +9,9 @@ use super::reads::reads;
 use crate::codec::error::codec_error;
 use crate::codec::selection::Selection;
 use crate::codec::sharding::Sharding;
-use crate::engine::EngineError;
-use crate::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
 use crate::store::ranges::Merged;
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
 
 /// A subchunk that a write touches.
 pub(super) struct Touched {

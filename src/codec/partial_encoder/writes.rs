@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::commit::Placed;
 use super::reads::Fetched;
 use super::update::{Changes, Update};
-use crate::layout::placement::Commit;
-use crate::layout::{Extent, RECORD_LEN, Record};
+use zarrs_cuda_engine::layout::placement::Commit;
+use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record};
 
 /// What one call of the store writes: bytes at offsets, in this order.
 pub(super) type Write = Vec<(u64, Vec<u8>)>;

@@ -12,7 +12,6 @@ use super::{
     take_buffer,
 };
 use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
-use crate::engine::{EngineError, RowSink, memory};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
@@ -20,6 +19,8 @@ use crate::reader::metrics::add;
 use crate::reader::source::{Fetched, Source};
 use crate::reader::threads::Later;
 use crate::store::ranges::Merged;
+use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::memory::allocate;
 
 /// A subchunk that is to be read.
 #[derive(Clone)]
@@ -381,7 +382,7 @@ impl<S: Source> Indexed<'_, S> {
             }
             // Rows that were read apart, each at its place.
             let end = places.clone().next_back().map_or(first, |place| place.end);
-            let bytes = memory::zeros::<u8>(end - first, false);
+            let bytes = allocate::zeros::<u8>(end - first, false);
             let mut bytes = bytes.ok_or(ReaderError::Memory {
                 what: "rows of a subchunk",
                 bytes: end - first,

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use zarrs_storage::StoreKey;
 
-use crate::layout::Extent;
 use crate::store::turns::{STRIPES, stripe};
+use zarrs_cuda_engine::layout::Extent;
 
 /// Where the chunks of a shard lie.
 #[derive(Debug)]

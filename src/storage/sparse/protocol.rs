@@ -75,11 +75,11 @@ use super::report::Consolidation;
 use crate::Error;
 use crate::codec::sharding::Sharding;
 use crate::codec::subchunk_len::SubchunkLen;
-use crate::layout::Extent;
 use crate::storage::packing::{Packing, UNCHECKED};
 use crate::store::ranges::Merged;
 use crate::store::turns::{TakesTurns, Turns, stripe};
 use crate::store::{Lists, Reads, Writes};
+use zarrs_cuda_engine::layout::Extent;
 
 /// How often a read begins again, because another process has changed what it reads.
 const ATTEMPTS: usize = 1000;

@@ -25,9 +25,6 @@ use super::plan::Plan;
 use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::find;
-use crate::engine::account::Reservation;
-use crate::engine::reduce::{Elements, Reducer, Reduction};
-use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
 use crate::store::array_lease::Work;
 use crate::store::lease::Held;
@@ -38,6 +35,9 @@ use crate::writer::plan::Account;
 use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, ConditionalStore, Progress, WriterError};
 use crate::{CudaShardingCodec, Error, MemoryEstimate};
+use zarrs_cuda_engine::contract::stream::ReducedFrom;
+use zarrs_cuda_engine::process::account::Reservation;
+use zarrs_cuda_engine::reduce::{Elements, Reducer, Reduction};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]

@@ -17,9 +17,9 @@
 use std::num::NonZeroUsize;
 
 use super::super::{Stream, WriterError, WriterReport};
-use crate::engine::along::Along;
-use crate::engine::reduce::Reducer;
-use crate::engine::stream::{OnRead, Windows};
+use zarrs_cuda_engine::contract::stream::{OnRead, Windows};
+use zarrs_cuda_engine::process::along::Along;
+use zarrs_cuda_engine::reduce::Reducer;
 
 /// A level below level 0.
 #[derive(Debug)]

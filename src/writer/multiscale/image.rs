@@ -16,7 +16,7 @@ use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
 use super::made_from::{Note, Source};
 use crate::MemoryEstimate;
-use crate::engine::account::Reservation;
+use zarrs_cuda_engine::process::account::Reservation;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
 pub(super) struct Image {

@@ -16,7 +16,7 @@ use zarrs::array::Array;
 use zarrs_storage::StorageError;
 
 use super::pyramid::Level;
-use crate::layout::c_order;
+use zarrs_cuda_engine::layout::c_order;
 
 /// How many states a fingerprint has, at most, besides the last two.
 const STATES: u64 = 64;

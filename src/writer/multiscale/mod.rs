@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use zarrs::array::Element;
 
-pub use crate::engine::reduce::Reduction;
 pub use axis::Axis;
 pub use builder::MultiscaleBuilder;
+pub use zarrs_cuda_engine::reduce::Reduction;
 
 use super::pause::Kept;
 use super::shared::Shared;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::axis::Axis;
 use super::made_from::MadeFrom;
-use crate::engine::reduce::Reduction;
+use zarrs_cuda_engine::reduce::Reduction;
 
 /// What an image's group says of it, but for the shapes of its arrays.
 #[derive(Clone, Debug)]

@@ -8,14 +8,14 @@ use zarrs::group::Group;
 
 use super::ome::Described;
 use super::pyramid::Level;
-use crate::engine::account::Reservation;
-use crate::engine::reduce::Reducer;
-use crate::engine::stream::ReducedFrom;
 use crate::store::lease::Held;
 use crate::writer::WriterError;
 use crate::writer::plan::Account;
 use crate::writer::waiting::Waiting;
 use crate::{MemoryEstimate, Options};
+use zarrs_cuda_engine::contract::stream::ReducedFrom;
+use zarrs_cuda_engine::process::account::Reservation;
+use zarrs_cuda_engine::reduce::Reducer;
 
 /// The levels, and how they share the budgets.
 pub(super) struct Plan<TStorage: ?Sized> {

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Arrows;
 use crate::sources::Source;
 
-/// The path of a module, from the root of the crate.
+/// The path of a module, which begins with the name of its package.
 type Path = Vec<String>;
 
 /// The content of a module.
 #[derive(Default)]
 struct Module {
-    /// The module's file, without `src/`.
+    /// The module's file.
     file: String,
     defined: BTreeSet<String>,
     /// Imported or re-exported names, and their paths.
@@ -34,8 +34,7 @@ pub(super) fn arrows(sources: &[Source]) -> Arrows {
     let mut modules: BTreeMap<Path, Module> = BTreeMap::new();
     let mut written = Vec::new();
     for source in sources.iter().filter(|source| !source.library.is_empty()) {
-        let file = source.file.to_string_lossy();
-        let file = file.strip_prefix("src/").unwrap_or(&file).to_owned();
+        let file = source.file.to_string_lossy().into_owned();
         read(
             &source.module,
             &file,
@@ -79,7 +78,7 @@ pub(super) fn arrows(sources: &[Source]) -> Arrows {
     arrows
 }
 
-/// The path from the root of the crate; `None` for paths to other crates, or within an item.
+/// The path from the name of a package; `None` for paths to other packages, or within an item.
 fn absolute(
     written: &Written,
     modules: &BTreeMap<Path, Module>,
@@ -87,13 +86,16 @@ fn absolute(
 ) -> Option<Path> {
     let (first, rest) = written.path.split_first()?;
     let mut path = match first.as_str() {
-        "crate" => vec![],
+        "crate" => vec![written.module.first()?.clone()],
         "self" => written.module.clone(),
         "super" => written.module.split_last()?.1.to_vec(),
         name => {
             let child = [&written.module[..], &[name.to_owned()]].concat();
+            let package = vec![name.to_owned()];
             if known.contains(&child) {
                 child
+            } else if known.contains(&package) {
+                package
             } else if written.is_import {
                 return None;
             } else {

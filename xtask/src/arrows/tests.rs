@@ -13,10 +13,9 @@ fn made_up(files: &[(&str, &str)]) -> Arrows {
     let sources: Vec<Source> = files
         .iter()
         .map(|(module, text)| Source {
-            file: PathBuf::from(format!("src/{module}.rs")),
-            module: module
-                .split('/')
-                .filter(|m| *m != "lib")
+            file: PathBuf::from(format!("{module}.rs")),
+            module: std::iter::once("package")
+                .chain(module.split('/').filter(|m| *m != "lib"))
                 .map(str::to_owned)
                 .collect(),
             library: text.lines().map(str::to_owned).collect(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use zarrs::array::codec::ShardingIndexLocation::{self, End, Start};
 
 use super::super::{Diagnosis, Geometry, diagnose};
-use crate::layout::{RECORD_LEN, Record, fingerprint};
+use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 
 /// Numbers that look random, and are the same in every run (`SplitMix64`).
 pub(super) struct Rng(pub(super) u64);

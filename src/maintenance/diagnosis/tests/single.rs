@@ -5,7 +5,7 @@ use zarrs::array::codec::ShardingIndexLocation::{self, End, Start};
 
 use super::super::Diagnosis::{self, Complete, Intact, Undo, Unrecoverable};
 use super::simulator::{Kind, tear};
-use crate::layout::{RECORD_LEN, Record, fingerprint};
+use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 
 fn kind(location: ShardingIndexLocation, big_endian: bool, checksum: bool) -> Kind {
     Kind {

@@ -1,0 +1,459 @@
+//! A chain's compressor on a device: its nvCOMP format, its frames, and its buffers.
+
+use std::ops::Range;
+
+use super::arena::{Arena, Region, SLOT_ALIGNMENT};
+use super::frame_parts::{Layout, beside_streams, most_encoded};
+use super::kernels::chunk_tables::Chunking;
+use super::kernels::crc32c::CHECKSUM;
+use super::kernels::frames::{
+    BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,
+};
+use super::kernels::shuffle::{BloscBlocks, Shuffle};
+use super::nvcomp::{Compressor, Format, Nvcomp, Requirements};
+use crate::contract::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
+use crate::layout::SubchunkGrid;
+
+/// Bytes of a Blosc block if the chain does not choose: nvCOMP is fastest with this size.
+const BLOSC_BLOCK: usize = 64 << 10;
+
+/// The format of the frames around compressed streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Zstd,
+    Gzip,
+    Blosc(BloscFormat),
+}
+
+/// The compressor of a chain, for subchunks of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compression {
+    /// CRC32C stages before the compressor, and after it.
+    pub before: usize,
+    pub after: usize,
+    format: Format,
+    pub(super) frame: Frame,
+    pub chunking: Chunking,
+}
+
+impl Compression {
+    /// The compressor of `chain`, if it has one.
+    ///
+    /// # Errors
+    /// The reason why the compressor runs on the host.
+    pub(super) fn of_chain(
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        levels: HighestLevels,
+    ) -> Result<Option<Self>, String> {
+        let Some(before) = chain.stages.iter().position(|stage| !stage.is_fixed_size()) else {
+            return Ok(None);
+        };
+        let (stage, behind) = (&chain.stages[before], &chain.stages[before + 1..]);
+        if let Some(second) = behind.iter().find(|stage| !stage.is_fixed_size()) {
+            return Err(format!(
+                "{} after {} runs on the host: a device runs one compressor",
+                second.name(),
+                stage.name()
+            ));
+        }
+        let bytes = before
+            .checked_mul(CHECKSUM)
+            .and_then(|checksums| checksums.checked_add(grid.subchunk_bytes()))
+            .filter(|&bytes| bytes > 0)
+            .ok_or("subchunks without bytes, or with more than a machine can address")?;
+        let (format, frame, block) = match stage {
+            Stage::Zstd { level, checksum } => {
+                zstd(*level, *checksum, levels)?;
+                (Format::Zstd, Frame::Zstd, bytes)
+            }
+            Stage::Gzip { level } => (gzip(*level, levels)?, Frame::Gzip, bytes),
+            Stage::Blosc(stage) => {
+                let (format, frame) = blosc(stage, bytes, levels)?;
+                (format, Frame::Blosc(frame), frame.blocks.block)
+            }
+            Stage::Crc32c => return Err("a checksum does not compress".to_string()),
+        };
+        if block > format.largest_chunk() {
+            return Err(format!(
+                "nvCOMP compresses {format} chunks of at most {} bytes, and these have {block}: use smaller subchunks",
+                format.largest_chunk()
+            ));
+        }
+        Ok(Some(Self {
+            before,
+            after: behind.len(),
+            format,
+            frame,
+            chunking: Chunking { bytes, block },
+        }))
+    }
+
+    /// The layout of the frames that this compressor makes, for decompression.
+    pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
+        let raw = matches!(self.frame, Frame::Blosc(_));
+        let beside = if raw {
+            beside_streams(self.chunking)
+        } else {
+            0
+        };
+        let most = most_encoded(grid, chain).unwrap_or(usize::MAX);
+        Layout {
+            before: self.before,
+            format: self.format,
+            chunking: self.chunking,
+            shuffle: self.shuffled(),
+            raw,
+            encoded: most.saturating_add(beside),
+        }
+    }
+
+    /// How Blosc shuffles, if it does.
+    pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+        match self.frame {
+            Frame::Blosc(BloscFormat {
+                shuffle: Some(shuffle),
+                blocks,
+                ..
+            }) => Some((shuffle, blocks)),
+            _ => None,
+        }
+    }
+
+    /// The most bytes of a frame whose streams have at most `stream` bytes.
+    fn frame_bound(&self, stream: usize) -> Option<usize> {
+        match self.frame {
+            Frame::Zstd => stream.checked_add(ZSTD_OVERHEAD),
+            Frame::Gzip => stream.checked_add(GZIP_OVERHEAD),
+            Frame::Blosc(format) => blosc_bound(format.blocks),
+        }
+    }
+}
+
+/// The highest levels of the codecs that go to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HighestLevels {
+    pub zstd: i32,
+    pub gzip: u32,
+    pub blosc: u8,
+}
+
+impl Default for HighestLevels {
+    /// Levels up to which nvCOMP compresses about as strongly as the codec.
+    fn default() -> Self {
+        Self {
+            zstd: 3,
+            gzip: 9,
+            blosc: 5,
+        }
+    }
+}
+
+/// Checks that a device can run zstd with these parameters.
+fn zstd(level: i32, checksum: bool, levels: HighestLevels) -> Result<(), String> {
+    if checksum {
+        return Err(
+            "zstd with a content checksum runs on the host: nvCOMP writes none".to_string(),
+        );
+    }
+    let highest = levels.zstd;
+    if level > highest {
+        return Err(format!(
+            "zstd level {level} runs on the host: nvCOMP has one level, about as strong as the lowest ones, and `Options::with_device_levels` sends levels up to {highest} to it"
+        ));
+    }
+    Ok(())
+}
+
+/// Returns nvCOMP's algorithm for a level of gzip. By its documentation, algorithm 2 compresses
+/// better than zlib's level 1, and 4 better than level 6; 5 compresses best.
+fn gzip(level: u32, levels: HighestLevels) -> Result<Format, String> {
+    let highest = levels.gzip;
+    if level > highest {
+        return Err(format!(
+            "gzip level {level} runs on the host: `Options::with_device_levels` sends levels up to {highest} to a device"
+        ));
+    }
+    let algorithm = match level {
+        0 => return Err("gzip level 0 runs on the host: it compresses nothing".to_string()),
+        1 | 2 => 2,
+        3..=6 => 4,
+        _ => 5,
+    };
+    Ok(Format::Deflate { algorithm })
+}
+
+fn blosc(
+    stage: &BloscStage,
+    bytes: usize,
+    levels: HighestLevels,
+) -> Result<(Format, BloscFormat), String> {
+    let (format, streams) = match stage.cname {
+        Cname::Lz4 => (Format::Lz4, StreamFormat::Lz4),
+        Cname::Zstd => (Format::Zstd, StreamFormat::Zstd),
+        cname => {
+            return Err(format!(
+                "blosc with {} runs on the host: nvCOMP has lz4 and zstd for it",
+                cname.as_str()
+            ));
+        }
+    };
+    let (level, highest) = (stage.level, levels.blosc);
+    if level == 0 {
+        return Err("blosc level 0 runs on the host: it compresses nothing".to_string());
+    }
+    if level > highest {
+        return Err(format!(
+            "blosc level {level} runs on the host: nvCOMP has one level, and `Options::with_device_levels` sends levels up to {highest} to it"
+        ));
+    }
+    // C-Blosc treats larger elements as single bytes.
+    let element = match stage.typesize {
+        size @ 1..=255 => size,
+        _ => 1,
+    };
+    let shuffle = match stage.shuffle {
+        Filter::None => None,
+        Filter::Byte if element == 1 => None,
+        Filter::Byte => Some(Shuffle::Bytes),
+        Filter::Bit => Some(Shuffle::Bits),
+    };
+    // Blocks hold whole groups of eight elements, and begin at multiples of the widest load.
+    let group = element * SLOT_ALIGNMENT;
+    let block = match stage.blocksize {
+        0 => (BLOSC_BLOCK / group).max(1) * group,
+        size => size,
+    }
+    .min(bytes);
+    if block < bytes && !block.is_multiple_of(group) {
+        return Err(format!(
+            "blosc blocks of {block} bytes run on the host: a device takes multiples of {group}"
+        ));
+    }
+    let format_of = BloscFormat {
+        streams,
+        shuffle,
+        blocks: BloscBlocks {
+            bytes,
+            block,
+            element,
+        },
+    };
+    if blosc_bound(format_of.blocks).is_none() {
+        return Err(format!("Blosc has no frames of {bytes} bytes"));
+    }
+    Ok((format, format_of))
+}
+
+/// A compressor, and nvCOMP's requirements for it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub compression: Compression,
+    pub compressor: Compressor,
+    requirements: BatchRequirements,
+}
+
+impl Prepared {
+    /// Prepares the compressor for batches of up to `most` subchunks. The context of a device is
+    /// current.
+    pub(super) fn new(
+        compression: Compression,
+        nvcomp: &Nvcomp,
+        most: usize,
+    ) -> Result<Self, String> {
+        let compressor = nvcomp.compressor(compression.format)?;
+        let Chunking { bytes, block } = compression.chunking;
+        let input = compressor.alignments().input;
+        if block < bytes && !block.is_multiple_of(input) {
+            return Err(format!(
+                "nvCOMP takes {} chunks at multiples of {input} bytes, and Blosc's have {block}",
+                compression.format
+            ));
+        }
+        let query = |chunks, block, total| compressor.requirements(chunks, block, total);
+        Ok(Self {
+            compression,
+            requirements: BatchRequirements::new(compression.chunking, most, &query)?,
+            compressor,
+        })
+    }
+
+    /// The alignment of slots, in bytes.
+    pub(super) fn slot_alignment(&self) -> usize {
+        self.compressor.alignments().input.max(SLOT_ALIGNMENT)
+    }
+
+    /// The requirements for `count` subchunks at once.
+    ///
+    /// # Errors
+    /// nvCOMP was not asked about so many subchunks.
+    pub fn requirements(&self, count: usize) -> Result<&Requirements, String> {
+        self.requirements.of_batch(count)
+    }
+
+    /// Checks that the requirements suffice on the device whose context is current now.
+    ///
+    /// # Errors
+    /// They do not suffice; the reason has the numbers.
+    pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
+        self.requirements
+            .check(&buffers.requirements, &|chunks, block, total| {
+                self.compressor.requirements(chunks, block, total)
+            })
+    }
+}
+
+/// Asks nvCOMP for the requirements of a batch. The arguments are the number of chunks, the bytes
+/// of the largest chunk, and the bytes of all chunks.
+pub(super) type Query<'a> = &'a dyn Fn(usize, usize, usize) -> Result<Requirements, String>;
+
+/// nvCOMP's requirements for batches of subchunks, in either direction.
+#[derive(Clone, Debug)]
+pub(super) struct BatchRequirements {
+    chunking: Chunking,
+    /// The requirements of ever smaller batches, each half as large as the one before.
+    all: Vec<Requirements>,
+}
+
+impl BatchRequirements {
+    /// Asks for the requirements of batches of up to `most` subchunks.
+    ///
+    /// # Errors
+    /// nvCOMP does not answer, or a batch has more bytes than a machine can address.
+    pub(super) fn new(chunking: Chunking, most: usize, query: Query<'_>) -> Result<Self, String> {
+        let halves = |count: &usize| (*count > 1).then_some(count / 2);
+        let all = std::iter::successors(Some(most.max(1)), halves)
+            .map(|count| ask(chunking, count, query))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { chunking, all })
+    }
+
+    /// Returns the smallest of the requirements that suffice for `count` subchunks at once.
+    ///
+    /// # Errors
+    /// nvCOMP was not asked about so many subchunks.
+    pub(super) fn of_batch(&self, count: usize) -> Result<&Requirements, String> {
+        let chunks = count.saturating_mul(self.chunking.blocks());
+        self.all
+            .iter()
+            .rfind(|requirements| requirements.chunks >= chunks)
+            .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
+    }
+
+    /// Checks that `known`, one of these requirements, suffices on the device that `query` asks
+    /// now.
+    ///
+    /// # Errors
+    /// They do not suffice; the reason has the numbers.
+    pub(super) fn check(&self, known: &Requirements, query: Query<'_>) -> Result<(), String> {
+        let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
+        if needed.temp <= known.temp && needed.max_output <= known.max_output {
+            return Ok(());
+        }
+        Err(format!(
+            "nvCOMP asks for {} bytes of temporary memory on this device, and for {} on the one that it was asked about",
+            needed.temp, known.temp
+        ))
+    }
+}
+
+/// Asks for the requirements of `count` subchunks at once.
+fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirements, String> {
+    let Chunking { bytes, block } = chunking;
+    let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
+    let chunks = count.checked_mul(chunking.blocks()).ok_or_else(too_large)?;
+    let total = count.checked_mul(bytes).ok_or_else(too_large)?;
+    query(chunks, block, total)
+}
+
+/// The buffers of a compressor, all in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Buffers {
+    pub(super) requirements: Requirements,
+    /// The shuffled slots; empty if the chain does not shuffle.
+    pub(super) shuffled: Region,
+    /// `u64` per chunk: addresses and sizes of chunks, addresses and sizes of streams.
+    pub(super) input_pointers: Region,
+    pub(super) input_sizes: Region,
+    pub(super) output_pointers: Region,
+    pub(super) output_sizes: Region,
+    /// `i32` per chunk.
+    pub(super) statuses: Region,
+    pub(super) streams: Region,
+    pub(super) stream_stride: usize,
+    /// `u32` per subchunk, for gzip.
+    pub(super) checksums: Region,
+    pub(super) temp: Region,
+    pub(super) frames: Region,
+    pub(super) frame_stride: usize,
+    /// `u64` per subchunk: bytes of its frame.
+    pub(super) sizes: Region,
+    /// `u32` per subchunk: whether it has a frame.
+    pub(super) framed: Region,
+    /// How many subchunks are compressed at once. All buffers but `frames`, `sizes` and `framed`
+    /// are for this many subchunks.
+    pub(super) at_once: usize,
+    /// The most bytes of an encoded subchunk, with the checksums after the frame.
+    pub(super) encoded: usize,
+}
+
+impl Buffers {
+    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which
+    /// `at_once` are compressed at once; `None` if they are more than this machine can address.
+    pub(super) fn new(
+        arena: &mut Arena,
+        compression: &Compression,
+        requirements: Requirements,
+        (at_once, count): (usize, usize),
+        slot_stride: usize,
+    ) -> Option<Self> {
+        let chunks = requirements.chunks;
+        let alignment = requirements.alignments.output.max(SLOT_ALIGNMENT);
+        let stream_stride = requirements
+            .max_output
+            .checked_next_multiple_of(alignment)?;
+        let encoded = compression
+            .frame_bound(requirements.max_output)?
+            .checked_add(compression.after.checked_mul(CHECKSUM)?)?;
+        let frame_stride = encoded.checked_next_multiple_of(SLOT_ALIGNMENT)?;
+        let u64s = chunks.checked_mul(8)?;
+        let shuffled = match compression.shuffled() {
+            Some(_) => slot_stride.checked_mul(at_once)?,
+            None => 0,
+        };
+        let checksums = match compression.frame {
+            Frame::Gzip => at_once.checked_mul(4)?,
+            _ => 0,
+        };
+        Some(Self {
+            requirements,
+            shuffled: arena.region(shuffled)?,
+            input_pointers: arena.region(u64s)?,
+            input_sizes: arena.region(u64s)?,
+            output_pointers: arena.region(u64s)?,
+            output_sizes: arena.region(u64s)?,
+            statuses: arena.region(chunks.checked_mul(4)?)?,
+            streams: arena.region(stream_stride.checked_mul(chunks)?)?,
+            stream_stride,
+            checksums: arena.region(checksums)?,
+            temp: arena.region(requirements.temp)?,
+            frames: arena.region(frame_stride.checked_mul(count)?)?,
+            frame_stride,
+            sizes: arena.region(count.checked_mul(8)?)?,
+            framed: arena.region(count.checked_mul(4)?)?,
+            at_once,
+            encoded,
+        })
+    }
+
+    /// The same buffers, with `frames`, `sizes` and `framed` for the subchunks `range` alone.
+    pub(super) fn part(&self, range: &Range<usize>) -> Self {
+        let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
+        Self {
+            frames: of(self.frames, self.frame_stride),
+            sizes: of(self.sizes, 8),
+            framed: of(self.framed, 4),
+            ..*self
+        }
+    }
+}

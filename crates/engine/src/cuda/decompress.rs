@@ -1,0 +1,378 @@
+//! Frames into slots: the part of decompression that runs on a device.
+//!
+//! ```text
+//! encoded bytes -> streams, each where nvCOMP may read it      split
+//! encoded bytes -> chunks that are stored as they are          split
+//! streams -> slots, or shuffled slots; sizes and statuses      nvCOMP
+//! shuffled slots -> slots                                      unshuffle, where Blosc did
+//! slots -> CRC-32                                              crc32, for gzip
+//! ```
+//!
+//! The host has found the streams (`frame_parts`), and writes the tables that nvCOMP reads: it
+//! knows all addresses. The results of the chunks go back to the host with the batch. If a chunk
+//! could not be decompressed, or does not match its frame, the host decodes the shard.
+
+use super::arena::Region;
+use super::counters::TimedStage;
+use super::decompression::{Buffers, CRC32, NUMBER, PER_STREAM, Prepared, STATUS};
+use super::driver::{DeviceSpan, DriverError, Span};
+use super::frame_parts::{Part, Parts, chunk_len};
+use super::kernels::chunk_tables::Chunking;
+use super::kernels::crc32::crc32;
+use super::kernels::shuffle::unshuffle;
+use super::kernels::spans::{Lengths, Slots};
+use super::kernels::split;
+use super::nvcomp::DecompressBatch;
+use super::session::{NO_ANSWER, Session, Timed};
+use crate::contract::EngineError;
+
+/// Takes the first `len` bytes from the rest of a region.
+fn take(rest: &mut Region, len: usize) -> Region {
+    let (part, behind) = rest.split_at(len);
+    *rest = behind;
+    part
+}
+
+/// Where the tables of a batch are.
+struct Tables {
+    /// For each stream: its offset in the encoded bytes, its length, its address for nvCOMP, the
+    /// address of its chunk, and the length of its chunk.
+    offsets: Region,
+    sizes: Region,
+    inputs: Region,
+    outputs: Region,
+    capacities: Region,
+    /// For each chunk that is stored as it is: its offset in the encoded bytes, and its length.
+    /// Both are 0 for other chunks.
+    raw_offsets: Region,
+    raw_sizes: Region,
+}
+
+impl Tables {
+    fn new(mut region: Region, streams: usize, chunks: usize) -> Self {
+        let mut next = |count: usize| take(&mut region, count * NUMBER);
+        Self {
+            offsets: next(streams),
+            sizes: next(streams),
+            inputs: next(streams),
+            outputs: next(streams),
+            capacities: next(streams),
+            raw_offsets: next(chunks),
+            raw_sizes: next(chunks),
+        }
+    }
+}
+
+/// Where the results of a batch are: sizes and statuses of chunks, and checksums of subchunks.
+struct Results {
+    all: Region,
+    sizes: Region,
+    statuses: Region,
+    checksums: Region,
+}
+
+impl Results {
+    fn new(region: Region, streams: usize, checksums: usize) -> Self {
+        let mut rest = region;
+        let sizes = take(&mut rest, streams * NUMBER);
+        let statuses = take(&mut rest, streams * STATUS);
+        let checksums = take(&mut rest, checksums * CRC32);
+        Self {
+            all: region.part(0..sizes.len + statuses.len + checksums.len),
+            sizes,
+            statuses,
+            checksums,
+        }
+    }
+}
+
+/// The decompression of a shard in a lane.
+#[derive(Clone, Copy)]
+pub(super) struct Decompression<'a> {
+    pub(super) prepared: &'a Prepared,
+    pub(super) parts: &'a Parts,
+}
+
+/// Some subchunks of the shard, whose encoded bytes are on the device or in flight to it.
+#[derive(Clone, Copy)]
+pub(super) struct Subchunks {
+    /// The number of the batch.
+    pub(super) batch: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+impl Decompression<'_> {
+    /// The buffers that the kernels of a batch use.
+    fn buffers<'s>(
+        session: &'s Session<'_>,
+        subchunks: Subchunks,
+    ) -> Result<&'s Buffers, DriverError> {
+        let (workspace, _) = session.workspace(session.batch(subchunks.batch));
+        let none = || session.refused("decompressing", &"the lane has no decompressor");
+        workspace.decompression.as_ref().ok_or_else(none)
+    }
+
+    fn chunking(&self) -> Chunking {
+        self.parts.layout.chunking
+    }
+
+    /// The chunks of those `subchunks` that are stored, each with the number of its subchunk and
+    /// its own number. Both count from the first of `subchunks`.
+    fn chunks(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
+        let blocks = self.chunking().blocks();
+        (0..subchunks.count).flat_map(move |subchunk| {
+            let parts = self.parts.of_subchunk(subchunks.first + subchunk);
+            let number = subchunk * blocks;
+            let numbered = parts.iter().enumerate();
+            numbered.map(move |(chunk, part)| (subchunk, number + chunk, *part))
+        })
+    }
+
+    fn streams(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
+        self.chunks(subchunks).filter(|(_, _, part)| !part.raw)
+    }
+
+    fn num_streams(&self, subchunks: Subchunks) -> usize {
+        self.streams(subchunks).count()
+    }
+
+    fn tables(&self, session: &Session<'_>, subchunks: Subchunks) -> Tables {
+        let chunks = if self.parts.layout.raw {
+            subchunks.count * self.chunking().blocks()
+        } else {
+            0
+        };
+        let region = session.batch(subchunks.batch).tables;
+        Tables::new(region, self.num_streams(subchunks), chunks)
+    }
+
+    fn results(&self, subchunks: Subchunks, region: Region) -> Results {
+        let checksums = if self.parts.checksums.is_empty() {
+            0
+        } else {
+            subchunks.count
+        };
+        Results::new(region, self.num_streams(subchunks), checksums)
+    }
+
+    /// The destinations of the decompressed chunks of `slots`, as slots that lie one after the
+    /// other.
+    fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
+        let span = match self.parts.layout.shuffle {
+            Some(_) => session.lane.device(buffers.shuffled),
+            None => slots.span,
+        };
+        let blocks = self.chunking().blocks();
+        Slots {
+            span,
+            stride: slots.stride / blocks,
+            count: slots.count * blocks,
+        }
+    }
+
+    /// Zeroes the shuffled slots before the first batch, since kernels read them by whole words.
+    pub(super) fn prepare(session: &Session<'_>) -> Result<(), DriverError> {
+        let lane = session.lane;
+        for (workspace, stream) in std::iter::zip(&session.sizing.workspaces, lane.kernel_streams) {
+            if let Some(buffers) = &workspace.decompression {
+                lane.zero(*stream, buffers.shuffled)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the tables to the device. `offsets` are the offsets of the encoded subchunks in their
+    /// batch.
+    pub(super) fn upload(
+        &self,
+        session: &Session<'_>,
+        subchunks: Subchunks,
+        offsets: &[u64],
+        slots: Slots,
+    ) -> Result<(), DriverError> {
+        let lane = session.lane;
+        let tables = self.tables(session, subchunks);
+        let buffers = Self::buffers(session, subchunks)?;
+        let chunk_slots = self.chunk_slots(session, buffers, slots);
+        let place = |(subchunk, _, part): (usize, usize, Part)| {
+            offsets.get(subchunk).copied().unwrap_or(0) + part.start as u64
+        };
+        let address = |span: DeviceSpan, at: usize| span.memory.0 + (span.offset + at) as u64;
+        let streams = lane.device(buffers.streams);
+        let blocks = self.chunking().blocks();
+
+        let mut numbers = Vec::with_capacity(tables.offsets.len / NUMBER * PER_STREAM);
+        numbers.extend(self.streams(subchunks).map(place));
+        numbers.extend(self.streams(subchunks).map(|(_, _, part)| part.len as u64));
+        let stride = buffers.stream_stride;
+        numbers.extend((0..tables.inputs.len / NUMBER).map(|i| address(streams, i * stride)));
+        let chunk_address = |chunk| address(chunk_slots.span, chunk * chunk_slots.stride);
+        numbers.extend(self.streams(subchunks).map(|(_, c, _)| chunk_address(c)));
+        let capacity = |chunk| chunk_len(self.chunking(), chunk % blocks) as u64;
+        numbers.extend(self.streams(subchunks).map(|(_, c, _)| capacity(c)));
+        if self.parts.layout.raw {
+            let (mut raw_offsets, mut raw_sizes) =
+                (vec![0; chunk_slots.count], vec![0; chunk_slots.count]);
+            for raw in self.chunks(subchunks).filter(|(_, _, part)| part.raw) {
+                raw_offsets[raw.1] = place(raw);
+                raw_sizes[raw.1] = raw.2.len as u64;
+            }
+            numbers.extend(raw_offsets);
+            numbers.extend(raw_sizes);
+        }
+        let regions = session.batch(subchunks.batch);
+        let from = lane.write_values(
+            lane.pinned_in(regions.table_of_chunks),
+            numbers.iter().map(|number| number.to_le_bytes()),
+        )?;
+        let to = lane.device(regions.tables.part(0..from.len));
+        lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
+        session.counters.add_to_device(from.len);
+        Ok(())
+    }
+
+    /// Enqueues all steps from the encoded bytes in `dense` to `slots`.
+    pub(super) fn decompress(
+        &self,
+        session: &Session<'_>,
+        subchunks: Subchunks,
+        dense: DeviceSpan,
+        slots: Slots,
+        timed: &mut Vec<Timed>,
+    ) -> Result<(), DriverError> {
+        let lane = session.lane;
+        let driver = lane.driver;
+        let tables = self.tables(session, subchunks);
+        let regions = session.batch(subchunks.batch);
+        let buffers = Self::buffers(session, subchunks)?;
+        let (_, stream) = session.workspace(regions);
+        let results = self.results(subchunks, regions.results);
+        let chunk_slots = self.chunk_slots(session, buffers, slots);
+        let streams = Slots {
+            span: lane.device(buffers.streams),
+            stride: buffers.stream_stride,
+            count: tables.offsets.len / NUMBER,
+        };
+        let mut run = |stage, work: &dyn Fn() -> Result<(), DriverError>| {
+            session.run(stream, stage, timed, work)
+        };
+
+        // SAFETY: the lane's regions, in one stream, after the copies to them.
+        run(TimedStage::Split, &|| unsafe {
+            let (offsets, sizes) = (lane.device(tables.offsets), lane.device(tables.sizes));
+            split::split(driver, stream, dense, offsets, sizes, streams)?;
+            if self.parts.layout.raw {
+                let offsets = lane.device(tables.raw_offsets);
+                let sizes = lane.device(tables.raw_sizes);
+                split::split(driver, stream, dense, offsets, sizes, chunk_slots)?;
+            }
+            Ok(())
+        })?;
+
+        let batch = DecompressBatch {
+            requirements: &buffers.requirements,
+            chunks: streams.count,
+            input_pointers: lane.device(tables.inputs),
+            input_sizes: lane.device(tables.sizes),
+            output_pointers: lane.device(tables.outputs),
+            output_capacities: lane.device(tables.capacities),
+            inputs: &[streams.filled()],
+            outputs: &[chunk_slots.filled()],
+            temp: lane.device(buffers.temp),
+            output_sizes: lane.device(results.sizes),
+            statuses: lane.device(results.statuses),
+        };
+        // Chunks without a result from nvCOMP count as failed.
+        lane.set(stream, results.sizes, NO_ANSWER)?;
+        lane.set(stream, results.statuses, NO_ANSWER)?;
+        // SAFETY: the lane's regions, in one stream. `upload` wrote the tables: streams in slots of
+        // their own, and chunks within the slots, no two of them at the same place. They are at
+        // multiples of the alignments, by which `Buffers` and `Prepared` chose the strides.
+        // `Options::with_device_decode` asks its caller that a compressor wrote the streams;
+        // everything that can be known without decompressing them was checked.
+        run(TimedStage::Decompress, &|| unsafe {
+            self.prepared
+                .decompressor
+                .decompress(driver, stream, &batch)
+        })?;
+
+        if let Some((shuffle, blocks)) = self.parts.layout.shuffle {
+            let shuffled = Slots {
+                span: chunk_slots.span,
+                ..slots
+            };
+            // SAFETY: as for splitting.
+            run(TimedStage::Shuffle, &|| unsafe {
+                unshuffle(driver, stream, shuffle, shuffled, slots, blocks)
+            })?;
+        }
+        if results.checksums.len > 0 {
+            let lengths = Lengths::All(self.chunking().bytes);
+            let stored = Some(lane.device(regions.stored));
+            let checksums = lane.device(results.checksums);
+            // SAFETY: as for splitting.
+            run(TimedStage::Decompress, &|| unsafe {
+                crc32(driver, stream, slots, lengths, stored, checksums)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the copy of the chunks' results to pinned memory.
+    pub(super) fn download(
+        &self,
+        session: &Session<'_>,
+        subchunks: Subchunks,
+    ) -> Result<(), DriverError> {
+        let lane = session.lane;
+        let regions = session.batch(subchunks.batch);
+        let from = self.results(subchunks, regions.results).all;
+        let to = regions.answer_of_chunks.part(0..from.len);
+        session.counters.add_from_device(from.len);
+        lane.copy(
+            lane.down,
+            Span::Device(lane.device(from)),
+            Span::Pinned(lane.pinned_out(to)),
+        )
+    }
+
+    /// Reads the results of the chunks, which are in pinned memory.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if a chunk could not be decompressed, or does not match its
+    /// frame.
+    pub(super) fn check(
+        &self,
+        session: &Session<'_>,
+        subchunks: Subchunks,
+    ) -> Result<(), EngineError> {
+        let lane = session.lane;
+        let answer = session.batch(subchunks.batch).answer_of_chunks;
+        let results = self.results(subchunks, answer);
+        let read = |region: Region| lane.read(lane.pinned_out(region));
+        let blocks = self.chunking().blocks();
+        let (sizes, statuses) = (read(results.sizes)?, read(results.statuses)?);
+        let found = std::iter::zip(sizes.as_chunks::<8>().0, statuses.as_chunks::<4>().0);
+        for ((_, chunk, _), (size, status)) in self.streams(subchunks).zip(found) {
+            let expected = chunk_len(self.chunking(), chunk % blocks) as u64;
+            if i32::from_le_bytes(*status) != 0 || u64::from_le_bytes(*size) != expected {
+                return Err(EngineError::Unsuitable(
+                    "nvCOMP could not decompress a chunk".to_string(),
+                ));
+            }
+        }
+        if results.checksums.len > 0 {
+            let found = read(results.checksums)?.as_chunks::<4>().0;
+            for (subchunk, _, _) in self.chunks(subchunks) {
+                let expected = self.parts.checksums[subchunks.first + subchunk];
+                if found.get(subchunk).map(|found| u32::from_le_bytes(*found)) != Some(expected) {
+                    return Err(EngineError::Unsuitable(
+                        "the CRC-32 of a gzip member is not that of its content".to_string(),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

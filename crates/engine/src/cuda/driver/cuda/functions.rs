@@ -1,0 +1,134 @@
+//! The functions of the CUDA driver's library.
+//!
+//! They are looked up once, here and not in cudarc, for two reasons. First, cudarc panics if the
+//! library lacks a function. Second, cudarc returns codes as an enumeration of the codes that its
+//! version of CUDA knows. A further code of a newer driver would be undefined behaviour. Here a
+//! code is a number. cudarc finds and loads the library. cudarc's bindings, generated from NVIDIA's
+//! header, check the types below.
+
+use cudarc::driver::sys::{
+    self, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+
+/// The result code of a function: 0, or the reason for a failure.
+pub(super) type Code = u32;
+
+macro_rules! functions {
+    (
+        { $($name:ident($($argument:ty),*);)* }
+        of a code { $($of_code:ident($($of_code_argument:ty),*);)* }
+    ) => {
+        #[allow(non_snake_case)] // NVIDIA's names
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+            $(pub(super) $of_code: unsafe extern "C" fn(Code, $($of_code_argument),*) -> Code,)*
+        }
+
+        impl Functions {
+            /// Looks up the functions of the library. The error is the name of a missing function.
+            ///
+            /// # Safety
+            /// The library is present.
+            unsafe fn look_up() -> Result<Self, &'static str> {
+                // SAFETY: this panics only where the library is absent.
+                let library = unsafe { sys::culib() };
+                macro_rules! symbol {
+                    ($symbol:ident) => {
+                        // SAFETY: the constants below check the type against the header's. A
+                        // `CUresult` has 32 bits. The library is never unloaded.
+                        *unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) }
+                            .map_err(|_| stringify!($symbol))?
+                    };
+                }
+                Ok(Self {
+                    $($name: symbol!($name),)*
+                    $($of_code: symbol!($of_code),)*
+                })
+            }
+        }
+
+        #[cfg(any(test, feature = "fakes"))]
+        impl Functions {
+            /// Returns the functions of the emulated driver of this process.
+            pub(super) fn emulated() -> Self {
+                use zarrs_cuda_emulator::driver;
+                Self {
+                    $($name: driver::$name,)*
+                    $($of_code: driver::$of_code,)*
+                }
+            }
+        }
+
+        $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
+        $(const _: unsafe fn(CUresult, $($of_code_argument),*) -> CUresult = sys::$of_code;)*
+    };
+}
+
+const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+
+// All of these are older than CUDA 12.0, which is the oldest supported version.
+functions! {
+    {
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDriverGetVersion(*mut c_int);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        cuEventQuery(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventSynchronize(CUevent);
+        cuInit(c_uint);
+        cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void
+        );
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFreeHost(*mut c_void);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemcpy3DAsync_v2(*const CUDA_MEMCPY3D, CUstream);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+        cuStreamQuery(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    }
+    of a code {
+        cuGetErrorName(*mut *const c_char);
+        cuGetErrorString(*mut *const c_char);
+    }
+}
+
+impl Functions {
+    /// Loads the library, and looks up its functions.
+    pub(super) fn load() -> Result<Self, String> {
+        // SAFETY: this loads the library and unloads it, which runs no code but its initialisers.
+        // They may run in any process.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("no CUDA driver is installed: its library was not found".into());
+        }
+        // SAFETY: the library is present.
+        unsafe { Self::look_up() }
+            .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
+    }
+}
+
+/// The advice to users whose driver is too old.
+pub(super) const UPDATE: &str = "install an NVIDIA driver of version 525 or newer";

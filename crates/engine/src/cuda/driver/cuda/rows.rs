@@ -1,0 +1,54 @@
+//! The parameters of a copy of rows.
+//!
+//! The function for three dimensions takes any pitch up to the largest one. The one for two "may
+//! fail for pitches not computed by `cuMemAllocPitch`", by NVIDIA's documentation.
+
+use super::{arguments::address, pinned_address};
+use crate::cuda::driver::{Rows, RowsShape, Span};
+use cudarc::driver::sys::{CUDA_MEMCPY3D, CUdeviceptr, CUmemorytype};
+use std::{ffi::c_void, ptr};
+
+/// The kind of the memory, and the address of the first row: for the host, and for the device.
+fn place(rows: Rows) -> (CUmemorytype, *mut c_void, CUdeviceptr) {
+    match rows.span {
+        Span::Pinned(span) => (CUmemorytype::CU_MEMORYTYPE_HOST, pinned_address(span), 0),
+        Span::Device(span) => (
+            CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            ptr::null_mut(),
+            address(span),
+        ),
+    }
+}
+
+/// Returns the parameters of a copy of rows of `shape`.
+pub(super) fn parameters(shape: RowsShape, from: Rows, to: Rows) -> CUDA_MEMCPY3D {
+    let (from_type, from_host, from_device) = place(from);
+    let (to_type, to_host, to_device) = place(to);
+    CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: from_type,
+        srcHost: from_host,
+        srcDevice: from_device,
+        srcArray: ptr::null_mut(),
+        reserved0: ptr::null_mut(),
+        srcPitch: from.pitch,
+        srcHeight: from.height,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: to_type,
+        dstHost: to_host,
+        dstDevice: to_device,
+        dstArray: ptr::null_mut(),
+        reserved1: ptr::null_mut(),
+        dstPitch: to.pitch,
+        dstHeight: to.height,
+        WidthInBytes: shape.row,
+        Height: shape.rows,
+        Depth: shape.planes,
+    }
+}

@@ -1,0 +1,419 @@
+//! The interface below the CUDA engine: allocate, copy, launch, record, wait.
+//!
+//! There are two implementations. [`cuda`] calls the CUDA driver. [`simulation`] needs no GPU, and
+//! detects errors that hardware hides. The code above this interface is the same for both. Every
+//! operation declares the bytes that it reads and writes. Every wait, record and synchronisation
+//! has a [`Site`], a name by which the simulation can leave it out.
+//!
+//! Rules for the callers of a driver:
+//! - Calls happen between [`enter`](Driver::enter) and [`leave`](Driver::leave) on the same thread.
+//! - Memory that an operation reads or writes stays allocated until the operation has completed.
+//! - The host touches pinned memory only after [`host_access`](Driver::host_access) for it.
+
+#[allow(unsafe_code)]
+pub mod cuda;
+#[cfg(any(test, feature = "fakes"))]
+#[allow(unsafe_code)]
+pub mod instant;
+#[cfg(any(test, feature = "fakes"))]
+#[allow(unsafe_code)]
+#[allow(clippy::cast_possible_truncation, reason = "it needs 64-bit addresses")]
+pub mod simulation;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+pub use crate::error::DriverError;
+pub use crate::error::Fault;
+
+/// A device, as its driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The number of the device among the devices that the process sees.
+    pub ordinal: usize,
+    pub name: String,
+    /// The major and the minor version.
+    pub compute_capability: (u32, u32),
+    /// In bytes.
+    pub total_memory: usize,
+    /// The number of streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// The most bytes from one row to the next in a copy of rows.
+    pub largest_pitch: usize,
+    /// Where the device is on the PCI bus; `None` if the driver does not say.
+    pub pci: Option<PciAddress>,
+}
+
+/// Where a device is on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+}
+
+impl fmt::Display for PciAddress {
+    /// As in the names of `/sys/bus/pci/devices`. GPUs are function 0.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.0")
+    }
+}
+
+/// A stream of operations that run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(pub u64);
+
+/// A point in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventId(pub(crate) u64);
+
+/// An allocation of device memory: the address of its first byte, aligned to 256 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceMemory(pub u64);
+
+/// An allocation of pinned host memory: its first byte, aligned to 4096 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PinnedMemory(pub NonNull<u8>);
+
+// SAFETY: this is only a handle. The rules of the module order all accesses to the memory.
+#[allow(unsafe_code)]
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for PinnedMemory {}
+
+/// Bytes of an allocation of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpan {
+    pub memory: DeviceMemory,
+    pub offset: usize,
+    pub len: usize,
+}
+
+/// Bytes of an allocation of pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinnedSpan {
+    pub memory: PinnedMemory,
+    pub offset: usize,
+    pub len: usize,
+}
+
+/// Bytes that an operation reads or writes. Operations cannot access pageable memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    Device(DeviceSpan),
+    Pinned(PinnedSpan),
+}
+
+impl Span {
+    /// The number of bytes.
+    fn len(self) -> usize {
+        match self {
+            Self::Device(span) => span.len,
+            Self::Pinned(span) => span.len,
+        }
+    }
+}
+
+/// How many rows a copy of rows has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsShape {
+    pub planes: usize,
+    /// The rows of a plane.
+    pub rows: usize,
+    /// The bytes of a row.
+    pub row: usize,
+}
+
+impl RowsShape {
+    /// Bytes of all rows, without the bytes between them.
+    fn len(self) -> usize {
+        self.planes * self.rows * self.row
+    }
+}
+
+/// Where the rows of a copy lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The bytes from the beginning of the first row to the end of the last one.
+    pub span: Span,
+    /// Bytes from the beginning of a row to the beginning of the next.
+    pub pitch: usize,
+    /// Rows from the beginning of a plane to the beginning of the next.
+    pub height: usize,
+}
+
+impl Rows {
+    /// Checks that rows of `shape` lie like this.
+    ///
+    /// # Errors
+    /// They would overlap, the span is not as long as they need, or the pitch is above the largest
+    /// one; the reason.
+    fn check(&self, shape: RowsShape, largest_pitch: usize) -> Result<(), String> {
+        let Self {
+            span,
+            pitch,
+            height,
+        } = *self;
+        if pitch < shape.row || height < shape.rows {
+            return Err(format!(
+                "rows overlap: a pitch of {pitch} bytes and planes of {height} rows, for {shape:?}"
+            ));
+        }
+        if pitch > largest_pitch {
+            return Err(format!(
+                "a pitch of {pitch} bytes, of which the device takes {largest_pitch} at most"
+            ));
+        }
+        let needed = (shape.planes - 1)
+            .checked_mul(height)
+            .and_then(|rows| rows.checked_add(shape.rows - 1))
+            .and_then(|rows| rows.checked_mul(pitch))
+            .and_then(|bytes| bytes.checked_add(shape.row));
+        if needed != Some(span.len()) {
+            return Err(format!(
+                "a span of {} bytes, where {shape:?} with a pitch of {pitch} bytes and planes of {height} rows needs {needed:?}",
+                span.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where each row begins, in bytes from the beginning of the span.
+    #[cfg(any(test, feature = "fakes"))]
+    fn starts(&self, shape: RowsShape) -> impl Iterator<Item = usize> + use<> {
+        let Self { pitch, height, .. } = *self;
+        (0..shape.planes)
+            .flat_map(move |plane| (0..shape.rows).map(move |row| (plane * height + row) * pitch))
+    }
+}
+
+/// How an operation accesses a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads the span, all of which must have been written before.
+    Read,
+    /// Writes any part of the span, and reads nothing. The span counts as written afterwards.
+    Write,
+    /// Reads and writes the span, all of which must have been written before.
+    Update,
+}
+
+/// Which side writes pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedUse {
+    /// The host writes, the device reads. The memory may be write-combined, which makes reads by the
+    /// host slow.
+    ToDevice,
+    /// The device writes, the host reads.
+    FromDevice,
+    /// The host and the device read and write.
+    Both,
+}
+
+/// The name of a wait, a record or a synchronisation: unique in the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Site(pub &'static str);
+
+/// The dimensions of a launch. All kernels of this crate are one-dimensional.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Blocks; at least 1 and below 2³¹.
+    pub(crate) grid: u32,
+    /// Threads per block; a multiple of 32.
+    pub(crate) block: u32,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// A pointer to the first byte of the span, and how the kernel accesses the span.
+    #[allow(
+        dead_code,
+        reason = "the simulation checks the access, hardware does not ask"
+    )]
+    Span(DeviceSpan, Access),
+    /// A null pointer.
+    Null,
+    U32(u32),
+    U64(u64),
+    /// The bytes of a structure that is passed by value, aligned to 8 bytes.
+    Struct(&'a [u8]),
+}
+
+/// A call of a library's asynchronous function. The argument is the driver's own handle of a
+/// stream. The error is the library's message.
+pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
+
+/// Allocates, copies, launches, records and waits, on one device.
+///
+/// Spans of length 0 are legal everywhere. Copies and fills of such spans do nothing. A method
+/// returns a [`DriverError`] if its operation or an earlier one on the same device failed.
+#[allow(unsafe_code)]
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// The device.
+    fn device(&self) -> &DeviceInfo;
+
+    /// Makes the device's context current on this thread, until [`leave`](Self::leave). Calls nest.
+    fn enter(&self) -> Result<(), DriverError>;
+
+    /// Undoes the last [`enter`](Self::enter) of this thread.
+    fn leave(&self) -> Result<(), DriverError>;
+
+    /// Returns the free device memory, in bytes.
+    fn free_memory(&self) -> Result<usize, DriverError>;
+
+    /// Allocates `len` bytes of device memory, at least 1. The memory's content is undefined.
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError>;
+
+    /// Frees device memory.
+    ///
+    /// # Safety
+    /// Nothing uses the memory any more.
+    unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError>;
+
+    /// Allocates `len` bytes of pinned memory, at least 1.
+    ///
+    /// # Errors
+    /// Also [`Fault::OutOfMemory`] if the host has no memory left.
+    fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError>;
+
+    /// Frees pinned memory.
+    ///
+    /// # Safety
+    /// Nothing uses the memory any more.
+    unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError>;
+
+    /// Creates a stream that does not synchronise with the default stream.
+    fn create_stream(&self) -> Result<StreamId, DriverError>;
+
+    /// Destroys a stream. Operations that are already in the stream still run.
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
+
+    /// Creates an event. It takes the time if it is `timed`, which costs the device some work at each
+    /// record. Threads that synchronise with the event sleep.
+    fn create_event(&self, timed: bool) -> Result<EventId, DriverError>;
+
+    /// Destroys an event.
+    fn destroy_event(&self, event: EventId) -> Result<(), DriverError>;
+
+    /// Records `event` in `stream`: the event happens when all operations that are now in the
+    /// stream have completed.
+    fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError>;
+
+    /// Records `event` in a stream that this driver did not create. `stream` is the CUDA driver's
+    /// handle of the stream.
+    ///
+    /// # Safety
+    /// The stream belongs to the device's primary context, and is not destroyed during the call.
+    unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError>;
+
+    /// Returns whether a stream that this driver did not create is being captured into a graph.
+    /// `stream` is the CUDA driver's handle of the stream.
+    ///
+    /// # Safety
+    /// As for [`record_in`](Self::record_in).
+    unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError>;
+
+    /// Returns the CUDA driver's handle of `event`.
+    fn event_handle(&self, event: EventId) -> Result<u64, DriverError>;
+
+    /// Returns a span of `len` bytes from the address `pointer` on, in device memory that this
+    /// driver did not allocate. A wrong address may be reported only when the span is used.
+    fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError>;
+
+    /// Makes operations that are enqueued in `stream` from now on wait for the last record of
+    /// `event`.
+    fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError>;
+
+    /// Returns whether `event` has happened.
+    fn query_event(&self, event: EventId) -> Result<bool, DriverError>;
+
+    /// Blocks this thread until the last record of `event` has happened.
+    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError>;
+
+    /// Blocks this thread until all operations in `stream` have completed.
+    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
+
+    /// Returns the time on the device between two timed events that have both happened.
+    fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError>;
+
+    /// Enqueues a copy of `from` to `to` in `stream`. Both spans have the same length.
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module.
+    unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError>;
+
+    /// Enqueues a copy of rows in `stream`: of each row of `from` to the same row of `to`. The bytes
+    /// between the rows are not touched. A copy without bytes does nothing.
+    ///
+    /// # Errors
+    /// Also if rows overlap, or a pitch is above [`DeviceInfo::largest_pitch`].
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module.
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamId,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError>;
+
+    /// Enqueues a fill of `span` with `byte` in `stream`.
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module.
+    unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError>;
+
+    /// Compiles the kernels that are not compiled yet. Otherwise a kernel is compiled at its first
+    /// launch, together with the other kernels of its file.
+    fn compile(&self) -> Result<(), DriverError>;
+
+    /// Returns how many files of kernels nothing has tried to compile yet. Needs no
+    /// [`enter`](Driver::enter), and does not wait.
+    fn uncompiled(&self) -> usize;
+
+    /// Enqueues the kernel `name` in `stream`.
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module. `args` match the kernel's parameters, and the
+    /// kernel stays within the spans.
+    unsafe fn launch(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        dims: Dims,
+        args: &[Arg<'_>],
+    ) -> Result<(), DriverError>;
+
+    /// Calls a library function that enqueues work in `stream`. The work accesses only the spans in
+    /// `accesses`.
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module. `function` stays within the spans, and only
+    /// enqueues work.
+    unsafe fn call(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        accesses: &[(Span, Access)],
+        function: LibraryCall,
+    ) -> Result<(), DriverError>;
+
+    /// Declares that the host reads or writes `span` now, before anything else is enqueued. If
+    /// operations are enqueued while other threads of the host still read or write, the caller
+    /// declares the access again afterwards.
+    fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError>;
+
+    /// Declares that the current content of `span` is not needed: the span will be written before
+    /// it is read.
+    fn discard(&self, span: Span) -> Result<(), DriverError>;
+}

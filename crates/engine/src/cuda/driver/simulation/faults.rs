@@ -1,0 +1,129 @@
+//! Faults that tests inject, and the counts that say where.
+
+use std::fmt;
+
+use zarrs_cuda_emulator::device::Kind;
+
+use super::state::Failure;
+use crate::cuda::driver::Fault;
+
+/// A fault to inject. Numbers are from 0 since the simulation was made, see [`Counts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inject {
+    /// There is no memory for this allocation, of either kind.
+    OutOfMemory { allocation: usize },
+    /// There is no memory for this allocation, among those of the kind.
+    OutOfMemoryOf { kind: Kind, allocation: usize },
+    /// This launch, or call of a library, is refused.
+    Refused { launch: usize },
+    /// This operation fails once, and does nothing. Not for sticky faults.
+    Failed { operation: usize, fault: Fault },
+    /// As above, of `enter`.
+    NotEntered { enter: usize, fault: Fault },
+    /// The context breaks at this operation.
+    Sticky { operation: usize },
+    /// The device is gone from this operation on.
+    Lost { operation: usize },
+}
+
+/// How often each was asked for so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls that a driver would see: all but `enter`, `leave` and declarations of the host.
+    pub operations: usize,
+    pub enters: usize,
+    pub device_allocations: usize,
+    pub pinned_allocations: usize,
+    /// Launches and calls of a library.
+    pub launches: usize,
+}
+
+/// The faults to come.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) injected: Vec<Inject>,
+    pub(super) counts: Counts,
+    /// Why nothing works any more.
+    pub(super) broken: Option<&'static str>,
+    /// What failed once: the operations.
+    pub(super) failed: Vec<String>,
+}
+
+impl Faults {
+    /// Count an operation, which may fail, or break everything.
+    pub(super) fn operation(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
+        let now = self.counts.operations;
+        self.counts.operations += 1;
+        for fault in &self.injected {
+            let (operation, reason) = match fault {
+                Inject::Sticky { operation } => (operation, "an illegal address (injected)"),
+                Inject::Lost { operation } => (operation, "the device is lost (injected)"),
+                _ => continue,
+            };
+            if *operation == now && self.broken.is_none() {
+                self.broken = Some(reason);
+            }
+        }
+        self.once(name, |injected| match injected {
+            Inject::Failed { operation, fault } if *operation == now => Some(*fault),
+            _ => None,
+        })
+    }
+
+    /// Count an `enter`, which may fail.
+    pub(super) fn enter(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
+        let now = self.counts.enters;
+        self.counts.enters += 1;
+        self.once(name, |injected| match injected {
+            Inject::NotEntered { enter, fault } if *enter == now => Some(*fault),
+            _ => None,
+        })
+    }
+
+    /// Fail if the fault of one that was injected says so.
+    fn once(
+        &mut self,
+        name: fmt::Arguments<'_>,
+        fault: impl Fn(&Inject) -> Option<Fault>,
+    ) -> Result<(), Failure> {
+        let Some(fault) = self.injected.iter().find_map(fault) else {
+            return Ok(());
+        };
+        self.failed.push(name.to_string());
+        Err(Failure::Fault(fault, format!("{fault:?} (injected)")))
+    }
+
+    /// Count an allocation; `false` if it fails.
+    pub(super) fn allocation(&mut self, kind: Kind) -> bool {
+        let counts = &mut self.counts;
+        let all = counts.device_allocations + counts.pinned_allocations;
+        let count = match kind {
+            Kind::Device => &mut counts.device_allocations,
+            Kind::Pinned => &mut counts.pinned_allocations,
+        };
+        let own = *count;
+        *count += 1;
+        !self.injected.iter().any(|fault| match fault {
+            Inject::OutOfMemory { allocation } => *allocation == all,
+            Inject::OutOfMemoryOf {
+                kind: of,
+                allocation,
+            } => *of == kind && *allocation == own,
+            _ => false,
+        })
+    }
+
+    /// Count a launch; `false` if it is refused.
+    pub(super) fn launch(&mut self) -> bool {
+        let now = self.counts.launches;
+        self.counts.launches += 1;
+        !self.injected.contains(&Inject::Refused { launch: now })
+    }
+
+    /// Fails if nothing works any more.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.broken.map_or(Ok(()), |reason| {
+            Err(Failure::Fault(Fault::Sticky, reason.to_owned()))
+        })
+    }
+}

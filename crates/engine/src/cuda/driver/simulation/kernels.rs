@@ -1,0 +1,98 @@
+//! Kernels: their PTX, executed on the host.
+
+use std::sync::LazyLock;
+
+use zarrs_cuda_emulator::{Buffer, Kernel, Options, Order, Report};
+
+use super::modules;
+use crate::cuda::driver::{Access, Arg, DeviceSpan, Dims};
+
+pub use zarrs_cuda_emulator::AccessCount;
+
+/// An argument of a kernel, kept until the kernel runs.
+pub(super) enum Argument {
+    Span(DeviceSpan, Access),
+    /// The bytes of a value.
+    Value(Vec<u8>),
+}
+
+impl Argument {
+    pub(super) fn new(argument: &Arg<'_>) -> Self {
+        match argument {
+            Arg::Span(span, access) => Self::Span(*span, *access),
+            Arg::Null => Self::Value(vec![0; 8]),
+            Arg::U32(number) => Self::Value(number.to_ne_bytes().to_vec()),
+            Arg::U64(number) => Self::Value(number.to_ne_bytes().to_vec()),
+            Arg::Struct(bytes) => Self::Value(bytes.to_vec()),
+        }
+    }
+}
+
+/// How to run a launch. Lanes that went different ways never meet before they have to; in one launch
+/// of eight, everything is in an order of chance. Where sectors are counted, lanes meet, as on hardware.
+///
+/// The environment variable `ZARRS_CUDA_TEST_CHECKS=0` leaves out what takes most time: whether
+/// values are defined, and accesses ordered.
+pub(super) fn options(seed: u64, launch: u64, sectors: bool) -> Options {
+    static CHECKS: LazyLock<bool> = LazyLock::new(|| {
+        std::env::var("ZARRS_CUDA_TEST_CHECKS").map_or(true, |checks| checks != "0")
+    });
+    let order = if sectors {
+        Order::Together
+    } else if launch.is_multiple_of(8) {
+        Order::Random(seed ^ launch)
+    } else {
+        Order::Apart
+    };
+    Options {
+        order,
+        checks: *CHECKS,
+        sectors,
+        limit: 1 << 30,
+        ..Options::default()
+    }
+}
+
+/// Run a kernel. Returns what it did. An error says which rule it broke.
+///
+/// # Safety
+/// The spans of `arguments` are live and nobody else uses them.
+pub(super) unsafe fn run(
+    name: &str,
+    dims: Dims,
+    arguments: &[Argument],
+    options: Options,
+) -> Result<(&'static Kernel, Report), String> {
+    let kernel = modules::kernel(name)?;
+    let mut buffers = Vec::new();
+    let values: Vec<Vec<u8>> = arguments
+        .iter()
+        .map(|argument| match argument {
+            Argument::Span(span, access) => {
+                let address = span.memory.0 + span.offset as u64;
+                buffers.push(Buffer {
+                    address,
+                    len: span.len,
+                    host: zarrs_cuda_emulator::device::host(address),
+                    access: match access {
+                        Access::Read => zarrs_cuda_emulator::Access::Read,
+                        Access::Write => zarrs_cuda_emulator::Access::Write,
+                        Access::Update => zarrs_cuda_emulator::Access::Update,
+                    },
+                });
+                address.to_ne_bytes().to_vec()
+            }
+            Argument::Value(bytes) => bytes.clone(),
+        })
+        .collect();
+    let values: Vec<_> = values
+        .iter()
+        .map(|bytes| zarrs_cuda_emulator::Argument(bytes))
+        .collect();
+    // SAFETY: the caller's.
+    let report = unsafe {
+        zarrs_cuda_emulator::launch(kernel, dims.grid, dims.block, &values, &buffers, options)
+    }?;
+    modules::executed(kernel, &report);
+    Ok((kernel, report))
+}

@@ -1,0 +1,177 @@
+//! The device: its memory, streams and events, and the host's view of them.
+
+mod access;
+mod operations;
+mod running;
+mod streams;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use serde_json::Value;
+use zarrs_cuda_emulator::device::{Memory, Scheduler, Ticket};
+
+use super::clocks::{Clock, History};
+use super::faults::Faults;
+use super::guard::Place;
+use super::intervals::Intervals;
+use super::kernels::{AccessCount, Argument};
+use super::trace::Trace;
+use super::{Config, Rule, Violation};
+use crate::cuda::driver::{Dims, EventId, Fault, LibraryCall, Site, StreamId};
+
+/// Why a call fails.
+pub(super) enum Failure {
+    Fault(Fault, String),
+    /// A rule is broken.
+    Violation(Rule, String),
+}
+
+fn violation<T>(rule: Rule, message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Violation(rule, message.into()))
+}
+
+/// Which operations used an allocation.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    /// The operations that touched it.
+    pub(super) history: History,
+    /// The bytes that were written, when everything that is enqueued has run.
+    pub(super) written: Intervals,
+    /// Whether the host only writes it, and the device only reads it.
+    pub(super) is_for_uploads: bool,
+}
+
+/// Nanoseconds on the simulated device, on which each operation takes a microsecond.
+type Time = u64;
+
+struct Stream {
+    id: StreamId,
+    destroyed: bool,
+    /// What is before the next operation.
+    clock: Clock,
+    /// When the last operation that has run ended.
+    time: Time,
+}
+
+/// An event, and its last record.
+struct Event {
+    timed: bool,
+    recorded: Option<Recorded>,
+}
+
+/// A record of an event.
+struct Recorded {
+    ticket: Ticket,
+    clock: Clock,
+    /// When it happened.
+    time: Arc<OnceLock<Time>>,
+}
+
+/// What a stream does.
+struct Work {
+    /// When it was enqueued.
+    enqueued: Time,
+    /// The bytes that it reads and writes.
+    places: Vec<Place>,
+    action: Action,
+}
+
+enum Action {
+    /// From each place of the first half to the place at the same position of the second half.
+    Copy,
+    /// Of the only place.
+    Fill(u8),
+    Launch {
+        name: &'static str,
+        dims: Dims,
+        arguments: Vec<Argument>,
+    },
+    Call {
+        name: &'static str,
+        function: LibraryCall,
+    },
+    Record(Arc<OnceLock<Time>>),
+    Wait(Arc<OnceLock<Time>>),
+}
+
+pub(super) struct State {
+    pub(super) config: Config,
+    pub(super) faults: Faults,
+    pub(super) memory: Memory<Uses>,
+    pub(super) violations: Vec<Violation>,
+    pub(super) sites: BTreeSet<Site>,
+    pub(super) sectors: Vec<AccessCount>,
+    pub(super) trace: Option<Trace>,
+    /// Whether the kernels were compiled ahead.
+    pub(super) compiled: bool,
+    /// How many kernels ran.
+    pub(super) launches: u64,
+    /// Bytes that the host has read of memory for uploads.
+    pub(super) uploads_read: usize,
+    /// How often each thread has entered.
+    pub(super) current: HashMap<ThreadId, usize>,
+    /// What went wrong in an operation that ran after the call that enqueued it.
+    pub(super) failed: Option<Failure>,
+    scheduler: Scheduler<Work>,
+    streams: Vec<Stream>,
+    events: HashMap<EventId, Event>,
+    /// The application's streams that are being captured into a graph.
+    pub(super) captured: BTreeSet<u64>,
+    /// Streams and events that were created.
+    created: u64,
+    /// What the host has waited for.
+    host: Clock,
+    host_time: Time,
+}
+
+impl State {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            faults: Faults {
+                injected: config.faults.clone(),
+                ..Faults::default()
+            },
+            memory: Memory::new(config.poison),
+            violations: Vec::new(),
+            sites: BTreeSet::new(),
+            sectors: Vec::new(),
+            trace: config.trace.then(Trace::default),
+            compiled: false,
+            launches: 0,
+            uploads_read: 0,
+            current: HashMap::new(),
+            failed: None,
+            scheduler: Scheduler::new(config.schedule),
+            streams: Vec::new(),
+            events: HashMap::new(),
+            captured: BTreeSet::new(),
+            created: 0,
+            host: Clock::default(),
+            host_time: 0,
+            config,
+        }
+    }
+
+    pub(super) fn live_streams(&self) -> usize {
+        self.streams.iter().filter(|s| !s.destroyed).count()
+    }
+
+    pub(super) fn live_events(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Adds a step to the trace, if there is one.
+    fn note(&mut self, operation: impl FnOnce() -> Value) {
+        if let Some(trace) = &mut self.trace {
+            trace.add(operation());
+        }
+    }
+
+    /// Enter a site; `false` if it is the one that was removed.
+    fn site(&mut self, site: Site) -> bool {
+        self.sites.insert(site);
+        self.config.removed != Some(site)
+    }
+}

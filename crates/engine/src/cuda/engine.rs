@@ -1,0 +1,473 @@
+//! The engine: prepares each kind of shards once, caches the result, and runs shards in lanes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::arena::Tuning;
+use super::compression::Prepared;
+use super::counters::Counters;
+use super::decompress::Decompression;
+use super::decompression;
+use super::frame_parts::{self, Layout};
+use super::lanes::{Devices, Limits};
+use super::session::{FreeEvents, Session};
+use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
+use super::{decode, encode, nvcomp};
+use crate::contract::BufferBytes;
+use crate::contract::{EncodedShard, Engine, EngineError, Job, KnownChain};
+use crate::cuda::HighestLevels;
+use crate::error::DriverError;
+use crate::layout::{Extent, SubchunkGrid};
+
+/// The devices that one set of options allows.
+#[derive(Clone, Debug)]
+pub struct CudaEngine {
+    pub devices: Arc<Devices>,
+    pub limits: Limits,
+    pub tuning: Tuning,
+    /// Whether the times of stages are taken, for the metrics.
+    pub(super) times: bool,
+    compressors: Compressors,
+    /// Whether the engine also decodes its shards.
+    decodes: bool,
+}
+
+/// Encodes and decodes whole shards of one shape and chain on a device, or fails.
+#[derive(Clone, Debug)]
+pub struct CudaShards {
+    engine: CudaEngine,
+    kind: Arc<ShardKind>,
+}
+
+impl CudaEngine {
+    pub fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+        Self {
+            devices,
+            limits,
+            tuning,
+            times: false,
+            compressors: Compressors::default(),
+            decodes: true,
+        }
+    }
+
+    /// The engine with or without times of stages in the metrics.
+    #[must_use]
+    pub fn with_times(mut self, times: bool) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// Compiles the kernels for all devices that the engine may use, and loads nvCOMP: the file
+    /// `nvcomp`, or the one that a search finds.
+    ///
+    /// # Errors
+    /// No device is usable, or one could not compile the kernels; the reason.
+    pub fn warm_up(&self, nvcomp: Option<&Path>) -> Result<(), DriverError> {
+        self.devices.warm_up(&self.limits)?;
+        // Without nvCOMP, chains with a compressor stay on the host: no error.
+        let _ = nvcomp::of_process(nvcomp);
+        Ok(())
+    }
+
+    /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
+    /// says so: decompressors on a device have undefined behaviour on corrupt data.
+    pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
+        self.decodes =
+            chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
+        self.compressors = compressors;
+        self
+    }
+
+    /// Prepares for shards of `grid` and `chain`. The result is cached.
+    ///
+    /// # Errors
+    /// No device is usable now, or none can do these shards; the reason.
+    pub fn shards(
+        self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<CudaShards, EngineError> {
+        Ok(CudaShards {
+            kind: self.kind(grid, chain)?,
+            engine: self,
+        })
+    }
+
+    /// The most subchunks of `grid` to compress or decompress at once in one stream of kernels.
+    fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
+        Sizing::of_shard(
+            grid,
+            self.devices.multiprocessors(&self.limits),
+            self.tuning,
+        )
+    }
+
+    /// Returns the prepared kind for encoding shards of `grid` and `chain`.
+    ///
+    /// # Errors
+    /// No device is usable now, or none can do these shards; the reason.
+    pub fn kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        let most = self.compressed_at_once(grid);
+        self.kind_of_batches(grid, chain, most)
+    }
+
+    /// As [`kind`](Self::kind), where at most `most` subchunks are compressed at once.
+    ///
+    /// # Errors
+    /// As for [`kind`](Self::kind).
+    pub fn kind_of_batches(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        most: usize,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        self.kept_kind(grid, chain, most, None, || {
+            let compression = sizing::chain_on_device(grid, chain, self.compressors.levels)
+                .map_err(EngineError::Unsuitable)?;
+            let mut kind = ShardKind::new(grid.clone(), chain.clone());
+            if let Some(compression) = compression {
+                kind.compressor =
+                    Some(self.ask(|nvcomp| Prepared::new(compression, nvcomp, most))?);
+                kind.most = most;
+            }
+            Ok(kind)
+        })
+    }
+
+    /// Returns the prepared kind for decoding shards of `grid` and `chain` whose frames have this
+    /// layout.
+    fn decoding_kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        layout: Layout,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        let most = self.compressed_at_once(grid);
+        self.kept_kind(grid, chain, most, Some(layout), || {
+            sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
+            let mut kind = ShardKind::new(grid.clone(), chain.clone());
+            kind.decompressor =
+                Some(self.ask(|nvcomp| decompression::Prepared::new(layout, nvcomp, most))?);
+            kind.most = most;
+            Ok(kind)
+        })
+    }
+
+    fn kept_kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        most: usize,
+        layout: Option<Layout>,
+        prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        // A forked child fails here, before it takes a lock.
+        self.devices.check_usable(&self.limits)?;
+        self.devices.kinds.get_or(
+            |known: &KindQuestion| {
+                known.layout == layout
+                    && known.most == most
+                    && known.grid == *grid
+                    && known.chain == *chain
+                    && known.compressors == self.compressors
+                    && known.devices == self.limits.devices
+            },
+            || {
+                let question = KindQuestion {
+                    devices: self.limits.devices.clone(),
+                    compressors: self.compressors.clone(),
+                    grid: grid.clone(),
+                    chain: chain.clone(),
+                    most,
+                    layout,
+                };
+                Ok((question, Arc::new(prepare()?)))
+            },
+        )
+    }
+
+    /// Asks nvCOMP a question, with the context of a device current.
+    ///
+    /// # Errors
+    /// No device is usable, there is no nvCOMP, or it cannot do this; the reason.
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&nvcomp::Nvcomp) -> Result<T, String>,
+    ) -> Result<T, EngineError> {
+        let answer = self.devices.with_context(&self.limits, || {
+            let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
+            question(&nvcomp)
+        })?;
+        answer.map_err(EngineError::Unsuitable)
+    }
+
+    /// The memory of a lane for shards of `grid` and `chain`: the numbers by which it is allocated.
+    ///
+    /// # Errors
+    /// No device is usable, or none can hold such a lane; the reason.
+    #[cfg(test)]
+    pub fn memory_estimate(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<BufferBytes, EngineError> {
+        self.clone().shards(grid, chain)?.memory_estimate()
+    }
+
+    /// Checks that a device is usable.
+    ///
+    /// # Errors
+    /// The reason why no device is usable.
+    pub fn check(&self) -> Result<(), String> {
+        let found = self.devices.first(&self.limits, |_| Ok(()));
+        found.map_err(|error| error.to_string())
+    }
+
+    /// The counters of the CUDA engine.
+    pub fn counters(&self) -> &Counters {
+        &self.devices.counters
+    }
+
+    /// Runs `work` in a lane. If there is no memory for the planned lane, a lane with smaller
+    /// batches is used.
+    pub fn in_lane<T>(
+        &self,
+        kind: &ShardKind,
+        work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let plan = |most| kind.sizing(most, self.tuning);
+        let (mut acquired, sizing) = self.devices.acquire(&plan, &self.limits)?;
+        let lane = acquired.lane().map_err(EngineError::Device)?;
+        let device = lane.device().clone();
+        let entered = device.enter().map_err(EngineError::Device)?;
+        if let Err(reason) = kind.check(&sizing) {
+            // Nothing was enqueued.
+            drop(entered);
+            acquired.reusable();
+            return Err(EngineError::Unsuitable(reason));
+        }
+        let result = device
+            .watch(lane.start())
+            .map_err(EngineError::Device)
+            .and_then(|running| {
+                let session = Session {
+                    lane: running,
+                    sizing: &sizing,
+                    events: FreeEvents::new(running),
+                    copiers: self.devices.copiers_of(&device),
+                    counters: &self.devices.counters,
+                    times: self.times,
+                };
+                work(&session)
+            });
+        if let Err(EngineError::Device(error)) = &result {
+            // If the error means that the device is broken, `watch` quarantines it.
+            let _ = device.watch::<()>(Err(error.clone()));
+        }
+        drop(entered);
+        if result.is_ok() {
+            acquired.reusable();
+        }
+        result
+    }
+}
+
+impl CudaShards {
+    /// The memory that a lane takes now: the numbers by which it is allocated.
+    ///
+    /// # Errors
+    /// No device is usable, or none can hold such a lane; the reason.
+    pub fn memory_estimate(&self) -> Result<BufferBytes, EngineError> {
+        let engine = &self.engine;
+        let estimate = |kind: &ShardKind| {
+            let sizing = engine
+                .devices
+                .first(&engine.limits, |budget| kind.sizing(budget, engine.tuning))?;
+            Ok(sizing.estimate())
+        };
+        let encoding = estimate(&self.kind)?;
+        // The estimate is for frames as this engine encodes them. If it cannot decode these, the
+        // estimate for encoding is used.
+        let decoding = match &self.kind.compressor {
+            Some(prepared) if engine.decodes => {
+                let (grid, chain) = (&self.kind.grid, &self.kind.chain);
+                let layout = prepared.compression.as_layout(grid, chain);
+                let kind = engine.decoding_kind(grid, chain, layout);
+                kind.and_then(|kind| estimate(&kind)).unwrap_or(encoding)
+            }
+            _ => encoding,
+        };
+        Ok(BufferBytes {
+            device: encoding.device.max(decoding.device),
+            pinned: encoding.pinned.max(decoding.pinned),
+            ..BufferBytes::default()
+        })
+    }
+
+    /// Checks that `job` is for shards of this kind.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its
+    /// chain.
+    fn check_job(&self, job: &Job<'_>) -> Result<(), EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        if *job.grid == self.kind.grid && *chain == self.kind.chain {
+            return Ok(());
+        }
+        Err(EngineError::Internal(
+            "a shard of another kind than planned",
+        ))
+    }
+
+    /// Decodes a shard whose chain has a compressor.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if the host has to decode the shard, and errors of the device.
+    fn decompress(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        let chain = &self.kind.chain;
+        let parts = frame_parts::parse(job, chain, encoded, extents)
+            .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
+        let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
+        self.engine.in_lane(&kind, |session| {
+            let Some(prepared) = kind.decompressor.as_ref() else {
+                return Err(EngineError::Internal("a lane without a decompressor"));
+            };
+            let decompression = Decompression {
+                prepared,
+                parts: &parts,
+            };
+            decode::decode(session, job, &kind, encoded, extents, Some(decompression))
+        })
+    }
+}
+
+impl Engine for CudaShards {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        self.check_job(job)?;
+        let expected = job.grid.shard_bytes();
+        if decoded.len() != expected {
+            return Err(EngineError::InputLength {
+                got: decoded.len(),
+                expected,
+            });
+        }
+        let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
+        let encoded = self.engine.in_lane(&self.kind, |session| {
+            encode::encode(session, job, &self.kind, decoded, (head, tail))
+        })?;
+        self.engine.devices.counters.shard_encoded();
+        Ok(encoded)
+    }
+
+    /// Decodes a whole shard. A shard with a compressor is decoded only if the options ask for
+    /// that.
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        self.check_job(job)?;
+        let chain = &self.kind.chain;
+        let span = tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len());
+        let decoded = if chain.is_fixed_size() {
+            decode::check(job, chain, encoded, extents)?;
+            let _span = span.entered();
+            self.engine.in_lane(&self.kind, |session| {
+                decode::decode(session, job, &self.kind, encoded, extents, None)
+            })?
+        } else if self.engine.decodes {
+            span.in_scope(|| self.decompress(job, encoded, extents))?
+        } else {
+            return Err(EngineError::Unsuitable(
+                "the options ask for no decompressors on a device".to_string(),
+            ));
+        };
+        self.engine.devices.counters.shard_decoded();
+        Ok(decoded)
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.engine.decodes
+    }
+
+    fn first_wait(&self) -> Option<String> {
+        self.engine.devices.first_wait(&self.engine.limits)
+    }
+
+    fn fell_back(&self, reason: &str) {
+        self.engine.counters().fell_back(reason);
+    }
+}
+
+/// Encodes and decodes shards of any kind, for tests and benchmarks: a shard is prepared when it
+/// comes, unless its kind is cached.
+#[cfg(any(test, feature = "fakes"))]
+impl Engine for CudaEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        let shards = self.clone().shards(job.grid, chain)?;
+        shards.encode(job, decoded, head, tail)
+    }
+
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        let shards = self.clone().shards(job.grid, chain)?;
+        shards.decode(job, encoded, extents)
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.decodes
+    }
+
+    fn fell_back(&self, reason: &str) {
+        self.counters().fell_back(reason);
+    }
+}
+
+/// Checks that a device could run `chain`.
+///
+/// # Errors
+/// The reason why a device cannot run the chain, or should not by `levels`.
+pub fn check_chain(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: HighestLevels,
+) -> Result<(), String> {
+    sizing::chain_on_device(grid, chain, levels).map(|_| ())
+}

@@ -1,0 +1,531 @@
+//! The compressed streams in the frames of a shard: where a device finds them.
+//!
+//! On corrupt input, nvCOMP's decompressors hang, fault, or write anything within their outputs. So
+//! the host checks the structure of the frames before anything is launched: the headers, and that
+//! all sizes and offsets in them match the frame. The contents of the compressed streams are not
+//! checked, so this is for trusted data. Checksums after the compressor are compared first. With
+//! these, no accidental damage reaches the device.
+//!
+//! If a device cannot take a frame, the host decodes the shard, whether the frame is legal or not:
+//! the host has the last word on the data.
+//!
+//! Sources: RFC 8878 (zstd), RFC 1952 and RFC 1951 (gzip), C-Blosc 1.21 `blosc.c`.
+
+use super::arena::SLOT_ALIGNMENT;
+use super::kernels::chunk_tables::Chunking;
+use super::kernels::crc32c::CHECKSUM;
+use super::kernels::shuffle::{BloscBlocks, Shuffle};
+use super::nvcomp::Format;
+use crate::contract::{Cname, EngineError, Job, KnownChain, Stage};
+use crate::layout::{Extent, SubchunkGrid};
+use crate::subchunk::stages;
+use crate::subchunk::stages::encoded_bound;
+
+/// Why the host decodes a shard. Counted by reason, so without numbers.
+pub(super) type Reason = &'static str;
+
+/// Where the encoded bytes of a chunk are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The offset from the begin of the encoded subchunk, in bytes.
+    pub start: usize,
+    pub len: usize,
+    /// Whether the chunk is stored as it is.
+    pub raw: bool,
+}
+
+/// The properties that all frames of a shard share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// CRC32C stages in front of the compressor.
+    pub(super) before: usize,
+    pub format: Format,
+    /// The chunks of a subchunk, each of which is decompressed separately.
+    pub chunking: Chunking,
+    pub shuffle: Option<(Shuffle, BloscBlocks)>,
+    /// Whether chunks may be stored as they are.
+    pub(super) raw: bool,
+    /// Bytes of an encoded subchunk, at most.
+    pub(super) encoded: usize,
+}
+
+impl Layout {
+    /// The layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of
+    /// an encoded subchunk, without the bytes that Blosc has [beside its streams](beside_streams).
+    fn of_frame(
+        stage: &Stage,
+        frame: &[u8],
+        bytes: usize,
+        before: usize,
+        most: usize,
+    ) -> Result<Self, Reason> {
+        let whole = |format| Self {
+            before,
+            format,
+            chunking: Chunking {
+                bytes,
+                block: bytes,
+            },
+            shuffle: None,
+            raw: false,
+            encoded: most,
+        };
+        Ok(match stage {
+            Stage::Zstd { .. } => whole(Format::Zstd),
+            // The algorithm makes no difference here.
+            Stage::Gzip { .. } => whole(Format::Deflate { algorithm: 0 }),
+            Stage::Blosc(_) => {
+                let header = blosc(frame, bytes)?;
+                let chunking = Chunking {
+                    bytes,
+                    block: header.block,
+                };
+                Self {
+                    chunking,
+                    shuffle: header.shuffle(bytes),
+                    raw: true,
+                    encoded: most.saturating_add(beside_streams(chunking)),
+                    ..whole(header.format)
+                }
+            }
+            Stage::Crc32c => return Err("a checksum is no compressor"),
+        })
+    }
+}
+
+/// Bytes of a Blosc frame other than its streams and its header.
+pub(super) fn beside_streams(chunking: Chunking) -> usize {
+    chunking.blocks().saturating_mul(8)
+}
+
+/// The chunks in the frames of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    pub layout: Layout,
+    /// For each subchunk, the index of its first chunk in `chunks`, if the subchunk is stored.
+    starts: Vec<Option<usize>>,
+    chunks: Vec<Part>,
+    /// For each subchunk, the CRC-32 of its decompressed bytes; empty without gzip.
+    pub checksums: Vec<u32>,
+}
+
+impl Parts {
+    /// The chunks of a subchunk; none, if it is not stored.
+    pub fn of_subchunk(&self, subchunk: usize) -> &[Part] {
+        let start = self.starts.get(subchunk).copied().flatten();
+        let blocks = self.layout.chunking.blocks();
+        start
+            .and_then(|start| self.chunks.get(start..start + blocks))
+            .unwrap_or_default()
+    }
+}
+
+/// The compressor of `chain`, and how many stages are before it; or the reason why a device decodes
+/// none of its shards.
+fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
+    let stages = chain.stages.iter().enumerate();
+    let mut compressors = stages.filter(|(_, stage)| !stage.is_fixed_size());
+    let (Some((before, stage)), None) = (compressors.next(), compressors.next()) else {
+        return Err("a device runs one decompressor");
+    };
+    match stage {
+        Stage::Zstd { checksum: true, .. } => Err(ZSTD_CHECKSUM),
+        Stage::Blosc(blosc) if !matches!(blosc.cname, Cname::Lz4 | Cname::Lz4Hc | Cname::Zstd) => {
+            Err(BLOSC_COMPRESSOR)
+        }
+        _ => Ok((stage, before)),
+    }
+}
+
+/// Whether a device can decode shards of `chain`, which has a compressor.
+pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
+    compressor(chain).map(|_| ())
+}
+
+/// The most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+/// streams](beside_streams). `None` if they are more than a machine can address.
+///
+/// Encoders other than the host's, including ours on a device, make longer frames of data that do
+/// not compress. The margin has room for these.
+pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<usize> {
+    let bound = encoded_bound(chain, grid.subchunk_bytes())?;
+    bound.checked_add(bound / 4 + 256)
+}
+
+/// Find the streams of the shard `encoded`.
+pub fn parse(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    encoded: &[u8],
+    extents: &[Extent],
+) -> Result<Parts, Reason> {
+    const TOO_LARGE: Reason = "subchunks are too large for a device";
+    let (stage, before) = compressor(chain)?;
+    if extents.len() != job.grid.num_subchunks() {
+        return Err("an index of another shard");
+    }
+    let bytes = before
+        .checked_mul(CHECKSUM)
+        .and_then(|checksums| checksums.checked_add(job.grid.subchunk_bytes()))
+        .filter(|&bytes| bytes > 0)
+        .ok_or(TOO_LARGE)?;
+    let most = most_encoded(job.grid, chain).ok_or(TOO_LARGE)?;
+    let mut found: Option<Layout> = None;
+    let (mut starts, mut chunks, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
+    for (subchunk, extent) in extents.iter().enumerate() {
+        let Some(extent) = extent else {
+            starts.push(None);
+            checksums.push(0);
+            continue;
+        };
+        let mut frame = encoded
+            .get(extent.clone())
+            .ok_or("a subchunk ends outside its shard")?;
+        for _checksum in &chain.stages[before + 1..] {
+            frame =
+                stages::strip(subchunk, frame, job.validate_checksums).map_err(
+                    |error| match error {
+                        EngineError::Checksum { .. } => {
+                            "a checksum behind the compressor is invalid"
+                        }
+                        _ => "a subchunk has no room for its checksum",
+                    },
+                )?;
+        }
+        let layout = Layout::of_frame(stage, frame, bytes, before, most)?;
+        if extent.len() > layout.encoded {
+            return Err("a frame is longer than any encoder makes it");
+        }
+        if *found.get_or_insert(layout) != layout {
+            return Err("the Blosc frames of a shard have blocks or shuffles of several kinds");
+        }
+        starts.push(Some(chunks.len()));
+        match stage {
+            Stage::Gzip { .. } => {
+                let (part, checksum) = gzip(frame, bytes)?;
+                chunks.push(part);
+                checksums.push(checksum);
+            }
+            Stage::Blosc(_) => {
+                for number in 0..layout.chunking.blocks() {
+                    chunks.push(blosc_stream(frame, &layout, number)?);
+                }
+            }
+            _ => {
+                zstd(frame, bytes, true)?;
+                chunks.push(Part {
+                    start: 0,
+                    len: frame.len(),
+                    raw: false,
+                });
+            }
+        }
+    }
+    if !matches!(stage, Stage::Gzip { .. }) {
+        checksums.clear();
+    }
+    Ok(Parts {
+        layout: found.ok_or("no subchunk is stored")?,
+        starts,
+        chunks,
+        checksums,
+    })
+}
+
+const ZSTD_CHECKSUM: Reason =
+    "a zstd frame has a content checksum, which a device does not compare";
+
+/// Checks that `frame` is one zstd frame of `expected` bytes of content. If `tells`, its header has
+/// to contain the size of the content.
+fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
+    const BROKEN: Reason = "the header of a zstd frame is not one that a device takes";
+    const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
+    const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+    /// The largest window that every decoder has to support.
+    const MOST_WINDOW: u64 = 8 << 20;
+    const MOST_BLOCK: u64 = 128 << 10;
+    let rest = frame.strip_prefix(&MAGIC).ok_or(BROKEN)?;
+    let (&descriptor, mut rest) = rest.split_first().ok_or(BROKEN)?;
+    if descriptor & 0b100 != 0 {
+        return Err(ZSTD_CHECKSUM);
+    }
+    // A reserved bit, and the bits of a dictionary.
+    if descriptor & 0b1011 != 0 {
+        return Err(BROKEN);
+    }
+    let single_segment = descriptor & 0b10_0000 != 0;
+    let mut window = None;
+    if !single_segment {
+        let (&byte, behind) = rest.split_first().ok_or(BROKEN)?;
+        rest = behind;
+        let base = 1_u64 << (10 + u32::from(byte >> 3));
+        window = Some(base + base / 8 * u64::from(byte & 7));
+    }
+    let size_bytes = match (descriptor >> 6, single_segment) {
+        (0, false) => 0,
+        (flag, _) => 1_usize << flag,
+    };
+    let (size, mut rest) = rest.split_at_checked(size_bytes).ok_or(BROKEN)?;
+    let little_endian = |bytes: &[u8]| {
+        let digits = bytes.iter().rev();
+        digits.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let expected = expected as u64;
+    match (little_endian(size), size_bytes) {
+        (_, 0) if tells => return Err("a zstd frame does not tell the size of its content"),
+        (_, 0) => {}
+        (size, 2) if size + 256 == expected => {}
+        (size, 1 | 4 | 8) if size == expected => {}
+        _ => return Err("a zstd frame is not of the size of a subchunk"),
+    }
+    let window = window.unwrap_or(expected);
+    if window > MOST_WINDOW && !single_segment {
+        return Err("the window of a zstd frame is larger than a device takes");
+    }
+    let most_block = window.min(MOST_BLOCK);
+    // The least and the most bytes that the blocks can decompress to.
+    let (mut least, mut most) = (0_u64, 0_u64);
+    loop {
+        let (header, behind) = rest.split_at_checked(3).ok_or(BLOCKS)?;
+        let header = little_endian(header);
+        let size = header >> 3;
+        if size > most_block {
+            return Err(BLOCKS);
+        }
+        let stored = match header >> 1 & 3 {
+            0 => size,
+            1 => 1,
+            2 if size >= 2 => size,
+            _ => return Err(BLOCKS),
+        };
+        if header >> 1 & 3 == 2 {
+            most += most_block;
+        } else {
+            (least, most) = (least + size, most + size);
+        }
+        let stored = usize::try_from(stored).map_err(|_| BLOCKS)?;
+        (_, rest) = behind.split_at_checked(stored).ok_or(BLOCKS)?;
+        if header & 1 == 1 {
+            break;
+        }
+    }
+    if !rest.is_empty() {
+        return Err("there are bytes behind a zstd frame");
+    }
+    if !(least..=most).contains(&expected) {
+        return Err(BLOCKS);
+    }
+    Ok(())
+}
+
+/// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
+/// decompression can tell where the member ends. So anything that looks like the border to another
+/// member is taken for one.
+fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
+    const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
+    const TRAILER: usize = 8;
+    let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BROKEN)?;
+    let [0x1f, 0x8b, 8, flags, ..] = *header else {
+        return Err(BROKEN);
+    };
+    let (header_checksum, extra, name, comment) = (1 << 1, 1 << 2, 1 << 3, 1 << 4);
+    if flags & 0xe0 != 0 {
+        return Err(BROKEN);
+    }
+    if flags & extra != 0 {
+        let (len, behind) = rest.split_first_chunk().ok_or(BROKEN)?;
+        let len = usize::from(u16::from_le_bytes(*len));
+        (_, rest) = behind.split_at_checked(len).ok_or(BROKEN)?;
+    }
+    for field in [name, comment] {
+        if flags & field != 0 {
+            let end = rest.iter().position(|&byte| byte == 0).ok_or(BROKEN)?;
+            rest = &rest[end + 1..];
+        }
+    }
+    if flags & header_checksum != 0 {
+        (_, rest) = rest.split_at_checked(2).ok_or(BROKEN)?;
+    }
+    let len = rest.len().checked_sub(TRAILER).ok_or(BROKEN)?;
+    let (stream, trailer) = rest.split_at(len);
+    let (checksum, size) = trailer.split_first_chunk().ok_or(BROKEN)?;
+    let size = size.first_chunk().map(|size| u32::from_le_bytes(*size));
+    if size.is_none_or(|size| u32::try_from(expected) != Ok(size)) {
+        return Err("a gzip member is not of the size of a subchunk");
+    }
+    deflate(stream)?;
+    if has_border(stream, expected) {
+        return Err("a gzip subchunk has several members");
+    }
+    let part = Part {
+        start: member.len() - rest.len(),
+        len,
+        raw: false,
+    };
+    Ok((part, u32::from_le_bytes(*checksum)))
+}
+
+/// Whether `stream` has bytes that look like the size of a member of at most `most` bytes, followed
+/// by the header of the next member. In a stream of 64 KiB, this happens by chance about once in
+/// 10⁸ times.
+fn has_border(stream: &[u8], most: usize) -> bool {
+    const FIRST: u8 = 0x1f;
+    /// Bytes that are searched for `FIRST` at once.
+    const AT_ONCE: usize = 64;
+    let is_border = |at: usize| {
+        let header = stream.get(at..at + 4);
+        let size = at.checked_sub(4).and_then(|start| stream.get(start..at));
+        let size = size.and_then(|size| size.first_chunk());
+        matches!(header, Some([FIRST, 0x8b, 8, flags]) if flags & 0xe0 == 0)
+            && size.is_some_and(|size| u32::from_le_bytes(*size) as usize <= most)
+    };
+    stream.chunks(AT_ONCE).enumerate().any(|(number, bytes)| {
+        bytes.contains(&FIRST)
+            && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
+    })
+}
+
+/// Checks the parts of a deflate stream that can be read without decompression: the blocks at its
+/// begin that are not compressed, and the type of the first other block.
+fn deflate(mut stream: &[u8]) -> Result<(), Reason> {
+    const BROKEN: Reason = "the blocks of a gzip member are not what a device takes";
+    /// An empty last block, with fixed codes.
+    const EMPTY: [u8; 2] = [3, 0];
+    loop {
+        let (&first, rest) = stream.split_first().ok_or(BROKEN)?;
+        match first >> 1 & 3 {
+            0 => {}
+            3 => return Err(BROKEN),
+            _ if stream.len() < EMPTY.len() || stream.starts_with(&EMPTY) => return Err(BROKEN),
+            _ => return Ok(()),
+        }
+        let (header, rest) = rest.split_first_chunk::<4>().ok_or(BROKEN)?;
+        let [a, b, c, d] = *header;
+        let len = u16::from_le_bytes([a, b]);
+        if len != !u16::from_le_bytes([c, d]) {
+            return Err(BROKEN);
+        }
+        (_, stream) = rest.split_at_checked(usize::from(len)).ok_or(BROKEN)?;
+        if first & 1 == 1 {
+            return if stream.is_empty() {
+                Ok(())
+            } else {
+                Err(BROKEN)
+            };
+        }
+    }
+}
+
+const BLOSC_COMPRESSOR: Reason = "a Blosc frame of a compressor that a device has not";
+const BLOSC_BROKEN: Reason = "the header of a Blosc frame is not one that a device takes";
+const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a device takes";
+const BLOSC_HEADER: usize = 16;
+
+/// The header of a Blosc frame.
+struct Blosc {
+    format: Format,
+    shuffle: Option<Shuffle>,
+    element: usize,
+    block: usize,
+}
+
+impl Blosc {
+    fn shuffle(&self, bytes: usize) -> Option<(Shuffle, BloscBlocks)> {
+        let blocks = BloscBlocks {
+            bytes,
+            block: self.block,
+            element: self.element,
+        };
+        self.shuffle.map(|shuffle| (shuffle, blocks))
+    }
+}
+
+/// The header of a Blosc frame of `expected` bytes of content.
+fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
+    /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
+    /// `LEAST_STREAM` bytes.
+    const MOST_SPLIT: usize = 16;
+    const LEAST_STREAM: usize = 128;
+    let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
+    let &[2, 1, flags, element, ..] = frame else {
+        return Err(BLOSC_BROKEN);
+    };
+    let integer = |at| integer(frame, at).ok_or(BLOSC_BROKEN);
+    let (bytes, block, len) = (integer(4)?, integer(8)?, integer(12)?);
+    if flags & future != 0 || element == 0 || len != frame.len() {
+        return Err(BLOSC_BROKEN);
+    }
+    if bytes != expected {
+        return Err("a Blosc frame is not of the size of a subchunk");
+    }
+    if block == 0 || block > bytes {
+        return Err(BLOSC_BROKEN);
+    }
+    // This also limits the number of blocks, and the memory that is used for each of them.
+    if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
+        return Err("the blocks of a Blosc frame do not begin where a device can write them");
+    }
+    if flags & memcpyed != 0 {
+        return Err("a Blosc frame is not compressed");
+    }
+    let format = match flags >> 5 {
+        1 => Format::Lz4,
+        4 => Format::Zstd,
+        _ => return Err(BLOSC_COMPRESSOR),
+    };
+    let element = usize::from(element);
+    let split = element > 1 && element <= MOST_SPLIT && block / element >= LEAST_STREAM;
+    if flags & dont_split == 0 && split {
+        return Err("the blocks of a Blosc frame are several streams each");
+    }
+    // Each block has at least its start and its size, of 4 bytes each.
+    let starts = bytes.div_ceil(block).checked_mul(8);
+    if starts.is_none_or(|starts| starts > frame.len() - BLOSC_HEADER) {
+        return Err(BLOSC_STREAMS);
+    }
+    let shuffle = if flags & shuffle != 0 && element > 1 {
+        Some(Shuffle::Bytes)
+    } else if flags & bit_shuffle != 0 {
+        Some(Shuffle::Bits)
+    } else {
+        None
+    };
+    Ok(Blosc {
+        format,
+        shuffle,
+        element,
+        block,
+    })
+}
+
+/// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
+/// since C-Blosc writes them as its threads complete them.
+fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Reason> {
+    let chunking = layout.chunking;
+    let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;
+    let len = integer(frame, start).ok_or(BLOSC_STREAMS)?;
+    let start = start + 4;
+    let block = chunk_len(chunking, number);
+    let is_behind_the_starts = start >= BLOSC_HEADER + 4 * chunking.blocks() + 4;
+    let stream = frame.get(start..).and_then(|rest| rest.get(..len));
+    let Some(stream) = stream.filter(|_| is_behind_the_starts && (1..=block).contains(&len)) else {
+        return Err(BLOSC_STREAMS);
+    };
+    let raw = len == block;
+    if !raw && layout.format == Format::Zstd {
+        zstd(stream, block, false)?;
+    }
+    Ok(Part { start, len, raw })
+}
+
+/// Bytes of the chunk in place `number` of a subchunk.
+pub(super) fn chunk_len(chunking: Chunking, number: usize) -> usize {
+    let start = number.saturating_mul(chunking.block);
+    chunking.bytes.saturating_sub(start).min(chunking.block)
+}
+
+/// The little-endian integer at `at` of `frame`, if it is there and not negative.
+fn integer(frame: &[u8], at: usize) -> Option<usize> {
+    let bytes = frame.get(at..)?.first_chunk()?;
+    usize::try_from(i32::from_le_bytes(*bytes)).ok()
+}

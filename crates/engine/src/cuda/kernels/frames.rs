@@ -1,0 +1,125 @@
+//! Turns the output of a batched compressor into frames that every reader accepts: `frames.cu`.
+//!
+//! A stream fails by its status or by an impossible size. Then its subchunk fails: it gets no
+//! frame, and a flag tells the host to compress it. So sizes and statuses may have any values.
+
+mod blosc;
+mod gzip;
+mod zstd;
+
+pub(crate) use blosc::{BloscFormat, StreamFormat, blosc_bound, frame_blosc};
+pub(crate) use gzip::{GZIP_OVERHEAD, frame_gzip};
+pub(crate) use zstd::{ZSTD_OVERHEAD, frame_zstd};
+
+use super::spans::{Launch, Most, Slots};
+use crate::cuda::driver::{Access, Arg, DeviceSpan, DriverError};
+
+/// Threads per block, as in the kernels.
+const BLOCK: u32 = 256;
+/// Warps per block.
+const WARPS: usize = BLOCK as usize / 32;
+
+/// How launches divide their work.
+pub(crate) struct Tuning {
+    /// Bytes of a stream that a warp copies at a time, as in the kernels.
+    piece: usize,
+    most: Most,
+}
+
+const TUNING: Tuning = Tuning {
+    piece: 8192,
+    most: Most::PerMultiprocessor(32),
+};
+
+/// The output of a batched compressor: a stream for each chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Streams {
+    /// A slot for each stream.
+    pub(crate) slots: Slots,
+    /// The largest size of a stream in bytes, at most the stride. A larger stream has failed.
+    pub(crate) most: usize,
+    /// The sizes of the streams in bytes, a `u64` each.
+    pub(crate) sizes: DeviceSpan,
+    /// The statuses of the streams, an `i32` each: not zero if the compressor failed.
+    pub(crate) statuses: DeviceSpan,
+}
+
+/// The frames that the streams become, one for each subchunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frames {
+    /// A slot for each frame.
+    pub(crate) slots: Slots,
+    /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
+    pub(crate) sizes: DeviceSpan,
+    /// A `u32` each: 1 if there is a frame, else 0. Later kernels use these as flags of stored
+    /// subchunks, so that a missing frame gets no checksum.
+    pub(crate) framed: DeviceSpan,
+    /// A `u32` each: 1 if there is no frame because a stream failed or a slot has no room, else 0.
+    pub(crate) failed: DeviceSpan,
+}
+
+/// The arguments that all of these kernels have in common, checked.
+struct Args {
+    streams: DeviceSpan,
+    stream_sizes: DeviceSpan,
+    statuses: DeviceSpan,
+    stored: Arg<'static>,
+    frames: DeviceSpan,
+    sizes: DeviceSpan,
+    framed: DeviceSpan,
+    failed: DeviceSpan,
+}
+
+impl Args {
+    /// Checks the spans for subchunks with `blocks` streams each.
+    fn new(
+        launch: &Launch<'_>,
+        streams: Streams,
+        blocks: usize,
+        stored: Option<DeviceSpan>,
+        frames: Frames,
+    ) -> Result<Self, DriverError> {
+        let (chunks, count) = (streams.slots.count, frames.slots.count);
+        launch.require(count.checked_mul(blocks) == Some(chunks), || {
+            format!("{chunks} streams are not those of {count} frames with {blocks} each")
+        })?;
+        let (most, stride) = (streams.most, streams.slots.stride);
+        launch.require((1..=stride).contains(&most), || {
+            format!("slots of {stride} bytes are not those of streams of up to {most}")
+        })?;
+        let all = Self {
+            streams: launch.slots("streams", streams.slots)?,
+            stream_sizes: launch.elements("sizes of streams", streams.sizes, chunks, 8, 8)?,
+            statuses: launch.elements("statuses", streams.statuses, chunks, 4, 4)?,
+            stored: match stored {
+                Some(stored) => {
+                    let stored = launch.elements("flags", stored, count, 4, 4)?;
+                    Arg::Span(stored, Access::Read)
+                }
+                None => Arg::Null,
+            },
+            frames: launch.slots("frames", frames.slots)?,
+            sizes: launch.elements("sizes", frames.sizes, count, 8, 8)?,
+            framed: launch.elements("flags of frames", frames.framed, count, 4, 4)?,
+            failed: launch.elements("results", frames.failed, count, 4, 4)?,
+        };
+        all.apart(launch, "streams", all.streams)?;
+        Ok(all)
+    }
+
+    /// Returns an error if `other` overlaps the frames.
+    fn apart(&self, launch: &Launch<'_>, what: &str, other: DeviceSpan) -> Result<(), DriverError> {
+        let apart = self.frames.memory != other.memory
+            || self.frames.offset + self.frames.len <= other.offset
+            || other.offset + other.len <= self.frames.offset;
+        launch.require(apart, || format!("the frames overlap the {what}"))
+    }
+}
+
+/// Returns how many warps have work, if each of `count` streams has up to `bytes` bytes.
+fn pieces(count: usize, bytes: usize) -> usize {
+    count.saturating_mul(bytes.div_ceil(TUNING.piece).max(1))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,164 @@
+//! Blosc 1 frames, with a stream for each block.
+
+use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
+use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
+use crate::cuda::kernels::shuffle::{BloscBlocks, Shuffle};
+use crate::cuda::kernels::spans::{Launch, Slots};
+
+const HEADER: usize = 16;
+const INTEGER: usize = 4;
+
+/// The versions of the frame format, and of each compressor's stream format.
+const FORMAT: u8 = 2;
+const STREAM_VERSION: u8 = 1;
+
+const FLAG_SHUFFLE: u8 = 0x01;
+const FLAG_BIT_SHUFFLE: u8 = 0x04;
+/// A block has one stream, not one for each byte of an element.
+const FLAG_DONT_SPLIT: u8 = 0x10;
+
+/// C-Blosc's limits. It counts in signed 32-bit integers, also the bytes of a frame.
+const MAX_BUFFER: usize = i32::MAX as usize - HEADER;
+const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
+
+/// The format of the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamFormat {
+    /// LZ4 blocks.
+    Lz4,
+    /// Zstandard frames.
+    Zstd,
+}
+
+/// The format of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BloscFormat {
+    pub(crate) streams: StreamFormat,
+    /// The shuffle of the blocks before they were compressed.
+    pub(crate) shuffle: Option<Shuffle>,
+    pub(crate) blocks: BloscBlocks,
+}
+
+impl BloscFormat {
+    /// Returns the first word of a frame: versions, flags and type size.
+    fn word(self) -> Option<u32> {
+        let compressor = match self.streams {
+            StreamFormat::Lz4 => 1 << 5,
+            StreamFormat::Zstd => 4 << 5,
+        };
+        let shuffle = match self.shuffle {
+            None => 0,
+            Some(Shuffle::Bytes) => FLAG_SHUFFLE,
+            Some(Shuffle::Bits) => FLAG_BIT_SHUFFLE,
+        };
+        let flags = FLAG_DONT_SPLIT | compressor | shuffle;
+        let element = u8::try_from(self.blocks.element).ok().filter(|&n| n > 0)?;
+        let word = [FORMAT, STREAM_VERSION, flags, element];
+        Some(u32::from_le_bytes(word))
+    }
+}
+
+/// Returns the largest size of a frame in bytes, which is the size with all blocks uncompressed.
+/// Returns `None` if Blosc has no such frame.
+pub(crate) fn blosc_bound(blocks: BloscBlocks) -> Option<usize> {
+    let BloscBlocks {
+        bytes,
+        block,
+        element,
+    } = blocks;
+    let has_blocks = (1..=MAX_BLOCK.min(bytes)).contains(&block);
+    if !has_blocks || bytes > MAX_BUFFER || !(1..=255).contains(&element) {
+        return None;
+    }
+    let bound = HEADER + bytes.div_ceil(block) * 2 * INTEGER + bytes;
+    i32::try_from(bound).is_ok().then_some(bound)
+}
+
+/// Enqueues kernels that make a Blosc frame for each subchunk, with one stream for each block. A
+/// stream that is not shorter than its block is ignored: the frame stores the block itself. The
+/// block comes from the subchunk's slot in `inputs`, which holds the compressor's input. A subchunk
+/// whose flag in `stored` (a `u32` each) is zero gets no frame, and its streams are ignored.
+///
+/// The contents of the streams are not checked.
+///
+/// # Errors
+/// A span is too short or misaligned, slots overlap or do not match, or slots of frames have fewer
+/// bytes than [`blosc_bound`]. Blosc has no such frames, or the driver fails.
+///
+/// # Safety
+/// The caller keeps the rules of the driver.
+pub(crate) unsafe fn frame_blosc(
+    driver: &dyn Driver,
+    stream: StreamId,
+    format: BloscFormat,
+    inputs: Slots,
+    streams: Streams,
+    stored: Option<DeviceSpan>,
+    frames: Frames,
+) -> Result<(), DriverError> {
+    let kernel = |kernel| Launch {
+        driver,
+        stream,
+        kernel,
+    };
+    let (layout, copy) = (kernel("frame_blosc_layout"), kernel("frame_blosc_streams"));
+    let BloscBlocks { bytes, block, .. } = format.blocks;
+    let (Some(word), Some(bound)) = (format.word(), blosc_bound(format.blocks)) else {
+        return layout.require(false, || format!("Blosc has no frames of {format:?}"));
+    };
+    let spans = Args::new(&layout, streams, bytes.div_ceil(block), stored, frames)?;
+    let input_span = layout.slots("subchunks", inputs)?;
+    spans.apart(&layout, "subchunks", input_span)?;
+    let (count, stride) = (frames.slots.count, frames.slots.stride);
+    layout.require(inputs.count == count && inputs.stride >= bytes, || {
+        format!(
+            "{} slots of {} bytes do not hold {count} subchunks of {bytes}",
+            inputs.count, inputs.stride
+        )
+    })?;
+    layout.require(stride >= bound, || {
+        format!("a slot of {stride} bytes has no room for a frame of {bound}")
+    })?;
+    if count == 0 {
+        return Ok(());
+    }
+    let shape = [bytes, block].map(|n| Arg::U32(u32::try_from(n).unwrap_or(u32::MAX)));
+    let stream_stride = Arg::U64(streams.slots.stride as u64);
+    let args = [
+        Arg::U64(streams.most as u64),
+        Arg::Span(spans.stream_sizes, Access::Read),
+        Arg::Span(spans.statuses, Access::Read),
+        spans.stored,
+        shape[0],
+        shape[1],
+        Arg::U64(count as u64),
+        Arg::U32(word),
+        Arg::Span(spans.frames, Access::Write),
+        Arg::U64(stride as u64),
+        Arg::Span(spans.sizes, Access::Write),
+        Arg::Span(spans.framed, Access::Write),
+        Arg::Span(spans.failed, Access::Write),
+    ];
+    let grid = layout.grid(count, WARPS, TUNING.most);
+    // SAFETY: the part of a frame in front of the streams has room in a slot. All other spans have
+    // an element for each stream or subchunk.
+    unsafe { layout.run(grid, BLOCK, &args)? };
+    let args = [
+        Arg::Span(input_span, Access::Read),
+        Arg::U64(inputs.stride as u64),
+        Arg::Span(spans.streams, Access::Read),
+        stream_stride,
+        Arg::Span(spans.stream_sizes, Access::Read),
+        shape[0],
+        shape[1],
+        Arg::U64(count as u64),
+        Arg::Span(spans.frames, Access::Update),
+        Arg::U64(stride as u64),
+        Arg::Span(spans.sizes, Access::Read),
+    ];
+    let grid = copy.grid(pieces(streams.slots.count, block), WARPS, TUNING.most);
+    // SAFETY: where there is a frame, each stream lies within its slot, or is not shorter than its
+    // block, which lies within the subchunk's slot. The starts that the layout kernel wrote leave
+    // room for all streams and blocks.
+    unsafe { copy.run(grid, BLOCK, &args) }
+}

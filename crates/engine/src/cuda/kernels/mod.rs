@@ -1,0 +1,15 @@
+//! The kernels, each with a function that checks its arguments and launches it.
+
+pub mod aggregate;
+pub mod chunk_tables;
+pub mod crc32;
+pub mod crc32c;
+mod fast_division;
+pub mod frames;
+pub mod reduce;
+pub mod scatter;
+pub mod shuffle;
+pub mod spans;
+pub mod split;
+#[cfg(test)]
+pub(crate) mod testing;

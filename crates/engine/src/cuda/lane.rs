@@ -1,0 +1,405 @@
+//! A lane: everything that one shard in flight needs on a device.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::arena::{Capacity, Region};
+use super::device::Device;
+use super::driver::{
+    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
+    PinnedSpan, PinnedUse, Site, Span, StreamId,
+};
+use crate::contract::BufferBytes;
+
+/// A lane is freed: its streams are drained first.
+const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
+
+/// The events of a lane, by what they can do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Events {
+    /// Events that order operations, and do not take the time.
+    pub(super) untimed: Vec<EventId>,
+    /// Events that take the time.
+    pub(super) timed: Vec<EventId>,
+}
+
+impl Events {
+    /// The events that take the time, or the others.
+    pub(super) fn of(&mut self, timed: bool) -> &mut Vec<EventId> {
+        if timed {
+            &mut self.timed
+        } else {
+            &mut self.untimed
+        }
+    }
+
+    /// Keeps only the events for which `keep` is true.
+    pub(super) fn retain(&mut self, keep: impl Fn(EventId) -> bool) {
+        for events in [&mut self.untimed, &mut self.timed] {
+            events.retain(|event| keep(*event));
+        }
+    }
+}
+
+/// Streams, events, pinned and device memory of one shard in flight.
+///
+/// Copies in both directions and kernels have streams of their own, so that they overlap. Memory is
+/// one allocation of each kind; `sizing` divides it. Dropping a lane drains its streams and frees
+/// everything.
+/// Memory that the device may still use is leaked on purpose: everything if the device is
+/// quarantined, and the memory if a stream cannot be drained.
+#[derive(Debug)]
+pub(super) struct Lane {
+    device: Arc<Device>,
+    capacity: Capacity,
+    memory: Option<DeviceMemory>,
+    pinned_in: Option<PinnedMemory>,
+    pinned_out: Option<PinnedMemory>,
+    /// The streams of copies to the device, of copies from the device, of answers, and of kernels.
+    streams: Vec<StreamId>,
+    /// All events of the lane, in use or free.
+    events: Mutex<Events>,
+    /// Whether `give_up` was called.
+    closed: bool,
+}
+
+impl Lane {
+    /// Allocate a lane. The caller has entered the device.
+    ///
+    /// # Errors
+    /// The driver's error, and the memory that was leaked. Everything else that was allocated is
+    /// freed.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        capacity: Capacity,
+    ) -> Result<Self, (DriverError, BufferBytes)> {
+        let mut lane = Self {
+            device: device.clone(),
+            capacity,
+            memory: None,
+            pinned_in: None,
+            pinned_out: None,
+            streams: Vec::new(),
+            events: Mutex::default(),
+            closed: false,
+        };
+        let allocated = device.near(|| lane.allocate());
+        match device.watch(allocated) {
+            Ok(()) => Ok(lane),
+            Err(error) => Err((error, lane.close())),
+        }
+    }
+
+    fn allocate(&mut self) -> Result<(), DriverError> {
+        let device = self.device.clone();
+        let driver = device.driver();
+        let uploads = if self.capacity.reads_uploads {
+            PinnedUse::Both
+        } else {
+            PinnedUse::ToDevice
+        };
+        self.memory = Some(driver.allocate(self.capacity.device.max(1))?);
+        self.pinned_in = Some(driver.allocate_pinned(self.capacity.pinned_in.max(1), uploads)?);
+        self.pinned_out =
+            Some(driver.allocate_pinned(self.capacity.pinned_out.max(1), PinnedUse::FromDevice)?);
+        for _ in 0..3 + self.capacity.kernel_streams.max(1) {
+            self.streams.push(driver.create_stream()?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Returns the lane for use, with undefined memory contents. The caller has entered the device.
+    pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
+        let running = self.running()?;
+        let driver = running.driver;
+        let Capacity {
+            device: len,
+            pinned_in,
+            pinned_out,
+            ..
+        } = self.capacity;
+        let whole = |len| Region { offset: 0, len };
+        driver.discard(Span::Device(running.device(whole(len))))?;
+        driver.discard(Span::Pinned(running.pinned_in(whole(pinned_in))))?;
+        driver.discard(Span::Pinned(running.pinned_out(whole(pinned_out))))?;
+        Ok(running)
+    }
+
+    /// Returns the lane for use, and keeps its memory contents. The caller has entered the device.
+    ///
+    /// # Errors
+    /// The lane was not allocated completely.
+    pub(super) fn running(&self) -> Result<Running<'_>, DriverError> {
+        let driver = self.device.driver();
+        let [up, down, answers, kernel_streams @ ..] = &self.streams[..] else {
+            return Err(self.incomplete());
+        };
+        if kernel_streams.len() < self.capacity.kernel_streams.max(1) {
+            return Err(self.incomplete());
+        }
+        let (Some(memory), Some(pinned_in), Some(pinned_out)) =
+            (self.memory, self.pinned_in, self.pinned_out)
+        else {
+            return Err(self.incomplete());
+        };
+        Ok(Running {
+            driver,
+            up: *up,
+            kernel_streams,
+            down: *down,
+            answers: *answers,
+            events: &self.events,
+            memory,
+            pinned_in,
+            pinned_out,
+        })
+    }
+
+    fn incomplete(&self) -> DriverError {
+        DriverError {
+            operation: "starting a lane".to_string(),
+            device: Some(self.device.info().ordinal),
+            fault: Fault::Refused,
+            reason: "the lane was not allocated completely".to_string(),
+        }
+    }
+
+    /// Frees the lane, and returns the memory that was leaked.
+    pub(super) fn close(mut self) -> BufferBytes {
+        self.give_up()
+    }
+
+    /// Returns the two pinned allocations: to the device, and from the device.
+    ///
+    /// # Errors
+    /// The lane was not allocated completely.
+    pub(super) fn pinned(&self) -> Result<[PinnedMemory; 2], DriverError> {
+        match (self.pinned_in, self.pinned_out) {
+            (Some(pinned_in), Some(pinned_out)) => Ok([pinned_in, pinned_out]),
+            _ => Err(self.incomplete()),
+        }
+    }
+
+    /// The memory that is allocated at present.
+    fn held(&self) -> BufferBytes {
+        let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
+        BufferBytes {
+            device: self.memory.map_or(0, |_| self.capacity.device),
+            pinned: pinned(self.pinned_in, self.capacity.pinned_in)
+                + pinned(self.pinned_out, self.capacity.pinned_out),
+            ..BufferBytes::default()
+        }
+    }
+
+    /// Frees everything that can be freed, on the first call only. Returns the memory that was
+    /// leaked.
+    pub(super) fn give_up(&mut self) -> BufferBytes {
+        // If the device is quarantined, that was logged before.
+        if !std::mem::replace(&mut self.closed, true) && self.device.unusable().is_none() {
+            self.give_up_usable();
+        }
+        self.held()
+    }
+
+    fn give_up_usable(&mut self) {
+        let device = self.device.clone();
+        let freed = device.enter().and_then(|entered| {
+            let freed = self.free();
+            drop(entered);
+            freed
+        });
+        if let Err(error) = freed {
+            tracing::warn!(%error, leaked = %self.held(), "freeing a lane");
+        }
+    }
+
+    /// Frees everything except memory that a stream may still use. Returns the first error, after
+    /// trying everything.
+    fn free(&mut self) -> Result<(), DriverError> {
+        let device = self.device.clone();
+        let driver = device.driver();
+        let mut first = Ok(());
+        let mut keep = |result: Result<(), DriverError>| {
+            let result = device.watch(result);
+            let done = result.is_ok();
+            if first.is_ok() {
+                first = result;
+            }
+            done
+        };
+        // A broken device takes no more calls.
+        let usable = || device.unusable().is_none();
+        let mut empty = true;
+        for &stream in &self.streams {
+            empty &= usable() && keep(driver.synchronize_stream(stream, GIVE_UP));
+        }
+        let Events { untimed, timed } = std::mem::take(&mut *lock(&self.events));
+        for event in untimed.into_iter().chain(timed) {
+            if usable() {
+                keep(driver.destroy_event(event));
+            }
+        }
+        for stream in self.streams.drain(..) {
+            if usable() {
+                keep(driver.destroy_stream(stream));
+            }
+        }
+        if !empty {
+            return first;
+        }
+        for pinned in [&mut self.pinned_in, &mut self.pinned_out] {
+            let Some(memory) = *pinned else { continue };
+            if !usable() {
+                return first;
+            }
+            // SAFETY: nothing is in flight: every stream was synchronised with, successfully. The
+            // lane owns the memory, and nothing borrows the lane.
+            if keep(unsafe { driver.free_pinned(memory) }) {
+                *pinned = None;
+            }
+        }
+        if let Some(memory) = self.memory
+            && usable()
+        {
+            // SAFETY: as above.
+            if keep(unsafe { driver.free(memory) }) {
+                self.memory = None;
+            }
+        }
+        first
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
+    events.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lane in use, on a thread that has entered its device.
+#[derive(Clone, Copy, Debug)]
+pub struct Running<'a> {
+    pub(super) driver: &'a dyn Driver,
+    /// The stream of copies to the device.
+    pub(super) up: StreamId,
+    /// The streams of kernels.
+    pub(super) kernel_streams: &'a [StreamId],
+    /// The stream of copies from the device.
+    pub(super) down: StreamId,
+    /// The stream of the copies from the device that say where encoded subchunks lie.
+    pub(super) answers: StreamId,
+    events: &'a Mutex<Events>,
+    memory: DeviceMemory,
+    pinned_in: PinnedMemory,
+    pinned_out: PinnedMemory,
+}
+
+impl Running<'_> {
+    /// The events of the lane.
+    pub(super) fn events(&self) -> Events {
+        lock(self.events).clone()
+    }
+
+    /// Creates one more event, which takes the time if it is `timed`.
+    pub(super) fn new_event(&self, timed: bool) -> Result<EventId, DriverError> {
+        let event = self.driver.create_event(timed)?;
+        lock(self.events).of(timed).push(event);
+        Ok(event)
+    }
+
+    /// Device memory.
+    pub(super) fn device(&self, region: Region) -> DeviceSpan {
+        DeviceSpan {
+            memory: self.memory,
+            offset: region.offset,
+            len: region.len,
+        }
+    }
+
+    /// Pinned memory, to the device.
+    pub(super) fn pinned_in(&self, region: Region) -> PinnedSpan {
+        PinnedSpan {
+            memory: self.pinned_in,
+            offset: region.offset,
+            len: region.len,
+        }
+    }
+
+    /// Pinned memory, from the device.
+    pub(super) fn pinned_out(&self, region: Region) -> PinnedSpan {
+        PinnedSpan {
+            memory: self.pinned_out,
+            offset: region.offset,
+            len: region.len,
+        }
+    }
+
+    /// Copy between device and pinned memory of this lane.
+    pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
+        // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
+        // `write` and `read` keep the host off them meanwhile.
+        unsafe { self.driver.copy(stream, from, to) }
+    }
+
+    /// Zero device memory of this lane.
+    pub(super) fn zero(&self, stream: StreamId, region: Region) -> Result<(), DriverError> {
+        self.set(stream, region, 0)
+    }
+
+    /// Set every byte of device memory of this lane.
+    pub(super) fn set(
+        &self,
+        stream: StreamId,
+        region: Region,
+        byte: u8,
+    ) -> Result<(), DriverError> {
+        // SAFETY: as in `copy`.
+        unsafe { self.driver.fill(stream, self.device(region), byte) }
+    }
+
+    /// Returns the address of pinned memory that the host is about to write.
+    pub(super) fn write(&self, span: PinnedSpan) -> Result<*mut u8, DriverError> {
+        self.driver.host_access(span, Access::Write)?;
+        // SAFETY: the span is a region of the lane's allocation.
+        Ok(unsafe { span.memory.0.as_ptr().add(span.offset) })
+    }
+
+    /// Write `values` to pinned memory, and return the span that they fill.
+    pub(super) fn write_values<const N: usize>(
+        &self,
+        mut span: PinnedSpan,
+        values: impl ExactSizeIterator<Item = [u8; N]>,
+    ) -> Result<PinnedSpan, DriverError> {
+        span.len = span.len.min(values.len() * N);
+        let to = self.write(span)?;
+        for (i, value) in values.take(span.len / N).enumerate() {
+            // SAFETY: below `span.len`, of memory that the host may write now.
+            unsafe { to.add(i * N).copy_from_nonoverlapping(value.as_ptr(), N) };
+        }
+        Ok(span)
+    }
+
+    /// The bytes of pinned memory that the device has written.
+    pub(super) fn read(&self, span: PinnedSpan) -> Result<&[u8], DriverError> {
+        self.driver.host_access(span, Access::Read)?;
+        // SAFETY: the span is a region of the lane's allocation. The device's writes were
+        // synchronised with, which the simulation checks here. The device does not write again
+        // before it is told to, which takes another call after this borrow.
+        Ok(
+            unsafe {
+                std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
+            },
+        )
+    }
+}

@@ -1,0 +1,142 @@
+//! The CUDA engine: stages in order of use, one file each, above a seam that is simulated in tests.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
+//! | `kernels` | each kernel with the launch that it wants |
+//! | `device` | a device of this process, and whether it can still be used |
+//! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
+//! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
+//! | `compression` | a chain's compressor on a device, and its buffers |
+//! | `frame_parts` | where the compressed streams of a shard's frames are |
+//! | `decompression` | a chain's decompressor on a device, and its buffers |
+//! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
+//! | `lane` | a lane: streams, events, pinned and device memory |
+//! | `lanes` | the lanes of all devices, under their budgets |
+//! | `copiers` | threads that copy between the caller's memory and pinned memory |
+//! | `numa` | the nodes of a machine, and copiers for those that have devices |
+//! | `session` | a lane in use: free events, times of stages |
+//! | `transfers` | the rings of pinned memory, to the device and back |
+//! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
+//! | `answer` | where the encoded subchunks of a batch lie, as the device says |
+//! | `encode`, `decode` | a whole shard |
+//! | `engine` | the engine: kinds of shards, prepared once and cached |
+//! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
+//! | `counters`, `kept` | the metrics; a cache of recent answers |
+//! | `measure` | how fast it is, for the benchmark |
+//!
+//! While a lane is held, nothing runs on rayon: see `copiers`.
+
+mod answer;
+pub mod arena;
+#[allow(unsafe_code)]
+mod compress;
+pub mod compression;
+#[allow(unsafe_code)]
+pub mod copiers;
+mod counters;
+#[allow(unsafe_code)]
+mod decode;
+#[allow(unsafe_code)]
+mod decompress;
+mod decompression;
+mod device;
+pub mod driver;
+#[allow(unsafe_code)]
+pub mod encode;
+mod engine;
+#[allow(unsafe_code)]
+mod enqueue;
+pub mod frame_parts;
+mod kept;
+#[allow(unsafe_code)]
+pub mod kernels;
+#[allow(unsafe_code)]
+mod lane;
+mod lanes;
+mod metrics;
+#[allow(unsafe_code)]
+mod numa;
+#[allow(unsafe_code)]
+pub mod nvcomp;
+#[allow(unsafe_code)]
+pub mod session;
+pub mod sizing;
+#[allow(unsafe_code)]
+mod stream;
+#[cfg(test)]
+mod tests;
+mod transfers;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub use arena::Tuning;
+pub use compression::HighestLevels;
+pub use engine::CudaEngine;
+pub use engine::check_chain;
+pub use lanes::{Devices, Limits};
+pub use metrics::DeviceMetrics;
+pub use sizing::Compressors;
+
+use crate::error::{DriverError, Fault};
+
+static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
+
+/// The process that first looked for devices; 0 is none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the metrics of the devices of this process.
+pub fn metrics() -> DeviceMetrics {
+    match DEVICES.get() {
+        Some(Ok(devices)) => devices.counters.snapshot(),
+        _ => DeviceMetrics::default(),
+    }
+}
+
+/// Frees the idle lanes of this process.
+pub fn release_idle() {
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.release_idle();
+    }
+}
+
+/// Returns the major and the minor version of CUDA that the driver is for, once [`devices`] looked for
+/// one. `None` without a driver, or if it does not say its version.
+pub fn driver_version() -> Option<(u32, u32)> {
+    driver::cuda::version()
+}
+
+/// Returns the devices of this process. The first call looks for them.
+///
+/// # Errors
+/// No device is usable; the reason, and the remedy.
+pub fn devices() -> Result<Arc<Devices>, DriverError> {
+    let this = std::process::id();
+    let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_err_and(|process| process != this) {
+        // A thread of the parent may have been inside `get_or_init` when the process forked. The
+        // child would wait for that thread for ever.
+        return Err(DriverError {
+            operation: "look for CUDA devices".to_string(),
+            device: None,
+            fault: Fault::Unavailable,
+            reason: "the process was forked after it looked for them".to_string(),
+        });
+    }
+    DEVICES
+        .get_or_init(|| {
+            let drivers = driver::cuda::open_all()?;
+            for driver in &drivers {
+                let device = driver.device();
+                tracing::info!(
+                    ordinal = device.ordinal,
+                    name = device.name,
+                    memory = device.total_memory,
+                    "CUDA device"
+                );
+            }
+            Ok(Devices::new(drivers))
+        })
+        .clone()
+}

@@ -1,0 +1,105 @@
+//! The part of nvCOMP's C interface that this crate uses, as of versions 5 and 6.
+//!
+//! The stand-in for tests (`crates/fakes/nvcomp-stand-in`) has the same functions in C.
+//! `cargo xtask nvcomp-check` compares the stand-in's functions with NVIDIA's headers.
+
+use std::ffi::{c_char, c_void};
+
+/// 0 is success.
+pub(super) type Status = i32;
+
+pub(super) const SUCCESS: Status = 0;
+
+/// The CUDA runtime failed, for example because there is no device.
+pub(super) const CUDA_ERROR: Status = 1000;
+
+/// A handle of a stream, which is the same for the CUDA driver and the CUDA runtime.
+pub(super) type Stream = *mut c_void;
+
+/// The options of any format and direction. In C, each has a type of its own, of 64 bytes. If a
+/// type has any options, the first one is an `int`. Unset options are zero. The options are passed
+/// by value. At this size that is in memory, where the alignment of the C type (1 or 4) makes no
+/// difference.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Options([i32; 16]);
+
+const _: () = assert!(size_of::<Options>() == 64 && align_of::<Options>() == 4);
+
+impl Options {
+    pub(super) fn first(number: i32) -> Self {
+        let mut options = Self::default();
+        options.0[0] = number;
+        options
+    }
+}
+
+/// The first option of every decompressor: decompress with kernels, not with the hardware's
+/// decompression engine. The engine needs memory that is allocated for it, and reports no errors.
+pub(super) const BACKEND_CUDA: i32 = 2;
+
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Properties {
+    /// 1000 × major + 100 × minor + patch.
+    pub(super) version: u32,
+    pub(super) cudart_version: u32,
+}
+
+const _: () = assert!(size_of::<Properties>() == 8);
+
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct AlignmentRequirements {
+    pub(super) input: usize,
+    pub(super) output: usize,
+    pub(super) temp: usize,
+}
+
+const _: () = assert!(size_of::<AlignmentRequirements>() == 3 * size_of::<usize>());
+
+pub(super) type GetProperties = unsafe extern "C" fn(*mut Properties) -> Status;
+
+pub(super) type GetStatusString = unsafe extern "C" fn(Status) -> *const c_char;
+
+pub(super) type GetRequiredAlignments =
+    unsafe extern "C" fn(Options, *mut AlignmentRequirements) -> Status;
+
+/// The arguments: number of chunks, bytes of the largest chunk, options, result, bytes of all
+/// chunks.
+pub(super) type GetTempSize5 =
+    unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
+
+/// As [`GetTempSize5`], with a stream as the last argument.
+pub(super) type GetTempSize6 =
+    unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
+
+pub(super) type GetMaxOutputChunkSize = unsafe extern "C" fn(usize, Options, *mut usize) -> Status;
+
+pub(super) type CompressAsync = unsafe extern "C" fn(
+    inputs: *const *const c_void,
+    input_sizes: *const usize,
+    max_input_size: usize,
+    chunks: usize,
+    temp: *mut c_void,
+    temp_bytes: usize,
+    outputs: *const *mut c_void,
+    output_sizes: *mut usize,
+    Options,
+    statuses: *mut Status,
+    Stream,
+) -> Status;
+
+pub(super) type DecompressAsync = unsafe extern "C" fn(
+    inputs: *const *const c_void,
+    input_sizes: *const usize,
+    output_capacities: *const usize,
+    output_sizes: *mut usize,
+    chunks: usize,
+    temp: *mut c_void,
+    temp_bytes: usize,
+    outputs: *const *mut c_void,
+    Options,
+    statuses: *mut Status,
+    Stream,
+) -> Status;

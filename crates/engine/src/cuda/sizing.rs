@@ -1,0 +1,695 @@
+//! The memory of a lane. The same numbers estimate it, allocate it and divide it into buffers.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT, Tuning};
+use super::compression::{Buffers, Compression, Prepared};
+use super::decompression;
+use super::frame_parts::Layout;
+use super::kept::Kept;
+use super::kernels::aggregate;
+use super::kernels::crc32c::CHECKSUM;
+use super::kernels::scatter::Scatter;
+use super::nvcomp::Requirements;
+use crate::contract::BufferBytes;
+use crate::contract::{Chain, KnownChain};
+use crate::cuda::HighestLevels;
+use crate::layout;
+use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
+
+/// The smallest slabs, in bytes, and the smallest ring, in slabs, to which a lane shrinks to fit
+/// its budget.
+const LEAST_SLAB: usize = 64 << 10;
+const LEAST_RING: usize = 2;
+
+/// The most bytes of an element: its fill value is stored repeated, for the widest load.
+const MOST_ELEMENT_SIZE: usize = 64 << 10;
+
+/// The buffers of one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BatchRegions {
+    /// The number of the [`Workspace`] in which the batch's kernels run.
+    pub(super) workspace: usize,
+    /// Device: `u32` per slot: whether it is stored.
+    pub(super) stored: Region,
+    /// Device: `u32` per slot: whether the compressor failed on it.
+    pub(super) failed: Region,
+    /// Device: `u32` per checksum of each slot: whether it is wrong.
+    pub(super) bad: Region,
+    /// Device: `u64` per slot: encoded bytes.
+    pub(super) sizes: Region,
+    /// Device: `u32` per slot: which subchunk lies there.
+    pub(super) source: Region,
+    /// Device: `u64` per slot and one more: where encoded subchunks start.
+    pub(super) offsets: Region,
+    /// Device: the scratch memory of the scan.
+    pub(super) scratch: Region,
+    /// Device: encoded subchunks, one after the other.
+    pub(super) dense: Region,
+    /// Pinned, to the device: `offsets`, `sizes` and `stored`, when decoding.
+    pub(super) table: Region,
+    /// Pinned, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
+    pub(super) answer: Region,
+    /// Device: the tables that a decompressor reads, and its results.
+    pub(super) tables: Region,
+    pub(super) results: Region,
+    /// Pinned, to the device: `tables`.
+    pub(super) table_of_chunks: Region,
+    /// Pinned, from the device: `results`.
+    pub(super) answer_of_chunks: Region,
+}
+
+/// The buffers that only kernels use, in one stream. All batches whose kernels run in that stream
+/// share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Workspace {
+    /// Device: a slot per subchunk of a batch.
+    pub(super) slots: Region,
+    /// The buffers of the compressor.
+    pub(super) compression: Option<Buffers>,
+    /// The buffers of the decompressor.
+    pub(super) decompression: Option<decompression::Buffers>,
+}
+
+/// The regions that only the kernels of a batch use, and that batches may share if their kernels
+/// run in one stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelRegions {
+    stored: Region,
+    sizes: Region,
+    source: Region,
+    scratch: Region,
+}
+
+impl KernelRegions {
+    /// The regions for batches of `subchunks` subchunks and `places` places.
+    pub(super) fn new(subchunks: usize, places: usize, device: &mut Arena) -> Option<Self> {
+        Some(Self {
+            stored: device.region(subchunks.checked_mul(4)?)?,
+            sizes: device.region(places.checked_mul(8)?)?,
+            source: device.region(places.checked_mul(4)?)?,
+            scratch: device.region(aggregate::scan_scratch_bytes(places))?,
+        })
+    }
+}
+
+/// A lane's buffers, for shards of one kind, or for the batches of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizing {
+    tuning: Tuning,
+    /// The most subchunks in a batch.
+    pub batch: usize,
+    /// The most elements in a slab.
+    pub(super) slab: usize,
+    /// Bytes of an encoded subchunk; an upper bound if there is a compressor.
+    pub(super) encoded: usize,
+    /// Bytes from one slot to the next.
+    pub slot_stride: usize,
+    /// The buffers of each stream of kernels.
+    pub(super) workspaces: Vec<Workspace>,
+    /// Device: the ring of slabs.
+    pub(super) slabs: Vec<Region>,
+    /// Pinned, to the device.
+    pub(super) staging_in: Vec<Region>,
+    /// Pinned, from the device.
+    pub(super) staging_out: Vec<Region>,
+    /// Device: the fill value, repeated.
+    pub(super) fill: Region,
+    /// Pinned, to the device: the repeated fill value.
+    pub(super) fill_staging: Region,
+    pub(super) batches: Vec<BatchRegions>,
+    /// Bytes of each allocation.
+    pub(super) capacity: Capacity,
+}
+
+/// Which compressors run on devices, and where their library is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compressors {
+    pub levels: HighestLevels,
+    /// The file of nvCOMP; `None` to look for one.
+    pub nvcomp: Option<PathBuf>,
+    /// Whether they also decompress.
+    pub decode: bool,
+}
+
+/// The inputs of preparing a kind of shards: the key of the cache.
+#[derive(Debug)]
+pub(super) struct KindQuestion {
+    /// The devices that may be asked.
+    pub(super) devices: Option<Vec<usize>>,
+    pub(super) compressors: Compressors,
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
+    /// The most subchunks at once.
+    pub(super) most: usize,
+    /// When decoding: the layout of the frames, which the chain does not determine.
+    pub(super) layout: Option<Layout>,
+}
+
+/// A kind of shards: everything on which the size of a lane depends.
+#[derive(Debug)]
+pub struct ShardKind {
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
+    /// When encoding: the chain's compressor.
+    pub compressor: Option<Prepared>,
+    /// When decoding: the chain's decompressor.
+    pub(super) decompressor: Option<decompression::Prepared>,
+    /// The most subchunks of a batch that nvCOMP was asked about.
+    pub(super) most: usize,
+    /// A cache of the largest lanes within given budgets.
+    sizings: Kept<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
+    /// A cache of the slabs of batches.
+    slabs: Kept<SlabsQuestion, Arc<[PlannedSlab]>>,
+}
+
+/// A slab, and how a device moves it between its dense form and the slots.
+#[derive(Debug)]
+pub(super) struct PlannedSlab {
+    pub(super) slab: Slab,
+    pub(super) scatter: Scatter,
+}
+
+/// The inputs of planning the slabs of a batch: the key of the cache.
+#[derive(Debug)]
+struct SlabsQuestion {
+    /// Subchunks along each axis of the batch.
+    counts: Vec<usize>,
+    /// The most elements of a slab.
+    most: usize,
+    slot_stride: usize,
+    fill_value: Vec<u8>,
+}
+
+impl ShardKind {
+    /// A kind without a compressor and without a decompressor.
+    pub(super) fn new(grid: SubchunkGrid, chain: KnownChain) -> Self {
+        Self {
+            grid,
+            chain,
+            compressor: None,
+            decompressor: None,
+            most: usize::MAX,
+            sizings: Kept::default(),
+            slabs: Kept::default(),
+        }
+    }
+
+    /// Divides a batch into slabs of at most `most` elements, and plans how they are moved. The
+    /// result is cached.
+    ///
+    /// # Errors
+    /// A device cannot move a slab; the reason.
+    pub(super) fn slabs(
+        &self,
+        fill_value: &[u8],
+        batch: &Batch,
+        (most, slot_stride): (usize, usize),
+    ) -> Result<Arc<[PlannedSlab]>, String> {
+        self.slabs.get_or(
+            |known| {
+                known.counts == batch.counts
+                    && (known.most, known.slot_stride) == (most, slot_stride)
+                    && known.fill_value == fill_value
+            },
+            || {
+                let question = SlabsQuestion {
+                    counts: batch.counts.clone(),
+                    most,
+                    slot_stride,
+                    fill_value: fill_value.to_vec(),
+                };
+                let of_batch = LiftBatch {
+                    counts: &batch.counts,
+                    subchunk: self.grid.subchunk(),
+                    element_size: self.grid.element_size(),
+                    order: &self.chain.order,
+                    slot_stride,
+                };
+                let plan = |slab: Slab| {
+                    let of_slab = LiftSlab {
+                        start: &slab.start,
+                        shape: &slab.shape,
+                    };
+                    let lift = Lift::new(&of_batch, &of_slab).map_err(|error| error.to_string())?;
+                    let scatter = Scatter::new(&lift, self.chain.swap, fill_value)
+                        .map_err(|error| error.to_string())?;
+                    Ok(PlannedSlab { slab, scatter })
+                };
+                let slabs = layout::slabs(&self.grid, batch, most).into_iter().map(plan);
+                Ok((question, slabs.collect::<Result<_, String>>()?))
+            },
+        )
+    }
+
+    /// As [`Sizing::within`], but with cached results.
+    pub(super) fn sizing(&self, most: BufferBytes, tuning: Tuning) -> Result<Arc<Sizing>, String> {
+        let asked = (most, tuning);
+        let found = self.sizings.get_or::<Infallible>(
+            |known| *known == asked,
+            || Ok((asked, Sizing::within(self, most, tuning).map(Arc::new))),
+        );
+        match found {
+            Ok(sizing) => sizing,
+        }
+    }
+
+    /// Checks that nvCOMP's requirements suffice on the device whose context is current now.
+    ///
+    /// # Errors
+    /// They do not suffice; the reason has the numbers.
+    pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
+        // The workspaces are alike.
+        let workspace = sizing.workspaces.first().copied().unwrap_or_default();
+        if let (Some(prepared), Some(buffers)) = (&self.compressor, &workspace.compression) {
+            prepared.check(buffers)?;
+        }
+        if let (Some(prepared), Some(buffers)) = (&self.decompressor, &workspace.decompression) {
+            prepared.check(buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is a compressor or a decompressor.
+    fn compresses(&self) -> bool {
+        self.compressor.is_some() || self.decompressor.is_some()
+    }
+
+    /// Bytes that a slot holds, and bytes from one slot to the next; `None` if they are more than
+    /// this machine can address.
+    pub(super) fn slot(&self) -> Option<(usize, usize)> {
+        let checksums = match (&self.compressor, &self.decompressor) {
+            (Some(prepared), _) => prepared.compression.before,
+            (None, Some(prepared)) => prepared.layout.before,
+            (None, None) => self.chain.stages.len(),
+        };
+        let in_slot = self
+            .grid
+            .subchunk_bytes()
+            .checked_add(checksums.checked_mul(CHECKSUM)?)?;
+        let for_kernels = if in_slot >= LONG_SLOT {
+            LINE
+        } else {
+            SLOT_ALIGNMENT
+        };
+        let alignment = match &self.compressor {
+            Some(prepared) => prepared.slot_alignment().max(for_kernels),
+            None => for_kernels,
+        };
+        let stride = match &self.decompressor {
+            Some(prepared) => prepared.slot_stride()?,
+            None => in_slot.checked_next_multiple_of(alignment)?,
+        };
+        Some((in_slot, stride))
+    }
+}
+
+/// The chain of a job, or the reason why a device cannot run it.
+pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+    match *chain {
+        Chain::Known(chain) => Ok(chain),
+        Chain::Foreign(_) => {
+            Err("the inner codecs are not ones that the CUDA engine knows".to_string())
+        }
+    }
+}
+
+/// The compressor of `chain`, if it has one.
+///
+/// # Errors
+/// The reason why a device cannot run the chain, or should not by `levels`.
+pub(super) fn chain_on_device(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: HighestLevels,
+) -> Result<Option<Compression>, String> {
+    check_elements(grid, chain)?;
+    Compression::of_chain(grid, chain, levels)
+}
+
+/// Checks that a device can scatter the elements of `grid`.
+///
+/// # Errors
+/// The reason why it cannot.
+pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
+    if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
+        return Err(format!(
+            "bytes are reversed in groups of {}, the device does 2, 4, 8 and 16",
+            chain.swap
+        ));
+    }
+    if grid.element_size() > MOST_ELEMENT_SIZE {
+        return Err(format!(
+            "an element has {} bytes, the device takes {MOST_ELEMENT_SIZE} at most",
+            grid.element_size()
+        ));
+    }
+    Ok(())
+}
+
+impl Sizing {
+    /// The buffers for shards of a kind, with batches of at most `batch` subchunks.
+    ///
+    /// # Errors
+    /// The shard is too large for any device, or nvCOMP cannot take the batch; the reason.
+    pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
+        let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
+        let compressor = match &kind.compressor {
+            Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
+            None => None,
+        };
+        let decompressor = match &kind.decompressor {
+            Some(prepared) => Some((prepared, *prepared.requirements(batch)?)),
+            None => None,
+        };
+        Self::divide(kind, batch, tuning, compressor, decompressor).ok_or_else(|| {
+            format!(
+                "subchunks of {} bytes are too large for a device",
+                kind.grid.subchunk_bytes()
+            )
+        })
+    }
+
+    fn divide(
+        kind: &ShardKind,
+        batch: usize,
+        tuning: Tuning,
+        compressor: Option<(&Compression, Requirements)>,
+        decompressor: Option<(&decompression::Prepared, Requirements)>,
+    ) -> Option<Self> {
+        let (grid, chain) = (&kind.grid, &kind.chain);
+        let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
+        let mut arenas = Arenas::default();
+        let slab = (tuning.slab.min(batch_bytes) / grid.element_size()).max(1);
+        let compressor = compressor.map(|(compression, asked)| (compression, asked, batch));
+        let num_batches = grid.num_subchunks().div_ceil(batch).max(1);
+        let kernel_streams = tuning.kernel_streams().min(num_batches);
+        let mut sizing =
+            Self::of_kernels(kind, batch, slab, compressor, kernel_streams, &mut arenas)?;
+        sizing.tuning = tuning;
+        let slab_bytes = slab * grid.element_size();
+        let ring = |arena: &mut Arena| -> Option<Vec<Region>> {
+            (0..tuning.ring.max(LEAST_RING))
+                .map(|_| arena.region(slab_bytes))
+                .collect()
+        };
+        sizing.slabs = ring(&mut arenas.device)?;
+        sizing.staging_in = ring(&mut arenas.pinned_in)?;
+        sizing.staging_out = ring(&mut arenas.pinned_out)?;
+        let (mut tables, mut results) = (0, 0);
+        if let Some((prepared, requirements)) = decompressor {
+            sizing.encoded = prepared.layout.encoded;
+            for workspace in &mut sizing.workspaces {
+                let buffers = decompression::Buffers::new(
+                    &mut arenas.device,
+                    prepared.layout,
+                    requirements,
+                    batch,
+                    sizing.slot_stride,
+                )?;
+                (tables, results) = (buffers.tables, buffers.results);
+                workspace.decompression = Some(buffers);
+            }
+        }
+        // The buffers of a batch are used again in the same stream of kernels, so there are as many
+        // for each stream.
+        let in_flight = tuning
+            .batches
+            .clamp(1, 8)
+            .min(num_batches)
+            .max(kernel_streams);
+        let in_flight = in_flight / kernel_streams * kernel_streams;
+        let u64s = batch.checked_mul(8)?;
+        let bad = batch.checked_mul(4)?.checked_mul(chain.stages.len())?;
+        for number in 0..in_flight {
+            let regions = KernelRegions::new(batch, batch, &mut arenas.device)?;
+            let regions = sizing.batch_regions(kind, regions, (batch, batch), bad, &mut arenas)?;
+            sizing.batches.push(BatchRegions {
+                workspace: number % kernel_streams,
+                bad: arenas.device.region(bad)?,
+                table: arenas.pinned_in.region(u64s.checked_mul(3)?)?,
+                tables: arenas.device.region(tables)?,
+                results: arenas.device.region(results)?,
+                table_of_chunks: arenas.pinned_in.region(tables)?,
+                answer_of_chunks: arenas.pinned_out.region(results)?,
+                ..regions
+            });
+        }
+        sizing.capacity = Capacity {
+            kernel_streams,
+            ..arenas.capacity()
+        };
+        Some(sizing)
+    }
+
+    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks in
+    /// `kernel_streams` streams, scattered in slabs of `slab` elements. The compressor takes some
+    /// subchunks at a time. Buffers of batches and rings are left out. `None` if this machine cannot
+    /// address the regions.
+    pub(super) fn of_kernels(
+        kind: &ShardKind,
+        batch: usize,
+        slab: usize,
+        compressor: Option<(&Compression, Requirements, usize)>,
+        kernel_streams: usize,
+        arenas: &mut Arenas,
+    ) -> Option<Self> {
+        let (in_slot, slot_stride) = kind.slot()?;
+        let mut encoded = in_slot;
+        let mut workspaces = Vec::new();
+        for _ in 0..kernel_streams {
+            let slots = arenas.device.region(slot_stride.checked_mul(batch)?)?;
+            let compression = match compressor {
+                Some((compression, requirements, at_once)) => Some(Buffers::new(
+                    &mut arenas.device,
+                    compression,
+                    requirements,
+                    (at_once, batch),
+                    slot_stride,
+                )?),
+                None => None,
+            };
+            encoded = compression.map_or(in_slot, |buffers| buffers.encoded);
+            workspaces.push(Workspace {
+                slots,
+                compression,
+                decompression: None,
+            });
+        }
+        let fill = kind.grid.element_size().checked_mul(SLOT_ALIGNMENT)?;
+        let fill = arenas.device.region(fill)?;
+        Some(Self {
+            tuning: Tuning::DEFAULT,
+            batch,
+            slab,
+            encoded,
+            slot_stride,
+            workspaces,
+            slabs: Vec::new(),
+            staging_in: Vec::new(),
+            staging_out: Vec::new(),
+            fill,
+            fill_staging: arenas.pinned_in.region(fill.len)?,
+            batches: Vec::new(),
+            capacity: Capacity::default(),
+        })
+    }
+
+    /// The buffers of one batch of `subchunks` subchunks and `places` places, whose kernels use
+    /// `regions`. The answer has room for at least `answer` bytes.
+    pub(super) fn batch_regions(
+        &self,
+        kind: &ShardKind,
+        regions: KernelRegions,
+        (subchunks, places): (usize, usize),
+        answer: usize,
+        arenas: &mut Arenas,
+    ) -> Option<BatchRegions> {
+        let failed = if self.compresses() {
+            subchunks.checked_mul(4)?
+        } else {
+            0
+        };
+        let offsets = places.checked_add(1)?.checked_mul(8)?;
+        // When decoding, `dense` also takes the decoded elements.
+        let subchunk = self.encoded.max(kind.grid.subchunk_bytes());
+        Some(BatchRegions {
+            stored: regions.stored,
+            sizes: regions.sizes,
+            source: regions.source,
+            scratch: regions.scratch,
+            failed: arenas.device.region(failed)?,
+            offsets: arenas.device.region(offsets)?,
+            dense: arenas.device.region(subchunk.checked_mul(subchunks)?)?,
+            answer: arenas
+                .pinned_out
+                .region(offsets.checked_add(failed)?.max(answer))?,
+            ..BatchRegions::default()
+        })
+    }
+
+    /// Whether subchunks are compressed.
+    pub(super) fn compresses(&self) -> bool {
+        let mut workspaces = self.workspaces.iter();
+        workspaces.any(|workspace| workspace.compression.is_some())
+    }
+
+    /// Whether subchunks are decompressed.
+    pub(super) fn decompresses(&self) -> bool {
+        let mut workspaces = self.workspaces.iter();
+        workspaces.any(|workspace| workspace.decompression.is_some())
+    }
+
+    /// The number of subchunks that `tuning` asks to compress at once in one stream, on devices of
+    /// up to `multiprocessors`.
+    pub(super) fn compressed_at_once(
+        grid: &SubchunkGrid,
+        multiprocessors: usize,
+        tuning: Tuning,
+    ) -> usize {
+        let bytes = tuning.compressed_batch / grid.subchunk_bytes().max(1);
+        let to_fill = tuning.per_multiprocessor.saturating_mul(multiprocessors);
+        bytes.max(to_fill).div_ceil(tuning.kernel_streams()).max(1)
+    }
+
+    /// The number of subchunks of a shard that `tuning` asks to compress at once in one stream. To
+    /// fill a device it is raised only as far as a shard keeps three batches: one that goes up, one
+    /// in the kernels and one that comes back.
+    pub(super) fn of_shard(grid: &SubchunkGrid, multiprocessors: usize, tuning: Tuning) -> usize {
+        let third = grid.num_subchunks().div_ceil(3);
+        let by_bytes = Self::compressed_at_once(grid, 0, tuning);
+        Self::compressed_at_once(grid, multiprocessors, tuning)
+            .min(third.max(by_bytes))
+            .clamp(1, grid.num_subchunks().max(1))
+    }
+
+    /// The buffers with the largest batches and slabs, up to the ones that `tuning` asks for, whose
+    /// lane is within `most`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
+    pub fn within(kind: &ShardKind, most: BufferBytes, tuning: Tuning) -> Result<Self, String> {
+        let tuning = tuning.for_shards_of(kind.grid.shard_bytes());
+        let batch = if kind.compresses() {
+            kind.most
+        } else {
+            tuning.batch / kind.grid.subchunk_bytes().max(1)
+        };
+        let mut sizing = Self::new(kind, batch, tuning)?;
+        loop {
+            let takes = sizing.estimate();
+            if takes.device <= most.device && takes.pinned <= most.pinned {
+                return Ok(sizing);
+            }
+            let Some(smaller) = sizing.smaller(kind)? else {
+                return Err(format!(
+                    "a lane for one subchunk at a time takes {takes}, and the budget is {most}: give more by `Options::with_device_memory` or `Options::with_pinned_memory`, or use smaller subchunks"
+                ));
+            };
+            sizing = smaller;
+        }
+    }
+
+    /// A smaller lane for shards of the same kind. It has one stream of kernels less, or half the
+    /// batch, or, at one subchunk, one batch at a time, then half the slabs, then a smaller ring.
+    /// `None` if this is the smallest lane.
+    pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
+        let (mut batch, mut tuning) = (self.batch, self.tuning);
+        if self.workspaces.len() > 1 {
+            tuning.streams = self.workspaces.len() - 1;
+            // Fewer streams may divide more batches evenly, which would take more memory.
+            tuning.batches = tuning.batches.min(self.batches.len());
+        } else if batch > 1 {
+            batch /= 2;
+        } else if self.batches.len() > 1 {
+            tuning.batches = 1;
+        } else if tuning.slab > LEAST_SLAB {
+            tuning.slab = (tuning.slab / 2).max(LEAST_SLAB);
+            tuning.long_slab = tuning.slab;
+        } else if tuning.ring > LEAST_RING {
+            tuning.ring = LEAST_RING;
+        } else {
+            return Ok(None);
+        }
+        Self::new(kind, batch, tuning).map(Some)
+    }
+
+    /// The memory that the lane takes.
+    pub(super) fn estimate(&self) -> BufferBytes {
+        self.capacity.takes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Batches fill a device as far as a shard has three of them, and are never smaller than the
+    /// bytes say.
+    #[test]
+    fn batches_with_a_compressor_fill_a_device() {
+        // An edge of subchunks of two-byte elements, streams of kernels, and subchunks at once.
+        for (edge, streams, at_once) in [
+            (32, 1, 2048),
+            (64, 1, 256),
+            (128, 1, 32),
+            (32, 3, 683),
+            (64, 3, 171),
+            (128, 3, 22),
+        ] {
+            let grid = SubchunkGrid::new(&[512; 3], &[edge; 3], 2).expect("divides");
+            let tuning = Tuning {
+                streams,
+                ..Tuning::DEFAULT
+            };
+            assert_eq!(Sizing::of_shard(&grid, 132, tuning), at_once, "{edge}");
+        }
+        // A long shard has three batches that fill the device.
+        let grid = SubchunkGrid::new(&[2048; 3], &[128; 3], 2).expect("divides");
+        assert_eq!(Sizing::of_shard(&grid, 132, Tuning::DEFAULT), 528);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_made_smaller_until_it_does() {
+        // Subchunks of 4 MiB.
+        let grid = SubchunkGrid::new(&[512, 128, 256], &[64, 128, 256], 2).expect("divides");
+        let chain = KnownChain {
+            order: vec![0, 1, 2],
+            swap: 1,
+            stages: vec![],
+        };
+        let kind = ShardKind::new(grid, chain);
+        let all = BufferBytes {
+            device: usize::MAX,
+            pinned: usize::MAX,
+            host: 0,
+        };
+        let tuning = Tuning {
+            streams: 3,
+            ..Tuning::DEFAULT
+        };
+        let mut sizing = Sizing::within(&kind, all, tuning).expect("fits");
+        let mut lanes = vec![sizing.estimate()];
+        while let Some(smaller) = sizing.smaller(&kind).expect("as before") {
+            sizing = smaller;
+            lanes.push(sizing.estimate());
+        }
+        assert!(lanes.is_sorted_by(|a, b| a.device >= b.device && a.pinned >= b.pinned));
+        let least = sizing.estimate();
+        assert!(least.pinned < 512 << 10, "{least}");
+        // One subchunk, in its slot and dense, and two slabs.
+        assert!(least.device < (8 << 20) + (512 << 10), "{least}");
+        for most in lanes {
+            let fits = Sizing::within(&kind, most, tuning).expect("fits");
+            assert!(fits.capacity.device <= most.device && fits.estimate().pinned <= most.pinned);
+        }
+        let less = BufferBytes {
+            pinned: least.pinned - 1,
+            ..all
+        };
+        let reason = Sizing::within(&kind, less, tuning).expect_err("too little");
+        assert!(reason.contains(&(least.pinned - 1).to_string()), "{reason}");
+    }
+}

@@ -1,0 +1,336 @@
+//! Batches of a stream, encoded on a device.
+//!
+//! ```text
+//! for each batch
+//!     submit
+//!         for each slab of its padded slices
+//!             pinned -> device                    stream `up`
+//!             slab -> slots, stored?              stream `compute`: scatter
+//!         slots -> slots with checksums           stream `compute`: crc32c
+//!         slots -> frames                         stream `compute`: compression, some at a time
+//!         slots or frames -> offsets, dense bytes by shards     stream `compute`: permute, scan, gather
+//!         offsets, failed? -> pinned              stream `answers`
+//!     complete
+//!         subchunks that failed -> pinned         by the host, on this thread
+//!         dense bytes -> pinned, with room around each large part   stream `down`
+//!         small parts -> to their places          by the host, on this thread
+//! ```
+//!
+//! Up to three batches are between `submit` and `complete` at once. Bytes that an application has
+//! on the device are copied into the padded slices when they are handed over, by the application's
+//! thread. Slices that are reduced from those of another stream, the level above, are made there by
+//! the same thread: in the stream `up`, after which `UPLOADED` orders them like copies.
+//!
+//! | edge | producer | consumer | guards |
+//! |---|---|---|---|
+//! | `UPLOADED` | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
+//! | `AGGREGATED` | gather (`compute`) | copy of the offsets (`answers`) | offsets and dense bytes |
+//! | `ANSWERED` | copy of the offsets (`answers`) | this thread | offsets in pinned memory, and with them the dense bytes, and the padded slices in pinned memory and on the device |
+//! | `FETCHED` | copies of the dense bytes (`down`) | this thread | the output, and the dense bytes |
+//! | `MADE` | the application's stream | copy of its bytes (`up`) | the application's memory |
+//! | `SOURCE` | copies of slices of the level above (`up`, above) | a reduction (`up`) | the padded slices above, on the device |
+//! | `REDUCED` | a reduction (`up`, below) | copy of the offsets (`answers`) | the same: `ANSWERED` then says that they were read |
+//! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
+//!
+//! A batch has its buffers until it is complete, so two batches need no other edges. Buffers that
+//! only kernels use are ordered by their stream: batches take turns with the streams of kernels, and
+//! `compute` is the batch's. `AGGREGATED` and `ANSWERED` are in
+//! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
+//! `fetch`, `MADE` and `TAKEN` in `from_device`, `SOURCE` in `reduce`, `REDUCED` in `reading`. Besides, the host waits for whole streams:
+//! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), `KEPT_HOST` and `REDUCED_HOST` of a reduction
+//! (`reduce`, `reading`), and `DRAINED` after a failure (`shared`).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::buffers::{CudaInput, CudaOutput};
+use super::enqueue::{Enqueued, enqueue};
+use super::fetch::fetch;
+use super::shared::Shared;
+use crate::contract::EngineError;
+use crate::contract::stream::{EncodedBatch, Encoder, FailedBatch, Input};
+use crate::cuda::driver::{DriverError, EventId, Fault};
+use crate::cuda::lane::Events;
+use crate::cuda::session::{FreeEvents, Session};
+use crate::layout::BatchGrid;
+
+/// The error of an input that is not of this stream.
+const ANOTHER: &str = "an input of another stream";
+
+/// A batch that was submitted.
+#[derive(Debug)]
+struct UnderWay {
+    /// `None` if the input is not of this stream.
+    input: Option<Box<CudaInput>>,
+    batch: Arc<BatchGrid>,
+    enqueued: Result<Enqueued, EngineError>,
+    /// Whether the batch is handed back, to be submitted again, since an earlier batch has failed.
+    handed_back: bool,
+}
+
+/// The encoder of a stream.
+#[derive(Debug)]
+pub(super) struct CudaEncoder {
+    shared: Arc<Shared>,
+    under_way: VecDeque<UnderWay>,
+    /// The numbers of the buffers that no batch has.
+    flights: Vec<usize>,
+    /// The free events.
+    free: Events,
+}
+
+impl CudaEncoder {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            under_way: VecDeque::new(),
+            flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
+            free: Events::default(),
+            shared,
+        }
+    }
+
+    /// Runs `work` in the lane.
+    fn in_lane<T>(
+        &mut self,
+        work: impl FnOnce(&Session<'_>) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let shared = self.shared.clone();
+        let (entered, lane) = shared.enter()?;
+        let session = Session {
+            lane,
+            sizing: &shared.sizing.lane,
+            events: FreeEvents::of(lane, std::mem::take(&mut self.free)),
+            copiers: shared.devices.copiers_of(shared.device()),
+            counters: &shared.devices.counters,
+            times: shared.times,
+        };
+        let result = work(&session);
+        self.free = session.events.into_free();
+        if let Err(EngineError::Device(error)) = &result {
+            // If the error means that the device is broken, `watch` quarantines it.
+            let _ = shared.device().watch::<()>(Err(error.clone()));
+        }
+        drop(entered);
+        result
+    }
+
+    fn enqueue(&mut self, input: &CudaInput, batch: &BatchGrid) -> Result<Enqueued, EngineError> {
+        let flight = self.flights.pop().ok_or(EngineError::Internal(
+            "more batches under way than an encoder takes",
+        ))?;
+        let shared = self.shared.clone();
+        let enqueued = self.in_lane(|session| enqueue(session, &shared, input, batch, flight));
+        if enqueued.is_err() {
+            self.after_fault(Some(flight));
+        }
+        enqueued
+    }
+
+    /// Drains the lane after a failure, and gives back the buffers `flight`. Events that no
+    /// submitted batch uses become free.
+    fn after_fault(&mut self, flight: Option<usize>) {
+        self.shared.drain();
+        self.flights.extend(flight);
+        let enqueued = self
+            .under_way
+            .iter()
+            .filter_map(|u| u.enqueued.as_ref().ok());
+        let known: Vec<EventId> = enqueued.flat_map(Enqueued::events).collect();
+        self.free = self.shared.events();
+        self.free.retain(|event| !known.contains(&event));
+    }
+
+    /// Marks all later batches to be handed back after a batch that has failed. So all batches are
+    /// encoded in order, and none has an output for which an earlier one waits.
+    fn hand_back(&mut self, error: &EngineError) {
+        let mut flights = Vec::new();
+        for behind in &mut self.under_way {
+            behind.handed_back = true;
+            if let Ok(enqueued) = &behind.enqueued {
+                flights.push(enqueued.flight);
+                behind.enqueued = Err(EngineError::Device(DriverError {
+                    operation: "encoding a batch of a stream".to_string(),
+                    device: Some(self.shared.device().info().ordinal),
+                    fault: Fault::Refused,
+                    reason: format!("one before it has failed: {error}"),
+                }));
+            }
+        }
+        if !flights.is_empty() {
+            self.after_fault(None);
+            self.flights.extend(flights);
+        }
+    }
+
+    /// Encodes a batch on the host after the device has failed on it, if there is a fallback. No
+    /// operation of the batch is in flight.
+    fn fall_back(
+        &mut self,
+        error: EngineError,
+        mut input: Box<CudaInput>,
+        batch: &BatchGrid,
+        output: Result<CudaOutput, EngineError>,
+    ) -> Result<EncodedBatch, FailedBatch> {
+        let Some(fallback) = self.shared.fallback.clone() else {
+            return Err(FailedBatch { error, input });
+        };
+        fallback.tell(&error, self.shared.lost().is_some());
+        let encoded = output.and_then(|mut output| {
+            self.bring_back(&mut input, &error)?;
+            let padded = input.bytes(batch.epochs());
+            let (parts, len) = fallback.encode(batch, padded, output.as_mut())?;
+            output.truncate(len);
+            Ok((output, parts))
+        });
+        match encoded {
+            Ok((output, parts)) => Ok(EncodedBatch {
+                output: Box::new(output),
+                parts,
+            }),
+            Err(error) => Err(FailedBatch { error, input }),
+        }
+    }
+
+    /// Ensures that the host has all bytes of the input. After `error`, this may be impossible.
+    fn bring_back(
+        &mut self,
+        input: &mut CudaInput,
+        error: &EngineError,
+    ) -> Result<(), EngineError> {
+        if !input.is_partly_on_device() {
+            return Ok(());
+        }
+        self.in_lane(|session| Ok(input.bring_back(session.lane)?))
+            .map_err(|cannot| {
+                self.after_fault(None);
+                EngineError::Device(DriverError {
+                    operation: "copying a batch of a stream back to the host".to_string(),
+                    device: Some(self.shared.device().info().ordinal),
+                    fault: Fault::Refused,
+                    reason: format!(
+                        "{cannot}; a batch has bytes that only the device has, which could not be encoded there: {error}. They are lost, and so is the stream"
+                    ),
+                })
+            })
+    }
+}
+
+impl Encoder for CudaEncoder {
+    fn depth(&self) -> usize {
+        self.shared.sizing.lane.batches.len()
+    }
+
+    fn prepare(&mut self) -> bool {
+        self.shared.has_output()
+    }
+
+    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
+        let _span = tracing::debug_span!("submit", epochs = batch.epochs()).entered();
+        let input = input.into_any().downcast::<CudaInput>().ok();
+        let input = input.filter(|input| Arc::ptr_eq(&input.shared, &self.shared));
+        let enqueued = match &input {
+            Some(input) => self.enqueue(input, &batch),
+            None => Err(EngineError::Internal(ANOTHER)),
+        };
+        self.under_way.push_back(UnderWay {
+            input,
+            batch,
+            enqueued,
+            handed_back: false,
+        });
+    }
+
+    fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>> {
+        self.under_way.pop_front().map(|oldest| {
+            let completed = self.complete_one(oldest);
+            if let Err(failed) = &completed {
+                self.hand_back(&failed.error);
+            }
+            completed
+        })
+    }
+}
+
+impl CudaEncoder {
+    fn complete_one(&mut self, oldest: UnderWay) -> Result<EncodedBatch, FailedBatch> {
+        let UnderWay {
+            input,
+            batch,
+            enqueued,
+            handed_back,
+        } = oldest;
+        let Some(mut input) = input else {
+            return Err(FailedBatch {
+                error: EngineError::Internal(ANOTHER),
+                input: Box::new(NoInput),
+            });
+        };
+        if handed_back && let Err(error) = enqueued {
+            return Err(FailedBatch { error, input });
+        }
+        let _span = tracing::debug_span!("complete", epochs = batch.epochs()).entered();
+        let mut output = CudaOutput::take(&self.shared);
+        let shared = self.shared.clone();
+        let (flight, fetched) = match enqueued {
+            Ok(enqueued) => {
+                let flight = enqueued.flight;
+                let fetched = match &mut output {
+                    Ok(output) => self.in_lane(|session| {
+                        fetch(session, &shared, enqueued, &mut input, &batch, output)
+                    }),
+                    Err(_) => Err(EngineError::Internal("a batch without an output")),
+                };
+                (Some(flight), fetched)
+            }
+            Err(error) => (None, Err(error)),
+        };
+        match (fetched, output) {
+            (Ok(layout), Ok(mut output)) => {
+                self.flights.extend(flight);
+                shared.devices.counters.batch_encoded();
+                output.truncate(layout.len);
+                Ok(EncodedBatch {
+                    output: Box::new(output),
+                    parts: layout.parts,
+                })
+            }
+            (fetched, mut output) => {
+                if flight.is_some() {
+                    self.after_fault(flight);
+                    if shared.lost().is_some()
+                        && let Ok(pinned) = &mut output
+                        && let Err(error) = pinned.replace()
+                    {
+                        output = Err(error);
+                    }
+                }
+                let error = fetched
+                    .err()
+                    .unwrap_or(EngineError::Internal("a batch without an output"));
+                self.fall_back(error, input, &batch, output)
+            }
+        }
+    }
+}
+
+/// The input to hand back with the error if the submitted input is not of this stream.
+#[derive(Debug)]
+struct NoInput;
+
+impl Input for NoInput {
+    fn write(&mut self, _: usize, _: &[u8]) -> Result<(), EngineError> {
+        Err(EngineError::Internal(ANOTHER))
+    }
+
+    fn read(&mut self, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+        Err(EngineError::Internal(ANOTHER))
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
+        self
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
+        self
+    }
+}

@@ -1,0 +1,107 @@
+//! Bytes that an application has on the device.
+
+use std::sync::Arc;
+
+use super::padding::{Place, RowsCopy};
+use super::shared::Shared;
+use crate::contract::EngineError;
+use crate::contract::stream::{DeviceBytes, Reusable};
+use crate::cuda::arena::Region;
+use crate::cuda::driver::{DeviceSpan, DriverError, EventId, Rows, RowsShape, Site, Span};
+use crate::cuda::kernels::spans::sub_span;
+use crate::cuda::lane::Running;
+
+/// Everything that the application has enqueued in its stream so far is complete.
+const MADE: Site = Site("record: the application has made its bytes");
+const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
+/// The application's bytes were read.
+const TAKEN: Site = Site("record: an application's bytes were copied");
+const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
+
+/// Copy an application's bytes to `at` of the batch whose padded slices are in `raw`.
+///
+/// # Safety
+/// The requirements of [`DeviceBytes`].
+///
+/// # Errors
+/// The driver's; some of the copies may then be in flight.
+pub(super) unsafe fn read_from_device(
+    shared: &Arc<Shared>,
+    lane: Running<'_>,
+    raw: Region,
+    at: usize,
+    bytes: &DeviceBytes,
+) -> Result<CudaReusable, DriverError> {
+    let given = lane.driver.adopt(bytes.pointer, bytes.len)?;
+    let mut reusable = CudaReusable {
+        event: shared.take_reusable(lane)?,
+        shared: shared.clone(),
+        handle: 0,
+    };
+    let event = reusable.event;
+    reusable.handle = lane.driver.event_handle(event)?;
+    // SAFETY: the caller's contract.
+    unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
+    lane.driver.wait(lane.up, event, MADE_WAIT)?;
+    let largest = lane.driver.device().largest_pitch;
+    let pieces = shared.sizing.padding.pieces(at, bytes.len);
+    for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
+        let RowsCopy { shape, from, to } = copy;
+        let to = rows(to, lane.device(raw), shape);
+        let from = rows(from, given, shape);
+        // SAFETY: the lane's region, and bytes of the application, which keeps off them until the
+        // event below has happened.
+        unsafe {
+            if (shape.planes, shape.rows) == (1, 1) {
+                lane.driver.copy(lane.up, from.span, to.span)?;
+            } else {
+                lane.driver.copy_rows(lane.up, shape, from, to)?;
+            }
+        }
+    }
+    lane.driver.record(event, lane.up, TAKEN)?;
+    Ok(reusable)
+}
+
+/// Rows within `span`.
+fn rows(place: Place, span: DeviceSpan, shape: RowsShape) -> Rows {
+    let bytes = place.bytes(shape);
+    Rows {
+        span: Span::Device(sub_span(span, bytes)),
+        pitch: place.pitch,
+        height: place.height,
+    }
+}
+
+/// An event for which an application waits.
+#[derive(Debug)]
+pub(super) struct CudaReusable {
+    shared: Arc<Shared>,
+    event: EventId,
+    /// The driver's handle of the event.
+    handle: u64,
+}
+
+impl Drop for CudaReusable {
+    fn drop(&mut self) {
+        self.shared.give_reusable(self.event);
+    }
+}
+
+impl Reusable for CudaReusable {
+    fn wait(&self) -> Result<(), EngineError> {
+        let (_entered, lane) = self.shared.enter()?;
+        let waited = lane.driver.synchronize(self.event, TAKEN_HOST);
+        Ok(self.shared.device().watch(waited)?)
+    }
+
+    fn query(&self) -> Result<bool, EngineError> {
+        let (_entered, lane) = self.shared.enter()?;
+        let happened = lane.driver.query_event(self.event);
+        Ok(self.shared.device().watch(happened)?)
+    }
+
+    fn event(&self) -> u64 {
+        self.handle
+    }
+}

@@ -1,0 +1,179 @@
+//! Streams of slices, encoded on a device, in batches of epochs.
+//!
+//! A stream has a lane of its own, for as long as anything of the stream is in use. It may run for
+//! hours, and would take a lane from the pool for that time. The lane is allocated when the stream
+//! is made.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `padding` | the slices of a batch as a box of whole subchunks |
+//! | `sizing` | the memory of a stream: estimated, allocated and divided by the same numbers |
+//! | `shared` | the lane, and the free buffers |
+//! | `buffers` | inputs and outputs, in pinned memory |
+//! | `from_device`, `ranges` | bytes that an application has on the device |
+//! | `reduce`, `reduction`, `reading` | slices that the device makes from those of another stream: enqueued, planned, waited for |
+//! | `encoder` | batches; begins with the order of all operations, and with all edges |
+//! | `enqueue`, `fetch` | a batch, enqueued in the streams of the lane, and fetched from there |
+//! | `layout` | where the subchunks of a batch go |
+
+mod buffers;
+mod encoder;
+mod enqueue;
+mod fetch;
+mod from_device;
+mod layout;
+mod padding;
+mod ranges;
+mod reading;
+mod reduce;
+mod reduction;
+mod shared;
+mod sizing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::driver::Fault;
+use super::engine::CudaEngine;
+use super::sizing::ShardKind;
+use crate::contract::BufferBytes;
+use crate::contract::EngineError;
+use crate::contract::stream::{
+    BatchFallback, Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob, Windows,
+};
+use buffers::CudaInput;
+use encoder::CudaEncoder;
+use shared::{Plan, Shared};
+use sizing::StreamSizing;
+
+/// A stream on a device.
+#[derive(Debug)]
+pub(crate) struct CudaStream {
+    shared: Arc<Shared>,
+    has_encoder: AtomicBool,
+}
+
+impl CudaEngine {
+    /// The memory that a stream takes: the numbers by which it is allocated.
+    ///
+    /// # Errors
+    /// No device can run the stream, or none within its budget; the reason, and what would help.
+    /// Fewer epochs take less memory.
+    pub fn stream_estimate(&self, job: &StreamJob) -> Result<BufferBytes, EngineError> {
+        let (_, sizing) = self.plan_stream(job)?;
+        self.devices
+            .first(&self.limits, |budget| sizing.check(job, budget))?;
+        Ok(sizing.estimate())
+    }
+
+    /// Makes a stream, with all of its memory. A batch that fails on the device goes to `fallback`,
+    /// or is handed back if there is none. `returned` is told of buffers that come back.
+    pub fn stream(
+        &self,
+        job: Arc<StreamJob>,
+        returned: Arc<Returned>,
+        fallback: Option<Arc<dyn BatchFallback>>,
+    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
+        let (kind, sizing) = self.plan_stream(&job)?;
+        let plan = Plan {
+            devices: self.devices.clone(),
+            kind,
+            sizing,
+            fallback,
+            returned,
+            job,
+            times: self.times,
+        };
+        let shared = self.devices.on_first(&self.limits, |device, budget| {
+            let check = plan.sizing.check(&plan.job, budget);
+            check.map_err(EngineError::Unsuitable)?;
+            match Shared::open(device, &plan) {
+                Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
+                    // Idle lanes may have the missing memory.
+                    self.devices.release_idle();
+                    Shared::open(device, &plan)
+                }
+                opened => opened,
+            }
+        })?;
+        tracing::debug!(
+            device = shared.device().info().ordinal,
+            epochs = plan.job.epochs,
+            memory = ?plan.sizing.estimate(),
+            "a stream on a CUDA device"
+        );
+        Ok(Arc::new(CudaStream {
+            shared,
+            has_encoder: AtomicBool::new(false),
+        }))
+    }
+
+    fn plan_stream(&self, job: &StreamJob) -> Result<(Arc<ShardKind>, StreamSizing), EngineError> {
+        let multiprocessors = self.devices.multiprocessors(&self.limits);
+        let at_once = StreamSizing::compressed_at_once(job, multiprocessors, self.tuning);
+        let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
+        let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
+        Ok((kind, sizing))
+    }
+}
+
+/// The chain of a job, if the CUDA engine knows it.
+fn known(job: &StreamJob) -> Result<&crate::contract::KnownChain, EngineError> {
+    match &job.chain {
+        StreamChain::Known(chain) => Ok(chain),
+        StreamChain::Foreign(_) => Err(EngineError::Unsuitable(
+            "the inner codecs are not ones that the CUDA engine knows".to_string(),
+        )),
+    }
+}
+
+impl StreamEngine for CudaStream {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    /// Takes a free input. All inputs were allocated with the stream.
+    fn input(&self, _new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
+        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn Input>))
+    }
+
+    fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {
+        if self.has_encoder.swap(true, Ordering::Relaxed) {
+            return Err(EngineError::Internal("a stream has one encoder"));
+        }
+        Ok(Box::new(CudaEncoder::new(self.shared.clone())))
+    }
+
+    fn can_reduce_from(&self, above: &dyn StreamEngine) -> bool {
+        let Some(above) = above.as_any().downcast_ref::<Self>() else {
+            return false;
+        };
+        let (shared, above) = (&self.shared, &above.shared);
+        let planned = shared.sizing.reduction.as_ref();
+        planned.is_some_and(|reduction| reduction.is_from(&above.job.grid))
+            && Arc::ptr_eq(shared.device(), above.device())
+            && shared.lost().is_none()
+            && above.lost().is_none()
+    }
+
+    fn reduce(
+        &self,
+        windows: Windows<'_>,
+        input: &mut dyn Input,
+        at: usize,
+    ) -> Result<(), EngineError> {
+        self.shared.reduce(windows, input, at)
+    }
+
+    fn keep(&self, above: &mut dyn Input, slice: usize) -> Result<(), EngineError> {
+        self.shared.keep(above, slice)
+    }
+
+    fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
+        self.shared.take_kept(bytes)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

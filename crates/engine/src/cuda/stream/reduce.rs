@@ -1,0 +1,286 @@
+//! Slices that the device makes from the slices of another stream, the level above.
+//!
+//! A level below has copies and kernels of its own lane. They read the padded slices of the level
+//! above, which have to stay as they are until then: the batch above is not complete before, and the
+//! memory of its input is not used again.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::buffers::{CudaInput, unpadded};
+use super::reading::Reading;
+use super::reduction::Reduction;
+use super::shared::Shared;
+use crate::contract::EngineError;
+use crate::contract::stream::{Input, Windows};
+use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
+use crate::cuda::kernels::reduce::Windows as Launched;
+use crate::cuda::kernels::spans::sub_span;
+use crate::cuda::lane::Running;
+
+/// The slices of the level above are on the device.
+const SOURCE: Site = Site("record: slices of the level above are on the device");
+const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level above");
+/// The slice that was kept is in pinned memory.
+const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
+
+/// The input of another stream as one of this engine.
+fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
+    (input.as_any_mut().downcast_mut()).ok_or_else(|| {
+        EngineError::Unsuitable(
+            "the slices of the other level are not on a CUDA device".to_string(),
+        )
+    })
+}
+
+/// The plan of this stream, if it has one.
+fn planned(shared: &Shared) -> Result<&Reduction, EngineError> {
+    (shared.sizing.reduction.as_ref()).ok_or_else(|| {
+        EngineError::Unsuitable(
+            "this stream is not reduced from another one on a device".to_string(),
+        )
+    })
+}
+
+/// Ensures that `slices` of the level above are on the device, before anything that is enqueued
+/// in `lane` from now on. Returns where they are.
+fn wait_for_source(
+    lane: Running<'_>,
+    above: &mut CudaInput,
+    slices: Range<usize>,
+) -> Result<DeviceSpan, DriverError> {
+    let shared = above.shared.clone();
+    let (entered, lane_above) = shared.enter()?;
+    let done = above.put_on_device(lane_above, slices).and_then(|from| {
+        let event = shared.take_reusable(lane_above)?;
+        let ordered = (lane.driver)
+            .record(event, lane_above.up, SOURCE)
+            .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
+        // This lane waits for this record, whatever the event is used for afterwards.
+        shared.give_reusable(event);
+        ordered.map(|()| from)
+    });
+    drop(entered);
+    done
+}
+
+impl Shared {
+    /// See [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
+    pub(super) fn reduce(
+        self: &Arc<Self>,
+        windows: Windows<'_>,
+        input: &mut dyn Input,
+        at: usize,
+    ) -> Result<(), EngineError> {
+        let reduction = planned(self)?;
+        let input = cuda(input)?;
+        if !Arc::ptr_eq(&input.shared, self) {
+            return Err(EngineError::Internal("an input of another stream"));
+        }
+        let mut kept = self.kept();
+        if windows.kept && !*kept {
+            return Err(EngineError::Internal("no slice was kept for this window"));
+        }
+        let per_window = reduction.from.slices;
+        let given = windows.above.as_ref().map_or(0, |(_, slices)| slices.len());
+        let all = usize::from(windows.kept) + given;
+        let made = all.div_ceil(per_window);
+        let slice = self.job.grid.slice_bytes();
+        if !at.is_multiple_of(slice) {
+            return Err(EngineError::Internal("a reduction to a part of a slice"));
+        }
+        let range = input.check(at, made * slice)?;
+        input.check_unread(&range)?;
+        let mut above = match windows.above {
+            Some((above, slices)) if !slices.is_empty() => {
+                Some((self.source(cuda(above)?, &slices)?, slices))
+            }
+            _ => None,
+        };
+        if made == 0 {
+            return Ok(());
+        }
+        let (entered, lane) = self.enter()?;
+        let done = input.pad_on_device(lane).and_then(|()| {
+            let from = match &mut above {
+                Some((above, slices)) => Some(wait_for_source(lane, above, slices.clone())?),
+                None => None,
+            };
+            self.launch(lane, reduction, from, windows.kept, input, at / slice)?;
+            if let Some((above, _)) = &mut above {
+                above.read_by(Reading::record(self, lane)?);
+            }
+            Ok(())
+        });
+        let done = self.device().watch(done);
+        drop(entered);
+        if let Err(error) = done {
+            self.after_fault(above.map(|(above, _)| above));
+            return Err(error.into());
+        }
+        if windows.kept {
+            *kept = false;
+        }
+        input.made_on_device(range);
+        Ok(())
+    }
+
+    /// See [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
+    pub(super) fn keep(
+        self: &Arc<Self>,
+        above: &mut dyn Input,
+        slice: usize,
+    ) -> Result<(), EngineError> {
+        let reduction = planned(self)?;
+        let Some((region, _)) = reduction.kept else {
+            return Err(EngineError::Internal("windows of one slice keep none"));
+        };
+        let slices = slice..slice + 1;
+        let above = self.source(cuda(above)?, &slices)?;
+        let mut kept = self.kept();
+        if *kept {
+            return Err(EngineError::Internal("a slice is kept already"));
+        }
+        let (entered, lane) = self.enter()?;
+        let done = wait_for_source(lane, above, slices).and_then(|from| {
+            lane.copy(
+                lane.up,
+                Span::Device(from),
+                Span::Device(lane.device(region)),
+            )?;
+            above.read_by(Reading::record(self, lane)?);
+            Ok(())
+        });
+        let done = self.device().watch(done);
+        drop(entered);
+        if let Err(error) = done {
+            self.after_fault(Some(above));
+            return Err(error.into());
+        }
+        *kept = true;
+        Ok(())
+    }
+
+    /// See [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
+    pub(super) fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
+        let reduction = planned(self)?;
+        let mut kept = self.kept();
+        let (true, Some((region, pinned))) = (*kept, reduction.kept) else {
+            return Err(EngineError::Internal("no slice is kept"));
+        };
+        if bytes.len() != reduction.from.above.slice_bytes() {
+            return Err(EngineError::Internal("a kept slice of another size"));
+        }
+        let (entered, lane) = self.enter()?;
+        let (from, to) = (lane.device(region), lane.pinned_out(pinned));
+        let copied = lane
+            .copy(lane.up, Span::Device(from), Span::Pinned(to))
+            .and_then(|()| lane.driver.synchronize_stream(lane.up, KEPT_HOST))
+            .and_then(|()| lane.driver.host_access(to, Access::Read));
+        let copied = self.device().watch(copied);
+        drop(entered);
+        if copied.is_err() {
+            self.drain();
+        }
+        copied?;
+        self.devices.counters.add_from_device(to.len);
+        let copiers = self.devices.copiers_of(self.device());
+        let from = self.output(pinned).cast_const();
+        // SAFETY: the slice is in pinned memory, where nothing writes it now.
+        let copies = unsafe { unpadded(&reduction.above, from, 0, bytes) };
+        copiers.run(&copies, self.job.threads);
+        *kept = false;
+        Ok(())
+    }
+
+    /// Checks that `above` is an input of the level above that has `slices`, on this device.
+    fn source<'i>(
+        &self,
+        above: &'i mut CudaInput,
+        slices: &Range<usize>,
+    ) -> Result<&'i mut CudaInput, EngineError> {
+        let grid = &above.shared.job.grid;
+        if !planned(self)?.is_from(grid) || !Arc::ptr_eq(above.shared.device(), self.device()) {
+            return Err(EngineError::Unsuitable(
+                "the level above is another one, or on another device".to_string(),
+            ));
+        }
+        let slice = grid.slice_bytes();
+        above.check(slices.start * slice, slices.len() * slice)?;
+        Ok(above)
+    }
+
+    /// Enqueues the kernels: of the window with the kept slice, of whole windows, and of a last one
+    /// with one slice.
+    fn launch(
+        &self,
+        lane: Running<'_>,
+        reduction: &Reduction,
+        from: Option<DeviceSpan>,
+        kept: bool,
+        input: &CudaInput,
+        first: usize,
+    ) -> Result<(), DriverError> {
+        let (above, below) = (
+            reduction.above.padded_slice(),
+            self.sizing.padding.padded_slice(),
+        );
+        let (_, raw) = input.regions();
+        let to = lane.device(raw);
+        let given = from.map_or(0, |from| from.len / above);
+        let rest = |slices: usize| from.map(|from| sub_span(from, slices * above..from.len));
+        let (mut used, mut made) = (0, first);
+        let mut run = |windows: Launched| {
+            let count = windows.count;
+            let reduced = sub_span(to, made * below..(made + count) * below);
+            made += count;
+            // SAFETY: the spans are of this lane, and of the lane above, whose memory stays until
+            // the event that is recorded behind this has happened.
+            unsafe { (reduction.plan).enqueue(lane.driver, lane.up, windows, reduced) }
+        };
+        if kept && let Some((region, _)) = reduction.kept {
+            run(Launched {
+                first: lane.device(region),
+                second: rest(0).filter(|_| given > 0),
+                slices: 1,
+                count: 1,
+            })?;
+            used = given.min(1);
+        }
+        let per_window = reduction.from.slices;
+        let count = (given - used) / per_window;
+        if count > 0
+            && let Some(first) = rest(used)
+        {
+            run(Launched {
+                first,
+                second: rest(used + 1).filter(|_| per_window == 2),
+                slices: per_window,
+                count,
+            })?;
+            used += count * per_window;
+        }
+        if used < given
+            && let Some(first) = rest(used)
+        {
+            run(Launched {
+                first,
+                second: None,
+                slices: 1,
+                count: 1,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// After a failure nothing is in flight in the lanes of both levels.
+    fn after_fault(&self, above: Option<&mut CudaInput>) {
+        self.drain();
+        if let Some(above) = above {
+            above.shared.drain();
+            if let Some(error) = self.lost() {
+                above.shared.leave_alone(error);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! How a stream's slices are made from those of another stream: planned with its memory.
+
+use super::padding::Padding;
+use crate::contract::stream::{ReducedFrom, StreamJob};
+use crate::cuda::arena::{Arenas, Region};
+use crate::cuda::kernels::reduce::Reduce;
+use crate::layout::StreamGrid;
+
+/// What a stream needs so that the device makes its slices.
+#[derive(Clone, Debug)]
+pub(super) struct Reduction {
+    pub(super) plan: Reduce,
+    pub(super) from: ReducedFrom,
+    /// The padding of the level above.
+    pub(super) above: Padding,
+    /// Room for one slice of the level above: on the device, and in pinned memory. `None` if every
+    /// window has one slice.
+    pub(super) kept: Option<(Region, Region)>,
+}
+
+/// The elements along each axis of a slice, with its padding.
+fn padded(grid: &StreamGrid) -> Vec<usize> {
+    std::iter::zip(grid.inner(), &grid.shard().subchunk()[1..])
+        .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
+        .collect()
+}
+
+impl Reduction {
+    /// Plans the reduction of `job`, if it has one that a device can do.
+    pub(super) fn new(job: &StreamJob) -> Option<Self> {
+        let from = job.reduced_from.as_ref()?;
+        let (above, below) = (&from.above, &job.grid);
+        let size = from.reducer.elements().size();
+        let fits = |grid: &StreamGrid| grid.shard().element_size() == size;
+        let extents: Vec<usize> = from.reducer.axes().map(|(extent, _)| extent).collect();
+        let inner = above.inner();
+        let is_slice = extents == inner || inner.is_empty() && extents == [1];
+        if !(1..=2).contains(&from.slices)
+            || !fits(above)
+            || !fits(below)
+            || !is_slice
+            || from.reducer.reduced_bytes() != below.slice_bytes()
+        {
+            return None;
+        }
+        Some(Self {
+            plan: Reduce::new(&from.reducer, &padded(above), &padded(below)).ok()?,
+            from: from.clone(),
+            above: Padding::new(above),
+            kept: None,
+        })
+    }
+
+    /// Takes room for a kept slice. `None` if that is more than this machine can address.
+    pub(super) fn reserve(mut self, arenas: &mut Arenas) -> Option<Self> {
+        if self.from.slices == 2 {
+            let len = self.above.padded_slice();
+            self.kept = Some((arenas.device.region(len)?, arenas.pinned_out.region(len)?));
+        }
+        Some(self)
+    }
+
+    /// Whether the level above is `grid`.
+    pub(super) fn is_from(&self, grid: &StreamGrid) -> bool {
+        self.from.above == *grid
+    }
+}

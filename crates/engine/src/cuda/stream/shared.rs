@@ -1,0 +1,357 @@
+//! The state that the parts of a stream share: its lane, and its free buffers.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::sizing::StreamSizing;
+use crate::contract::BufferBytes;
+use crate::contract::EngineError;
+use crate::contract::stream::{BatchFallback, Returned, StreamJob};
+use crate::cuda::arena::Region;
+use crate::cuda::device::{Device, Entered};
+use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
+use crate::cuda::enqueue::{Encoding, prepare};
+use crate::cuda::lane::{Events, Lane, Running};
+use crate::cuda::lanes::Devices;
+use crate::cuda::sizing::ShardKind;
+
+/// Nothing is in flight in the lane any more, after a failure.
+const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
+
+/// The name of the output's memory, in errors.
+const OUTPUT: &str = "an encoded batch";
+
+/// A stream's lane and buffers. Every owner of a buffer also has this, so the lane is freed when
+/// the last owner is dropped, on any thread.
+pub(super) struct Shared {
+    pub(super) devices: Arc<Devices>,
+    pub(super) job: Arc<StreamJob>,
+    pub(super) kind: Arc<ShardKind>,
+    pub(super) sizing: StreamSizing,
+    /// Encodes the batches on which the device has failed.
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
+    lane: Lane,
+    pinned: [PinnedMemory; 2],
+    /// The reason why the lane is not used any more, other than a broken device.
+    lost: OnceLock<DriverError>,
+    inputs: Mutex<Vec<InputMemory>>,
+    outputs: Mutex<Outputs>,
+    reusables: Mutex<Reusables>,
+    /// Whether a slice of the level above is kept for the next window.
+    kept: Mutex<bool>,
+    pub(super) returned: Arc<Returned>,
+    /// Whether the times of stages are taken.
+    pub(super) times: bool,
+}
+
+/// The memory of an input.
+#[derive(Debug)]
+pub(super) struct InputMemory {
+    pub(super) number: usize,
+    /// Whether the memory holds the fill value where nothing else was written: in pinned memory,
+    /// and on the device.
+    pub(super) filled: bool,
+    pub(super) padded_on_device: bool,
+}
+
+/// The memory of an output.
+#[derive(Debug)]
+pub(super) enum OutputMemory {
+    Pinned {
+        region: Region,
+        /// Whether every byte was written at some time.
+        written: bool,
+    },
+    /// Replaces pinned memory that a broken device may still be writing.
+    Pageable(Vec<u8>),
+}
+
+/// The free outputs, and the number of all outputs.
+#[derive(Debug)]
+struct Outputs {
+    free: Vec<OutputMemory>,
+    all: usize,
+}
+
+/// The events for which applications wait.
+#[derive(Debug, Default)]
+struct Reusables {
+    free: Vec<EventId>,
+    all: Vec<EventId>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("lane", &self.lane)
+            .field("lost", &self.lost.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let leaked = self.lane.give_up();
+        self.devices.counters.lane_released();
+        if leaked != BufferBytes::default() {
+            self.devices.counters.lane_leaked();
+        }
+    }
+}
+
+/// Everything about a stream but its device.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) devices: Arc<Devices>,
+    pub(super) job: Arc<StreamJob>,
+    pub(super) kind: Arc<ShardKind>,
+    pub(super) sizing: StreamSizing,
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
+    pub(super) returned: Arc<Returned>,
+    /// Whether the times of stages are taken.
+    pub(super) times: bool,
+}
+
+impl Shared {
+    /// Allocate the lane of a stream on `device`.
+    ///
+    /// # Errors
+    /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
+    /// was planned.
+    pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
+        let entered = device.enter()?;
+        (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
+        let counters = &plan.devices.counters;
+        let lane = Lane::new(device, plan.sizing.lane.capacity).map_err(|(error, leaked)| {
+            if leaked != BufferBytes::default() {
+                counters.lane_leaked();
+            }
+            error
+        })?;
+        counters.lane_created();
+        let shared = Self::with_lane(lane, plan)?;
+        let (sizing, job) = (&shared.sizing.lane, &shared.job);
+        let subchunk = job.grid.shard().subchunk_bytes();
+        let started = shared.lane.start();
+        device.watch(started.and_then(|lane| prepare(lane, sizing, subchunk, &job.fill_value)))?;
+        drop(entered);
+        Ok(Arc::new(shared))
+    }
+
+    fn with_lane(lane: Lane, plan: &Plan) -> Result<Self, DriverError> {
+        let sizing = plan.sizing.clone();
+        let pinned = lane.pinned()?;
+        let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {
+            number,
+            filled: false,
+            padded_on_device: false,
+        });
+        let outputs = sizing.outputs.iter().map(|region| OutputMemory::Pinned {
+            region: *region,
+            written: false,
+        });
+        Ok(Self {
+            devices: plan.devices.clone(),
+            job: plan.job.clone(),
+            kind: plan.kind.clone(),
+            fallback: plan.fallback.clone(),
+            returned: plan.returned.clone(),
+            times: plan.times,
+            lane,
+            pinned,
+            lost: OnceLock::new(),
+            inputs: Mutex::new(inputs.collect()),
+            outputs: Mutex::new(Outputs {
+                all: outputs.len(),
+                free: outputs.collect(),
+            }),
+            reusables: Mutex::default(),
+            kept: Mutex::default(),
+            sizing,
+        })
+    }
+
+    /// How the stream's subchunks are encoded.
+    pub(super) fn encoding(&self) -> Encoding<'_> {
+        Encoding {
+            kind: &self.kind,
+            fill_value: &self.job.fill_value,
+            store_empty: self.job.store_empty,
+        }
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        self.lane.device()
+    }
+
+    /// The reason why the lane cannot be used any more, if that is so.
+    pub(super) fn lost(&self) -> Option<DriverError> {
+        if let Some(error) = self.lost.get() {
+            return Some(error.clone());
+        }
+        self.device().unusable().map(|reason| DriverError {
+            operation: "encoding a stream".to_string(),
+            device: Some(self.device().info().ordinal),
+            fault: Fault::Sticky,
+            reason,
+        })
+    }
+
+    /// Enters the device, and returns the lane for use until the guard is dropped.
+    ///
+    /// # Errors
+    /// The lane cannot be used now, or not any more.
+    pub(super) fn enter(&self) -> Result<(Entered<'_>, Running<'_>), DriverError> {
+        if let Some(error) = self.lost() {
+            return Err(error);
+        }
+        let entered = self.device().enter()?;
+        Ok((entered, self.lane.running()?))
+    }
+
+    /// Blocks until nothing is in flight in the lane. If that fails, the lane is lost: its memory
+    /// may be in use for ever.
+    pub(super) fn drain(&self) {
+        // Try a second time, since a transient fault may have hit this call, too.
+        let Err(error) = self.try_drain().or_else(|_| self.try_drain()) else {
+            return;
+        };
+        if error.fault != Fault::Sticky {
+            self.lose(error);
+        }
+    }
+
+    /// Gives the lane up: nothing is done in it any more.
+    fn lose(&self, error: DriverError) {
+        tracing::warn!(%error, "the lane of a stream is lost");
+        let _ = self.lost.set(error);
+    }
+
+    /// Gives the lane up, because another lane may use its memory for ever: it is never freed.
+    pub(super) fn leave_alone(self: &Arc<Self>, error: DriverError) {
+        if error.fault != Fault::Sticky {
+            self.lose(error);
+            // Once is enough, and more do no harm.
+            std::mem::forget(self.clone());
+        }
+    }
+
+    /// Whether a slice of the level above is kept. While this is held, that does not change.
+    pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
+        lock(&self.kept)
+    }
+
+    fn try_drain(&self) -> Result<(), DriverError> {
+        let (_entered, lane) = self.enter()?;
+        for stream in [lane.up, lane.down, lane.answers]
+            .iter()
+            .chain(lane.kernel_streams)
+        {
+            let drained = lane.driver.synchronize_stream(*stream, DRAINED);
+            self.device().watch(drained)?;
+        }
+        Ok(())
+    }
+
+    /// The events of the lane, without the events for which applications wait.
+    pub(super) fn events(&self) -> Events {
+        let reusables = lock(&self.reusables);
+        let running = self.lane.running();
+        let mut events = running.map_or_else(|_| Events::default(), |lane| lane.events());
+        events.retain(|event| !reusables.all.contains(&event));
+        events
+    }
+
+    /// Takes an event for which an application will wait.
+    pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
+        let mut reusables = lock(&self.reusables);
+        if let Some(event) = reusables.free.pop() {
+            return Ok(event);
+        }
+        let event = lane.new_event(false)?;
+        reusables.all.push(event);
+        Ok(event)
+    }
+
+    pub(super) fn give_reusable(&self, event: EventId) {
+        lock(&self.reusables).free.push(event);
+    }
+
+    /// The address of an input's pinned memory.
+    pub(super) fn input(&self, region: Region) -> *mut u8 {
+        self.pinned[0].0.as_ptr().wrapping_add(region.offset)
+    }
+
+    /// The address of an output's pinned memory.
+    pub(super) fn output(&self, region: Region) -> *mut u8 {
+        self.pinned[1].0.as_ptr().wrapping_add(region.offset)
+    }
+
+    pub(super) fn take_input(&self) -> Option<InputMemory> {
+        lock(&self.inputs).pop()
+    }
+
+    pub(super) fn give_input(&self, memory: InputMemory) {
+        lock(&self.inputs).push(memory);
+        self.returned.came_back();
+    }
+
+    /// Whether [`take_output`](Self::take_output) does not block.
+    pub(super) fn has_output(&self) -> bool {
+        let outputs = lock(&self.outputs);
+        !outputs.free.is_empty() || outputs.all == 0
+    }
+
+    /// Takes memory for an encoded batch. Blocks until some is free.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] if none will ever be free, and [`EngineError::Unsuitable`] if
+    /// the stream was given up.
+    pub(super) fn take_output(&self) -> Result<OutputMemory, EngineError> {
+        loop {
+            let seen = self.returned.count();
+            let mut outputs = lock(&self.outputs);
+            if let Some(memory) = outputs.free.pop() {
+                return Ok(memory);
+            }
+            if outputs.all == 0 {
+                let bytes = self.sizing.outputs[0].len;
+                return Err(EngineError::OutOfMemory {
+                    what: OUTPUT,
+                    bytes,
+                });
+            }
+            drop(outputs);
+            self.returned.check()?;
+            self.returned.wait(seen);
+        }
+    }
+
+    pub(super) fn give_output(&self, memory: OutputMemory) {
+        lock(&self.outputs).free.push(memory);
+        self.returned.came_back();
+    }
+
+    /// Returns pageable memory instead of pinned memory that a device may still write. That pinned
+    /// memory is never used again.
+    pub(super) fn replace_output(&self, memory: OutputMemory) -> Result<OutputMemory, EngineError> {
+        let OutputMemory::Pinned { region, .. } = memory else {
+            return Ok(memory);
+        };
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(region.len).is_err() {
+            lock(&self.outputs).all -= 1;
+            self.returned.came_back();
+            return Err(EngineError::OutOfMemory {
+                what: OUTPUT,
+                bytes: region.len,
+            });
+        }
+        bytes.resize(region.len, 0);
+        Ok(OutputMemory::Pageable(bytes))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

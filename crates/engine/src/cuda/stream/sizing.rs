@@ -1,0 +1,171 @@
+//! The memory of a stream. The same numbers estimate it, allocate it and divide it into buffers.
+
+use super::padding::Padding;
+use super::reduction::Reduction;
+use crate::contract::BufferBytes;
+use crate::contract::stream::StreamJob;
+use crate::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
+use crate::cuda::sizing::{BatchRegions, KernelRegions, ShardKind, Sizing};
+use crate::subchunk::stages::encoded_bound;
+
+/// The most batches in flight at once: one goes up, one is in the kernels and one comes back.
+const DEPTH: usize = 3;
+
+/// A slab of a stream is this many times as long as a slab of a shard. Its bytes are in pinned
+/// memory already, so smaller slabs would only let the kernels begin earlier.
+const SLABS: usize = 8;
+
+/// A stream's buffers.
+#[derive(Clone, Debug)]
+pub(super) struct StreamSizing {
+    /// The buffers that kernels use, and the buffers of each batch in flight.
+    pub(super) lane: Sizing,
+    pub(super) padding: Padding,
+    /// How the device makes slices from those of the level above, and room for one of these.
+    pub(super) reduction: Option<Reduction>,
+    /// Pinned, to the device: the slices of a batch, padded.
+    pub(super) inputs: Vec<Region>,
+    /// Device: the padded slices of each input.
+    pub(super) raws: Vec<Region>,
+    /// Pinned, from the device: encoded batches.
+    pub(super) outputs: Vec<Region>,
+    /// The most bytes of a part that is copied to the host together with others.
+    pub(super) small_part: usize,
+}
+
+/// The streams of kernels of a stream: not more than batches in flight.
+fn kernel_streams(job: &StreamJob, tuning: Tuning) -> usize {
+    tuning.kernel_streams().min(job.inputs.clamp(1, DEPTH))
+}
+
+impl StreamSizing {
+    /// The buffers for `job`, whose chain and subchunks are those of `kind`.
+    ///
+    /// # Errors
+    /// A batch is too large for any device, or nvCOMP cannot take it; the reason.
+    pub(super) fn new(kind: &ShardKind, job: &StreamJob, tuning: Tuning) -> Result<Self, String> {
+        let permutation = (job.grid.batch_permutation(job.epochs)).map_err(|e| e.to_string())?;
+        Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
+            format!(
+                "batches of {} epochs, with {} subchunks of {} bytes each, are too large for a device: use fewer",
+                job.epochs,
+                job.grid.subchunks_per_epoch(),
+                job.grid.shard().subchunk_bytes()
+            )
+        })
+    }
+
+    /// How many subchunks of a batch are compressed at once.
+    pub(super) fn compressed_at_once(
+        job: &StreamJob,
+        multiprocessors: usize,
+        tuning: Tuning,
+    ) -> usize {
+        let all = job.grid.subchunks_per_epoch().saturating_mul(job.epochs);
+        let tuning = Tuning {
+            streams: kernel_streams(job, tuning),
+            ..tuning
+        };
+        let most = Sizing::compressed_at_once(job.grid.shard(), multiprocessors, tuning);
+        let rounds = all.div_ceil(most.max(1)).max(1);
+        all.div_ceil(rounds).max(1)
+    }
+
+    /// As [`new`](Self::new), for batches of `places` places. `None` if the buffers are more than
+    /// this machine can address.
+    fn divide(
+        kind: &ShardKind,
+        job: &StreamJob,
+        tuning: Tuning,
+        places: usize,
+    ) -> Result<Option<Self>, String> {
+        let compressor = match &kind.compressor {
+            Some(prepared) => {
+                let most = kind.most;
+                Some((&prepared.compression, *prepared.requirements(most)?, most))
+            }
+            None => None,
+        };
+        Ok((|| {
+            let grid = &kind.grid;
+            let (count, parts) = job.grid.batch_counts(job.epochs)?;
+            let padded = grid.subchunk_bytes().checked_mul(count)?;
+            let slab = tuning.slab.checked_mul(SLABS)?.min(padded) / grid.element_size();
+            let mut arenas = Arenas::default();
+            let inputs = job.inputs.max(1);
+            let in_flight = inputs.min(DEPTH);
+            let kernel_streams = kernel_streams(job, tuning);
+            let mut lane = Sizing::of_kernels(
+                kind,
+                count,
+                slab.max(1),
+                compressor,
+                kernel_streams,
+                &mut arenas,
+            )?;
+            let kernels = (0..kernel_streams)
+                .map(|_| KernelRegions::new(count, places, &mut arenas.device))
+                .collect::<Option<Vec<_>>>()?;
+            for number in 0..in_flight {
+                let workspace = number % kernel_streams;
+                let regions = kernels[workspace];
+                let regions = lane.batch_regions(kind, regions, (count, places), 0, &mut arenas)?;
+                lane.batches.push(BatchRegions {
+                    workspace,
+                    ..regions
+                });
+            }
+            // A subchunk that the host encodes instead may be longer.
+            let room = job.room.head.checked_add(job.room.tail)?;
+            let output = encoded_bound(&kind.chain, grid.subchunk_bytes())?
+                .max(lane.encoded)
+                .checked_mul(count)?
+                .checked_add(room.checked_mul(parts)?)?;
+            let regions = |arena: &mut Arena, number: usize, len| -> Option<Vec<Region>> {
+                (0..number).map(|_| arena.region(len)).collect()
+            };
+            let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
+            let raws = regions(&mut arenas.device, inputs.len(), padded)?;
+            let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
+            let reduction = match Reduction::new(job) {
+                Some(reduction) => Some(reduction.reserve(&mut arenas)?),
+                None => None,
+            };
+            lane.capacity = Capacity {
+                // The host encodes a batch that the device failed to encode.
+                reads_uploads: true,
+                kernel_streams,
+                ..arenas.capacity()
+            };
+            Some(Self {
+                lane,
+                padding: Padding::new(&job.grid),
+                reduction,
+                inputs,
+                raws,
+                outputs,
+                small_part: tuning.small_part,
+            })
+        })())
+    }
+
+    /// The memory that the stream takes.
+    pub(super) fn estimate(&self) -> BufferBytes {
+        self.lane.capacity.takes()
+    }
+
+    /// Checks that a budget is enough.
+    ///
+    /// # Errors
+    /// The budget is too small; the reason has the numbers, and what would help.
+    pub(super) fn check(&self, job: &StreamJob, budget: BufferBytes) -> Result<(), String> {
+        let takes = self.estimate();
+        if takes.device <= budget.device && takes.pinned <= budget.pinned {
+            return Ok(());
+        }
+        Err(format!(
+            "a stream in batches of {} epochs takes {takes}, and the budget is {budget}: give more by `Options::with_device_memory` or `Options::with_pinned_memory`, or use fewer epochs",
+            job.epochs
+        ))
+    }
+}

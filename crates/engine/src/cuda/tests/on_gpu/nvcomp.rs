@@ -1,0 +1,98 @@
+//! NVIDIA's own compressors, on the device.
+
+use crate::cuda::driver::Driver;
+use crate::cuda::driver::cuda::{CudaDriver, gpu_or_skip};
+use crate::cuda::nvcomp::tests::{FORMATS, batches};
+use crate::cuda::nvcomp::{Format, Nvcomp, Search, VARIABLE};
+use std::env;
+
+/// Returns the library, or `None` if there is none. It must exist if its variable names a file, as
+/// the bundle's script does for a bundle with one, or with `ZARRS_CUDA_REQUIRE_NVCOMP=1`.
+pub(super) fn library(test: &str) -> Option<Nvcomp> {
+    match Search::new(None).load() {
+        Ok(nvcomp) => {
+            // NVIDIA's library takes addresses of a GPU.
+            let is_emulated = CudaDriver::open(0).is_ok_and(|driver| {
+                driver.device().name == zarrs_cuda_emulator::driver::DEVICE_NAME
+            });
+            let path = nvcomp.path().display();
+            let is_stand_in = zarrs_cuda_nvcomp_stand_in::is_stand_in(nvcomp.path());
+            assert!(
+                !is_emulated || is_stand_in,
+                "{path} cannot use an emulated device"
+            );
+            Some(nvcomp)
+        }
+        Err(reason) => {
+            let required = env::var_os("ZARRS_CUDA_REQUIRE_NVCOMP").is_some_and(|v| v == "1");
+            let named = env::var_os(VARIABLE).is_some_and(|file| !file.is_empty());
+            assert!(!required && !named, "{reason}");
+            eprintln!("{test} is skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn run(test: &str, check: impl FnOnce(&dyn Driver, &Nvcomp)) {
+    if let Some(driver) = gpu_or_skip(test)
+        && let Some(nvcomp) = library(test)
+    {
+        check(&*driver, &nvcomp);
+    }
+}
+
+#[test]
+fn what_nvcomp_compresses_comes_back() {
+    run("what_nvcomp_compresses_comes_back", |driver, nvcomp| {
+        for format in FORMATS {
+            batches::check_round_trips(driver, nvcomp, format);
+        }
+    });
+}
+
+/// Printed only: NVIDIA does not promise it.
+#[test]
+fn whether_nvcomp_is_deterministic() {
+    run("whether_nvcomp_is_deterministic", |driver, nvcomp| {
+        for format in FORMATS {
+            let same = batches::is_deterministic(driver, nvcomp, format);
+            println!("{format}: equal chunks become equal bytes: {same}");
+        }
+    });
+}
+
+/// Prints the properties that depend on the device or are not documented.
+#[test]
+fn what_nvcomp_takes_and_writes() {
+    run("what_nvcomp_takes_and_writes", |driver, nvcomp| {
+        println!("nvCOMP {}", nvcomp.version());
+        let lengths = [1, 255, 256, 4096, 65_536, 1 << 20];
+        let sized = batches::content_sizes(driver, nvcomp, lengths);
+        println!("zstd frames of {lengths:?} bytes have their content size: {sized:?}");
+        driver.enter().unwrap();
+        let deflate = [2, 4, 5].map(|algorithm| Format::Deflate { algorithm });
+        let formats = [Format::Zstd, Format::Lz4].into_iter().chain(deflate);
+        let mut shrinking = Vec::new();
+        for format in formats {
+            let compressor = nvcomp.compressor(format).unwrap();
+            for bytes in [4096, 65_536] {
+                let mut fewer = 0;
+                for chunks in (0..=12).map(|power| 1 << power) {
+                    let found = compressor.requirements(chunks, bytes, chunks * bytes);
+                    let found = found.unwrap();
+                    println!("{format}, {chunks} chunks of {bytes} bytes: {found:?}");
+                    if found.temp < fewer {
+                        shrinking.push((format, chunks, bytes));
+                    }
+                    fewer = found.temp;
+                }
+            }
+        }
+        driver.leave().unwrap();
+        // The engine gives a short batch the same temporary memory as a long one.
+        assert!(
+            shrinking.is_empty(),
+            "nvCOMP asks for more temporary memory for fewer chunks than for {shrinking:?}"
+        );
+    });
+}

@@ -1,0 +1,11 @@
+//! Devices and applications that are no hardware, for the tests, benchmarks and fuzz targets of
+//! `zarrs_cuda`'s repository.
+
+#[allow(unsafe_code)]
+mod application;
+mod numbers;
+
+pub use application::{Application, OWN};
+pub use numbers::Numbers;
+
+pub use crate::cuda::driver::{instant, simulation};

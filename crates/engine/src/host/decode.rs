@@ -1,0 +1,232 @@
+//! A shard, or some of its subchunks, decoded.
+
+use std::borrow::Cow;
+
+use super::encode::{compress_schedule, copy_schedule};
+use super::workers::make_pages;
+use crate::contract::{
+    Chain, Decoded, EncodedSubchunk, EngineError, Job, RowSink, Sink, SubchunkCodec,
+};
+use crate::layout::{Extent, StridedBox};
+use crate::memory::allocate;
+use crate::memory::disjoint;
+use crate::memory::disjoint::{Boxes, Row};
+use crate::subchunk::scatter::swap_bytes;
+use crate::subchunk::scratch::Buffers;
+use crate::subchunk::stages;
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "a decoded shard";
+
+pub(super) fn decode(
+    job: &Job<'_>,
+    encoded: &[u8],
+    extents: &[Extent],
+) -> Result<Vec<u8>, EngineError> {
+    let mut output = allocate::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
+    if let Chain::Known(chain) = job.chain
+        && chain.is_fixed_size()
+    {
+        make_pages(&mut output, job.grid.shard_bytes(), job.threads)?;
+    }
+    let order = job.chain.order(job.grid.shard().len());
+    let output = Boxes::new(output, job.grid, &order)?;
+    decode_shard(job, encoded, extents, &output)?;
+    output.finish()
+}
+
+pub(super) fn decode_shard(
+    job: &Job<'_>,
+    encoded: &[u8],
+    extents: &[Extent],
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
+    if extents.len() != job.grid.num_subchunks() {
+        return Err(EngineError::Internal("an index of another shard"));
+    }
+    let subchunk = |number: usize| {
+        let outside = |end| EngineError::Extent {
+            subchunk: number,
+            end,
+            shard: encoded.len(),
+        };
+        let bytes = match &extents[number] {
+            None => None,
+            Some(extent) => Some(
+                encoded
+                    .get(extent.clone())
+                    .ok_or_else(|| outside(extent.end))?,
+            ),
+        };
+        Ok(EncodedSubchunk { number, bytes })
+    };
+    decode_rows(job, extents.len(), subchunk, output)
+}
+
+pub(super) fn decode_some(
+    job: &Job<'_>,
+    subchunks: &[EncodedSubchunk<'_>],
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
+    decode_rows(job, subchunks.len(), |i| Ok(subchunks[i]), output)
+}
+
+pub(super) fn decode_each(
+    job: &Job<'_>,
+    subchunks: &[EncodedSubchunk<'_>],
+    sink: &Sink<'_>,
+) -> Result<(), EngineError> {
+    let order = job.chain.order(job.grid.shard().len());
+    let boxed = StridedBox::new(&job.grid.one_subchunk(), &order);
+    decode_some(job, subchunks, &OneByOne { boxed, sink })
+}
+
+/// Decodes the subchunks `subchunk(0)..subchunk(count)`, whose numbers ascend, in rows.
+fn decode_rows<'b>(
+    job: &Job<'_>,
+    count: usize,
+    subchunk: impl Fn(usize) -> Result<EncodedSubchunk<'b>, EngineError> + Sync,
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
+    let in_cache = (output.most_bytes() / job.grid.subchunk_bytes()).max(1);
+    let (schedule, most_together) = match job.chain {
+        // Nothing is decoded: the rows are copied from the shard itself.
+        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
+            (copy_schedule(job, count), Row::MOST)
+        }
+        Chain::Known(chain) if chain.is_fixed_size() => (copy_schedule(job, count), in_cache),
+        _ => (compress_schedule(job, count, output.most_bytes()), in_cache),
+    };
+    schedule.run(|scratch, _, positions| {
+        let mut rest = positions;
+        while let Some(position) = rest.next() {
+            let first = subchunk(position)?;
+            let most = output
+                .row_len(first.number, 1 + rest.len())
+                .min(most_together);
+            let mut bytes = Vec::with_capacity(Row::MOST);
+            bytes.extend(first.bytes);
+            let mut neighbours = 1;
+            while neighbours < most {
+                let next = subchunk(position + neighbours)?;
+                if next.number != first.number + neighbours
+                    || next.bytes.is_some() != first.bytes.is_some()
+                {
+                    break;
+                }
+                bytes.extend(next.bytes);
+                neighbours += 1;
+            }
+            rest.start = position + neighbours;
+            match first.bytes {
+                None => output.fill_row(first.number, neighbours, job.fill_value)?,
+                Some(_) => decode_row(job, first.number, &bytes, output, scratch)?,
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
+fn decode_row(
+    job: &Job<'_>,
+    first: usize,
+    bytes: &[&[u8]],
+    output: &dyn RowSink,
+    buffers: &mut Buffers,
+) -> Result<(), EngineError> {
+    match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
+            let mut sources = Vec::with_capacity(Row::MOST);
+            for (number, encoded) in (first..).zip(bytes) {
+                sources.push(stages::decode_fixed_size(
+                    chain,
+                    number,
+                    encoded,
+                    job.grid.subchunk_bytes(),
+                    job.validate_checksums,
+                )?);
+            }
+            output.write_row(first, &sources, &mut buffers.row)
+        }
+        Chain::Known(chain) => {
+            let len = job.grid.subchunk_bytes();
+            let stored = allocate::at_least(&mut buffers.subchunk, len * bytes.len())?;
+            let each = stored.chunks_exact_mut(len);
+            for ((number, encoded), stored) in (first..).zip(bytes).zip(each) {
+                stages::decode(
+                    chain,
+                    number,
+                    encoded,
+                    stored,
+                    job.validate_checksums,
+                    &mut buffers.stages,
+                    &mut buffers.contexts,
+                )?;
+            }
+            swap_bytes(stored, chain.swap);
+            let sources: Vec<&[u8]> = stored.chunks_exact(len).collect();
+            output.write_row(first, &sources, &mut buffers.row)
+        }
+        Chain::Foreign(codec) => {
+            for (number, encoded) in (first..).zip(bytes) {
+                let elements = decode_foreign(job, codec, number, encoded)?;
+                output.write_row(number, &[&elements], &mut buffers.row)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Hands single subchunks to a sink, in C order.
+struct OneByOne<'a> {
+    /// A subchunk in the order of axes in which it is stored.
+    boxed: StridedBox,
+    sink: &'a Sink<'a>,
+}
+
+impl RowSink for OneByOne<'_> {
+    fn row_len(&self, _first: usize, _count: usize) -> usize {
+        1
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        (first..).zip(sources).try_for_each(|(number, stored)| {
+            if self.boxed.is_contiguous() {
+                return (self.sink)(number, Decoded::Bytes(stored));
+            }
+            let elements = allocate::at_least(buffer, stored.len())?;
+            disjoint::unscatter(stored, &self.boxed, elements)?;
+            (self.sink)(number, Decoded::Bytes(elements))
+        })
+    }
+
+    fn fill_row(&self, first: usize, count: usize, _element: &[u8]) -> Result<(), EngineError> {
+        (first..first + count).try_for_each(|number| (self.sink)(number, Decoded::Fill))
+    }
+}
+
+fn decode_foreign<'b>(
+    job: &Job<'_>,
+    codec: &dyn SubchunkCodec,
+    subchunk: usize,
+    bytes: &'b [u8],
+) -> Result<Cow<'b, [u8]>, EngineError> {
+    let elements = codec.decode(Cow::Borrowed(bytes))?;
+    let expected = job.grid.subchunk_bytes();
+    if elements.len() == expected {
+        Ok(elements)
+    } else {
+        Err(EngineError::DecodedLength {
+            subchunk,
+            stage: "the inner codecs",
+            got: elements.len(),
+            expected,
+        })
+    }
+}

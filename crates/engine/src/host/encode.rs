@@ -1,0 +1,282 @@
+//! A whole shard, encoded.
+
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+
+use super::aggregate::{Aggregate, Batch};
+use super::workers::{Schedule, make_pages};
+use crate::contract::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
+use crate::memory::allocate;
+use crate::memory::disjoint::{Row, Segment, Segments};
+use crate::subchunk::scatter::Scatter;
+use crate::subchunk::{crc32c, stages};
+
+/// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
+/// pages, so that threads rarely touch the same one first.
+pub(super) const COPY_BATCH: usize = 8 << 20;
+
+/// The same where encoding takes long: enough to hide the cost of taking turns.
+const COMPRESS_BATCH: usize = 256 << 10;
+
+/// How many subchunks to copy together around a compressor: they stay in cache.
+fn most_in_cache(job: &Job<'_>) -> usize {
+    const CACHE: usize = 256 << 10;
+    (CACHE / job.grid.subchunk_bytes()).max(1)
+}
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "an encoded shard";
+
+pub(super) fn encode(
+    job: &Job<'_>,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let expected = job.grid.shard_bytes();
+    if decoded.len() != expected {
+        return Err(EngineError::InputLength {
+            got: decoded.len(),
+            expected,
+        });
+    }
+    match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() => {
+            encode_fixed_size(job, chain, decoded, head, tail)
+        }
+        Chain::Known(chain) => encode_known(job, chain, decoded, head, tail),
+        Chain::Foreign(codec) => encode_foreign(job, codec, decoded, head, tail),
+    }
+}
+
+/// More bytes than this machine can address.
+fn too_large() -> EngineError {
+    EngineError::OutOfMemory {
+        what: OUTPUT,
+        bytes: usize::MAX,
+    }
+}
+
+/// New memory for `head`, `encoded` and `tail` bytes together; the first `head` of them are zeros.
+/// Its pages are made if the chain `is_fixed_size`: then all are used, and encoding takes little
+/// longer than making them.
+fn output(
+    job: &Job<'_>,
+    head: usize,
+    encoded: Option<usize>,
+    tail: usize,
+    is_fixed_size: bool,
+) -> Result<Segments, EngineError> {
+    let capacity = encoded
+        .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
+        .ok_or_else(too_large)?;
+    let mut output = allocate::with_capacity(capacity, OUTPUT, job.huge_pages)?;
+    if is_fixed_size {
+        make_pages(&mut output, capacity, job.threads)?;
+    }
+    let output = Segments::new(output);
+    output.reserve(head)?.append(&vec![0; head])?;
+    Ok(output)
+}
+
+/// Chains whose output size is known before they run: every subchunk goes straight to its place.
+fn encode_fixed_size(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
+    // A fixed-size chain has no other stage than checksums.
+    let trailer = chain.stages.len() * crc32c::LEN;
+    let stored = stored_subchunks(job, &scatter, decoded)?;
+
+    let output = output(job, head, stored.len().checked_mul(len), tail, true)?;
+
+    let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
+    // Reserved here, in order: then it does not matter which thread fills which one.
+    let segments = schedule
+        .batches()
+        .map(|items| Ok(Mutex::new(Some(output.reserve(items.len() * len)?))))
+        .collect::<Result<Vec<Mutex<Option<Segment<'_>>>>, EngineError>>()?;
+    schedule.run(|_, batch, items| {
+        let mut segment = segments[batch]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .ok_or(EngineError::Internal("a batch ran twice"))?;
+        for (first, count) in runs(&stored[items], |first, count| scatter.row_len(first, count)) {
+            scatter.append(decoded, (first, count), &mut segment, trailer, |bytes| {
+                let start = bytes.len() - trailer;
+                for at in (start..bytes.len()).step_by(crc32c::LEN) {
+                    let checksum = crc32c::checksum(&bytes[..at]);
+                    bytes[at..at + crc32c::LEN].copy_from_slice(&checksum);
+                }
+            })?;
+        }
+        Ok(())
+    })?;
+    drop(segments);
+
+    let mut extents = vec![None; job.grid.num_subchunks()];
+    for (position, &number) in stored.iter().enumerate() {
+        let start = head + position * len;
+        extents[number] = Some(start..start + len);
+    }
+    Ok(EncodedShard {
+        bytes: output.finish()?,
+        extents,
+    })
+}
+
+/// Split ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
+/// `longest(first, count)` allows.
+fn runs(
+    numbers: &[usize],
+    longest: impl Fn(usize, usize) -> usize,
+) -> impl Iterator<Item = (usize, usize)> {
+    let mut rest = numbers;
+    std::iter::from_fn(move || {
+        let &first = rest.first()?;
+        let consecutive = rest
+            .iter()
+            .zip(first..)
+            .take(Row::MOST)
+            .take_while(|(number, expected)| *number == expected)
+            .count();
+        let count = longest(first, consecutive).max(1);
+        rest = &rest[count..];
+        Some((first, count))
+    })
+}
+
+/// The numbers of the subchunks that are stored, in order.
+fn stored_subchunks(
+    job: &Job<'_>,
+    scatter: &Scatter<'_>,
+    decoded: &[u8],
+) -> Result<Vec<usize>, EngineError> {
+    let all = 0..job.grid.num_subchunks();
+    if job.store_empty {
+        return Ok(all.collect());
+    }
+    let bytes = job.grid.subchunk_bytes();
+    let schedule = Schedule::new(all.len(), bytes, COPY_BATCH, job.threads);
+    let found: Vec<Mutex<Vec<usize>>> = schedule.batches().map(|_| Mutex::default()).collect();
+    schedule.run(|_, batch, numbers| {
+        let stored = numbers.filter(|&n| !scatter.is_empty(decoded, n)).collect();
+        *found[batch].lock().unwrap_or_else(PoisonError::into_inner) = stored;
+        Ok(())
+    })?;
+    Ok(found
+        .into_iter()
+        .flat_map(|stored| stored.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect())
+}
+
+/// Chains with a compressor: scatter, compress, and take turns for a place.
+fn encode_known(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
+    let all = bound.checked_mul(job.grid.num_subchunks());
+    let output = output(job, head, all, tail, false)?;
+
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
+    let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
+    let len = job.grid.subchunk_bytes();
+    let most_together = most_in_cache(job);
+    schedule.run(|scratch, number, subchunks| {
+        let buffers = &mut **scratch;
+        let mut batch = aggregate.empty_batch();
+        let first_of_batch = subchunks.start;
+        let stored: Vec<usize> = subchunks
+            .clone()
+            .filter(|&n| job.store_empty || !scatter.is_empty(decoded, n))
+            .collect();
+        batch.extents.resize(subchunks.len(), None);
+        let row_len = |first, count| scatter.row_len(first, count).min(most_together);
+        for (first, count) in runs(&stored, row_len) {
+            let scattered = scatter.subchunks(decoded, first, count, &mut buffers.subchunk)?;
+            for (subchunk, stored) in (first..).zip(scattered.chunks_exact(len)) {
+                let extent = batch.append_with(bound, |to| {
+                    let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+                    stages::encode(chain, subchunk, stored, to, buffers, contexts)
+                })?;
+                batch.extents[subchunk - first_of_batch] = Some(extent);
+            }
+        }
+        aggregate.push(number, batch)
+    })?;
+    let extents = aggregate.finish();
+    let mut bytes = output.finish()?;
+    // The bound is most of the decoded size. Keep the pages that are used, and room for the tail.
+    bytes.shrink_to(bytes.len().saturating_add(tail));
+    Ok(EncodedShard { bytes, extents })
+}
+
+/// Chains of the layer above, which do not say how large their output is: collect, then copy.
+fn encode_foreign(
+    job: &Job<'_>,
+    codec: &dyn SubchunkCodec,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::in_c_order(job.grid, job.fill_value);
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
+    let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
+    schedule.run(|scratch, number, subchunks| {
+        let mut batch = Batch::default();
+        for subchunk in subchunks {
+            if !job.store_empty && scatter.is_empty(decoded, subchunk) {
+                batch.extents.push(None);
+                continue;
+            }
+            let elements = scatter.subchunks(decoded, subchunk, 1, &mut scratch.subchunk)?;
+            let encoded = codec.encode(Cow::Borrowed(elements))?;
+            let extent = batch.append(&encoded);
+            batch.extents.push(Some(extent));
+        }
+        *batches[number]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = batch;
+        Ok(())
+    })?;
+    let batches: Vec<Batch> = batches
+        .into_iter()
+        .map(|batch| batch.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect();
+
+    let encoded = batches
+        .iter()
+        .try_fold(0_usize, |sum, batch| sum.checked_add(batch.len()));
+    let output = output(job, head, encoded, tail, false)?;
+    let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
+    for (number, batch) in batches.into_iter().enumerate() {
+        aggregate.push(number, batch)?;
+    }
+    let extents = aggregate.finish();
+    Ok(EncodedShard {
+        bytes: output.finish()?,
+        extents,
+    })
+}
+
+/// How the subchunks of a shard are shared where encoding or decoding one takes long.
+pub(super) fn compress_schedule(job: &Job<'_>, count: usize, batch: usize) -> Schedule {
+    let batch = batch.max(COMPRESS_BATCH);
+    Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
+}
+
+/// How the subchunks of a shard are shared where decoding is little more than copying.
+pub(super) fn copy_schedule(job: &Job<'_>, count: usize) -> Schedule {
+    Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
+}

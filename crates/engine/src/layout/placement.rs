@@ -1,0 +1,350 @@
+//! Where an update puts changed subchunks, its record and its index.
+//!
+//! The kinds of update, and why they are safe, are in `docs/reference/updates.md`. In short: bytes that the
+//! old index leads to are only overwritten where the rule says so; an index that is rewritten in place
+//! is copied first; an object never gets shorter.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::space::{Gaps, Space};
+use super::{Extent, RECORD_LEN};
+
+/// Where changed subchunks may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Behind everything.
+    Append,
+    /// Into bytes that nothing uses, or behind everything.
+    Reuse,
+    /// Where they were, if they fit; else as `Reuse`.
+    InPlace,
+    /// Into slots of `size` bytes each.
+    Slots { size: usize },
+}
+
+/// A shard before an update.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    pub num_subchunks: usize,
+    /// The bytes that its subchunks use; none if there is no shard.
+    pub space: &'a Space,
+    /// The size of the object; 0 if there is no shard.
+    pub size: usize,
+    pub index_len: usize,
+    pub index_at_end: bool,
+}
+
+/// A changed subchunk.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub number: usize,
+    /// Where it lies in the stored shard.
+    pub old: Extent,
+    /// Its new encoded size, unless it is empty.
+    pub len: Option<usize>,
+    /// Whether it may overwrite its old bytes, if the rule would do that. A subchunk in a slot has no
+    /// other place.
+    pub may_overwrite: bool,
+}
+
+/// How an update becomes visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// The index stays as it is.
+    DataOnly,
+    /// The object grows: a record at `record`, and the new index, or its copy, as its last bytes from
+    /// `index` on. Directly before those there is a record, too: the same one, or a second one.
+    Grow { record: usize, index: usize },
+    /// The object stays as long as it is: a record at `record`, and a copy of the new index at `copy`.
+    Rewrite { record: usize, copy: usize },
+}
+
+/// Where everything goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Where the changed subchunks lie afterwards, in the order of the changes.
+    pub extents: Vec<Extent>,
+    pub commit: Commit,
+    /// The size of the object afterwards.
+    pub size: usize,
+}
+
+/// The shard would be larger than this machine can address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge;
+
+impl Stored<'_> {
+    /// Where subchunks may begin.
+    fn first(&self) -> usize {
+        if self.index_at_end { 0 } else { self.index_len }
+    }
+
+    /// The bytes at the end of an object that an index is rewritten with: the copy of the new index,
+    /// the record, and the index if it is at the end.
+    fn reserve(&self) -> usize {
+        let indexes = if self.index_at_end { 2 } else { 1 };
+        RECORD_LEN + indexes * self.index_len
+    }
+
+    /// The bytes of the old index, if it is at the end.
+    fn index_at_end(&self) -> Range<usize> {
+        if self.index_at_end {
+            self.size.saturating_sub(self.index_len)..self.size
+        } else {
+            self.size..self.size
+        }
+    }
+}
+
+/// Find places for `changes` of the shard `stored`.
+pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Placement, TooLarge> {
+    // Which bytes are whose cannot be said where subchunks share some.
+    let rule = if stored.space.overlaps() {
+        Rule::Append
+    } else {
+        rule
+    };
+    let placing = Placing {
+        stored,
+        space: stored.space,
+        changes,
+        slots_end: match rule {
+            Rule::Slots { size } => size
+                .checked_mul(stored.num_subchunks)
+                .and_then(|len| len.checked_add(stored.first()))
+                .ok_or(TooLarge)?,
+            _ => 0,
+        },
+        rule,
+    };
+    let within = match rule {
+        Rule::Append => None,
+        // One write is better than two.
+        Rule::Reuse if stored.index_at_end => None,
+        _ => placing.within(),
+    };
+    within.map_or_else(|| placing.growing(), Ok)
+}
+
+struct Placing<'a> {
+    stored: &'a Stored<'a>,
+    space: &'a Space,
+    changes: &'a [Change],
+    rule: Rule,
+    /// Where the last slot ends; 0 if there are none.
+    slots_end: usize,
+}
+
+impl Placing<'_> {
+    /// The gaps in `limits`, if the rule uses them.
+    fn gaps(&self, limits: Range<usize>) -> Gaps {
+        match self.rule {
+            Rule::Append | Rule::Slots { .. } => Gaps::default(),
+            Rule::Reuse | Rule::InPlace => self.space.gaps(limits),
+        }
+    }
+
+    /// Find places in the object as it is; `None` if there are not enough.
+    fn within(&self) -> Option<Placement> {
+        let stored = self.stored;
+        let reserved_from = stored.size.checked_sub(stored.reserve());
+        let end = self.space.end();
+        // The bytes at the end stay for the record and the copy, if there are enough.
+        let limit = reserved_from.unwrap_or(0).max(end);
+        let mut free = Free {
+            gaps: self.gaps(stored.first()..limit),
+            limit,
+            slots_limit: limit,
+            taken: BTreeMap::new(),
+        };
+        let mut extents = Vec::with_capacity(self.changes.len());
+        for change in self.changes {
+            extents.push(match change.len {
+                None => None,
+                Some(len) => {
+                    let start = self.find(change, len, &mut free)?;
+                    Some(start..start + len)
+                }
+            });
+        }
+        let olds = self.changes.iter().map(|change| &change.old);
+        let commit = if extents.iter().eq(olds) {
+            Commit::DataOnly
+        } else {
+            let ends = extents.iter().flatten().map(|extent| extent.end);
+            let used = ends.fold(end.max(self.slots_end).max(stored.first()), usize::max);
+            let reserved_from = reserved_from.filter(|&reserved| reserved >= used)?;
+            if stored.index_at_end {
+                let copy = reserved_from;
+                let record = copy + stored.index_len;
+                Commit::Rewrite { record, copy }
+            } else {
+                let record = reserved_from;
+                let copy = record + RECORD_LEN;
+                Commit::Rewrite { record, copy }
+            }
+        };
+        Some(Placement {
+            extents,
+            commit,
+            size: stored.size,
+        })
+    }
+
+    /// Find places in an object that grows.
+    fn growing(&self) -> Result<Placement, TooLarge> {
+        let stored = self.stored;
+        let add = |a: usize, b: usize| {
+            let sum = a.checked_add(b);
+            sum.filter(|&n| isize::try_from(n).is_ok()).ok_or(TooLarge)
+        };
+        let with_slots = matches!(self.rule, Rule::Slots { .. });
+        // Behind the slots there is always room to rewrite the index.
+        let room_for_copy = if with_slots && stored.index_at_end {
+            stored.index_len
+        } else {
+            0
+        };
+        let record = if stored.size == 0 {
+            match self.rule {
+                Rule::Slots { .. } => add(self.slots_end, room_for_copy)?,
+                _ => stored.first(),
+            }
+        } else {
+            stored.size.max(stored.first())
+        };
+        let behind_record = add(record, RECORD_LEN)?;
+        let old_index = stored.index_at_end();
+        let limit = old_index.start;
+        let mut free = Free {
+            gaps: self.gaps(stored.first()..limit),
+            limit,
+            slots_limit: usize::MAX,
+            taken: BTreeMap::new(),
+        };
+        for busy in [old_index, record..behind_record] {
+            free.take(busy);
+        }
+        let mut extents = Vec::with_capacity(self.changes.len());
+        let mut appended_end = behind_record;
+        if with_slots {
+            appended_end = appended_end.max(self.slots_end);
+        }
+        let first_appended = appended_end;
+        for change in self.changes {
+            let Some(len) = change.len else {
+                extents.push(None);
+                continue;
+            };
+            let start = if let Some(start) = self.find(change, len, &mut free) {
+                start
+            } else {
+                let room = match self.rule {
+                    Rule::Slots { size } => size.max(len),
+                    _ => len,
+                };
+                let start = appended_end;
+                appended_end = add(start, room)?;
+                start
+            };
+            extents.push(Some(start..start + len));
+        }
+        let index = if with_slots {
+            let data_end = if appended_end == first_appended {
+                self.slots_end
+            } else {
+                appended_end
+            };
+            let reserved = add(add(data_end, room_for_copy)?, RECORD_LEN)?;
+            if reserved > behind_record {
+                // Room for a second record, which does not overlap the first one.
+                reserved.max(add(behind_record, RECORD_LEN)?)
+            } else {
+                behind_record
+            }
+        } else if appended_end == behind_record {
+            behind_record
+        } else {
+            add(appended_end, RECORD_LEN)?
+        };
+        Ok(Placement {
+            extents,
+            commit: Commit::Grow { record, index },
+            size: add(index, stored.index_len)?,
+        })
+    }
+
+    /// A place for the `len` bytes of `change`, other than behind everything.
+    fn find(&self, change: &Change, len: usize, free: &mut Free) -> Option<usize> {
+        let old = change.old.as_ref().filter(|extent| !extent.is_empty());
+        match self.rule {
+            Rule::Append => None,
+            Rule::Reuse => free.gaps.take(len),
+            Rule::InPlace => old
+                .filter(|_| change.may_overwrite)
+                .filter(|old| {
+                    // Into the gap behind it, too.
+                    len <= old.len() || free.gaps.take_at(old.end, len - old.len())
+                })
+                .map(|old| old.start)
+                .or_else(|| free.gaps.take(len)),
+            Rule::Slots { size } => {
+                let size = size.max(len);
+                let slot = self.slot(change.number, size);
+                let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, old))
+                    .then_some(slot);
+                // Where it is, if it is in its slot, or has the room of one: which it was given
+                // behind everything, because others were in its slot.
+                let here = old.map(|old| old.start..old.start.saturating_add(size));
+                let has_room =
+                    |here: &Range<usize>| here.end <= free.limit && self.space.is_free(here, old);
+                let stay = here
+                    .filter(|here| slot.as_ref() == Some(here) || has_room(here))
+                    .filter(|here| free.is_free(here));
+                let place = stay.or(slot).filter(|place| free.is_free(place))?;
+                free.take(place.clone());
+                Some(place.start)
+            }
+        }
+    }
+
+    /// The slot of subchunk `number`.
+    fn slot(&self, number: usize, size: usize) -> Range<usize> {
+        match self.rule {
+            // Cannot overflow: the end of the last slot did not.
+            Rule::Slots { size: each } => {
+                let start = self.stored.first() + number * each;
+                start..start.saturating_add(size)
+            }
+            _ => 0..0,
+        }
+    }
+}
+
+/// What an update may use.
+struct Free {
+    gaps: Gaps,
+    /// The end of the room for everything but slots.
+    limit: usize,
+    /// The end of the room for slots.
+    slots_limit: usize,
+    /// The bytes that this update uses: start and end.
+    taken: BTreeMap<usize, usize>,
+}
+
+impl Free {
+    fn is_free(&self, range: &Range<usize>) -> bool {
+        let before = self.taken.range(..range.end).next_back();
+        before.is_none_or(|(_, &end)| end <= range.start)
+    }
+
+    fn take(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            self.taken.insert(range.start, range.end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

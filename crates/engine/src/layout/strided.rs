@@ -1,0 +1,190 @@
+//! A box of a C-order array, read in the order in which a subchunk's bytes are stored.
+//!
+//! Lifting replaces the index of an element by (subchunk, within). This is the `within` half: a
+//! mixed-radix counter over the extents of the subchunk, in the order of its encoded axes, with the
+//! array's stride for each digit. Neighbouring digits that step through memory like one are
+//! merged, so that most boxes are a few digits over long contiguous runs.
+
+use super::SubchunkGrid;
+use super::part::strides;
+
+/// One digit of the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digit {
+    /// How many values the digit takes.
+    pub(crate) extent: usize,
+    /// Bytes between two neighbours in the array.
+    pub(crate) stride: usize,
+}
+
+/// The pieces of a box: `digits` counts them, slowest first, and each is `run` contiguous bytes of
+/// the array. In the subchunk's buffer the pieces lie one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StridedBox {
+    digits: Vec<Digit>,
+    run: usize,
+    /// How the number of a subchunk becomes the offset of its first byte: for each axis of the
+    /// grid, how many subchunks it has, and the bytes from one to the next.
+    steps: Vec<Digit>,
+}
+
+impl StridedBox {
+    /// The box of any subchunk of `grid`, read with axis `order[0]` slowest and
+    /// `order[n - 1]` fastest.
+    ///
+    /// The caller guarantees that `order` is a permutation of the axes.
+    pub(crate) fn new(grid: &SubchunkGrid, order: &[usize]) -> Self {
+        let (shard, subchunk) = (grid.shard(), grid.subchunk());
+        let element_size = grid.element_size();
+        let strides = strides(shard, element_size);
+        let mut digits: Vec<Digit> = Vec::with_capacity(order.len());
+        for &axis in order {
+            let digit = Digit {
+                extent: subchunk[axis],
+                stride: strides[axis],
+            };
+            if digit.extent == 1 {
+                continue;
+            }
+            match digits.last_mut() {
+                Some(slower) if slower.stride == digit.extent * digit.stride => {
+                    slower.extent *= digit.extent;
+                    slower.stride = digit.stride;
+                }
+                _ => digits.push(digit),
+            }
+        }
+        let run = match digits.last() {
+            Some(fastest) if fastest.stride == element_size => {
+                let run = fastest.extent * element_size;
+                digits.pop();
+                run
+            }
+            _ => element_size,
+        };
+        let steps = std::iter::zip(grid.counts(), subchunk)
+            .zip(&strides)
+            .map(|((&extent, extent_in_elements), stride)| Digit {
+                extent,
+                stride: extent_in_elements * stride,
+            })
+            .collect();
+        Self { digits, run, steps }
+    }
+
+    /// The box in C order: how a decoded subchunk lies in a decoded shard.
+    pub(crate) fn in_c_order(grid: &SubchunkGrid) -> Self {
+        let order: Vec<usize> = (0..grid.shard().len()).collect();
+        Self::new(grid, &order)
+    }
+
+    /// The counter over the pieces, slowest digit first.
+    pub(crate) fn digits(&self) -> &[Digit] {
+        &self.digits
+    }
+
+    /// The size of a piece, in bytes.
+    pub(crate) fn run(&self) -> usize {
+        self.run
+    }
+
+    /// Whether the box is a single piece.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.digits.is_empty()
+    }
+
+    /// The offset in the array of the first byte of subchunk `number`.
+    pub(crate) fn offset(&self, mut number: usize) -> usize {
+        let mut offset = 0;
+        for step in self.steps.iter().rev() {
+            offset += number % step.extent * step.stride;
+            number /= step.extent;
+        }
+        offset
+    }
+
+    /// The size of the box, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.digits
+            .iter()
+            .map(|digit| digit.extent)
+            .product::<usize>()
+            * self.run
+    }
+
+    /// Call `f` with the offset of each piece from the first byte of the box, in order, until it
+    /// returns `false`. Returns whether it never did.
+    pub(crate) fn all_pieces(&self, mut f: impl FnMut(usize) -> bool) -> bool {
+        let mut counter = vec![0; self.digits.len()];
+        let mut offset = 0;
+        loop {
+            if !f(offset) {
+                return false;
+            }
+            let mut d = self.digits.len();
+            loop {
+                if d == 0 {
+                    return true;
+                }
+                d -= 1;
+                counter[d] += 1;
+                offset += self.digits[d].stride;
+                if counter[d] < self.digits[d].extent {
+                    break;
+                }
+                counter[d] = 0;
+                offset -= self.digits[d].extent * self.digits[d].stride;
+            }
+        }
+    }
+
+    /// The number of bytes of the array from the first byte of the box to its last, inclusive.
+    pub(crate) fn span(&self) -> usize {
+        self.run
+            + self
+                .digits
+                .iter()
+                .map(|digit| (digit.extent - 1) * digit.stride)
+                .sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boxed(shard: &[u64], subchunk: &[u64], element_size: usize, order: &[usize]) -> StridedBox {
+        let grid = SubchunkGrid::new(shard, subchunk, element_size).expect("divides");
+        StridedBox::new(&grid, order)
+    }
+
+    #[test]
+    fn whole_rows_merge() {
+        let b = boxed(&[4, 6, 8], &[2, 3, 8], 2, &[0, 1, 2]);
+        assert_eq!(b.run(), 3 * 8 * 2);
+        let plane = Digit {
+            extent: 2,
+            stride: 6 * 8 * 2,
+        };
+        assert_eq!(b.digits(), [plane]);
+        assert_eq!(b.len(), 2 * 3 * 8 * 2);
+        assert!(boxed(&[4, 6, 8], &[1, 6, 8], 2, &[0, 1, 2]).is_contiguous());
+        assert!(boxed(&[], &[], 8, &[]).is_contiguous());
+    }
+
+    #[test]
+    fn a_transposed_box_steps_by_elements() {
+        let b = boxed(&[4, 6], &[2, 3], 4, &[1, 0]);
+        assert_eq!(b.run(), 4);
+        let column = |extent, stride| Digit { extent, stride };
+        assert_eq!(b.digits(), [column(3, 4), column(2, 24)]);
+        assert_eq!(b.span(), 4 + 2 * 4 + 24);
+        assert_eq!(b.offset(3), 2 * 24 + 3 * 4);
+        let mut pieces = Vec::new();
+        assert!(b.all_pieces(|offset| {
+            pieces.push(offset);
+            true
+        }));
+        assert_eq!(pieces, [0, 24, 4, 28, 8, 32]);
+    }
+}

@@ -1,0 +1,245 @@
+//! Which elements of a part of a shard each subchunk has.
+
+use std::ops::Range;
+
+use super::copy::{Row, Strided};
+use super::{Claims, check_order};
+use crate::contract::EngineError;
+use crate::layout::{Part, Slab, SubchunkGrid, boxes, c_order, strides, strides_in};
+
+/// A window of a shard, and the subchunks' shares of it. Each share can be claimed once. The shares
+/// of different subchunks do not overlap, because lifting an element gives exactly one subchunk.
+#[derive(Debug)]
+pub struct Shares<'a> {
+    grid: &'a SubchunkGrid,
+    /// The strides of a decoded subchunk, by axis, in bytes.
+    stored: Vec<usize>,
+    /// The first element of the shard that the window has.
+    start: Vec<usize>,
+    shape: Vec<usize>,
+    /// The subchunks that meet the window: the first of them, and how many along each axis.
+    met: (Vec<usize>, Vec<usize>),
+    claims: Claims,
+}
+
+impl<'a> Shares<'a> {
+    /// The window of the shard of `grid` from `start`, of shape `shape`, both in elements. Decoded
+    /// subchunks have their axes in `order`.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if the window leaves the shard, or `order` is no permutation.
+    pub fn new(
+        grid: &'a SubchunkGrid,
+        order: &[usize],
+        start: Vec<usize>,
+        shape: Vec<usize>,
+    ) -> Result<Self, EngineError> {
+        let inside = start.len() == grid.shard().len()
+            && shape.len() == start.len()
+            && std::iter::zip(&start, &shape)
+                .zip(grid.shard())
+                .all(|((start, extent), shard)| {
+                    start.checked_add(*extent).is_some_and(|end| end <= *shard)
+                });
+        if !inside {
+            return Err(EngineError::Internal("a window leaves the shard"));
+        }
+        check_order(order, grid)?;
+        let (mut first, mut counts) = (Vec::new(), Vec::new());
+        for ((start, extent), subchunk) in std::iter::zip(&start, &shape).zip(grid.subchunk()) {
+            first.push(start / subchunk);
+            counts.push((start + extent).div_ceil(*subchunk) - start / subchunk);
+        }
+        Ok(Self {
+            grid,
+            stored: strides_in(order, grid.subchunk(), grid.element_size()),
+            start,
+            shape,
+            claims: Claims::new(counts.iter().product()),
+            met: (first, counts),
+        })
+    }
+
+    /// The position of subchunk `number` among those that meet the window, if it does.
+    fn position(&self, number: usize) -> Option<usize> {
+        if number >= self.grid.num_subchunks() {
+            return None;
+        }
+        let coordinates = c_order::coordinates(number, self.grid.counts());
+        let mut position = 0;
+        for ((at, first), count) in coordinates.iter().zip(&self.met.0).zip(&self.met.1) {
+            let within = at.checked_sub(*first).filter(|within| within < count)?;
+            position = position * count + within;
+        }
+        Some(position)
+    }
+
+    /// How the shard divides into subchunks.
+    pub fn grid(&self) -> &'a SubchunkGrid {
+        self.grid
+    }
+
+    /// The extents of the window, in elements.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The size of the window, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        // Cannot overflow: the window lies in the shard, whose size is addressable.
+        self.shape.iter().product::<usize>() * self.grid.element_size()
+    }
+
+    /// The share of subchunk `number`.
+    pub(super) fn part(&self, number: usize) -> Part {
+        Part::new(self.grid, number, &self.start, &self.shape)
+    }
+
+    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
+    /// row, in ascending order.
+    pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
+        let part = self.part(number);
+        let element_size = part.element_size();
+        let first = part.offset_in_subchunk(&self.stored);
+        let mut axes: Vec<(usize, usize)> = std::iter::zip(part.shape(), &self.stored)
+            .map(|(extent, step)| (*extent, *step))
+            .collect();
+        // Rows along the axis whose elements lie side by side. If several axes have this stride, at most
+        // one has more than one element.
+        let inner = (0..axes.len())
+            .filter(|&axis| axes[axis].1 == element_size)
+            .max_by_key(|&axis| axes[axis].0);
+        let inner = inner.map_or(1, |axis| axes.swap_remove(axis).0);
+        // The axis with the shortest steps first, for rows in ascending order.
+        axes.sort_by_key(|(_, step)| *step);
+        let rows = if inner == 0 {
+            0
+        } else {
+            axes.iter().map(|(extent, _)| extent).product()
+        };
+        (0..rows).map(move |mut row: usize| {
+            let mut start = first;
+            for (extent, step) in &axes {
+                start += row % extent * step;
+                row /= extent;
+            }
+            start..start + inner * element_size
+        })
+    }
+
+    /// The strides of a decoded subchunk, by axis, in bytes.
+    pub(super) fn stored(&self) -> &[usize] {
+        &self.stored
+    }
+
+    /// How many of the `count` neighbours from subchunk `first` on have rows that add up to about
+    /// `bytes`; at least 1.
+    pub fn row_len(&self, first: usize, count: usize, bytes: usize) -> usize {
+        let worthwhile = (bytes / self.part(first).row_len().max(1)).clamp(1, Row::MOST);
+        count
+            .min(self.grid.neighbours(first))
+            .min(worthwhile)
+            .max(1)
+    }
+
+    /// Give the shares of the `count` neighbours from subchunk `first` on to this call alone.
+    /// Returns the box of the window that they make.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if one was claimed before, is not in the window, or they are no
+    /// neighbours.
+    pub fn claim(&self, first: usize, count: usize) -> Result<Slab, EngineError> {
+        if count == 0 || count > self.grid.neighbours(first) {
+            return Err(EngineError::Internal("subchunks are no neighbours"));
+        }
+        for number in first..first + count {
+            let outside = EngineError::Internal("a subchunk is not in the window");
+            self.claims.claim(self.position(number).ok_or(outside)?)?;
+        }
+        let part = self.part(first);
+        let (start, mut shape) = (part.start_in_window().to_vec(), part.shape().to_vec());
+        if count > 1
+            && let (Some(extent), Some(start)) = (shape.last_mut(), start.last())
+        {
+            let last = self.part(first + count - 1);
+            let end = last.start_in_window().last().zip(last.shape().last());
+            *extent = end.map_or(0, |(start, extent)| start + extent) - start;
+        }
+        Ok(Slab { start, shape })
+    }
+
+    /// Divides a box of the window into boxes of about `bytes`, in C order.
+    pub fn slabs(&self, row: &Slab, bytes: usize) -> impl Iterator<Item = Slab> {
+        let unit = vec![1; row.shape.len()];
+        let most = (bytes / self.grid.element_size()).max(1);
+        boxes(&row.shape, &unit, most)
+            .into_iter()
+            .filter(|slab| slab.len() > 0)
+            .map(|mut slab| {
+                std::iter::zip(&mut slab.start, &row.start).for_each(|(slab, row)| *slab += row);
+                slab
+            })
+    }
+
+    /// Whether the elements of subchunk `number`, as they are stored, are its share in C order.
+    pub fn is_dense(&self, number: usize) -> bool {
+        self.part(number).is_whole()
+            && self.stored == strides(self.grid.subchunk(), self.grid.element_size())
+    }
+
+    /// Copy the elements that the neighbours from subchunk `first` on, whose elements are
+    /// `sources`, have in `slab`, a box of the window, to the C-order array `to` of its shape.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a source or `to` has a wrong length, or an element is missing.
+    pub fn gather(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        slab: &Slab,
+        to: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let strides = strides(&slab.shape, self.grid.element_size());
+        // SAFETY: `to` is borrowed for this call alone.
+        let memory = unsafe { Strided::new(to.as_mut_ptr(), to.len(), &strides) };
+        let mut copied = 0;
+        for (number, source) in (first..).zip(sources) {
+            // SAFETY: as above.
+            copied += unsafe { self.write(number, source, slab, memory)? };
+        }
+        if copied != to.len() {
+            return Err(EngineError::Internal("a part of a shard is missing"));
+        }
+        Ok(())
+    }
+
+    /// Write the elements that subchunk `number`, whose elements are `source`, has in `slab`, a box
+    /// of the window, to `memory`, whose first element is the first one of the slab. Returns how
+    /// many bytes were written.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if `source` has a wrong length, or the slab does not fit.
+    ///
+    /// # Safety
+    /// Nothing else uses the places of the elements in `memory`. They do not overlap `source`.
+    pub(super) unsafe fn write(
+        &self,
+        number: usize,
+        source: &[u8],
+        slab: &Slab,
+        memory: Strided<'_>,
+    ) -> Result<usize, EngineError> {
+        if source.len() != self.grid.subchunk_bytes() {
+            return Err(EngineError::Internal(
+                "a decoded subchunk has a wrong length",
+            ));
+        }
+        let start: Vec<usize> = std::iter::zip(&self.start, &slab.start)
+            .map(|(window, slab)| window + slab)
+            .collect();
+        let part = Part::new(self.grid, number, &start, &slab.shape);
+        let from = source.get(part.offset_in_subchunk(&self.stored)..);
+        // SAFETY: the caller's contract.
+        unsafe { memory.write(&part, from.unwrap_or(&[]), &self.stored) }
+    }
+}

@@ -1,0 +1,325 @@
+//! Part of a shard, written subchunk by subchunk from many threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::copy::Strided;
+use super::shares::Shares;
+use crate::contract::{EngineError, RowSink};
+use crate::layout::{Part, SubchunkGrid, strides};
+use crate::memory::allocate;
+
+/// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
+/// Each subchunk that meets the window writes its share of it once.
+#[derive(Debug)]
+pub struct Window<'a> {
+    /// Empty if the memory is the caller's.
+    vec: Vec<u8>,
+    data: *mut u8,
+    len: usize,
+    strides: Vec<usize>,
+    shares: Shares<'a>,
+    /// In bytes.
+    written: AtomicUsize,
+}
+
+// SAFETY: `data` points into `vec`'s allocation, or to memory that is this window's by the contract
+// of `over`. It is only used to derive shares that were claimed, which do not overlap. Nothing
+// touches `vec` itself before `finish` takes `self`.
+unsafe impl Sync for Window<'_> {}
+// SAFETY: as above; the pointer owns nothing and is tied to no thread.
+unsafe impl Send for Window<'_> {}
+
+impl<'a> Window<'a> {
+    /// New memory for the window, which lies inside the shard. Decoded subchunks have their axes in
+    /// `order`.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`]; [`EngineError::Internal`] if the window leaves the shard.
+    pub fn new(
+        grid: &'a SubchunkGrid,
+        order: &[usize],
+        start: Vec<usize>,
+        shape: Vec<usize>,
+        huge_pages: bool,
+    ) -> Result<Self, EngineError> {
+        let shares = Shares::new(grid, order, start, shape)?;
+        let len = shares.len();
+        let mut vec = allocate::with_capacity(len, "a part of a decoded shard", huge_pages)?;
+        Ok(Self {
+            data: vec.as_mut_ptr(),
+            vec,
+            len,
+            strides: strides(shares.shape(), grid.element_size()),
+            shares,
+            written: AtomicUsize::new(0),
+        })
+    }
+
+    /// The window in memory of the caller: `len` bytes from `data` on, in which the axes have
+    /// `strides`, in bytes.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if the window leaves the shard.
+    ///
+    /// # Safety
+    /// The memory is valid as long as the window is used. Nothing else uses the elements of the
+    /// window meanwhile, and no two of them have a byte in common.
+    pub unsafe fn over(
+        grid: &'a SubchunkGrid,
+        order: &[usize],
+        (start, shape): (Vec<usize>, Vec<usize>),
+        (data, len): (*mut u8, usize),
+        strides: Vec<usize>,
+    ) -> Result<Self, EngineError> {
+        let shares = Shares::new(grid, order, start, shape)?;
+        if strides.len() != shares.shape().len() {
+            return Err(EngineError::Internal("an output of another shape"));
+        }
+        Ok(Self {
+            vec: Vec::new(),
+            data,
+            len,
+            strides,
+            shares,
+            written: AtomicUsize::new(0),
+        })
+    }
+
+    /// Whether every element was written.
+    pub fn is_complete(&self) -> bool {
+        self.written.load(Ordering::Acquire) == self.shares.len()
+    }
+
+    /// Write the share of subchunk `number`: just its elements, in C order.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
+    pub fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
+        let part = self.shares.part(number);
+        if elements.len() != part.len() {
+            return Err(EngineError::Internal("a decoded part has a wrong length"));
+        }
+        let dense = strides(part.shape(), part.element_size());
+        self.write_share(number, &part, elements, &dense)
+    }
+
+    /// Write `part`, the share of subchunk `number`. Its elements are in `from`, the first one first,
+    /// with the strides `from_strides`, in bytes.
+    fn write_share(
+        &self,
+        number: usize,
+        part: &Part,
+        from: &[u8],
+        from_strides: &[usize],
+    ) -> Result<(), EngineError> {
+        self.shares.claim(number, 1)?;
+        // SAFETY: the share is this call's alone, by `claim`.
+        let written = unsafe { self.memory().write(part, from, from_strides)? };
+        self.written.fetch_add(written, Ordering::Release);
+        Ok(())
+    }
+
+    /// The size of the share of subchunk `number`, in bytes.
+    pub fn share_len(&self, number: usize) -> usize {
+        self.shares.part(number).len()
+    }
+
+    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
+    /// row, in ascending order.
+    pub fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
+        self.shares.rows(number)
+    }
+
+    /// Write the share of subchunk `number`, of which `bytes` are those from byte `first` on. Bytes
+    /// that are not in its [`rows`](Self::rows) do not matter.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if it was written before, or an element is not in `bytes`.
+    pub fn write_rows(&self, number: usize, bytes: &[u8], first: usize) -> Result<(), EngineError> {
+        let (part, stored) = (self.shares.part(number), self.shares.stored());
+        let start = part.offset_in_subchunk(stored);
+        let from = start.checked_sub(first).and_then(|at| bytes.get(at..));
+        let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
+        self.write_share(number, &part, from, stored)
+    }
+
+    /// Returns the complete array.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a share was not written.
+    pub fn finish(self) -> Result<Vec<u8>, EngineError> {
+        if !self.is_complete() || self.vec.capacity() < self.len {
+            return Err(EngineError::Internal("a subchunk was not decoded"));
+        }
+        // SAFETY: as many bytes were written as the window has, none of them twice.
+        Ok(unsafe { allocate::assume_filled(self.vec, self.len) })
+    }
+
+    fn memory(&self) -> Strided<'_> {
+        // SAFETY: the memory is the vector's, or the caller's of `over`.
+        unsafe { Strided::new(self.data, self.len, &self.strides) }
+    }
+}
+
+impl RowSink for Window<'_> {
+    fn row_len(&self, first: usize, count: usize) -> usize {
+        /// The rows of neighbours add up to about this many bytes.
+        const BYTES: usize = 1024;
+        self.shares.row_len(first, count, BYTES)
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        _buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        /// The pieces of neighbours are written in turns, so many bytes at once: the pages and lines
+        /// that they share are still in the cache.
+        const TURN: usize = 64 << 10;
+        let row = self.shares.claim(first, sources.len())?;
+        for slab in self.shares.slabs(&row, TURN) {
+            let memory = self.memory().from(&slab.start)?;
+            for (number, source) in (first..).zip(sources) {
+                // SAFETY: the shares are this call's alone, by `claim`.
+                let written = unsafe { self.shares.write(number, source, &slab, memory)? };
+                self.written.fetch_add(written, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        for number in first..first + count {
+            let part = self.shares.part(number);
+            if element.len() != part.element_size() {
+                return Err(EngineError::Internal("the fill value has a wrong length"));
+            }
+            let zeros = vec![0; part.shape().len()];
+            self.write_share(number, &part, element, &zeros)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_its_shares() {
+        let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
+        // Element (i, j) is [i, j].
+        let element = |i: usize, j: usize| [i as u8, j as u8];
+        let subchunk = |number: usize| -> Vec<u8> {
+            let (i0, j0) = (number / 2 * 2, number % 2 * 3);
+            (i0..i0 + 2)
+                .flat_map(|i| (j0..j0 + 3).flat_map(move |j| element(i, j)))
+                .collect()
+        };
+        let buffer = &mut Vec::new();
+        let window = |order: &[usize]| {
+            Window::new(&grid, order, vec![1, 2], vec![3, 3], false).expect("inside")
+        };
+        let expected = [1, 2, 1, 3, 1, 4, 9, 9, 2, 3, 2, 4, 9, 9, 3, 3, 3, 4];
+        let rows = window(&[0, 1]);
+        let (left, right) = (subchunk(0), subchunk(1));
+        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        assert!(
+            rows.write_row(0, &[&left], buffer).is_err(),
+            "written before"
+        );
+        assert!(
+            rows.write_row(2, &[&left[1..]], buffer).is_err(),
+            "too short"
+        );
+        let rows = window(&[0, 1]);
+        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        assert!(
+            rows.write_row(1, &[&left, &right], buffer).is_err(),
+            "no row"
+        );
+        rows.fill_row(2, 1, &[9, 9]).expect("free");
+        rows.write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4]).expect("free");
+        assert_eq!(rows.finish().expect("complete"), expected);
+
+        // The same subchunks, stored with the last axis slowest.
+        let transposed = |subchunk: &[u8]| -> Vec<u8> {
+            let element = |j: usize, i: usize| &subchunk[(i * 3 + j) * 2..][..2];
+            (0..3)
+                .flat_map(|j| (0..2).flat_map(move |i| element(j, i)))
+                .copied()
+                .collect()
+        };
+        let columns = window(&[1, 0]);
+        let (left, right) = (transposed(&left), transposed(&right));
+        columns
+            .write_row(0, &[&left, &right], buffer)
+            .expect("free");
+        columns.fill_row(2, 1, &[9, 9]).expect("free");
+        columns
+            .write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4])
+            .expect("free");
+        assert_eq!(columns.finish().expect("complete"), expected);
+    }
+
+    #[test]
+    fn a_share_is_written_from_its_rows() {
+        let grid = SubchunkGrid::new(&[4, 6], &[2, 6], 2).expect("divides");
+        let stored: Vec<u8> = (0..24).collect();
+        // Columns 1 and 2 of rows 1 and 2: with 12 bytes to a row, or 4 bytes to a column.
+        for (order, rows, expected) in [
+            (
+                [0, 1],
+                [vec![14..18], vec![2..6]],
+                [14, 15, 16, 17, 2, 3, 4, 5],
+            ),
+            (
+                [1, 0],
+                [vec![6..8, 10..12], vec![4..6, 8..10]],
+                [6, 7, 10, 11, 4, 5, 8, 9],
+            ),
+        ] {
+            let window = Window::new(&grid, &order, vec![1, 1], vec![2, 2], false).expect("inside");
+            for (number, rows) in rows.into_iter().enumerate() {
+                assert_eq!(window.rows(number).collect::<Vec<_>>(), rows);
+                let (first, end) = (rows[0].start - 1, rows[rows.len() - 1].end);
+                let bytes = &stored[first..end];
+                window.write_rows(number, bytes, first).expect("free");
+                assert!(window.write_rows(number, &stored, 0).is_err(), "twice");
+            }
+            assert_eq!(window.finish().expect("complete"), expected);
+        }
+        let window = || Window::new(&grid, &[0, 1], vec![1, 1], vec![1, 2], false).expect("inside");
+        assert!(window().write_rows(0, &stored, 15).is_err(), "too late");
+        assert!(
+            window().write_rows(0, &stored[..17], 0).is_err(),
+            "too short"
+        );
+        let empty = Window::new(&grid, &[0, 1], vec![1, 1], vec![0, 2], false).expect("inside");
+        assert_eq!(empty.rows(0).count(), 0);
+        // One element without axes.
+        let grid = SubchunkGrid::new(&[], &[], 2).expect("divides");
+        let window = Window::new(&grid, &[], vec![], vec![], false).expect("inside");
+        assert_eq!(window.rows(0).collect::<Vec<_>>(), [0..2]);
+    }
+
+    #[test]
+    fn windows_are_checked() {
+        let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
+        let new = |start: &[usize], shape: &[usize], order: &[usize]| {
+            Window::new(&grid, order, start.to_vec(), shape.to_vec(), false)
+        };
+        assert!(new(&[2, 0], &[3, 6], &[0, 1]).is_err());
+        assert!(new(&[2], &[1], &[0, 1]).is_err());
+        assert!(new(&[0, 0], &[4, 3], &[0, 0]).is_err());
+        let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
+        assert!(window.fill_row(0, 1, &[0]).is_err(), "half an element");
+        let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
+        window.fill_row(0, 1, &[0, 0]).expect("free");
+        assert!(window.finish().is_err(), "subchunk 2 is missing");
+        let empty = new(&[0, 0], &[0, 3], &[0, 1]).expect("inside");
+        assert!(empty.finish().expect("nothing is missing").is_empty());
+    }
+}

@@ -1,0 +1,13 @@
+//! Buffers, and parts of them that several threads write.
+
+#[allow(unsafe_code)]
+pub mod allocate;
+
+pub mod buffers;
+#[allow(unsafe_code)]
+pub mod disjoint;
+pub(crate) mod fill;
+#[allow(unsafe_code)]
+pub mod fresh;
+pub mod pack;
+pub mod pieces;

@@ -1,0 +1,45 @@
+//! One subchunk, encoded on this thread alone.
+
+use super::scatter::Scatter;
+use super::scratch::Scratch;
+use super::stages;
+use crate::contract::{EngineError, Job, KnownChain};
+use crate::memory::allocate;
+
+/// Subchunk number `subchunk` of the decoded shard `decoded`, encoded, whether or not it is empty.
+///
+/// # Errors
+/// [`EngineError::OutOfMemory`], or [`EngineError::Encode`] from a stage.
+pub(crate) fn encode_subchunk(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    subchunk: usize,
+) -> Result<Vec<u8>, EngineError> {
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).unwrap_or(usize::MAX);
+    let mut encoded = allocate::with_capacity(bound, "an encoded subchunk", false)?;
+    encoded.resize(bound, 0);
+    let mut scratch = Scratch::take();
+    let buffers = &mut *scratch;
+    let elements = scatter.subchunks(decoded, subchunk, 1, &mut buffers.subchunk)?;
+    let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+    let len = stages::encode(chain, subchunk, elements, &mut encoded, buffers, contexts)?;
+    encoded.truncate(len);
+    Ok(encoded)
+}
+
+/// As above; `None` if it is empty, and the job does not store those.
+pub(crate) fn encode_stored_subchunk(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    subchunk: usize,
+) -> Result<Option<Vec<u8>>, EngineError> {
+    if !job.store_empty
+        && Scatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
+    {
+        return Ok(None);
+    }
+    encode_subchunk(job, chain, decoded, subchunk).map(Some)
+}

@@ -1,0 +1,195 @@
+//! Subchunks out of a shard: copied in any order of axes, byte order, and the fill-value test.
+
+use crate::contract::{EngineError, KnownChain};
+use crate::layout::{StridedBox, SubchunkGrid};
+use crate::memory::allocate::at_least;
+use crate::memory::disjoint;
+use crate::memory::disjoint::{Row, Segment};
+
+/// How the subchunks of one shard are cut out of it, and put back.
+#[derive(Debug)]
+pub(crate) struct Scatter<'a> {
+    grid: &'a SubchunkGrid,
+    boxed: StridedBox,
+    swap: usize,
+    fill: FillTest<'a>,
+}
+
+impl<'a> Scatter<'a> {
+    /// Subchunks as `chain` stores them: axes in its order, bytes in its byte order.
+    pub(crate) fn of_chain(
+        grid: &'a SubchunkGrid,
+        chain: &KnownChain,
+        fill_value: &'a [u8],
+    ) -> Self {
+        let boxed = StridedBox::new(grid, &chain.order);
+        Self {
+            grid,
+            fill: FillTest::new(fill_value, boxed.run()),
+            boxed,
+            swap: chain.swap,
+        }
+    }
+
+    /// Subchunks as they are in memory, in C order.
+    pub(crate) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
+        let boxed = StridedBox::in_c_order(grid);
+        Self {
+            grid,
+            fill: FillTest::new(fill_value, boxed.run()),
+            boxed,
+            swap: 1,
+        }
+    }
+
+    /// Whether subchunk `number` of `shard` is bitwise equal to the fill value.
+    pub(crate) fn is_empty(&self, shard: &[u8], number: usize) -> bool {
+        let start = self.boxed.offset(number);
+        self.boxed.all_pieces(|offset| {
+            shard
+                .get(start + offset..start + offset + self.boxed.run())
+                .is_some_and(|piece| self.fill.matches(piece))
+        })
+    }
+
+    /// Whether subchunks are stored as they are in memory.
+    pub(crate) fn is_identity(&self) -> bool {
+        self.boxed.is_contiguous() && self.swap == 1
+    }
+
+    /// How many subchunks from `first` on, at most `count`, are worth copying together.
+    pub(crate) fn row_len(&self, first: usize, count: usize) -> usize {
+        Row::len(self.grid, &self.boxed, first, count)
+    }
+
+    fn row(&self, first: usize, count: usize) -> Result<Row<'_>, EngineError> {
+        Row::new(self.grid, &self.boxed, first, count)
+            .ok_or(EngineError::Internal("subchunks are no neighbours"))
+    }
+
+    /// Subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they lie there
+    /// as they are stored, else copied to `buffer`, which is made long enough.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a subchunk is not in the shard, and
+    /// [`EngineError::OutOfMemory`].
+    pub(crate) fn subchunks<'b>(
+        &self,
+        shard: &'b [u8],
+        first: usize,
+        count: usize,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<&'b [u8], EngineError> {
+        let len = self.boxed.len();
+        if self.boxed.is_contiguous() && self.swap == 1 && count == 1 {
+            let offset = self.boxed.offset(first);
+            return shard
+                .get(offset..offset + len)
+                .ok_or(EngineError::Internal("a subchunk leaves the shard"));
+        }
+        let buffer = at_least(buffer, len * count)?;
+        disjoint::scatter(shard, self.row(first, count)?, buffer)?;
+        swap_bytes(buffer, self.swap);
+        Ok(buffer)
+    }
+
+    /// Append subchunks `first..first + count` of `shard`, which are neighbours, to `segment`, as
+    /// they are stored. Each is followed by `trailer` bytes, and `finish` may change both.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a subchunk is not in the shard, or does not fit.
+    pub(crate) fn append(
+        &self,
+        shard: &[u8],
+        (first, count): (usize, usize),
+        segment: &mut Segment<'_>,
+        trailer: usize,
+        finish: impl Fn(&mut [u8]),
+    ) -> Result<(), EngineError> {
+        let row = self.row(first, count)?;
+        segment.append_row(shard, row, trailer, |bytes| {
+            swap_bytes(&mut bytes[..self.boxed.len()], self.swap);
+            finish(bytes);
+        })
+    }
+}
+
+/// Reverse every `unit` bytes.
+pub(crate) fn swap_bytes(bytes: &mut [u8], unit: usize) {
+    fn swap<const N: usize>(bytes: &mut [u8]) {
+        for unit in bytes.as_chunks_mut::<N>().0 {
+            unit.reverse();
+        }
+    }
+    match unit {
+        0 | 1 => {}
+        2 => swap::<2>(bytes),
+        4 => swap::<4>(bytes),
+        8 => swap::<8>(bytes),
+        16 => swap::<16>(bytes),
+        _ => bytes.chunks_exact_mut(unit).for_each(<[u8]>::reverse),
+    }
+}
+
+/// Compares pieces with the fill value, bit by bit: −0.0 is not 0.0, and a NaN is its payload.
+#[derive(Debug)]
+struct FillTest<'a> {
+    element: &'a [u8],
+    /// The fill value repeated: whole elements, at most a piece.
+    pattern: Vec<u8>,
+}
+
+impl<'a> FillTest<'a> {
+    /// Long enough that comparing is one call for most pieces, short enough to stay in cache.
+    const PATTERN: usize = 512;
+
+    fn new(element: &'a [u8], piece: usize) -> Self {
+        let elements = piece.min(Self::PATTERN) / element.len().max(1);
+        Self {
+            element,
+            pattern: element.repeat(elements.max(1)),
+        }
+    }
+
+    fn matches(&self, piece: &[u8]) -> bool {
+        // Most subchunks are not empty, and most of those show it in their first element.
+        piece.starts_with(self.element)
+            && piece
+                .chunks(self.pattern.len().max(1))
+                .all(|chunk| *chunk == self.pattern[..chunk.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swapping_reverses_units() {
+        for unit in [1_usize, 2, 3, 4, 8, 16] {
+            let bytes: Vec<u8> = (0..48).collect();
+            let mut swapped = bytes.clone();
+            swap_bytes(&mut swapped, unit);
+            let expected: Vec<u8> = bytes
+                .chunks(unit)
+                .flat_map(|chunk| chunk.iter().rev().copied())
+                .collect();
+            assert_eq!(swapped, expected, "unit {unit}");
+        }
+    }
+
+    #[test]
+    fn empty_means_bitwise_equal() {
+        let grid = SubchunkGrid::new(&[2, 300], &[1, 150], 8).expect("divides");
+        let zero = 0.0_f64.to_ne_bytes();
+        let scatter = Scatter::in_c_order(&grid, &zero);
+        let mut shard = zero.repeat(600);
+        for number in 0..4 {
+            assert!(scatter.is_empty(&shard, number));
+        }
+        shard[8 * 299..8 * 300].copy_from_slice(&(-0.0_f64).to_ne_bytes());
+        shard[8 * 450..8 * 451].copy_from_slice(&f64::NAN.to_ne_bytes());
+        let empty: Vec<bool> = (0..4).map(|n| scatter.is_empty(&shard, n)).collect();
+        assert_eq!(empty, [true, false, true, false]);
+    }
+}

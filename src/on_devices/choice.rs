@@ -1,0 +1,42 @@
+//! The engine that is chosen for shards with a compressor, and its explanation.
+
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::*;
+use crate::plan::{self, Engines, Rule};
+use crate::{Backend, Options};
+
+/// The option reaches the engine and the plan's explanation.
+#[test]
+fn the_plan_knows() {
+    let shard = Shard::new(vec![Stage::Zstd {
+        level: 1,
+        checksum: false,
+    }]);
+    let encoded = &shard.expected;
+    let simulation = simulation(Schedule::Latest);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, Tuning::TINY);
+    let mut on_device = 0;
+    for backend in [Backend::Auto, Backend::Cuda] {
+        for decode in [false, true] {
+            let options = Options::default()
+                .with_backend(backend)
+                .with_nvcomp(StandIn::Six.path())
+                .with_device_memory(1 << 24)
+                .with_pinned_memory(1 << 24)
+                .with_device_decode(decode);
+            let choice = engines.choose(&options, &shard.grid, Ok(&shard.chain));
+            let choice = choice.expect("suits");
+            assert_eq!(choice.engine.decodes_whole_shards(), decode);
+            let index = "index".to_string();
+            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, &choice).why;
+            assert_eq!(why.contains("the host decodes"), !decode, "{why}");
+            let job = shard.job();
+            let decoded = choice.engine.decode(&job, &encoded.bytes, &encoded.extents);
+            assert!(decoded.expect("decodes") == shard.elements);
+            on_device += u64::from(decode);
+            assert_eq!(devices.counters.snapshot().shards_decoded, on_device);
+        }
+    }
+}

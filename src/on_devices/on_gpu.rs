@@ -1,0 +1,70 @@
+//! The conformance suite on a GPU, and a fork of a process that uses it. Without a GPU each test is
+//! skipped with a message; with `ZARRS_CUDA_REQUIRE_GPU=1` it fails.
+
+use zarrs_cuda_engine::cuda::Tuning;
+use zarrs_cuda_engine::cuda::driver::cuda::gpu_or_skip;
+use zarrs_cuda_engine::cuda::nvcomp;
+
+use super::suites;
+use crate::{Backend, Options};
+
+/// How many cases of a property are tried. `ZARRS_CUDA_GPU_CASES` lowers the number for tools that
+/// watch every access, which are slow.
+fn cases() -> u32 {
+    std::env::var("ZARRS_CUDA_GPU_CASES").map_or(256, |cases| cases.parse().unwrap())
+}
+
+/// The parameters with the streams of kernels that `ZARRS_CUDA_GPU_STREAMS` names.
+fn tuned(tuning: Tuning) -> Tuning {
+    let streams = std::env::var("ZARRS_CUDA_GPU_STREAMS");
+    let streams = streams.map_or(1, |streams| streams.parse().unwrap());
+    Tuning { streams, ..tuning }
+}
+
+/// Returns whether there is nvCOMP. Without it prints that the test is skipped, or panics if
+/// `ZARRS_CUDA_REQUIRE_NVCOMP` is 1.
+fn has_nvcomp(test: &str) -> bool {
+    match nvcomp::of_process(None) {
+        Ok(_) => true,
+        Err(error) if std::env::var("ZARRS_CUDA_REQUIRE_NVCOMP").is_ok_and(|v| v == "1") => {
+            panic!("{test} needs nvCOMP, and ZARRS_CUDA_REQUIRE_NVCOMP is 1: {error}")
+        }
+        Err(error) => {
+            eprintln!("{test} is skipped: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn shards_of_the_conformance_suite() {
+    if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
+        for tuning in [Tuning::TINY, Tuning::DEFAULT].map(tuned) {
+            // Fewer might all be shards that the host takes.
+            suites::conformance(driver.clone(), None, tuning, cases().max(16));
+        }
+    }
+}
+
+/// Uses NVIDIA's own compressors. zarrs decodes their output.
+#[test]
+fn compressed_shards_of_the_conformance_suite() {
+    let name = "compressed_shards_of_the_conformance_suite";
+    if let Some(driver) = gpu_or_skip(name)
+        && has_nvcomp(name)
+    {
+        let options = Options::default().with_backend(Backend::Cuda);
+        for tuning in [Tuning::TINY, Tuning::DEFAULT].map(tuned) {
+            let on_host = suites::compressed_conformance(&options, driver.clone(), tuning, cases());
+            println!("{on_host} subchunks could not be compressed there");
+        }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_forked_child_uses_the_host() {
+    if let Some(driver) = gpu_or_skip("a_forked_child_uses_the_host") {
+        suites::forked_child(driver, tuned(Tuning::DEFAULT));
+    }
+}
