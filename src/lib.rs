@@ -46,6 +46,10 @@
 //!
 //! - `async` (default): the asynchronous partial decoder and encoder. Keep it on if `zarrs/async` is
 //!   on. Without it, an asynchronous read of part of a shard reads the whole shard.
+//! - `cuda` (default): the CUDA engine. Without it nothing of CUDA is compiled, and [`Backend::Cuda`] is
+//!   an error that names the feature.
+//! - `cuda-12000` (default): cudarc, whose types the CUDA engine uses, for CUDA 12.0. An application
+//!   with cudarc for another version disables this feature.
 //! - `pcodec` (default): decodes `numcodecs.pcodec` in bounded memory. Keep it on if `zarrs/pcodec` is
 //!   on. Without it, a hostile shard of that codec can take any amount of memory.
 //! - `filesystem`: zarrs' filesystem store, in a version that syncs every write. A [reader] can then

@@ -4,6 +4,7 @@
 
 mod arrows;
 mod bundle;
+mod cudarc;
 mod fuzz;
 mod kernels;
 mod lines;
@@ -40,6 +41,8 @@ cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with ca
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
+cargo xtask cudarc              compile the engine for applications with cudarc for other versions
+                                of CUDA
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
                                 benchmark on a machine with an NVIDIA driver and no Rust
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
     let run = || {
         env::set_current_dir(root()).map_err(|e| format!("{}: {e}", root().display()))?;
         match arguments[..] {
+            ["cudarc"] => cudarc::check(),
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
             ["mutants", ref arguments @ ..] => mutants::run(arguments),

@@ -25,6 +25,7 @@
     clippy::must_use_candidate,
     clippy::new_without_default,
     clippy::return_self_not_must_use,
+    rustdoc::private_intra_doc_links,
     reason = "public for zarrs_cuda alone"
 )]
 #![cfg_attr(

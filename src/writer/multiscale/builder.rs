@@ -17,6 +17,7 @@ use zarrs_storage::{
     ReadableWritableStorageTraits, WritableStorage, WritableStorageTraits,
 };
 
+use super::Reduction;
 use super::axis::Axis;
 use super::cascade::{self, Cascade, Lower, at_level};
 use super::image::Image;
@@ -37,7 +38,7 @@ use crate::writer::{ArrayWriterBuilder, ConditionalStore, Progress, WriterError}
 use crate::{CudaShardingCodec, Error, MemoryEstimate};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
-use zarrs_cuda_engine::reduce::{Elements, Reducer, Reduction};
+use zarrs_cuda_engine::reduce::{Elements, Reducer};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]
@@ -722,7 +723,7 @@ where
                 .iter()
                 .map(|factor| if *factor == 2 { 2 } else { 1 })
                 .collect();
-            let reducer = Reducer::new(self.reduction, elements, &shape, &factors);
+            let reducer = Reducer::new(self.reduction.of_engine(), elements, &shape, &factors);
             reducer
                 .map_err(|reason| format!("elements of {data_type} cannot be reduced so: {reason}"))
         };

@@ -10,6 +10,7 @@ mod made_from;
 mod ome;
 mod plan;
 mod pyramid;
+mod reduction;
 mod stored;
 
 #[cfg(test)]
@@ -22,7 +23,7 @@ use zarrs::array::Element;
 
 pub use axis::Axis;
 pub use builder::MultiscaleBuilder;
-pub use zarrs_cuda_engine::reduce::Reduction;
+pub use reduction::Reduction;
 
 use super::pause::Kept;
 use super::shared::Shared;

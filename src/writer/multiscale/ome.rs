@@ -5,9 +5,9 @@ use ome_zarr_metadata::Validate;
 use ome_zarr_metadata::v0_5::OmeFields;
 use serde_json::{Map, Value, json};
 
+use super::Reduction;
 use super::axis::Axis;
 use super::made_from::MadeFrom;
-use zarrs_cuda_engine::reduce::Reduction;
 
 /// What an image's group says of it, but for the shapes of its arrays.
 #[derive(Clone, Debug)]

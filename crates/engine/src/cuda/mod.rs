@@ -54,6 +54,8 @@ pub mod kernels;
 #[allow(unsafe_code)]
 mod lane;
 mod lanes;
+#[allow(unsafe_code)]
+mod library;
 mod metrics;
 #[allow(unsafe_code)]
 mod numa;
@@ -104,7 +106,7 @@ pub fn release_idle() {
 /// Returns the major and the minor version of CUDA that the driver is for, once [`devices`] looked for
 /// one. `None` without a driver, or if it does not say its version.
 pub fn driver_version() -> Option<(u32, u32)> {
-    driver::cuda::version()
+    driver::version()
 }
 
 /// Returns the devices of this process. The first call looks for them.
@@ -126,7 +128,7 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
     }
     DEVICES
         .get_or_init(|| {
-            let drivers = driver::cuda::open_all()?;
+            let drivers = driver::open_all()?;
             for driver in &drivers {
                 let device = driver.device();
                 tracing::info!(

@@ -10,6 +10,9 @@
 //! - Memory that an operation reads or writes stays allocated until the operation has completed.
 //! - The host touches pinned memory only after [`host_access`](Driver::host_access) for it.
 
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 pub mod cuda;
 #[cfg(any(test, feature = "fakes"))]
@@ -24,6 +27,15 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
+
+#[cfg(not(feature = "cuda"))]
+pub use absent::open_all;
+#[cfg(not(feature = "cuda"))]
+pub(crate) use absent::version;
+#[cfg(feature = "cuda")]
+pub use cuda::open_all;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::version;
 
 pub use crate::error::DriverError;
 pub use crate::error::Fault;
@@ -114,7 +126,7 @@ pub enum Span {
 
 impl Span {
     /// The number of bytes.
-    fn len(self) -> usize {
+    pub fn len(self) -> usize {
         match self {
             Self::Device(span) => span.len,
             Self::Pinned(span) => span.len,
@@ -134,7 +146,7 @@ pub struct RowsShape {
 
 impl RowsShape {
     /// Bytes of all rows, without the bytes between them.
-    fn len(self) -> usize {
+    pub fn len(self) -> usize {
         self.planes * self.rows * self.row
     }
 }
@@ -156,7 +168,7 @@ impl Rows {
     /// # Errors
     /// They would overlap, the span is not as long as they need, or the pitch is above the largest
     /// one; the reason.
-    fn check(&self, shape: RowsShape, largest_pitch: usize) -> Result<(), String> {
+    pub fn check(&self, shape: RowsShape, largest_pitch: usize) -> Result<(), String> {
         let Self {
             span,
             pitch,

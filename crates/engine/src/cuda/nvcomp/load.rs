@@ -1,13 +1,11 @@
 //! Finds the library, queries its version, and looks up its functions.
 
 use super::sys;
-use libloading::Library;
+use crate::cuda::library::Library;
 use std::{
     env,
-    error::Error,
     ffi::{CStr, OsString},
     fmt, fs,
-    mem::ManuallyDrop,
     path::{Path, PathBuf},
 };
 
@@ -201,10 +199,8 @@ impl Nvcomp {
         }
         // SAFETY: if the file is nvCOMP, loading it runs only nvCOMP's own code. An attacker who
         // can put another file in this place can also replace this program.
-        let library = unsafe { Library::new(path) };
-        let library = library.map_err(|error| format!("{}: {}", path.display(), cause(&error)))?;
-        // The library is never unloaded: its kernels may run until this process ends.
-        let library = ManuallyDrop::new(library);
+        let library = unsafe { Library::load(path) };
+        let library = library.map_err(|reason| format!("{}: {reason}", path.display()))?;
         let symbols = Symbols { library: &library };
 
         // SAFETY: this is the function's type, which has never changed.
@@ -259,12 +255,6 @@ fn absent(version: Version) -> impl Fn(String) -> String {
     move |symbol| format!("nvCOMP {version} has no function {symbol}")
 }
 
-fn cause(error: &libloading::Error) -> String {
-    error
-        .source()
-        .map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 struct Symbols<'a> {
     library: &'a Library,
 }
@@ -276,9 +266,8 @@ impl Symbols<'_> {
     /// `T` is the function's type.
     unsafe fn get<T: Copy>(&self, name: &str) -> Result<T, String> {
         // SAFETY: the caller promises that the type is right.
-        let symbol = unsafe { self.library.get::<T>(name) };
-        // The library stays loaded, so that the function may outlive this reference.
-        symbol.map(|symbol| *symbol).map_err(|_| name.to_owned())
+        let symbol = unsafe { self.library.get(name) };
+        symbol.ok_or_else(|| name.to_owned())
     }
 
     fn temp_size(&self, prefix: &str, version: Version) -> Result<TempSize, String> {

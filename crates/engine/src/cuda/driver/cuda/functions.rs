@@ -1,16 +1,21 @@
 //! The functions of the CUDA driver's library.
 //!
-//! They are looked up once, here and not in cudarc, for two reasons. First, cudarc panics if the
+//! They are looked up once, here and not in cudarc, for three reasons. First, cudarc panics if the
 //! library lacks a function. Second, cudarc returns codes as an enumeration of the codes that its
 //! version of CUDA knows. A further code of a newer driver would be undefined behaviour. Here a
-//! code is a number. cudarc finds and loads the library. cudarc's bindings, generated from NVIDIA's
-//! header, check the types below.
+//! code is a number. Third, an application may have cudarc for another version of CUDA, whose
+//! bindings rename some functions; libraries keep the old names. Types are cudarc's. Its bindings
+//! for CUDA 12.0, generated from NVIDIA's header, check the types below when tests are compiled.
 
+use crate::cuda::library::Library;
+#[cfg(test)]
+use cudarc::driver::sys;
 use cudarc::driver::sys::{
-    self, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::path::Path;
 
 /// The result code of a function: 0, or the reason for a failure.
 pub(super) type Code = u32;
@@ -29,17 +34,12 @@ macro_rules! functions {
         impl Functions {
             /// Looks up the functions of the library. The error is the name of a missing function.
             ///
-            /// # Safety
-            /// The library is present.
-            unsafe fn look_up() -> Result<Self, &'static str> {
-                // SAFETY: this panics only where the library is absent.
-                let library = unsafe { sys::culib() };
+            fn look_up(library: &Library) -> Result<Self, &'static str> {
                 macro_rules! symbol {
                     ($symbol:ident) => {
                         // SAFETY: the constants below check the type against the header's. A
-                        // `CUresult` has 32 bits. The library is never unloaded.
-                        *unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) }
-                            .map_err(|_| stringify!($symbol))?
+                        // `CUresult` has 32 bits.
+                        unsafe { library.get(stringify!($symbol)) }.ok_or(stringify!($symbol))?
                     };
                 }
                 Ok(Self {
@@ -61,8 +61,14 @@ macro_rules! functions {
             }
         }
 
-        $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
-        $(const _: unsafe fn(CUresult, $($of_code_argument),*) -> CUresult = sys::$of_code;)*
+        $(
+            #[cfg(test)]
+            const _: unsafe fn($($argument),*) -> CUresult = sys::$name;
+        )*
+        $(
+            #[cfg(test)]
+            const _: unsafe fn(CUresult, $($of_code_argument),*) -> CUresult = sys::$of_code;
+        )*
     };
 }
 
@@ -119,13 +125,14 @@ functions! {
 impl Functions {
     /// Loads the library, and looks up its functions.
     pub(super) fn load() -> Result<Self, String> {
-        // SAFETY: this loads the library and unloads it, which runs no code but its initialisers.
-        // They may run in any process.
-        if !unsafe { sys::is_culib_present() } {
-            return Err("no CUDA driver is installed: its library was not found".into());
-        }
-        // SAFETY: the library is present.
-        unsafe { Self::look_up() }
+        // A toolkit has a stub under the name that linkers use, so the loader's name comes first.
+        let names = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+        let library = names.into_iter().find_map(|name| {
+            // SAFETY: the driver's initialisers may run in any process.
+            unsafe { Library::load(Path::new(name)) }.ok()
+        });
+        let library = library.ok_or("no CUDA driver is installed: its library was not found")?;
+        Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
 }

@@ -1,0 +1,66 @@
+//! Shared libraries that are loaded at run time: the CUDA driver's, and nvCOMP.
+
+use std::path::Path;
+
+/// Why there is no library, without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub(crate) const ABSENT: &str =
+    "zarrs_cuda was compiled without its feature `cuda`: enable it in Cargo.toml";
+
+/// A library, which stays loaded for the life of the process: its code may run until then.
+#[derive(Debug)]
+pub(super) struct Library(Loaded);
+
+#[cfg(feature = "cuda")]
+type Loaded = std::mem::ManuallyDrop<libloading::Library>;
+#[cfg(not(feature = "cuda"))]
+type Loaded = std::convert::Infallible;
+
+#[cfg(feature = "cuda")]
+impl Library {
+    /// Loads a file, or the library that the dynamic loader finds by that name.
+    ///
+    /// # Errors
+    /// The loader's reason.
+    ///
+    /// # Safety
+    /// The initialisers of the library may run in this process.
+    pub(super) unsafe fn load(path: &Path) -> Result<Self, String> {
+        use std::error::Error as _;
+
+        // SAFETY: the caller's.
+        let library = unsafe { libloading::Library::new(path) };
+        let library = library.map_err(|error| {
+            error
+                .source()
+                .map_or_else(|| error.to_string(), ToString::to_string)
+        })?;
+        Ok(Self(Loaded::new(library)))
+    }
+
+    /// Returns a function, or `None` if the library does not have it.
+    ///
+    /// # Safety
+    /// `T` is the function's type.
+    pub(super) unsafe fn get<T: Copy>(&self, name: &str) -> Option<T> {
+        // SAFETY: the caller promises that the type is right.
+        let symbol = unsafe { self.0.get::<T>(name) };
+        // The library stays loaded, so that the function may outlive this reference.
+        symbol.ok().map(|symbol| *symbol)
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+impl Library {
+    /// Loads nothing.
+    ///
+    /// # Errors
+    /// Always.
+    pub(super) unsafe fn load(_: &Path) -> Result<Self, String> {
+        Err(ABSENT.to_string())
+    }
+
+    pub(super) unsafe fn get<T: Copy>(&self, _: &str) -> Option<T> {
+        match self.0 {}
+    }
+}
