@@ -28,7 +28,8 @@ pub(crate) fn check() -> Result<()> {
         println!("{STAND_IN} agrees with the headers of {version}");
     }
     run(cargo()
-        .args(["test", "--quiet", "--package", "zarrs_cuda_engine", "--lib"])
+        // With the same features as all tests, so that nothing is compiled again.
+        .args(["test", "--quiet", "--lib"])
         .args(["cuda::nvcomp::tests::library", "--", "--nocapture"])
         .arg("--test-threads=1")
         .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1"))
