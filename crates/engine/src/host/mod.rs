@@ -10,7 +10,6 @@
 mod aggregate;
 mod decode;
 mod encode;
-#[cfg(feature = "fakes")]
 pub mod limit;
 pub mod stream;
 mod workers;
