@@ -30,8 +30,8 @@ fn doctor_without_a_path_and_with_wrong_ones() {
 /// `but` defines.
 #[cfg(target_os = "linux")]
 fn stub_driver(folder: &Path, but: &str) {
-    let list =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/engine/cuda/driver/cuda/functions.rs");
+    let list = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/engine/src/cuda/driver/cuda/functions.rs");
     let list = fs::read_to_string(list).unwrap();
     let mut functions: Vec<_> = list
         .split(|letter: char| !letter.is_alphanumeric() && letter != '_')

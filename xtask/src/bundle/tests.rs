@@ -219,8 +219,8 @@ fn everything_passes() {
     for heading in ["== suites\n", "== memcheck\n", "== benchmark\n"] {
         assert!(log.contains(heading), "{log}");
     }
-    assert_eq!(log.matches("cases=all").count(), 1);
-    assert_eq!(log.matches("cases=4").count(), 4 * 2);
+    assert_eq!(log.matches("cases=all").count(), 2);
+    assert_eq!(log.matches("cases=4").count(), 4 * 3);
 
     let calls = bundle.calls();
     // The tests that each run of a tool should run.

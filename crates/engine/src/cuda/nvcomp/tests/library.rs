@@ -11,7 +11,8 @@ const REQUIRE: &str = "ZARRS_CUDA_REQUIRE_NVCOMP";
 
 /// The installed library of a major version, or `None` where there is none.
 fn installed(major: u32) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package.ancestors().nth(2).unwrap_or(package);
     let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let folder = if major == 6 { "nvcomp" } else { "nvcomp5" };
     let file = root
