@@ -97,7 +97,7 @@ impl Common {
     /// Prints a line for people before the outcome. With `--json` it prints nothing.
     pub(crate) fn say(&self, line: impl std::fmt::Display) {
         if !self.json {
-            crate::outcome::print(&format!("{line}\n"));
+            crate::stdout::print(&format!("{line}\n"));
         }
     }
 

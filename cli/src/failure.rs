@@ -4,31 +4,8 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::common::Common;
-use crate::outcome;
-
-/// What ended the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
-    Done,
-    Failed,
-    Usage,
-    /// The command did its work, and found damage or differences.
-    NotWell,
-    Interrupted,
-}
-
-impl Exit {
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::Failed => 1,
-            Self::Usage => 2,
-            Self::NotWell => 3,
-            Self::Interrupted => 130,
-        }
-    }
-}
+use crate::exit::Exit;
+use crate::stdout;
 
 /// Why a subcommand stopped, and what to do about it.
 #[derive(Clone, Debug)]
@@ -80,11 +57,11 @@ impl Failure {
         self
     }
 
-    /// Prints the failure, and returns the exit code.
-    pub(crate) fn print(&self, common: &Common) -> u8 {
+    /// Prints the failure, also as JSON to standard output if that is asked for, and returns the exit code.
+    pub(crate) fn print(&self, as_json: bool) -> u8 {
         self.print_error();
-        if common.json {
-            outcome::print(&format!("{:#}\n", self.json()));
+        if as_json {
+            stdout::print(&format!("{:#}\n", self.json()));
         }
         self.exit.code()
     }

@@ -34,6 +34,7 @@ mod data_types;
 mod demo;
 mod doctor;
 mod evidence;
+mod exit;
 mod explain;
 mod extensions;
 mod failure;
@@ -57,6 +58,7 @@ mod replacing;
 mod reshard;
 mod shapes;
 mod shell;
+mod stdout;
 mod stop;
 mod stream;
 mod verify;
@@ -140,8 +142,8 @@ fn main() -> ExitCode {
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {
-        Ok(outcome) => outcome.print(&common),
-        Err(failure) => failure.print(&common),
+        Ok(outcome) => outcome.print(common.json),
+        Err(failure) => failure.print(common.json),
     };
     ExitCode::from(written)
 }

@@ -1,14 +1,15 @@
 //! What a subcommand found or did.
 
 use std::fs;
-use std::io::{self, Write};
+
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::common::Common;
-use crate::failure::{Exit, Failure};
+use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::replace;
+use crate::stdout::print;
 
 /// What a subcommand found or did: for people, and as a JSON object.
 #[derive(Debug)]
@@ -74,12 +75,12 @@ impl Outcome {
         self.json
     }
 
-    /// Prints the outcome, and returns the exit code.
-    pub(crate) fn print(mut self, common: &Common) -> u8 {
+    /// Prints the outcome, as JSON if that is asked for, and returns the exit code.
+    pub(crate) fn print(mut self, as_json: bool) -> u8 {
         for failure in &self.failures {
             failure.print_error();
         }
-        if common.json {
+        if as_json {
             if !self.failures.is_empty() {
                 let errors: Vec<_> = self.failures.iter().map(Failure::json).collect();
                 self.json["errors"] = errors.into();
@@ -89,21 +90,6 @@ impl Outcome {
             print(&format!("{}\n", self.text));
         }
         self.exit.code()
-    }
-}
-
-/// Prints to standard output. A reader that went away, as `head` does, is no error.
-pub(crate) fn print(text: &str) {
-    let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match written {
-        Ok(()) => {}
-        // The work goes on, and the exit code says how it ended.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => {
-            tell!("error: cannot write to standard output: {error}");
-            std::process::exit(i32::from(Exit::Failed.code()));
-        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::failure::{Exit, Failure};
+use crate::exit::Exit;
+use crate::failure::Failure;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 /// The guards that exist: a subcommand may call another one.

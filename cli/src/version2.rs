@@ -8,13 +8,12 @@ use zarrs::metadata::v2::{ArrayMetadataV2, DataTypeMetadataV2, MetadataV2};
 use zarrs_codec::Codec;
 
 use crate::extensions::{ByteOrder, FixedScaleOffset, Number};
-use crate::open::Store;
 
 /// Returns `array`, whose elements are those that numcodecs finds. Arrays of Zarr v3 stay as they are.
 ///
 /// # Errors
 /// Which codec is the reason, if zarrs cannot find these elements.
-pub(crate) fn as_numcodecs_reads(array: Array<Store>) -> Result<Array<Store>, String> {
+pub(crate) fn as_numcodecs_reads<S: ?Sized>(array: Array<S>) -> Result<Array<S>, String> {
     let ArrayMetadata::V2(metadata) = array.metadata() else {
         return Ok(array);
     };

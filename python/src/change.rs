@@ -15,7 +15,7 @@ use zarrs_storage::{
     StorePrefix, WritableStorageTraits,
 };
 
-use crate::store::inside;
+use crate::ranges::inside;
 
 /// The bytes of a shard before the change.
 #[derive(Debug)]

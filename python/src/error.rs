@@ -12,8 +12,6 @@ use zarrs_codec::CodecError;
 use zarrs_cuda::reader::ReaderError;
 use zarrs_storage::StorageError;
 
-use crate::objects;
-
 /// An error of a read or a write, before it is Python's.
 #[derive(Debug)]
 pub(crate) enum Error {
@@ -121,7 +119,7 @@ impl Error {
             }
             cause = error.source();
         }
-        Self::Object(message, objects::class_of(object))
+        Self::Object(message, class_of(object))
     }
 
     /// An error of zarrs, while it read or wrote `key`.
@@ -282,4 +280,22 @@ pub(crate) fn detached<T: Send>(
     let done = py.detach(|| no_panic(work));
     let done = done.unwrap_or_else(|| Err(Error::Other("a codec of zarrs panicked".to_owned())));
     done.map_err(|error| error.into_py(py, array))
+}
+
+/// The class of obstore's exception for `error`, or of Python's.
+fn class_of(error: &ObjectError) -> &'static str {
+    match error {
+        ObjectError::NotFound { .. } => "FileNotFoundError",
+        ObjectError::NotImplemented { .. } => "NotImplementedError",
+        ObjectError::InvalidPath { .. } => "InvalidPathError",
+        ObjectError::JoinError { .. } => "JoinError",
+        ObjectError::NotSupported { .. } => "NotSupportedError",
+        ObjectError::AlreadyExists { .. } => "AlreadyExistsError",
+        ObjectError::Precondition { .. } => "PreconditionError",
+        ObjectError::NotModified { .. } => "NotModifiedError",
+        ObjectError::PermissionDenied { .. } => "PermissionDeniedError",
+        ObjectError::Unauthenticated { .. } => "UnauthenticatedError",
+        ObjectError::UnknownConfigurationKey { .. } => "UnknownConfigurationKeyError",
+        _ => "GenericError",
+    }
 }

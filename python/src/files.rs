@@ -19,7 +19,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use crate::store::inside;
+use crate::ranges::inside;
 use zarrs_cuda::internals::files as in_place;
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 

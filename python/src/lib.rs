@@ -16,11 +16,13 @@ mod multiscale;
 mod objects;
 mod pipeline;
 mod pool;
+mod ranges;
 mod read;
 mod store;
 mod stream;
 #[allow(unsafe_code)]
 mod tensor;
+mod value;
 mod write;
 mod writing;
 

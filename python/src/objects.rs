@@ -35,7 +35,8 @@ use zarrs_storage::{
 
 use crate::error::Error;
 use crate::files::frame_of;
-use crate::store::{Value, inside};
+use crate::ranges::inside;
+use crate::value::Value;
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
@@ -623,23 +624,5 @@ impl ListableStorageTraits for Objects {
                 .try_fold(0, |sum, object| std::future::ready(Ok(sum + object.size)))
                 .await
         })
-    }
-}
-
-/// The class of obstore's exception for `error`, or of Python's.
-pub(crate) fn class_of(error: &ObjectError) -> &'static str {
-    match error {
-        ObjectError::NotFound { .. } => "FileNotFoundError",
-        ObjectError::NotImplemented { .. } => "NotImplementedError",
-        ObjectError::InvalidPath { .. } => "InvalidPathError",
-        ObjectError::JoinError { .. } => "JoinError",
-        ObjectError::NotSupported { .. } => "NotSupportedError",
-        ObjectError::AlreadyExists { .. } => "AlreadyExistsError",
-        ObjectError::Precondition { .. } => "PreconditionError",
-        ObjectError::NotModified { .. } => "NotModifiedError",
-        ObjectError::PermissionDenied { .. } => "PermissionDeniedError",
-        ObjectError::Unauthenticated { .. } => "UnauthenticatedError",
-        ObjectError::UnknownConfigurationKey { .. } => "UnknownConfigurationKeyError",
-        _ => "GenericError",
     }
 }

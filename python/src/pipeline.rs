@@ -20,7 +20,8 @@ use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
 use crate::read;
-use crate::store::{Place, Store, Value};
+use crate::store::{Place, Store};
+use crate::value::Value;
 use crate::write;
 
 /// Reads and writes the chunks of arrays that have the same metadata and the same store.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 use zarrs_cuda::reader::ArrayReaderBuilder;
 use zarrs_cuda::storage::SparseShardStore;
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
     OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
@@ -22,6 +21,7 @@ use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
 use crate::objects::{Objects, PyObjects};
+use crate::value::Value;
 
 /// Between parts of an object that are read together, in bytes: as zarr-python reads by default.
 const GAP: u64 = 1 << 20;
@@ -35,46 +35,6 @@ pub(crate) enum Store {
     Asked(Arc<Asked>),
     /// What Python got from its store before the call. Every key that the call needs is there.
     Given(Arc<HashMap<String, Option<Value>>>),
-}
-
-/// A value that Python got from its store.
-#[derive(Clone, Debug)]
-pub(crate) enum Value {
-    Whole(Bytes),
-    /// Parts of it: where each begins, or `None` for one that ends where the value ends.
-    Parts(Vec<(Option<u64>, Bytes)>),
-}
-
-impl Value {
-    fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
-        let parts = match self {
-            Self::Whole(value) => return Ok(value.slice(inside(range, value.len() as u64)?)),
-            Self::Parts(parts) => parts,
-        };
-        let found = parts.iter().find_map(|(start, part)| match (range, start) {
-            (ByteRange::Suffix(_), None) => {
-                Some(part.slice(inside(range, part.len() as u64).ok()?))
-            }
-            (ByteRange::FromStart(from, Some(len)), Some(start)) => {
-                let range = ByteRange::FromStart(from.checked_sub(*start)?, Some(len));
-                Some(part.slice(inside(range, part.len() as u64).ok()?))
-            }
-            _ => None,
-        });
-        found.ok_or_else(|| match range {
-            // The first part is the index. What is behind another one was asked for with it, and the value
-            // ended before.
-            ByteRange::FromStart(from, Some(_))
-                if parts
-                    .iter()
-                    .skip(1)
-                    .any(|(start, _)| start.is_some_and(|start| start <= from)) =>
-            {
-                InvalidByteRangeError::new(range, from).into()
-            }
-            _ => StorageError::Other(format!("{range} was not read before the call")),
-        })
-    }
 }
 
 /// Where Python says that values are: in files below a directory, in objects, or where it has to be asked.
@@ -230,18 +190,6 @@ impl Store {
             },
         }
     }
-}
-
-/// The bytes that `range` means of a value of `size` bytes.
-pub(crate) fn inside(range: ByteRange, size: u64) -> Result<Range<usize>, StorageError> {
-    let ends = match range {
-        ByteRange::FromStart(start, None) => Some((start, size)),
-        ByteRange::FromStart(start, Some(len)) => start.checked_add(len).map(|end| (start, end)),
-        ByteRange::Suffix(len) => size.checked_sub(len).map(|start| (start, size)),
-    };
-    ends.filter(|(start, end)| start <= end && *end <= size)
-        .and_then(|(start, end)| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?))
-        .ok_or_else(|| InvalidByteRangeError::new(range, size).into())
 }
 
 fn given(

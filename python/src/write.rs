@@ -21,8 +21,9 @@ use crate::maintain;
 use crate::memory::Memory;
 use crate::objects::{Objects, ShardsOf};
 use crate::pool;
+use crate::ranges::inside;
 use crate::read::{check_keys, each};
-use crate::store::{Store, inside};
+use crate::store::Store;
 
 /// A key, and its new value; `None` if there is to be none.
 pub(crate) type Change = (String, Option<Vec<u8>>);

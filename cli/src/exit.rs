@@ -1,0 +1,24 @@
+//! How the command ends.
+
+/// What ended the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done,
+    Failed,
+    Usage,
+    /// The command did its work, and found damage or differences.
+    NotWell,
+    Interrupted,
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotWell => 3,
+            Self::Interrupted => 130,
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Values that Python got from a store before a call.
+
+use bytes::Bytes;
+use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
+
+use crate::ranges::inside;
+
+/// A value that Python got from its store.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Whole(Bytes),
+    /// Parts of it: where each begins, or `None` for one that ends where the value ends.
+    Parts(Vec<(Option<u64>, Bytes)>),
+}
+
+impl Value {
+    /// The bytes of a range, which Python got.
+    ///
+    /// # Errors
+    /// They were not read, or the value is shorter.
+    pub(crate) fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
+        let parts = match self {
+            Self::Whole(value) => return Ok(value.slice(inside(range, value.len() as u64)?)),
+            Self::Parts(parts) => parts,
+        };
+        let found = parts.iter().find_map(|(start, part)| match (range, start) {
+            (ByteRange::Suffix(_), None) => {
+                Some(part.slice(inside(range, part.len() as u64).ok()?))
+            }
+            (ByteRange::FromStart(from, Some(len)), Some(start)) => {
+                let range = ByteRange::FromStart(from.checked_sub(*start)?, Some(len));
+                Some(part.slice(inside(range, part.len() as u64).ok()?))
+            }
+            _ => None,
+        });
+        found.ok_or_else(|| match range {
+            // The first part is the index. What is behind another one was asked for with it, and the value
+            // ended before.
+            ByteRange::FromStart(from, Some(_))
+                if parts
+                    .iter()
+                    .skip(1)
+                    .any(|(start, _)| start.is_some_and(|start| start <= from)) =>
+            {
+                InvalidByteRangeError::new(range, from).into()
+            }
+            _ => StorageError::Other(format!("{range} was not read before the call")),
+        })
+    }
+}
