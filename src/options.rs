@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use zarrs_cuda_engine::cuda::HighestLevels;
+
 use crate::memory_limit::memory_limit;
 use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy};
 
@@ -65,11 +67,8 @@ pub struct LevelPolicy {
 
 impl Default for LevelPolicy {
     fn default() -> Self {
-        Self {
-            zstd: 3,
-            gzip: 9,
-            blosc: 5,
-        }
+        let HighestLevels { zstd, gzip, blosc } = HighestLevels::default();
+        Self { zstd, gzip, blosc }
     }
 }
 

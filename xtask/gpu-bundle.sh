@@ -147,6 +147,12 @@ begin() {
     save
 }
 
+# Prints the seconds that the part has left, at least one.
+left() {
+    local seconds=$((limit[$part] - (SECONDS - began)))
+    echo $((seconds > 1 ? seconds : 1))
+}
+
 # run SECONDS COMMAND...: sets `code`, and how that is called, `result`.
 run() {
     local seconds=$1 start=$SECONDS first=$(($(wc -c <"$log") + 1))
@@ -215,8 +221,7 @@ suites() {
     # What tests print is a result where they only look.
     run "${limit[suites]}" "${export[@]}" "$tests" ::on_gpu:: --show-output
     if [ "$result" = passed ]; then
-        run "$((limit[suites] - (SECONDS - began) > 1 ? limit[suites] - (SECONDS - began) : 1))" \
-            "$library_tests" ::on_gpu:: --show-output
+        run "$(left)" "$library_tests" ::on_gpu:: --show-output
     fi
     if [ -n "${ZARRS_CUDA_EXPORT:-}" ] &&
         ! tar -C "$temporary/arrays" -czf "$out/zarrs_cuda-gpu-arrays.tar.gz" . 2>>"$log" &&
@@ -281,7 +286,7 @@ tool() {
     fi
     run "${limit[$name]}" "${command[@]}" "$tests" --test-threads=1 "${filters[@]}"
     if [ "$result" = passed ]; then
-        run "${limit[$name]}" "${command[@]}" "$library_tests" --test-threads=1 ::on_gpu::
+        run "$(left)" "${command[@]}" "$library_tests" --test-threads=1 ::on_gpu::
     fi
     end
 }

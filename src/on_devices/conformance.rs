@@ -2,7 +2,7 @@
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-use super::suites::{compressed_conformance, conformance_with, forked_child};
+use super::suites::{compressed_conformance, conformance, forked_child};
 use super::*;
 use crate::{Backend, Options};
 
@@ -35,7 +35,7 @@ fn a_device_with_many_multiprocessors() {
 }
 
 fn check(simulation: &Arc<Simulation>, tuning: Tuning, cases: u32) {
-    conformance_with(&options(StandIn::Six), simulation.clone(), tuning, cases);
+    conformance(&options(StandIn::Six), simulation.clone(), tuning, cases);
     assert_clean(simulation);
 }
 

@@ -3,7 +3,7 @@
 
 use zarrs_cuda_engine::cuda::Tuning;
 use zarrs_cuda_engine::cuda::driver::cuda::gpu_or_skip;
-use zarrs_cuda_engine::cuda::nvcomp;
+use zarrs_cuda_engine::fakes::nvcomp_or_skip;
 
 use super::suites;
 use crate::{Backend, Options};
@@ -21,27 +21,12 @@ fn tuned(tuning: Tuning) -> Tuning {
     Tuning { streams, ..tuning }
 }
 
-/// Returns whether there is nvCOMP. Without it prints that the test is skipped, or panics if
-/// `ZARRS_CUDA_REQUIRE_NVCOMP` is 1.
-fn has_nvcomp(test: &str) -> bool {
-    match nvcomp::of_process(None) {
-        Ok(_) => true,
-        Err(error) if std::env::var("ZARRS_CUDA_REQUIRE_NVCOMP").is_ok_and(|v| v == "1") => {
-            panic!("{test} needs nvCOMP, and ZARRS_CUDA_REQUIRE_NVCOMP is 1: {error}")
-        }
-        Err(error) => {
-            eprintln!("{test} is skipped: {error}");
-            false
-        }
-    }
-}
-
 #[test]
 fn shards_of_the_conformance_suite() {
     if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
         for tuning in [Tuning::TINY, Tuning::DEFAULT].map(tuned) {
             // Fewer might all be shards that the host takes.
-            suites::conformance(driver.clone(), None, tuning, cases().max(16));
+            suites::conformance(&Options::default(), driver.clone(), tuning, cases().max(16));
         }
     }
 }
@@ -51,7 +36,7 @@ fn shards_of_the_conformance_suite() {
 fn compressed_shards_of_the_conformance_suite() {
     let name = "compressed_shards_of_the_conformance_suite";
     if let Some(driver) = gpu_or_skip(name)
-        && has_nvcomp(name)
+        && nvcomp_or_skip(name, zarrs_cuda_nvcomp_stand_in::is_stand_in).is_some()
     {
         let options = Options::default().with_backend(Backend::Cuda);
         for tuning in [Tuning::TINY, Tuning::DEFAULT].map(tuned) {

@@ -14,27 +14,8 @@ use crate::conformance::{check, check_compressed};
 use crate::plan::{Engines, Rule};
 use crate::{Backend, Options};
 
-/// Runs the conformance suite with budgets of `memory` bytes, or with the default budgets.
-pub(super) fn conformance(
-    driver: Arc<dyn Driver>,
-    memory: Option<usize>,
-    tuning: Tuning,
-    cases: u32,
-) {
-    let mut options = Options::default();
-    if let Some(bytes) = memory {
-        options = options.with_device_memory(bytes).with_pinned_memory(bytes);
-    }
-    conformance_with(&options, driver, tuning, cases);
-}
-
-/// As [`conformance`], with budgets and a compressor library from `options`.
-pub(super) fn conformance_with(
-    options: &Options,
-    driver: Arc<dyn Driver>,
-    tuning: Tuning,
-    cases: u32,
-) {
+/// Runs the conformance suite with budgets and a compressor library from `options`.
+pub(super) fn conformance(options: &Options, driver: Arc<dyn Driver>, tuning: Tuning, cases: u32) {
     let devices = Devices::new(vec![driver]);
     let options = options.clone().with_backend(Backend::Auto);
     let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);

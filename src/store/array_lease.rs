@@ -141,7 +141,7 @@ impl ArrayLease {
     /// for other parts of so many may have theirs at the same time.
     ///
     /// # Errors
-    /// As for [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn take_part(directory: &Path, part: u64, parts: NonZeroU64) -> io::Result<Self> {
         let of = parts.get();
         Self::shared(directory, Work::Shards { part, of })

@@ -194,7 +194,7 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
             content,
         }));
     }
-    // Nobody else looks at it, or begins to own it.
+    // No other thread looks at the lease now, or begins to own it.
     if (!has_lock || file.try_lock().is_ok()) && is_at(&file, path) {
         delete(path)?;
     }

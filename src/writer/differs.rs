@@ -1,4 +1,4 @@
-//! What the metadata of two arrays have in common: whether they describe the same array.
+//! A comparison of the metadata of two arrays: whether both describe the same array.
 
 use std::sync::Arc;
 

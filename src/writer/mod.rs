@@ -102,7 +102,8 @@ use zarrs_cuda_engine::layout::BatchGrid;
 use zarrs_cuda_engine::memory::buffers::Patience;
 use zarrs_cuda_engine::process::account::Reservation;
 
-/// What an [`ArrayWriter`] is between two calls of the application: its open batch, and what threads share.
+/// The state of an [`ArrayWriter`] between two calls of the application: the open batch, and the state that
+/// the writer shares with its threads.
 #[derive(Debug)]
 struct Stream {
     shared: Arc<Shared>,

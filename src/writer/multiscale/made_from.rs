@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// An array of 200 epochs of three shards each, of which some are there, and its files.
+    /// Makes an array of 200 epochs of three shards each, and returns its files. Some shards are stored.
     fn source() -> (tempfile::TempDir, Source) {
         let directory = tempfile::tempdir().unwrap();
         let array = ArrayBuilder::new(vec![400, 6], vec![2, 2], data_type::uint8(), 0_u8);

@@ -173,7 +173,7 @@ fn share() {
         assert!(appended.iter().all(Result::is_ok));
     });
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    // Storing, encoding, rayon's pool for streams, the crew, the timer; and those of this test.
+    // Threads that store and encode, rayon's pool for streams, the crew, the timer; and the threads of this test.
     let allowed = 64 + cores.max(4) + cores + 15 + 1 + THREADS + 1;
     let most = most.into_inner() - threads_before;
     let stored: usize = (store.list().unwrap().iter())

@@ -1,4 +1,4 @@
-//! What was asked of the device, in order: `cargo xtask predict` reads it.
+//! The operations that a simulated device was asked for, in order.
 //!
 //! A step is a line of JSON: the thread, the processor time that the host took since the thread's
 //! step before (its own, and the time of all other threads of the process), and the operation. Time

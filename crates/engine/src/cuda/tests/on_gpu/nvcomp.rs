@@ -1,36 +1,14 @@
 //! NVIDIA's own compressors, on the device.
 
 use crate::cuda::driver::Driver;
-use crate::cuda::driver::cuda::{CudaDriver, gpu_or_skip};
+use crate::cuda::driver::cuda::gpu_or_skip;
 use crate::cuda::nvcomp::tests::{FORMATS, batches};
-use crate::cuda::nvcomp::{Format, Nvcomp, Search, VARIABLE};
-use std::env;
+use crate::cuda::nvcomp::{Format, Nvcomp};
+use crate::fakes::nvcomp_or_skip;
 
-/// Returns the library, or `None` if there is none. It must exist if its variable names a file, as
-/// the bundle's script does for a bundle with one, or with `ZARRS_CUDA_REQUIRE_NVCOMP=1`.
+/// Returns the library, or `None` if there is none.
 pub(super) fn library(test: &str) -> Option<Nvcomp> {
-    match Search::new(None).load() {
-        Ok(nvcomp) => {
-            // NVIDIA's library takes addresses of a GPU.
-            let is_emulated = CudaDriver::open(0).is_ok_and(|driver| {
-                driver.device().name == zarrs_cuda_emulator::driver::DEVICE_NAME
-            });
-            let path = nvcomp.path().display();
-            let is_stand_in = zarrs_cuda_nvcomp_stand_in::is_stand_in(nvcomp.path());
-            assert!(
-                !is_emulated || is_stand_in,
-                "{path} cannot use an emulated device"
-            );
-            Some(nvcomp)
-        }
-        Err(reason) => {
-            let required = env::var_os("ZARRS_CUDA_REQUIRE_NVCOMP").is_some_and(|v| v == "1");
-            let named = env::var_os(VARIABLE).is_some_and(|file| !file.is_empty());
-            assert!(!required && !named, "{reason}");
-            eprintln!("{test} is skipped: {reason}");
-            None
-        }
-    }
+    nvcomp_or_skip(test, zarrs_cuda_nvcomp_stand_in::is_stand_in)
 }
 
 fn run(test: &str, check: impl FnOnce(&dyn Driver, &Nvcomp)) {
