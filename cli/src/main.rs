@@ -49,6 +49,7 @@ mod parts;
 mod plan;
 mod progress;
 mod pyramid;
+mod ranges;
 mod recover;
 mod reencode;
 #[cfg(feature = "remote")]

@@ -3,7 +3,6 @@
 //! Requests wait on a runtime of this module; nothing else of the command is asynchronous.
 
 use std::error::Error as _;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::{StreamExt, TryStreamExt};
@@ -17,7 +16,7 @@ use object_store::{
 };
 use tokio::runtime::{Builder, Runtime};
 use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
+use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
     ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
@@ -27,6 +26,7 @@ use zarrs_storage::{
 use crate::failure::Failure;
 use crate::http::{self, Checking};
 use crate::open::{Place, is_http, without_user};
+use crate::ranges::inside;
 
 /// Longer values are sent in parts: S3 takes 5 GiB at once, and parts go up side by side.
 const LONG: usize = 64 << 20;
@@ -372,19 +372,6 @@ fn tidy(text: &str) -> String {
     }
 }
 
-/// The bytes of a range in a value of `size` bytes.
-fn within(range: ByteRange, size: u64) -> Result<Range<u64>> {
-    let ends = match range {
-        ByteRange::FromStart(start, None) => Some((start.min(size), size)),
-        ByteRange::FromStart(start, Some(len)) => start.checked_add(len).map(|end| (start, end)),
-        ByteRange::Suffix(len) => size.checked_sub(len).map(|start| (start, size)),
-    };
-    match ends {
-        Some((start, end)) if end <= size => Ok(start..end),
-        _ => Err(InvalidByteRangeError::new(range, size).into()),
-    }
-}
-
 impl ReadableStorageTraits for Remote {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
         let path = path_of(key.as_str())?;
@@ -401,7 +388,7 @@ impl ReadableStorageTraits for Remote {
             return Ok(None);
         };
         let path = path_of(key.as_str())?;
-        let ranges: Result<Vec<_>> = byte_ranges.map(|range| within(range, size)).collect();
+        let ranges: Result<Vec<_>> = byte_ranges.map(|range| inside(range, size)).collect();
         let ranges = ranges?;
         let parts = self.objects.get_ranges(&path, &ranges);
         let Some(parts) = found(self.runtime.block_on(parts))? else {

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
     StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
+
+use crate::ranges::inside;
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -121,14 +123,8 @@ impl Files {
 
     /// Reads a range of the open file at `path`, which has `size` bytes.
     fn read(file: &File, path: &Path, size: u64, range: ByteRange) -> Result<Bytes> {
-        let (start, len) = match range {
-            ByteRange::FromStart(start, None) => (start, size.saturating_sub(start)),
-            ByteRange::FromStart(start, Some(len)) => (start, len),
-            ByteRange::Suffix(len) => (size.saturating_sub(len), len),
-        };
-        if start.checked_add(len).is_none_or(|end| end > size) {
-            return Err(InvalidByteRangeError::new(range, size).into());
-        }
+        let range = inside(range, size)?;
+        let (start, len) = (range.start, range.end - range.start);
         let mut bytes = Vec::new();
         let reserved = usize::try_from(len)
             .ok()
