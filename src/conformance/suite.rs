@@ -1,6 +1,7 @@
 //! The suite: every promise of the engine contract, on any engine.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Mutex;
@@ -18,14 +19,15 @@ use crate::{CudaShardingCodec, Options};
 use zarrs_cuda_engine::contract::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use zarrs_cuda_engine::layout::Extent;
 
-/// Check what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
+/// Checks what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
+/// Returns for how many cases they chose a device.
 pub(crate) fn check(
     options: &Options,
     engines: &Engines,
     num_cases: u32,
     fallbacks: &dyn Fn() -> u64,
-) {
-    check_all(&cases(), options, engines, num_cases, fallbacks);
+) -> u64 {
+    check_all(&cases(), options, engines, num_cases, fallbacks)
 }
 
 /// As [`check`], with a compressor that a device has in every chain.
@@ -34,8 +36,8 @@ pub(crate) fn check_compressed(
     engines: &Engines,
     num_cases: u32,
     fallbacks: &dyn Fn() -> u64,
-) {
-    check_all(&compressed_cases(), options, engines, num_cases, fallbacks);
+) -> u64 {
+    check_all(&compressed_cases(), options, engines, num_cases, fallbacks)
 }
 
 fn check_all(
@@ -44,10 +46,14 @@ fn check_all(
     engines: &Engines,
     num_cases: u32,
     fallbacks: &dyn Fn() -> u64,
-) {
+) -> u64 {
+    let on_device = Cell::new(0);
     effort::property(num_cases, cases, |case| {
-        check_case(options, engines, &case, fallbacks)
+        let engine = check_case(options, engines, &case, fallbacks)?;
+        on_device.set(on_device.get() + u64::from(engine == "cuda"));
+        Ok(())
     });
+    on_device.get()
 }
 
 /// Fail the case unless a condition holds.
@@ -59,12 +65,13 @@ macro_rules! ensure {
     };
 }
 
+/// Returns the name of the engine that was chosen.
 fn check_case(
     options: &Options,
     engines: &Engines,
     case: &Case,
     fallbacks: &dyn Fn() -> u64,
-) -> Result<(), TestCaseError> {
+) -> Result<&'static str, TestCaseError> {
     let before = fallbacks();
     let fail = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
     let codec = CudaShardingCodec::new_with_configuration(&case.configuration(), options.clone())
@@ -124,7 +131,7 @@ fn check_case(
         "shards that are as they should be fell back to another engine"
     );
     subject.check_corrupted(&encoded);
-    Ok(())
+    Ok(choice.engine.name())
 }
 
 /// One case, on one engine.

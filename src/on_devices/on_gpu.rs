@@ -25,8 +25,7 @@ fn tuned(tuning: Tuning) -> Tuning {
 fn shards_of_the_conformance_suite() {
     if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
         for tuning in [Tuning::TINY, Tuning::DEFAULT].map(tuned) {
-            // Fewer might all be shards that the host takes.
-            suites::conformance(&Options::default(), driver.clone(), tuning, cases().max(16));
+            suites::conformance(&Options::default(), driver.clone(), tuning, cases());
         }
     }
 }
