@@ -1,5 +1,7 @@
 //! Chooses the shards of an array to work on: the named ones, or the stored ones, by a listing.
 
+use std::io;
+
 use indicatif::HumanCount;
 use serde_json::{Value, json};
 use zarrs::array::Array;
@@ -36,26 +38,39 @@ impl ShardArgs {
         }
     }
 
-    /// The lease for changing these shards, if the array is in a directory that can be written to: all of the
-    /// array, or the part. `doing` names the change.
-    pub(crate) fn lease(
-        &self,
-        opened: &Opened,
-        doing: &str,
-    ) -> Result<Option<ArrayLease>, Failure> {
-        let Place::Directory(path) = &opened.place else {
-            return Ok(None);
-        };
-        let lease = match self.part {
-            Some(part) => ArrayLease::take_part(path, part.index(), part.of()),
-            None => ArrayLease::take(path),
+    /// The lease for changing these shards: of all of the array, or of the part. `doing` names the change.
+    pub(crate) fn lease(&self, opened: &Opened, doing: &str) -> Result<ArrayLease, Failure> {
+        let lease = match (&opened.place, &opened.conditional, self.part) {
+            (Place::Directory(path), _, None) => ArrayLease::take(path),
+            (Place::Directory(path), _, Some(part)) => {
+                ArrayLease::take_part(path, part.index(), part.of())
+            }
+            (Place::Url(_), Some(store), part) => {
+                let (store, array) = (store.clone(), opened.array.path());
+                let taken = match part {
+                    None => ArrayLease::take_in(store, array),
+                    Some(part) => ArrayLease::take_part_in(store, array, part.index(), part.of()),
+                };
+                taken.map_err(io::Error::other)
+            }
+            (Place::Url(_), None, _) => {
+                let message = format!("cannot {doing} {}: it can only be read", opened.place);
+                return Err(Failure::failed(message));
+            }
         };
         lease
-            .map(Some)
             .map_err(|error| {
                 let message = format!("cannot {doing} {}: {error}", opened.place);
                 Failure::failed(message).with_remedy("see whether another process works on the array, and whether this one may have more open files (`ulimit -n`), and try again")
             })
+    }
+
+    /// Says that other processes are not refused, if `lease` was to be taken and there is none.
+    pub(crate) fn lease_text(lease: Option<&ArrayLease>) -> Option<String> {
+        let is_missing = lease.is_some_and(|lease| !lease.is_held());
+        is_missing.then(|| {
+            "no lease: other processes that changed the array meanwhile were not refused".to_owned()
+        })
     }
 
     /// Whether shards are chosen by their names.

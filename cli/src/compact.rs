@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
-use zarrs_cuda::maintenance::Compaction;
+use zarrs_cuda::maintenance::{ArrayLease, Compaction};
 
 use crate::arguments::shape_text;
 use crate::budget::Budget;
@@ -42,12 +42,12 @@ fn fraction(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
-    let _lease = if args.dry_run {
+    let lease = if args.dry_run {
         None
     } else {
         opened.place.must_be_written("compact")?;
         opened.must_be_plain("compact")?;
-        args.shards.lease(&opened, "compact")?
+        Some(args.shards.lease(&opened, "compact")?)
     };
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
@@ -124,9 +124,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ));
     }
     lines.extend(chosen.outside_text());
+    lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
         "dry_run": args.dry_run,
+        "lease": lease.as_ref().map(ArrayLease::is_held),
         "stored": shards,
         "outside_of_grid": chosen.outside(),
         "before": before,

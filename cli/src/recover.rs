@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
-use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, Shards, SubchunkState};
+use zarrs_cuda::maintenance::{ArrayLease, Recovery, RecoveryOutcome, Shards, SubchunkState};
 
 use crate::arguments::shape_text;
 use crate::checks::Checks;
@@ -50,12 +50,12 @@ fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, Arc<str>)> {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
-    let _lease = if args.dry_run {
+    let lease = if args.dry_run {
         None
     } else {
         opened.place.must_be_written("recover")?;
         opened.must_be_plain("recover")?;
-        args.shards.lease(&opened, "recover")?
+        Some(args.shards.lease(&opened, "recover")?)
     };
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
@@ -129,9 +129,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         counted(chosen.looked_at(), "shard"),
     ));
     lines.extend(chosen.outside_text());
+    lines.extend(ShardArgs::lease_text(lease.as_ref()));
     let json = json!({
         "array": opened.place.to_string(),
         "dry_run": args.dry_run,
+        "lease": lease.as_ref().map(ArrayLease::is_held),
         "shards": chosen.looked_at_json(),
         "stored": stored,
         "outside_of_grid": chosen.outside(),

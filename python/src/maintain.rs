@@ -6,9 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use serde_json::json;
 use zarrs::array::Array;
+use zarrs::node::NodePath;
 use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::storage::SparseShardStore;
-use zarrs_storage::{StorePrefix, WritableStorageTraits};
+use zarrs_storage::{StorageError, StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
 use crate::error::{Error, detached};
@@ -136,25 +137,41 @@ fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
     })
 }
 
-/// The lease of an array of files, until it is closed. Other stores have none.
+/// The lease of an array, until it is closed.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
 pub(crate) struct Lease(Mutex<Option<ArrayLease>>);
 
 impl Lease {
-    /// Takes the lease of the array at `path`, to change any of its shards.
+    /// Takes the lease of the array at `path`, to change any of its shards. Stores of Python have none.
     pub(crate) fn take(store: &Store, path: &str) -> Result<Self, Error> {
-        let Store::Files(files) = store else {
-            return Ok(Self(Mutex::default()));
+        let failed = |error: &StorageError| Error::store("change the shards of", path, error);
+        let lease = match store {
+            Store::Files(files) => {
+                let lease = ArrayLease::take(&files.root().join(path));
+                Some(lease.map_err(|error| failed(&error.into()))?)
+            }
+            Store::Objects(objects) => {
+                let array = NodePath::new(&format!("/{path}"));
+                let array =
+                    array.map_err(|error| failed(&StorageError::Other(error.to_string())))?;
+                let lease = ArrayLease::take_in(objects.clone(), &array);
+                Some(lease.map_err(|error| failed(&error))?)
+            }
+            _ => None,
         };
-        let lease = ArrayLease::take(&files.root().join(path));
-        let lease =
-            lease.map_err(|error| Error::store("change the shards of", path, &error.into()))?;
-        Ok(Self(Mutex::new(Some(lease))))
+        Ok(Self(Mutex::new(lease)))
     }
 }
 
 #[pymethods]
 impl Lease {
+    /// Whether there is a lease, which is not closed.
+    #[getter]
+    fn is_held(&self) -> bool {
+        let lease = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lease.as_ref().is_some_and(ArrayLease::is_held)
+    }
+
     fn close(&self, py: Python<'_>) {
         let lease = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(lease));

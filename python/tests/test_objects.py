@@ -593,7 +593,7 @@ def test_one_writer_extends_an_array(server: Server) -> None:
     array = create(store, **STREAM)
     url = f"http://127.0.0.1:{server.server_port}"
     values = np.arange(48, dtype="uint8").reshape(8, 6)
-    lease = ".zarrs-cuda-writer"
+    lease = ".zarrs-cuda-writers/all"
     with zarrs_cuda.ArrayWriter(array) as writer:
         assert "lease: held" in writer.explain()
         writer.append(values[:4])
@@ -601,6 +601,9 @@ def test_one_writer_extends_an_array(server: Server) -> None:
         assert said.startswith("refused")
         assert f"process {os.getpid()}" in said
         assert lease in server.objects
+        for change in (zarrs_cuda.compact, zarrs_cuda.recover):
+            with pytest.raises(OSError, match="has the lease"):
+                change(array)
         writer.append(values[4:])
     assert lease not in server.objects
     np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
@@ -623,8 +626,11 @@ def test_servers_without_conditions_have_no_leases(conditions: str, server: Serv
     values = np.arange(24, dtype="uint8").reshape(4, 6)
     with zarrs_cuda.ArrayWriter(array) as writer:
         assert "lease: none" in writer.explain()
-        assert ".zarrs-cuda-writer" not in server.objects
+        assert not [key for key in server.objects if ".zarrs-cuda-writer" in key]
         writer.append(values)
+    for change in (zarrs_cuda.compact, zarrs_cuda.recover):
+        with pytest.warns(UserWarning, match="no lease"):
+            change(array)
     np.testing.assert_array_equal(opened(store, THEIRS)[...], values)
 
 

@@ -146,6 +146,9 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
         }
     }
     for below in below.prefixes() {
+        if is_lease(below.as_str()) {
+            continue;
+        }
         let shard_prefix = match view.seen_prefix(below) {
             Seen::Itself => view.keys().scope(below),
             Seen::Shard(shard) if has_chunks => {

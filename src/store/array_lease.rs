@@ -1,8 +1,9 @@
-//! The leases of an array of files: which of them exclude each other.
+//! The leases of an array: which of them exclude each other.
 //!
-//! A lease lies beside the metadata of the array, and its name says what its owner does. Each process makes
-//! its own lease first, and looks at the others then. So of two that begin at the same moment at least one
-//! sees the other. Both may, and both are refused then.
+//! The name of a lease says what its owner does. On files it lies beside the metadata of the array, on objects
+//! in a folder of its own there, which one request lists. Each process makes its own lease first, and looks at
+//! the others then. So of two that begin at the same moment at least one sees the other. Both may, and both are
+//! refused then.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +12,19 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::lease::Lease;
+use zarrs::node::{NodePath, meta_key_v3};
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
+
+use super::conditional::ConditionalStore;
+use super::lease::{Held, Lease};
+use super::object_lease::ObjectLease;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How the name of each lease begins.
-pub(crate) const LEASE: &str = ".zarrs-cuda-writer";
+/// How the name of each lease of files begins.
+const LEASE: &str = ".zarrs-cuda-writer";
+
+/// The folder of the leases of objects.
+const FOLDER: &str = ".zarrs-cuda-writers";
 
 /// The work of a process on an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,22 +38,22 @@ pub(crate) enum Work {
 }
 
 impl Work {
+    /// The name of the lease of objects.
     fn name(self) -> String {
         match self {
-            Self::Alone => LEASE.to_owned(),
-            Self::Blocks { part, of } => format!("{LEASE}.blocks-{part}-of-{of}"),
-            Self::Shards { part, of } => format!("{LEASE}.shards-{part}-of-{of}"),
+            Self::Alone => "all".to_owned(),
+            Self::Blocks { part, of } => format!("blocks-{part}-of-{of}"),
+            Self::Shards { part, of } => format!("shards-{part}-of-{of}"),
         }
     }
 
-    /// The work of the owner of the lease with this name; `None` if this version of the library has no such
-    /// lease.
+    /// The work of the owner of the lease with this [`name`](Self::name); `None` if this version of the
+    /// library has no such lease.
     fn of_name(name: &str) -> Option<Self> {
-        let rest = name.strip_prefix(LEASE)?;
-        if rest.is_empty() {
+        if name == "all" {
             return Some(Self::Alone);
         }
-        let (kind, numbers) = rest.strip_prefix('.')?.split_once('-')?;
+        let (kind, numbers) = name.split_once('-')?;
         let (part, of) = numbers.split_once("-of-")?;
         let (part, of) = (part.parse().ok()?, of.parse().ok()?);
         let work = match kind {
@@ -53,6 +62,24 @@ impl Work {
             _ => return None,
         };
         (work.name() == name).then_some(work)
+    }
+
+    /// The name of the lease of files.
+    fn file_name(self) -> String {
+        match self {
+            Self::Alone => LEASE.to_owned(),
+            part => format!("{LEASE}.{}", part.name()),
+        }
+    }
+
+    /// The work of the owner of the lease with this [`file_name`](Self::file_name).
+    fn of_file_name(name: &str) -> Option<Self> {
+        let rest = name.strip_prefix(LEASE)?;
+        if rest.is_empty() {
+            return Some(Self::Alone);
+        }
+        let part = Self::of_name(rest.strip_prefix('.')?)?;
+        (part != Self::Alone).then_some(part)
     }
 
     /// Whether both may be done at once: parts of one division that are not the same.
@@ -77,29 +104,68 @@ impl Work {
     }
 }
 
-/// Whether the last part of `key` is the name of a lease.
+/// Whether `key`, or the prefix of keys, is the one of a lease.
 pub(crate) fn is_lease(key: &str) -> bool {
-    let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
-    let rest = name.strip_prefix(LEASE);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    let mut names = key.trim_end_matches('/').rsplit('/');
+    let is_name = |name: &str| {
+        let rest = name.strip_prefix(LEASE);
+        name == FOLDER || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    names.next().is_some_and(is_name) || names.next() == Some(FOLDER)
 }
 
-/// Take the lease for `work` on the array in `directory`, which is made.
-///
-/// # Errors
-/// [`ErrorKind::ResourceBusy`] if another process has a lease that excludes this one, or another part of
-/// this process has; otherwise the errors of the file system.
-pub(crate) fn take(directory: &Path, work: Work) -> io::Result<Lease> {
-    let own = work.name();
+/// Where the leases of an array are.
+#[derive(Clone)]
+pub(crate) enum Leases {
+    /// Beside its metadata, in this directory, which is made.
+    Files(PathBuf),
+    /// In a folder of objects, which begin with the prefix.
+    Objects(Arc<dyn ConditionalStore>, StorePrefix),
+}
+
+impl Leases {
+    /// The leases of `array`, whose values are the files below `root`.
+    pub(crate) fn of_files(root: &Path, array: &NodePath) -> Self {
+        Self::Files(root.join(array.as_str().trim_start_matches('/')))
+    }
+
+    /// The leases of `array` in `store`.
+    pub(crate) fn of_objects(store: Arc<dyn ConditionalStore>, array: &NodePath) -> Self {
+        let array = meta_key_v3(array).parent();
+        let folder = StorePrefix::new(format!("{}{FOLDER}/", array.as_str()));
+        Self::Objects(store, folder.unwrap_or(array))
+    }
+
+    /// Takes the lease for `work`. `None` if the store of objects has no conditional requests, ignores the
+    /// conditions, or does not list.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has a lease that excludes
+    /// this one, or another part of this process has; otherwise the store's.
+    pub(crate) fn take(&self, work: Work) -> Result<Option<Held>, StorageError> {
+        Ok(match self {
+            Self::Files(directory) => Some(Arc::new(take(directory, work)?)),
+            Self::Objects(store, folder) => {
+                let lease = take_object(store, folder, work)?;
+                lease.map(|lease| -> Held { Arc::new(lease) })
+            }
+        })
+    }
+}
+
+fn take(directory: &Path, work: Work) -> io::Result<Lease> {
+    let own = work.file_name();
     let lease = Lease::take(&directory.join(&own))?;
     let mut others = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let name = entry?.file_name();
-        let Some(name) = name.to_str().filter(|name| is_lease(name) && *name != own) else {
+        let entry = entry?;
+        let name = entry.file_name();
+        let is_other = |name: &&str| is_lease(name) && **name != *own && **name != *FOLDER;
+        let Some(name) = name.to_str().filter(is_other) else {
             continue;
         };
         // A lease of a later version excludes every other one.
-        if !Work::of_name(name).is_some_and(|other| work.is_beside(other)) {
+        if !Work::of_file_name(name).is_some_and(|other| work.is_beside(other)) {
             others.push(directory.join(name));
         }
     }
@@ -107,26 +173,53 @@ pub(crate) fn take(directory: &Path, work: Work) -> io::Result<Lease> {
     Ok(lease)
 }
 
-/// A lease of an array in a directory: while it is there, writers that extend the array, and processes that
-/// compact or repair it, are refused.
+fn take_object(
+    store: &Arc<dyn ConditionalStore>,
+    folder: &StorePrefix,
+    work: Work,
+) -> Result<Option<ObjectLease>, StorageError> {
+    let key = |name: &str| StoreKey::new(format!("{}{name}", folder.as_str()));
+    let own = key(&work.name())?;
+    let Some(lease) = ObjectLease::take(store.clone(), own.clone())? else {
+        return Ok(None);
+    };
+    let mut others = match store.list_prefix(folder) {
+        Err(error) => {
+            tracing::warn!(%folder, %error, "leases cannot be listed: this process takes none");
+            return Ok(None);
+        }
+        Ok(keys) => keys,
+    };
+    others.retain(|other| {
+        let name = other.as_str().strip_prefix(folder.as_str());
+        let other_work = name.and_then(Work::of_name);
+        *other != own && !other_work.is_some_and(|other| work.is_beside(other))
+    });
+    ObjectLease::check_free(store, others)?;
+    Ok(Some(lease))
+}
+
+/// A lease of an array: while it is there, writers that extend the array, and processes that compact or repair
+/// it, are refused.
 ///
 /// [`Shards`](crate::maintenance::Shards) takes one by itself on zarrs' `FilesystemStore`. Programs that
-/// compact or repair shards through other stores of files take one. Values of one process for the same work
-/// share a lease, which is deleted with the last of them. See
-/// [Leases](crate::guide::reference::streaming#leases).
+/// compact or repair shards through other stores take one: of files in a directory, or of objects, whose
+/// requests have conditions. See [Leases](crate::guide::reference::streaming#leases).
 #[derive(Debug)]
 #[must_use = "the lease is deleted when this is dropped"]
 pub struct ArrayLease {
-    /// `None` if the directory can only be read.
-    lease: Option<Arc<Lease>>,
+    lease: Option<Held>,
 }
 
-/// The leases of [`ArrayLease`]s of this process.
-static SHARED: PerProcess<Mutex<BTreeMap<PathBuf, Weak<Lease>>>> = PerProcess::new(Mutex::default);
+/// The leases of files of [`ArrayLease`]s of this process.
+static SHARED: PerProcess<Mutex<BTreeMap<PathBuf, WeakHeld>>> = PerProcess::new(Mutex::default);
+
+type WeakHeld = Weak<dyn std::fmt::Debug + Send + Sync>;
 
 impl ArrayLease {
     /// Takes the lease of the array in `directory`, to compact or repair any of its shards. In a directory
-    /// that this process cannot write to there is none.
+    /// that this process cannot write to there is none. Values of one process for the same work share a lease
+    /// of files, which is deleted with the last of them.
     ///
     /// It takes ten seconds if a process of another machine has left a lease.
     ///
@@ -147,20 +240,58 @@ impl ArrayLease {
         Self::shared(directory, Work::Shards { part, of })
     }
 
+    /// Takes the lease of the `array` in `store`, to compact or repair any of its shards. There is none if
+    /// `store` takes no conditions, ignores them, or does not list: [`is_held`](Self::is_held).
+    ///
+    /// It takes ten seconds if a process of another machine has left a lease.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has a lease of the array,
+    /// or another part of this process; otherwise the errors of `store`.
+    pub fn take_in(
+        store: Arc<dyn ConditionalStore>,
+        array: &NodePath,
+    ) -> Result<Self, StorageError> {
+        let lease = Leases::of_objects(store, array).take(Work::Alone)?;
+        Ok(Self { lease })
+    }
+
+    /// Takes the lease of part number `part` of `parts` of the shards of the `array` in `store`. Processes for
+    /// other parts of so many may have theirs at the same time.
+    ///
+    /// # Errors
+    /// The errors of [`take_in`](Self::take_in).
+    pub fn take_part_in(
+        store: Arc<dyn ConditionalStore>,
+        array: &NodePath,
+        part: u64,
+        parts: NonZeroU64,
+    ) -> Result<Self, StorageError> {
+        let of = parts.get();
+        let lease = Leases::of_objects(store, array).take(Work::Shards { part, of })?;
+        Ok(Self { lease })
+    }
+
+    /// Returns whether there is a lease. Without one, no other process is refused.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.lease.is_some()
+    }
+
     /// Returns whether the key, or the name of a file, is the one of a lease: also of a lease that a writer
-    /// has. Listings leave it out.
+    /// has, and of the folder of leases. Listings leave it out.
     #[must_use]
     pub fn is_key(key: &str) -> bool {
         is_lease(key)
     }
 
     fn shared(directory: &Path, work: Work) -> io::Result<Self> {
-        let path = directory.join(work.name());
+        let path = directory.join(work.file_name());
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lease) = shared.get(&path).and_then(Weak::upgrade) {
             return Ok(Self { lease: Some(lease) });
         }
-        let lease = match take(directory, work) {
+        let lease: Held = match take(directory, work) {
             Ok(lease) => Arc::new(lease),
             // Shards that are intact need no writing; the rest fails for this reason.
             Err(error) if is_read_only(&error) => {
@@ -196,7 +327,10 @@ fn is_read_only(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use zarrs_storage::ListableStorageTraits;
+
     use super::*;
+    use crate::store::conditional::in_memory::{Conditions, Objects};
 
     const WORKS: [Work; 7] = [
         Work::Alone,
@@ -225,8 +359,11 @@ mod tests {
     #[test]
     fn parts_of_one_division_alone_run_beside_each_other() {
         for one in WORKS {
+            let file = one.file_name();
             assert_eq!(Work::of_name(&one.name()), Some(one));
-            assert!(is_lease(&one.name()) && is_lease(&format!("a/b/{}", one.name())));
+            assert_eq!(Work::of_file_name(&file), Some(one));
+            assert!(is_lease(&file) && is_lease(&format!("a/b/{file}")));
+            assert!(is_lease(&format!("a/{FOLDER}/{}", one.name())));
             for other in WORKS {
                 let directory = tempfile::tempdir().unwrap();
                 let first = take(directory.path(), one).unwrap();
@@ -234,7 +371,7 @@ mod tests {
                 assert_eq!(second.is_ok(), may_both(one, other), "{one:?} {other:?}");
                 if let Err(error) = &second {
                     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
-                    assert!(error.to_string().contains(&one.name()), "{error}");
+                    assert!(error.to_string().contains(&file), "{error}");
                 }
                 drop(second);
                 // The second has left nothing, and the first goes on.
@@ -248,26 +385,77 @@ mod tests {
         }
         for other in [
             "",
-            ".zarrs-cuda-writers",
+            ".zarrs-cuda-writerss",
             "zarrs-cuda-writer",
             "a/.zarrs-cuda-writer/c",
+            "a/.zarrs-cuda-writers/b/c",
         ] {
             assert!(!is_lease(other), "{other}");
         }
+        assert!(is_lease(".zarrs-cuda-writers/") && is_lease("a/.zarrs-cuda-writers"));
+        assert_eq!(Work::of_file_name(".zarrs-cuda-writer.all"), None);
+    }
+
+    fn objects(conditions: Conditions) -> (Arc<Objects>, Leases) {
+        let store = Objects::new(conditions);
+        let array = NodePath::new("/a/b").unwrap();
+        let leases = Leases::of_objects(store.clone(), &array);
+        (store, leases)
+    }
+
+    #[test]
+    fn objects_have_the_same_leases() {
+        for one in WORKS {
+            for other in WORKS {
+                let (store, leases) = objects(Conditions::Obeyed);
+                let first = leases.take(one).unwrap().unwrap();
+                let second = leases.take(other);
+                assert_eq!(second.is_ok(), may_both(one, other), "{one:?} {other:?}");
+                if let Err(error) = &second {
+                    let key = format!("a/b/{FOLDER}/{}", one.name());
+                    assert!(error.to_string().contains(&key), "{error}");
+                }
+                drop(second);
+                assert_eq!(store.list().unwrap().len(), 1);
+                assert!(leases.take(one).is_err());
+                drop(first);
+                drop(leases.take(other).unwrap().unwrap());
+                assert_eq!(store.list().unwrap(), []);
+            }
+        }
+        for conditions in [
+            Conditions::Ignored,
+            Conditions::Refused,
+            Conditions::ObeyedUnlisted,
+        ] {
+            let (store, leases) = objects(conditions);
+            assert!(leases.take(Work::Alone).unwrap().is_none());
+            assert_eq!(store.list().unwrap(), []);
+        }
+        let (store, array) = (Objects::new(Conditions::Obeyed), NodePath::root());
+        let one = NonZeroU64::MIN;
+        let part = ArrayLease::take_part_in(store.clone(), &array, 0, one).unwrap();
+        assert!(part.is_held() && ArrayLease::take_in(store.clone(), &array).is_err());
+        let key = StoreKey::new(format!("{FOLDER}/shards-0-of-1")).unwrap();
+        assert_eq!(store.list().unwrap(), [key]);
     }
 
     /// Many threads begin at once: of works that exclude each other, never two succeed.
     #[test]
     fn none_slips_in_between_look_and_take() {
-        for _ in 0..50 {
+        for round in 0..50 {
             let directory = tempfile::tempdir().unwrap();
+            let leases = match round % 2 {
+                0 => Leases::Files(directory.path().to_path_buf()),
+                _ => objects(Conditions::Obeyed).1,
+            };
             let begin = std::sync::Barrier::new(WORKS.len());
             let taken: Vec<_> = std::thread::scope(|scope| {
                 let threads = WORKS.map(|work| {
-                    let (begin, directory) = (&begin, directory.path());
+                    let (begin, leases) = (&begin, &leases);
                     scope.spawn(move || {
                         begin.wait();
-                        Some((work, take(directory, work).ok()?))
+                        Some((work, leases.take(work).ok()??))
                     })
                 });
                 let ended = threads.map(|thread| thread.join().unwrap());
@@ -291,7 +479,7 @@ mod tests {
         let ended = format!("{machine}-{}-1\n{:020}\n", child.id(), 7);
         child.wait().unwrap();
         for work in WORKS {
-            fs::write(directory.path().join(work.name()), &ended).unwrap();
+            fs::write(directory.path().join(work.file_name()), &ended).unwrap();
         }
         fs::write(directory.path().join(".zarrs-cuda-writer.later"), "").unwrap();
         let lease = take(directory.path(), Work::Blocks { part: 0, of: 2 }).unwrap();

@@ -1,7 +1,7 @@
 //! Stores that replace a value only if no other process has changed it.
 
 use bytes::Bytes;
-use zarrs_storage::{StorageError, StoreKey, WritableStorageTraits};
+use zarrs_storage::{ListableStorageTraits, StorageError, StoreKey, WritableStorageTraits};
 
 /// The version of a stored value, as its store tells it. At least one of both is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub struct ValueVersion {
 
 /// A store of objects that makes a value only if there is none, and replaces a value only if it has a version
 /// (`If-None-Match: *` and `If-Match` of HTTP). The store does both in one step, so that of several processes
-/// one succeeds.
-pub trait ConditionalStore: WritableStorageTraits {
+/// one succeeds. A listing has what was stored before it.
+pub trait ConditionalStore: WritableStorageTraits + ListableStorageTraits {
     /// Returns the value of `key` and its version; `None` if there is no value.
     ///
     /// # Errors
@@ -48,7 +48,8 @@ pub(crate) mod in_memory {
     use zarrs_storage::byte_range::ByteRangeIterator;
     use zarrs_storage::store::MemoryStore;
     use zarrs_storage::{
-        MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorePrefix,
+        MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StoreKeys,
+        StoreKeysPrefixes, StorePrefix,
     };
 
     use super::*;
@@ -57,6 +58,8 @@ pub(crate) mod in_memory {
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub(crate) enum Conditions {
         Obeyed,
+        /// They are, and nothing is listed.
+        ObeyedUnlisted,
         Ignored,
         Refused,
     }
@@ -145,6 +148,27 @@ pub(crate) mod in_memory {
         }
     }
 
+    impl ListableStorageTraits for Objects {
+        fn list(&self) -> Result<StoreKeys, StorageError> {
+            self.values.list()
+        }
+
+        fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+            if self.conditions == Conditions::ObeyedUnlisted {
+                return Err(StorageError::Unsupported("listings".to_owned()));
+            }
+            self.values.list_prefix(prefix)
+        }
+
+        fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+            self.values.list_dir(prefix)
+        }
+
+        fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+            self.values.size_prefix(prefix)
+        }
+    }
+
     impl ConditionalStore for Objects {
         fn get_with_version(
             &self,
@@ -166,7 +190,7 @@ pub(crate) mod in_memory {
             }
             let mut versions = self.versions.lock().unwrap();
             let now = versions.1.get(key).copied().map(version);
-            if self.conditions == Conditions::Obeyed && now.as_ref() != before {
+            if self.conditions != Conditions::Ignored && now.as_ref() != before {
                 return Ok(None);
             }
             self.store(&mut versions, key, value).map(version).map(Some)

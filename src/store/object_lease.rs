@@ -6,12 +6,15 @@
 //!    it is for [`DURATION`], by the clock of the process that waits.
 //! 3. Some servers take conditions and ignore them. They are found out by a request that must fail.
 //! 4. The lease is erased when it is dropped. A forked child leaves it to its parent.
+//! 5. A lease that was left is replaced under the condition that it is still the same, and erased then. So no
+//!    lease is erased that another process has just made.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,9 +24,17 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::conditional::{ConditionalStore, ValueVersion};
 use super::lease::{BEAT, DURATION, busy, owner_of};
 use super::owner::{Life, Owner};
+use zarrs_cuda_engine::process::per_process::PerProcess;
 
 /// How often a lease is made anew that other processes make and erase.
 const ATTEMPTS: usize = 100;
+
+/// The numbers of the leases that this process has, or is about to make.
+static NUMBERS: PerProcess<Mutex<BTreeSet<u64>>> = PerProcess::new(Mutex::default);
+
+fn numbers() -> MutexGuard<'static, BTreeSet<u64>> {
+    NUMBERS.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A lease of this process.
 pub(crate) struct ObjectLease {
@@ -75,6 +86,7 @@ impl ObjectLease {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             state: Mutex::default(),
         };
+        numbers().insert(held.number);
         let made = held.make(duration);
         if made.is_err() {
             let _ = held.erase(); // the first error is the one to tell
@@ -100,6 +112,120 @@ impl ObjectLease {
             })?;
         Ok(Some(lease))
     }
+
+    /// Checks that no process has one of the leases at `keys`. Leases of processes that have ended are erased.
+    ///
+    /// # Errors
+    /// The errors of [`take`](Self::take).
+    pub(crate) fn check_free(
+        store: &Arc<dyn ConditionalStore>,
+        keys: Vec<StoreKey>,
+    ) -> Result<(), StorageError> {
+        Self::check_free_within(store, keys, DURATION)
+    }
+
+    fn check_free_within(
+        store: &Arc<dyn ConditionalStore>,
+        keys: Vec<StoreKey>,
+        duration: Duration,
+    ) -> Result<(), StorageError> {
+        let mut found = Vec::new();
+        for key in keys {
+            if let Some((value, version)) = store.get_with_version(&key)? {
+                found.push(Found {
+                    key,
+                    value,
+                    version,
+                });
+            }
+        }
+        for left in left(&**store, found, duration)? {
+            let replaced = store.set_if(&left.key, Bytes::new(), Some(&left.version))?;
+            if replaced.is_none() {
+                return Err(left.busy());
+            }
+            store.erase(&left.key)?;
+        }
+        Ok(())
+    }
+}
+
+/// A stored lease, as it was read.
+struct Found {
+    key: StoreKey,
+    value: Bytes,
+    version: ValueVersion,
+}
+
+impl Found {
+    /// Whether the process that stored the lease still has it.
+    fn life(&self) -> Life {
+        let value = String::from_utf8_lossy(&self.value);
+        match owner_of(&value) {
+            None => Life::Unknown,
+            Some(owner) if owner == *Owner::this() => {
+                let number = value.lines().nth(2).and_then(|number| number.parse().ok());
+                if number.is_some_and(|number| numbers().contains(&number)) {
+                    Life::Runs
+                } else {
+                    Life::Ended
+                }
+            }
+            Some(owner) => owner.life(),
+        }
+    }
+
+    fn busy(&self) -> StorageError {
+        busy(&self.key, &String::from_utf8_lossy(&self.value)).into()
+    }
+}
+
+/// The leases of `found` whose processes have ended, or that stay as they are for `duration`. Leases that are
+/// erased meanwhile are not among them.
+///
+/// # Errors
+/// [`ErrorKind::ResourceBusy`] if a process has one of the leases; otherwise the store's.
+fn left(
+    store: &dyn ConditionalStore,
+    found: Vec<Found>,
+    duration: Duration,
+) -> Result<Vec<Found>, StorageError> {
+    let (mut ended, mut doubtful) = (Vec::new(), Vec::new());
+    for found in found {
+        match found.life() {
+            Life::Ended => ended.push(found),
+            Life::Runs => return Err(found.busy()),
+            Life::Unknown => doubtful.push(found),
+        }
+    }
+    if let [first, ..] = &doubtful[..] {
+        tracing::info!(leases = doubtful.len(), key = %first.key, "leases may be another machine's: waiting whether they change");
+    }
+    let since = Instant::now();
+    // All of them at once: there may be one for each part of an image.
+    while !doubtful.is_empty() && since.elapsed() < duration {
+        thread::sleep((duration / 10).min(duration.saturating_sub(since.elapsed())));
+        let mut unchanged = Vec::new();
+        for found in doubtful {
+            match store.get_with_version(&found.key)? {
+                None => {}
+                Some((value, version)) if value == found.value && version == found.version => {
+                    unchanged.push(found);
+                }
+                Some((value, version)) => {
+                    return Err(Found {
+                        key: found.key,
+                        value,
+                        version,
+                    }
+                    .busy());
+                }
+            }
+        }
+        doubtful = unchanged;
+    }
+    ended.append(&mut doubtful);
+    Ok(ended)
 }
 
 impl Drop for ObjectLease {
@@ -110,6 +236,12 @@ impl Drop for ObjectLease {
         {
             tracing::warn!(key = %self.held.key, %error, "a lease was left behind");
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        numbers().remove(&self.number);
     }
 }
 
@@ -145,11 +277,6 @@ impl Held {
         Ok(ours.map(|(_, version)| version))
     }
 
-    fn busy(&self, value: &[u8]) -> StorageError {
-        let value = String::from_utf8_lossy(value);
-        busy(&self.key, &value).into()
-    }
-
     /// Make the lease, and find out whether the store obeys conditions.
     fn make(&self, duration: Duration) -> Result<bool, StorageError> {
         for _ in 0..ATTEMPTS {
@@ -157,10 +284,16 @@ impl Held {
             let before = match found {
                 None => None,
                 Some((value, version)) => {
-                    if !self.is_left(&value, &version, duration)? {
-                        continue;
-                    }
-                    Some(version)
+                    let key = self.key.clone();
+                    let found = Found {
+                        key,
+                        value,
+                        version,
+                    };
+                    let Some(left) = left(&*self.store, vec![found], duration)?.pop() else {
+                        continue; // it was erased meanwhile
+                    };
+                    Some(left.version)
                 }
             };
             let Some(version) = self.store(0, before.as_ref())? else {
@@ -184,37 +317,6 @@ impl Held {
             self.key
         );
         Err(io::Error::new(ErrorKind::ResourceBusy, what).into())
-    }
-
-    /// Whether the process that stored `value` has ended, or does not raise its count. It may be that the
-    /// lease is gone meanwhile: then this is false.
-    fn is_left(
-        &self,
-        value: &Bytes,
-        version: &ValueVersion,
-        duration: Duration,
-    ) -> Result<bool, StorageError> {
-        let owner = owner_of(&String::from_utf8_lossy(value));
-        match owner.as_ref().map(Owner::life) {
-            Some(Life::Ended) => return Ok(true),
-            Some(Life::Runs) if owner.as_ref() != Some(Owner::this()) => {
-                return Err(self.busy(value));
-            }
-            _ => {}
-        }
-        tracing::info!(key = %self.key, "a lease may be another machine's: waiting whether it changes");
-        let since = Instant::now();
-        while since.elapsed() < duration {
-            thread::sleep((duration / 10).min(duration.saturating_sub(since.elapsed())));
-            match self.store.get_with_version(&self.key)? {
-                None => return Ok(false),
-                Some((now, as_now)) if now != *value || as_now != *version => {
-                    return Err(self.busy(&now));
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(true)
     }
 
     /// Raise the count.
@@ -353,6 +455,47 @@ mod tests {
         lease.held.beat();
         drop(lease);
         assert_eq!(stored(&store), Some(theirs));
+    }
+
+    #[test]
+    fn leases_of_others_are_looked_at() {
+        let store = Objects::new(Conditions::Obeyed);
+        let check = || {
+            let store: Arc<dyn ConditionalStore> = store.clone();
+            let keys = [key(), StoreKey::new("a/other").unwrap()].to_vec();
+            ObjectLease::check_free_within(&store, keys, SHORT).map(|()| None)
+        };
+        assert!(!is_busy(&check()));
+        let lease = take(&store).unwrap().unwrap();
+        assert!(is_busy(&check()));
+        // A process that runs has the lease, though it has not raised the count.
+        assert!(stored(&store).is_some());
+        drop(lease);
+        // This process could not erase it.
+        let this = Owner::this();
+        let left = format!("{this}\n{:020}\n{}\n", 1, u64::MAX);
+        store.set(&key(), left.into()).unwrap();
+        let since = Instant::now();
+        assert!(!is_busy(&check()));
+        assert!(since.elapsed() < SHORT);
+        assert_eq!(stored(&store), None);
+        // Another machine's: it stays as it is, or does not.
+        let theirs = |count| format!("00000000000000ff-2-3\n{count:020}\n0\n");
+        for raises in [false, true] {
+            store.set(&key(), theirs(1).into()).unwrap();
+            let checked = thread::scope(|scope| {
+                let checked = scope.spawn(check);
+                for count in 2..100 {
+                    if raises && !checked.is_finished() {
+                        store.set(&key(), theirs(count).into()).unwrap();
+                    }
+                    thread::sleep(SHORT / 50);
+                }
+                checked.join().unwrap()
+            });
+            assert_eq!(is_busy(&checked), raises);
+            assert_eq!(stored(&store).is_some(), raises);
+        }
     }
 
     /// The answer of a request is lost, and the store says of the second one that the value is another one.

@@ -10,7 +10,7 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorage, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, StoreKey, WritableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
 };
 
 use super::assembler::Assembler;
@@ -18,6 +18,7 @@ use super::cuts::Cutting;
 use super::encoding::Encoding;
 use super::error::WriterError;
 use super::explanation::WriterExplanation;
+use super::late_lease::LateLease;
 use super::metadata::ArrayLength;
 use super::plan::{self, Account, Assembly, Epochs, Plan};
 use super::report::Progress;
@@ -28,12 +29,11 @@ use super::{ArrayWriter, Stream, begun, leftovers, staff};
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
-use crate::store::array_lease::{self, LEASE, Work};
+use crate::store::array_lease::{Leases, Work};
 use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
 use crate::store::files::directory_of;
 use crate::store::lease::Held;
-use crate::store::object_lease::ObjectLease;
 use crate::{Error, MemoryEstimate, Options};
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{ReducedFrom, Returned, StreamEngine};
@@ -522,12 +522,19 @@ where
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let extends = self.extends(start, &grid);
         // Before anything of another writer is taken for a leftover.
-        let lease = match (&self.lease, extends) {
-            (None, Some(_)) if self.part.is_none() => self.take_lease(Work::Alone)?,
-            (taken, _) => taken.clone(),
-        };
+        let (mut lease, mut late) = (self.lease.clone(), None);
+        if lease.is_none() && self.part.is_none() {
+            match extends {
+                Some(_) => lease = self.take_lease(Work::Alone)?,
+                None => late = self.leases().map(LateLease::new).map(Arc::new),
+            }
+        }
         let explanation = self.explanation(&plan, engine.name(), lease.is_some(), extends);
         let (sink, length) = self.stores(extends)?;
+        if let Some(late) = late {
+            length.take_before_growth(Arc::downgrade(&late));
+            lease = Some(late);
+        }
         let stored = length
             .stored()
             .map_err(|error| refused(&self.array, error))?;
@@ -631,34 +638,31 @@ where
         })
     }
 
-    /// Takes the lease of the array for `work`, if the store's values are files, or for a writer of all of it,
-    /// if the store has requests with conditions.
+    /// Where the leases of the array are: `None` if the store's values are not known to be files, and it has
+    /// no requests with conditions.
+    fn leases(&self) -> Option<Leases> {
+        let array = self.array.path();
+        match (&self.root, &self.conditional) {
+            (Some(root), _) => Some(Leases::of_files(root, array)),
+            (None, Some(store)) => Some(Leases::of_objects(store.clone(), array)),
+            (None, None) => None,
+        }
+    }
+
+    /// Takes the lease of the array for `work`, if the store has leases.
     ///
     /// # Errors
     /// As for [`build`](Self::build).
     pub(super) fn take_lease(&self, work: Work) -> Result<Option<Held>, WriterError> {
-        let failed = |source| {
+        let lease = self.leases().map(|leases| leases.take(work)).transpose();
+        let lease = lease.map_err(|source| {
             WriterError::Array(Error::Storage {
                 doing: "begin to write",
                 key: zarrs::node::meta_key_v3(self.array.path()),
                 source,
             })
-        };
-        if let Some(directory) = self.directory() {
-            let lease = array_lease::take(&directory, work);
-            let lease = lease.map_err(|error| failed(error.into()))?;
-            return Ok(Some(Arc::new(lease)));
-        }
-        match &self.conditional {
-            Some(store) if work == Work::Alone => {
-                let metadata = zarrs::node::meta_key_v3(self.array.path());
-                let key = format!("{}{LEASE}", metadata.parent());
-                let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
-                let lease = ObjectLease::take(store.clone(), key).map_err(failed)?;
-                Ok(lease.map(|lease| Arc::new(lease) as Held))
-            }
-            _ => Ok(None),
-        }
+        });
+        Ok(lease?.flatten())
     }
 
     fn explanation(
@@ -694,12 +698,11 @@ where
                 (true, _) => {
                     "the writer extends or cuts the array, or writes a part of the levels of an image"
                 }
-                (false, None) => "a writer within the array may be one of several",
-                (false, Some(_)) if self.part.is_some() => {
-                    "a part of the levels of an image has a lease on files alone"
+                (false, None) => {
+                    "a writer within the array may be one of several; it takes the lease when it extends the array, if the store has leases"
                 }
                 (false, Some(_)) if is_conditional => {
-                    "the store takes no conditions, or ignores them: see to it that no other process extends the array"
+                    "the store takes no conditions, ignores them, or does not list: see to it that no other process extends the array"
                 }
                 (false, Some(_)) => {
                     "the values of the store are not known to be files, and it has no requests with conditions: see to it that no other process extends the array"
@@ -711,12 +714,6 @@ where
     /// Returns the directory of the store, if its values are files.
     pub(super) fn root(&self) -> Option<PathBuf> {
         self.root.clone()
-    }
-
-    /// The directory of the array, if the store's values are files.
-    fn directory(&self) -> Option<PathBuf> {
-        let path = self.array.path().as_str().trim_start_matches('/');
-        Some(self.root.as_ref()?.join(path))
     }
 
     fn plan(

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
@@ -15,6 +15,7 @@ use zarrs_storage::{
 };
 
 use super::differs::stored_differs;
+use super::late_lease::LateLease;
 use super::sink::Length;
 use super::storing::caught;
 use super::temporary::{Comparing, comparing, temporary_of};
@@ -109,6 +110,8 @@ struct State {
     tried: Option<u64>,
     /// The metadata that this writer last read or stored.
     last: Option<Bytes>,
+    /// Taken before the array grows.
+    lease: Weak<LateLease>,
 }
 
 impl fmt::Debug for ArrayLength {
@@ -353,6 +356,14 @@ impl ArrayLength {
             Ok(change(extent))
         };
         let (changed, slices) = self.with_length(&base, &checked)?;
+        if found.get().is_some_and(|found| slices > found)
+            && let Some(lease) = state.lease.upgrade()
+            && lease.take()?
+        {
+            state.known = found.get();
+            state.last = Some(base);
+            return Ok(false); // it is read again: another process may have changed it
+        }
         let changed = match changed {
             Some(changed) => Some(Bytes::from(changed)),
             None if !is_stored => Some(base.clone()),
@@ -442,6 +453,10 @@ impl Length for ArrayLength {
         let first =
             first.ok_or_else(|| invalid("its shape does not begin with a whole number".to_owned()));
         first.map(Some)
+    }
+
+    fn take_before_growth(&self, lease: Weak<LateLease>) {
+        self.state().lease = lease;
     }
 
     fn grow(&self, slices: u64) -> Result<(), StorageError> {

@@ -46,6 +46,7 @@ mod encoding;
 mod error;
 mod explanation;
 mod filling;
+mod late_lease;
 mod leftovers;
 mod metadata;
 pub(crate) mod multiscale;

@@ -10,10 +10,10 @@ use zarrs::array::{Array, ArrayMetadata, ArraySubset};
 use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
-/// The path of the array.
 /// The lease of a writer, which a writer that was killed leaves.
 pub const LEASE: &str = "a/.zarrs-cuda-writer";
 
+/// The path of the array.
 pub const PATH: &str = "/a";
 
 /// A kind of array of frames of `uint16`, in three dimensions.

@@ -71,6 +71,7 @@ impl Sharded {
             repairs: stores.repairs(),
             files: stores.files,
             sizes: stores.sizes,
+            conditional: stores.conditional,
         };
         open::shards(&opened).ok()?;
         Some(Self {

@@ -49,6 +49,8 @@ pub(crate) struct Opened {
     pub(crate) files: Option<Arc<FilesystemStore>>,
     /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
     pub(crate) sizes: Option<Sizes>,
+    /// The same store, if its requests may have conditions.
+    pub(crate) conditional: Option<Arc<dyn ConditionalStore>>,
 }
 
 /// The keys of all objects, and their sizes in bytes.
@@ -112,6 +114,7 @@ pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
         repairs: stores.repairs(),
         files: stores.files,
         sizes: stores.sizes,
+        conditional: stores.conditional,
     })
 }
 

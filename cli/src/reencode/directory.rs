@@ -144,7 +144,7 @@ fn files(path: &Path) -> io::Result<Files> {
             let file_type = entry.file_type()?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
-            if file_type.is_file() && ArrayLease::is_key(name) {
+            if ArrayLease::is_key(name) && !file_type.is_symlink() {
                 continue; // its owner deletes it, or the next writer
             }
             let temporary = temporary_of(name);

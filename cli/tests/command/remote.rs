@@ -529,7 +529,7 @@ mod with {
             command.spawn().unwrap()
         };
         let mut first = stream();
-        let lease = bucket.file("frames/.zarrs-cuda-writer");
+        let lease = bucket.file("frames/.zarrs-cuda-writers/all");
         while !lease.exists() {
             assert!(first.try_wait().unwrap().is_none());
             thread::sleep(Duration::from_millis(5));
@@ -540,11 +540,23 @@ mod with {
             text.contains("has the lease") && text.contains(&process),
             "{text}"
         );
+        // So are those that change shards, and parts.
+        for line in ["compact", "recover", "compact --part 0/2"] {
+            let text = bucket.said(&format!("{line} s3://arrays/frames"), 1);
+            assert!(
+                text.contains("has the lease") && text.contains(&process),
+                "{text}"
+            );
+        }
         let mut stdin = first.stdin.take().unwrap();
         stdin.write_all(&bytes[..40 * 24 * 2]).unwrap();
         drop(stdin);
         said_with_code(&first.wait_with_output().unwrap(), 0);
         assert!(!lease.exists());
+        for line in ["compact --part 0/2", "recover"] {
+            let json = bucket.json(&format!("{line} s3://arrays/frames"), 0);
+            assert_eq!(json["lease"], true);
+        }
         assert_eq!(values(&bucket.file("frames")).len(), 8 * 40 * 24);
     }
 

@@ -95,6 +95,8 @@ class Native:
 
 @final
 class Lease:
+    @property
+    def is_held(self) -> bool: ...
     def close(self) -> None: ...
 
 @final

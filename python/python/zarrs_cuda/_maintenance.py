@@ -6,7 +6,8 @@ import html
 import json
 import os
 import re
-from contextlib import closing
+import warnings
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError, check_path, is_sharded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zarrs_cuda._internal import Native
     from zarrs_cuda._settings import Mode
 
@@ -151,6 +154,19 @@ def _consolidate_all(
     return done
 
 
+@contextmanager
+def _alone(ours: Native, path: str) -> Iterator[None]:
+    """Have the lease of the array at ``path``, and warn if there is none."""
+    with closing(ours.lease(path)) as lease:
+        if not lease.is_held:
+            warnings.warn(
+                f"no lease of {path!r}: the store takes no conditional requests, does not list, or cannot be "
+                "written to. See to it that nothing else changes the array meanwhile",
+                stacklevel=4,
+            )
+        yield
+
+
 def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     """Store the shards without unused bytes, which updates in place leave behind.
 
@@ -183,7 +199,7 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
         compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True)
-    with closing(ours.lease(path)):
+    with _alone(ours, path):
         done = {tuple(shard): ours.compact(path, shard) for shard in ours.stored(path, grid)}
     return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
@@ -219,7 +235,7 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()
     store = opened(array).store_path.store
-    with closing(ours.lease(path)):
+    with _alone(ours, path):
         shards = ours.stored(path, grid) if ours.is_sharded else []
         found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
         if isinstance(store, LocalStore):

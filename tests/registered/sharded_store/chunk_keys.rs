@@ -76,6 +76,12 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
         assert_eq!(read(&far).unwrap(), b"\0far"[..]);
         let mut all = [first.clone(), second.clone(), far.clone()];
         all.sort();
+        // Leases, as a writer has them on files and on objects.
+        let leases = [".zarrs-cuda-writer", ".zarrs-cuda-writers/all"];
+        let leases = leases.map(|name| StoreKey::new(format!("a/b/{name}")).unwrap());
+        for lease in &leases {
+            subject.inner.set(lease, b"lease"[..].into()).unwrap();
+        }
         assert_eq!(store.list().unwrap(), all);
         assert_eq!(store.list_prefix(&prefix("a/b/")).unwrap(), all);
         assert_eq!(store.size_prefix(&prefix("a/")).unwrap(), 10);
@@ -86,6 +92,17 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
             .cloned()
             .collect();
         assert_eq!(store.list_dir(&parent).unwrap().keys(), &siblings);
+        let below = store.list_dir(&prefix("a/b/")).unwrap();
+        let is_lease = |name: &str| name.contains("writer");
+        assert!(
+            !below
+                .prefixes()
+                .iter()
+                .any(|below| is_lease(below.as_str()))
+        );
+        for lease in &leases {
+            subject.inner.erase(lease).unwrap();
+        }
         // One object for each shard.
         assert_eq!(subject.inner.list().unwrap().len(), 2);
         store

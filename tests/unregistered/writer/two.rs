@@ -213,6 +213,52 @@ fn writers_within_the_array_are_not_refused() {
     assert_eq!(names.count(), 1, "the metadata");
 }
 
+/// A writer that begins within the array has the lease from the moment on that it extends the array.
+#[test]
+fn a_writer_from_within_that_extends_the_array_is_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let end = 2 * SHARD;
+    let mut first = builder_of(directory.path(), 0).build().unwrap();
+    first.append(&slices(0..end)).unwrap();
+    first.finish().unwrap();
+    drop(first);
+    let within = || builder_of(directory.path(), end).with_start(0);
+    let lease = directory.path().join(LEASE);
+    let mut writer = within().build().unwrap();
+    writer.append(&slices(0..end)).unwrap();
+    writer.flush().unwrap();
+    assert!(!lease.exists());
+    // Another process extends it now: the stored shards do not count.
+    let extends = builder_of(directory.path(), end).build().unwrap();
+    writer.append(&slices(end..end + SHARD)).unwrap();
+    let error = writer.flush().unwrap_err();
+    assert!(error.to_string().contains("has the lease"), "{error}");
+    drop(extends);
+    writer.flush().unwrap();
+    assert!(lease.exists());
+    assert!(is_refused(
+        builder_of(directory.path(), end + SHARD).build()
+    ));
+    // It finds out whether other software resizes the array, too.
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    let resize = |slices: u64| {
+        let mut array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
+        let shape = [&[slices], &array.shape()[1..]].concat();
+        array.set_shape(shape).unwrap();
+        array.store_metadata().unwrap();
+    };
+    resize(end + SHARD + 1);
+    writer
+        .append(&slices(end + SHARD..end + 2 * SHARD))
+        .unwrap();
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(error.contains("another process resizes"), "{error}");
+    resize(end + SHARD);
+    writer.finish().unwrap();
+    assert!(!lease.exists());
+    check(&store, end + 2 * SHARD);
+}
+
 #[test]
 fn another_process_is_refused_until_the_first_is_killed() {
     if let Some(root) = std::env::var_os(ROOT) {
