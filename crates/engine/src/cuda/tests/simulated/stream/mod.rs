@@ -21,8 +21,8 @@ use crate::fallback::HostBatches;
 /// Larger limits: compressors need temporary memory.
 fn stream_limits() -> Limits {
     Limits {
-        device_memory: Some(1 << 27),
-        pinned_memory: 1 << 27,
+        device_memory: Some(1 << 29),
+        pinned_memory: 1 << 29,
         ..limits()
     }
 }
