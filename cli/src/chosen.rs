@@ -61,7 +61,11 @@ impl ShardArgs {
         lease
             .map_err(|error| {
                 let message = format!("cannot {doing} {}: {error}", opened.place);
-                Failure::failed(message).with_remedy("see whether another process works on the array, and whether this one may have more open files (`ulimit -n`), and try again")
+                let remedy = match opened.place {
+                    Place::Directory(_) => "see whether another process works on the array, and whether this one may have more open files (`ulimit -n`), and try again",
+                    Place::Url(_) => "see whether another process works on the array, and try again",
+                };
+                Failure::failed(message).with_remedy(remedy)
             })
     }
 

@@ -3,6 +3,7 @@
 //! Requests wait on a runtime of this module; nothing else of the command is asynchronous.
 
 use std::error::Error as _;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::{StreamExt, TryStreamExt};
@@ -526,6 +527,10 @@ impl ConditionalStore for Remote {
         match self.runtime.block_on(put) {
             Ok(put) => told_version(put.e_tag, put.version).map(Some),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(None),
+            Err(error @ (Error::PermissionDenied { .. } | Error::Unauthenticated { .. })) => {
+                let text = tidy(&error.to_string());
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, text).into())
+            }
             Err(error) => Err(match told(&error) {
                 StorageError::Other(text) if is_not_implemented(&error, &text) => {
                     StorageError::Unsupported(text)

@@ -163,6 +163,21 @@ impl Lease {
     }
 }
 
+/// An exception may come before the lease is closed.
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let lease = self
+            .0
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(lease) = lease {
+            // The store is waited for.
+            Python::attach(|py| py.detach(|| drop(lease)));
+        }
+    }
+}
+
 #[pymethods]
 impl Lease {
     /// Whether there is a lease, which is not closed.

@@ -64,6 +64,8 @@ pub(crate) struct Objects {
     permits: PerProcess<OnceLock<Semaphore>>,
     /// Whether the store lists them. Those of plain HTTP servers do not.
     pub(crate) are_listed: bool,
+    /// Whether the store replaces them under conditions. Those of files do not.
+    have_conditions: bool,
     /// How many requests of one call are made at once.
     pub(crate) requests: NonZeroUsize,
 }
@@ -79,6 +81,7 @@ impl PyObjects {
     fn new(store: &Bound<'_, PyAny>, requests: NonZeroUsize) -> PyResult<Self> {
         let objects = Objects {
             are_listed: store.get_type().name()? != "HTTPStore",
+            have_conditions: store.get_type().name()? != "LocalStore",
             settings: store.clone().unbind(),
             store: Arc::new(PerProcess::new(OnceLock::new)),
             permits: PerProcess::new(OnceLock::new),
@@ -178,8 +181,17 @@ impl Objects {
             store: self.store.clone(),
             permits: PerProcess::new(OnceLock::new),
             are_listed: self.are_listed,
+            have_conditions: self.have_conditions,
             requests: self.requests,
         }
+    }
+
+    fn must_have_conditions(&self) -> Result<()> {
+        if self.have_conditions {
+            return Ok(());
+        }
+        let reason = "files are not replaced under conditions";
+        Err(StorageError::Unsupported(reason.to_owned()))
     }
 
     fn permits(&self) -> &Semaphore {
@@ -525,6 +537,7 @@ impl WritableStorageTraits for Objects {
 
 impl ConditionalStore for Objects {
     fn get_with_version(&self, key: &StoreKey) -> Result<Option<(Bytes, ValueVersion)>> {
+        self.must_have_conditions()?;
         let path = path(key.as_str())?;
         let got = self.wait(|store| async move {
             let Some(got) = found(store.get(&path).await)? else {
@@ -543,6 +556,7 @@ impl ConditionalStore for Objects {
         value: Bytes,
         version: Option<&ValueVersion>,
     ) -> Result<Option<ValueVersion>> {
+        self.must_have_conditions()?;
         let path = path(key.as_str())?;
         let mode = version.cloned().map_or(PutMode::Create, |version| {
             PutMode::Update(UpdateVersion {
@@ -557,11 +571,18 @@ impl ConditionalStore for Objects {
                 Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {
                     Ok(Ok(None))
                 }
-                Err(error) if is_not_implemented(&error) => Ok(Err(error.to_string())),
+                Err(error) if is_not_implemented(&error) => {
+                    Ok(Err(StorageError::Unsupported(error.to_string())))
+                }
+                Err(error) if is_refused(&error) => {
+                    Ok(Err(
+                        io::Error::new(io::ErrorKind::PermissionDenied, error).into()
+                    ))
+                }
                 Err(error) => Err(error),
             }
         })?;
-        match put.map_err(StorageError::Unsupported)? {
+        match put? {
             Some(put) => told_version(put.e_tag, put.version).map(Some),
             None => Ok(None),
         }
@@ -575,6 +596,16 @@ fn told_version(e_tag: Option<String>, version: Option<String>) -> Result<ValueV
         return Err(StorageError::Unsupported(reason.to_owned()));
     }
     Ok(ValueVersion { e_tag, version })
+}
+
+/// Whether a store does not let this process do what was asked. Listings have no kind of error for it.
+fn is_refused(error: &ObjectError) -> bool {
+    matches!(
+        error,
+        ObjectError::PermissionDenied { .. } | ObjectError::Unauthenticated { .. }
+    ) || ["401 Unauthorized", "403 Forbidden"]
+        .iter()
+        .any(|status| error.to_string().contains(status))
 }
 
 /// Whether a store has no requests with conditions. There is no kind of error for such an answer of a server.
@@ -592,8 +623,13 @@ impl ListableStorageTraits for Objects {
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
         let path = path(prefix.as_str())?;
-        let mut keys =
-            self.wait(|store| async move { Self::keys(store.list(Some(&path))).await })?;
+        let keys = self.wait(|store| async move {
+            match Self::keys(store.list(Some(&path))).await {
+                Err(error) if is_refused(&error) => Ok(Err(error.to_string())),
+                keys => keys.map(Ok),
+            }
+        })?;
+        let mut keys = keys.map_err(StorageError::Unsupported)?;
         keys.sort();
         let keys = keys.into_iter().map(|key| Ok(StoreKey::new(key)?));
         keys.collect()

@@ -11,6 +11,7 @@ use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 
 use zarrs::node::{NodePath, meta_key_v3};
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
@@ -136,8 +137,8 @@ impl Leases {
         Self::Objects(store, folder.unwrap_or(array))
     }
 
-    /// Takes the lease for `work`. `None` if the store of objects has no conditional requests, ignores the
-    /// conditions, or does not list.
+    /// Takes the lease for `work`. `None` if the store of objects has no conditional requests, or ignores the
+    /// conditions. If it does not list, other processes are refused for the same work alone.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has a lease that excludes
@@ -151,6 +152,28 @@ impl Leases {
             }
         })
     }
+}
+
+/// Takes the leases of several arrays for `work`, where there are some. At once: each may wait whether a lease
+/// that was left changes.
+pub(crate) fn take_each(
+    arrays: &[Option<Leases>],
+    work: Work,
+) -> Vec<Result<Option<Held>, StorageError>> {
+    let no_panic = |_| Err(StorageError::Other("taking a lease panicked".to_owned()));
+    thread::scope(|scope| {
+        let take = |leases: &Option<Leases>| {
+            let leases = leases.clone();
+            let take = move || leases.map_or(Ok(None), |leases| leases.take(work));
+            let thread = thread::Builder::new().name("zarrs_cuda leases".to_owned());
+            thread.spawn_scoped(scope, take)
+        };
+        let threads: Vec<_> = arrays.iter().map(take).collect();
+        let taken = threads
+            .into_iter()
+            .map(|thread| thread?.join().unwrap_or_else(no_panic));
+        taken.collect()
+    })
 }
 
 fn take(directory: &Path, work: Work) -> io::Result<Lease> {
@@ -180,21 +203,33 @@ fn take_object(
 ) -> Result<Option<ObjectLease>, StorageError> {
     let key = |name: &str| StoreKey::new(format!("{}{name}", folder.as_str()));
     let own = key(&work.name())?;
+    // The leases that exclude this one; `None` if the store does not list.
+    let excluding = || match store.list_prefix(folder) {
+        Err(StorageError::Unsupported(_)) => Ok(None),
+        Err(error) => Err(error),
+        Ok(mut keys) => {
+            keys.retain(|other| {
+                let name = other.as_str().strip_prefix(folder.as_str());
+                let other = name.and_then(Work::of_name);
+                // A lease of a later version excludes every other one.
+                !other.is_some_and(|other| work.is_beside(other))
+            });
+            Ok(Some(keys))
+        }
+    };
+    // Those that were left are waited for at once.
+    let before = excluding()?;
+    let is_listed = before.is_some();
+    ObjectLease::check_free(store, before.unwrap_or_default())?;
     let Some(lease) = ObjectLease::take(store.clone(), own.clone())? else {
         return Ok(None);
     };
-    let mut others = match store.list_prefix(folder) {
-        Err(error) => {
-            tracing::warn!(%folder, %error, "leases cannot be listed: this process takes none");
-            return Ok(None);
-        }
-        Ok(keys) => keys,
-    };
-    others.retain(|other| {
-        let name = other.as_str().strip_prefix(folder.as_str());
-        let other_work = name.and_then(Work::of_name);
-        *other != own && !other_work.is_some_and(|other| work.is_beside(other))
-    });
+    if !is_listed {
+        tracing::warn!(%folder, "leases cannot be listed: only the same work of other processes is refused");
+        return Ok(Some(lease));
+    }
+    let mut others = excluding()?.unwrap_or_default();
+    others.retain(|other| *other != own);
     ObjectLease::check_free(store, others)?;
     Ok(Some(lease))
 }
@@ -209,6 +244,8 @@ fn take_object(
 #[must_use = "the lease is deleted when this is dropped"]
 pub struct ArrayLease {
     lease: Option<Held>,
+    /// Whether other values may have the same lease.
+    is_shared: bool,
 }
 
 /// The leases of files of [`ArrayLease`]s of this process.
@@ -241,7 +278,9 @@ impl ArrayLease {
     }
 
     /// Takes the lease of the `array` in `store`, to compact or repair any of its shards. There is none if
-    /// `store` takes no conditions, ignores them, or does not list: [`is_held`](Self::is_held).
+    /// `store` takes no conditions or ignores them, or if this process may not write:
+    /// [`is_held`](Self::is_held). If `store` does not list, other processes are refused for the same work
+    /// alone.
     ///
     /// It takes ten seconds if a process of another machine has left a lease.
     ///
@@ -252,8 +291,7 @@ impl ArrayLease {
         store: Arc<dyn ConditionalStore>,
         array: &NodePath,
     ) -> Result<Self, StorageError> {
-        let lease = Leases::of_objects(store, array).take(Work::Alone)?;
-        Ok(Self { lease })
+        Self::of_objects(store, array, Work::Alone)
     }
 
     /// Takes the lease of part number `part` of `parts` of the shards of the `array` in `store`. Processes for
@@ -268,8 +306,23 @@ impl ArrayLease {
         parts: NonZeroU64,
     ) -> Result<Self, StorageError> {
         let of = parts.get();
-        let lease = Leases::of_objects(store, array).take(Work::Shards { part, of })?;
-        Ok(Self { lease })
+        Self::of_objects(store, array, Work::Shards { part, of })
+    }
+
+    fn of_objects(
+        store: Arc<dyn ConditionalStore>,
+        array: &NodePath,
+        work: Work,
+    ) -> Result<Self, StorageError> {
+        let lease = match Leases::of_objects(store, array).take(work) {
+            // As on files.
+            Err(StorageError::IOError(error)) if is_read_only(&error) => None,
+            taken => taken?,
+        };
+        Ok(Self {
+            lease,
+            is_shared: false,
+        })
     }
 
     /// Returns whether there is a lease. Without one, no other process is refused.
@@ -289,24 +342,36 @@ impl ArrayLease {
         let path = directory.join(work.file_name());
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lease) = shared.get(&path).and_then(Weak::upgrade) {
-            return Ok(Self { lease: Some(lease) });
+            return Ok(Self {
+                lease: Some(lease),
+                is_shared: true,
+            });
         }
         let lease: Held = match take(directory, work) {
             Ok(lease) => Arc::new(lease),
             // Shards that are intact need no writing; the rest fails for this reason.
             Err(error) if is_read_only(&error) => {
                 tracing::debug!(directory = %directory.display(), %error, "no lease");
-                return Ok(Self { lease: None });
+                return Ok(Self {
+                    lease: None,
+                    is_shared: true,
+                });
             }
             Err(error) => return Err(error),
         };
         shared.insert(path, Arc::downgrade(&lease));
-        Ok(Self { lease: Some(lease) })
+        Ok(Self {
+            lease: Some(lease),
+            is_shared: true,
+        })
     }
 }
 
 impl Drop for ArrayLease {
     fn drop(&mut self) {
+        if !self.is_shared {
+            return;
+        }
         // With the lock: the next value would otherwise find a lease that is about to be deleted.
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         self.lease = None;
@@ -423,15 +488,15 @@ mod tests {
                 assert_eq!(store.list().unwrap(), []);
             }
         }
-        for conditions in [
-            Conditions::Ignored,
-            Conditions::Refused,
-            Conditions::ObeyedUnlisted,
-        ] {
+        for conditions in Conditions::UNUSABLE {
             let (store, leases) = objects(conditions);
             assert!(leases.take(Work::Alone).unwrap().is_none());
-            assert_eq!(store.list().unwrap(), []);
+            assert_eq!(store.list().unwrap(), [], "{conditions:?}");
         }
+        let (_store, leases) = objects(Conditions::ObeyedUnlisted);
+        let lease = leases.take(Work::Alone).unwrap().unwrap();
+        assert!(leases.take(Work::Alone).is_err());
+        drop(lease);
         let (store, array) = (Objects::new(Conditions::Obeyed), NodePath::root());
         let one = NonZeroU64::MIN;
         let part = ArrayLease::take_part_in(store.clone(), &array, 0, one).unwrap();

@@ -61,7 +61,24 @@ pub(crate) mod in_memory {
         /// They are, and nothing is listed.
         ObeyedUnlisted,
         Ignored,
+        /// Values are replaced under conditions, and made without.
+        IgnoredWhenMade,
         Refused,
+        /// Values are made under conditions, and not replaced.
+        RefusedWhenReplaced,
+        /// Values are stored, and have no versions.
+        WithoutVersions,
+    }
+
+    impl Conditions {
+        /// Those with which there is no lease.
+        pub(crate) const UNUSABLE: [Self; 5] = [
+            Self::Ignored,
+            Self::IgnoredWhenMade,
+            Self::Refused,
+            Self::RefusedWhenReplaced,
+            Self::WithoutVersions,
+        ];
     }
 
     #[derive(Debug)]
@@ -176,6 +193,9 @@ pub(crate) mod in_memory {
         ) -> Result<Option<(Bytes, ValueVersion)>, StorageError> {
             let versions = self.versions.lock().unwrap();
             let value = self.values.get(key)?;
+            if self.conditions == Conditions::WithoutVersions && value.is_some() {
+                return Err(StorageError::Unsupported("versions".to_owned()));
+            }
             Ok(value.map(|value| (value, version(versions.1[key]))))
         }
 
@@ -185,13 +205,27 @@ pub(crate) mod in_memory {
             value: Bytes,
             before: Option<&ValueVersion>,
         ) -> Result<Option<ValueVersion>, StorageError> {
-            if self.conditions == Conditions::Refused {
-                return Err(StorageError::Unsupported("conditions".to_owned()));
-            }
             let mut versions = self.versions.lock().unwrap();
             let now = versions.1.get(key).copied().map(version);
-            if self.conditions != Conditions::Ignored && now.as_ref() != before {
+            let is_obeyed = match self.conditions {
+                Conditions::Refused => false,
+                Conditions::RefusedWhenReplaced if before.is_some() => false,
+                _ => true,
+            };
+            if !is_obeyed {
+                return Err(StorageError::Unsupported("conditions".to_owned()));
+            }
+            let is_ignored = match self.conditions {
+                Conditions::Ignored => true,
+                Conditions::IgnoredWhenMade => before.is_none(),
+                _ => false,
+            };
+            if !is_ignored && now.as_ref() != before {
                 return Ok(None);
+            }
+            if self.conditions == Conditions::WithoutVersions {
+                self.store(&mut versions, key, value)?;
+                return Err(StorageError::Unsupported("versions".to_owned()));
             }
             self.store(&mut versions, key, value).map(version).map(Some)
         }

@@ -4,16 +4,19 @@
 //!    stored last. So of two processes one has it.
 //! 2. A lease of a process of this machine that has ended is taken over at once. Every other one must stay as
 //!    it is for [`DURATION`], by the clock of the process that waits.
-//! 3. Some servers take conditions and ignore them. They are found out by a request that must fail.
-//! 4. The lease is erased when it is dropped. A forked child leaves it to its parent.
-//! 5. A lease that was left is replaced under the condition that it is still the same, and erased then. So no
-//!    lease is erased that another process has just made.
+//! 3. Some servers take conditions and ignore them. They are found out by two requests that must fail.
+//! 4. The lease is replaced by an empty value, under the condition that it is still the same, and erased then.
+//!    So no process erases a lease that another one has just made. If an erasure comes so late that another
+//!    process has taken over the empty value, that process makes its lease again when it raises the count.
+//! 5. A thread of the lease raises the count, and erases the lease at the end. A process that drops the lease
+//!    waits for that thread, but not longer than [`ERASURE`]. A forked child leaves the lease to its parent.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::mem;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,6 +32,12 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 /// How often a lease is made anew that other processes make and erase.
 const ATTEMPTS: usize = 100;
 
+/// How long a process waits for the erasure of its lease.
+const ERASURE: Duration = Duration::from_secs(3);
+
+/// How often an erasure is tried, every [`BEAT`].
+const ERASURES: usize = 20;
+
 /// The numbers of the leases that this process has, or is about to make.
 static NUMBERS: PerProcess<Mutex<BTreeSet<u64>>> = PerProcess::new(Mutex::default);
 
@@ -40,14 +49,20 @@ fn numbers() -> MutexGuard<'static, BTreeSet<u64>> {
 pub(crate) struct ObjectLease {
     held: Arc<Held>,
     process: u32,
-    /// Its end ends the thread that raises the count.
-    _raises: Sender<()>,
+    thread: Option<Beating>,
+}
+
+/// The thread that raises the count of a lease, and erases the lease when `end` is dropped.
+struct Beating {
+    end: Sender<()>,
+    /// Closed when the lease is erased.
+    erased: Mutex<Receiver<()>>,
 }
 
 struct Held {
     store: Arc<dyn ConditionalStore>,
     key: StoreKey,
-    /// Tells apart the leases of one process.
+    /// Tells the lease apart from those of other processes: an owner may not be all that is known of one.
     number: u64,
     /// The count, and the stored version; `None` if another process has taken the lease over.
     state: Mutex<Option<(u64, ValueVersion)>>,
@@ -79,38 +94,41 @@ impl ObjectLease {
         key: StoreKey,
         duration: Duration,
     ) -> Result<Option<Self>, StorageError> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let held = Held {
             store,
             key,
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            number: RandomState::new().hash_one(std::process::id()),
             state: Mutex::default(),
         };
         numbers().insert(held.number);
-        let made = held.make(duration);
-        if made.is_err() {
-            let _ = held.erase(); // the first error is the one to tell
-        }
-        match made {
+        match held.make(duration) {
             Ok(true) => {}
             Ok(false) | Err(StorageError::Unsupported(_)) => return Ok(None),
             Err(error) => return Err(error),
         }
         let held = Arc::new(held);
-        let (raises, ended) = channel();
-        let lease = Self {
-            held: held.clone(),
-            process: std::process::id(),
-            _raises: raises,
-        };
-        thread::Builder::new()
+        let (end, ends) = channel();
+        let (erases, erased) = channel();
+        let beating = held.clone();
+        let thread = thread::Builder::new()
             .name("zarrs_cuda lease".to_owned())
             .spawn(move || {
-                while ended.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-                    held.beat();
-                }
-            })?;
-        Ok(Some(lease))
+                beating.beat_until(&ends);
+                beating.erase_at_last();
+                drop(erases);
+            });
+        if let Err(error) = thread {
+            held.erase()?;
+            return Err(error.into());
+        }
+        Ok(Some(Self {
+            held,
+            process: std::process::id(),
+            thread: Some(Beating {
+                end,
+                erased: Mutex::new(erased),
+            }),
+        }))
     }
 
     /// Checks that no process has one of the leases at `keys`. Leases of processes that have ended are erased.
@@ -141,12 +159,43 @@ impl ObjectLease {
         }
         for left in left(&**store, found, duration)? {
             let replaced = store.set_if(&left.key, Bytes::new(), Some(&left.version))?;
-            if replaced.is_none() {
-                return Err(left.busy());
+            if replaced.is_some() {
+                store.erase(&left.key)?;
+                continue;
             }
-            store.erase(&left.key)?;
+            match store.get_with_version(&left.key)? {
+                Some((value, version)) if !value.is_empty() => {
+                    let key = left.key;
+                    return Err(Found {
+                        key,
+                        value,
+                        version,
+                    }
+                    .busy());
+                }
+                // Another process found it left, too, and erases it.
+                _ => {}
+            }
         }
         Ok(())
+    }
+}
+
+impl Drop for ObjectLease {
+    fn drop(&mut self) {
+        let Some(Beating { end, erased }) = self.thread.take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            // A thread of the parent may hold their locks.
+            mem::forget((end, erased));
+            return;
+        }
+        drop(end);
+        let erased = erased.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if erased.recv_timeout(ERASURE) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(key = %self.held.key, "a lease is not erased yet: the store has not answered");
+        }
     }
 }
 
@@ -168,7 +217,7 @@ impl Found {
                 if number.is_some_and(|number| numbers().contains(&number)) {
                     Life::Runs
                 } else {
-                    Life::Ended
+                    Life::Unknown
                 }
             }
             Some(owner) => owner.life(),
@@ -204,39 +253,28 @@ fn left(
     let since = Instant::now();
     // All of them at once: there may be one for each part of an image.
     while !doubtful.is_empty() && since.elapsed() < duration {
-        thread::sleep((duration / 10).min(duration.saturating_sub(since.elapsed())));
-        let mut unchanged = Vec::new();
+        thread::sleep((duration / 20).min(duration.saturating_sub(since.elapsed())));
+        let mut still = Vec::new();
         for found in doubtful {
-            match store.get_with_version(&found.key)? {
-                None => {}
-                Some((value, version)) if value == found.value && version == found.version => {
-                    unchanged.push(found);
-                }
-                Some((value, version)) => {
-                    return Err(Found {
-                        key: found.key,
-                        value,
-                        version,
-                    }
-                    .busy());
-                }
+            let Some((value, version)) = store.get_with_version(&found.key)? else {
+                continue;
+            };
+            // An empty one is about to be erased.
+            let is_other = value != found.value || version != found.version;
+            let found = Found {
+                key: found.key,
+                value,
+                version,
+            };
+            if is_other && !found.value.is_empty() {
+                return Err(found.busy());
             }
+            still.push(found);
         }
-        doubtful = unchanged;
+        doubtful = still;
     }
     ended.append(&mut doubtful);
     Ok(ended)
-}
-
-impl Drop for ObjectLease {
-    fn drop(&mut self) {
-        // In a forked child a thread of the parent may hold the lock.
-        if self.process == std::process::id()
-            && let Err(error) = self.held.erase()
-        {
-            tracing::warn!(key = %self.held.key, %error, "a lease was left behind");
-        }
-    }
 }
 
 impl Drop for Held {
@@ -258,6 +296,10 @@ impl Held {
             && lines.nth(1) == Some(self.number.to_string().as_bytes())
     }
 
+    fn state(&self) -> MutexGuard<'_, Option<(u64, ValueVersion)>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Store the value with this count in the place of `version`. Returns its version; `None` if another
     /// process has the lease.
     fn store(
@@ -277,7 +319,7 @@ impl Held {
         Ok(ours.map(|(_, version)| version))
     }
 
-    /// Make the lease, and find out whether the store obeys conditions.
+    /// Make the lease. Returns whether the store obeys conditions; otherwise there is none.
     fn make(&self, duration: Duration) -> Result<bool, StorageError> {
         for _ in 0..ATTEMPTS {
             let found = self.store.get_with_version(&self.key)?;
@@ -296,21 +338,32 @@ impl Held {
                     Some(left.version)
                 }
             };
-            let Some(version) = self.store(0, before.as_ref())? else {
-                continue; // another process was first
+            let first = match self.store(0, before.as_ref()) {
+                Ok(None) => continue, // another process was first
+                Ok(Some(first)) => first,
+                Err(error) => {
+                    // It may be there. No process has a lease in a store without conditions.
+                    if matches!(error, StorageError::Unsupported(_)) && before.is_none() {
+                        self.store.erase(&self.key)?;
+                    }
+                    return Err(error);
+                }
             };
-            let Some(next) = self.store(1, Some(&version))? else {
-                continue;
-            };
-            // This version is no longer there.
-            let value = self.value(2).into();
-            let obeys = self.store.set_if(&self.key, value, Some(&version))?;
-            if obeys.is_some() {
-                self.store.erase(&self.key)?;
-                return Ok(false);
+            match self.obeyed(&first) {
+                Ok(Obeyed::Yes(version)) => {
+                    *self.state() = Some((1, version));
+                    return Ok(true);
+                }
+                Ok(Obeyed::Lost) => {}
+                Ok(Obeyed::No) => {
+                    self.store.erase(&self.key)?;
+                    return Ok(false);
+                }
+                Err(error) => {
+                    let _ = self.store.erase(&self.key); // the first error is the one to tell
+                    return Err(error);
+                }
             }
-            *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some((1, next));
-            return Ok(true);
         }
         let what = format!(
             "other processes have made and erased the lease {} {ATTEMPTS} times: try again when they have ended",
@@ -319,14 +372,55 @@ impl Held {
         Err(io::Error::new(ErrorKind::ResourceBusy, what).into())
     }
 
+    /// Raise the count for the first time, with the version `first` for a condition. Find out whether the
+    /// store obeys conditions.
+    fn obeyed(&self, first: &ValueVersion) -> Result<Obeyed, StorageError> {
+        // There is a value.
+        if self
+            .store
+            .set_if(&self.key, self.value(0).into(), None)?
+            .is_some()
+        {
+            return Ok(Obeyed::No);
+        }
+        let Some(next) = self.store(1, Some(first))? else {
+            return Ok(Obeyed::Lost);
+        };
+        // This version is no longer there.
+        let again = self
+            .store
+            .set_if(&self.key, self.value(2).into(), Some(first))?;
+        Ok(match again {
+            None => Obeyed::Yes(next),
+            Some(_) => Obeyed::No,
+        })
+    }
+
+    /// Raise the count until `ends` is closed.
+    fn beat_until(&self, ends: &Receiver<()>) {
+        let mut next = Instant::now() + BEAT;
+        while ends.recv_timeout(next.saturating_duration_since(Instant::now()))
+            == Err(RecvTimeoutError::Timeout)
+        {
+            self.beat();
+            // A slow request does not delay the one after it.
+            next = (next + BEAT).max(Instant::now());
+        }
+    }
+
     /// Raise the count.
     fn beat(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let Some((count, version)) = &*state else {
             return;
         };
         let count = count + 1;
-        match self.store(count, Some(version)) {
+        let stored = match self.store(count, Some(version)) {
+            // An erasure of a lease that was left may have come late.
+            Ok(None) => self.store(count, None),
+            stored => stored,
+        };
+        match stored {
             Ok(Some(version)) => *state = Some((count, version)),
             Ok(None) => {
                 tracing::warn!(key = %self.key, "another process has taken over the lease of this one, which did not raise its count in time");
@@ -338,19 +432,66 @@ impl Held {
         }
     }
 
-    /// Erase the lease if it is this one.
-    fn erase(&self) -> Result<(), StorageError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = None;
-        match self.store.get_with_version(&self.key)? {
-            Some((value, _)) if self.is_ours(&value) => self.store.erase(&self.key),
-            _ => Ok(()),
+    /// Erase the lease. An erasure that fails is tried again.
+    fn erase_at_last(&self) {
+        for attempt in 1..=ERASURES {
+            match self.erase() {
+                Ok(()) => return,
+                Err(error) if attempt < ERASURES => {
+                    tracing::debug!(key = %self.key, %error, "a lease was not erased: trying again");
+                    thread::sleep(BEAT);
+                }
+                Err(error) => {
+                    tracing::warn!(key = %self.key, %error, "a lease was left behind");
+                }
+            }
         }
     }
+
+    /// Erase the lease if it is this one.
+    fn erase(&self) -> Result<(), StorageError> {
+        let mut state = self.state();
+        let Some((_, version)) = &*state else {
+            return Ok(());
+        };
+        if self
+            .store
+            .set_if(&self.key, Bytes::new(), Some(version))?
+            .is_none()
+        {
+            match self.store.get_with_version(&self.key)? {
+                // A request was sent twice: the answer to the first one was lost.
+                Some((value, version)) if self.is_ours(&value) => {
+                    *state = state.take().map(|(count, _)| (count, version));
+                    let again = io::Error::new(ErrorKind::Interrupted, "it has changed meanwhile");
+                    return Err(again.into());
+                }
+                Some((value, _)) if value.is_empty() => {}
+                _ => {
+                    *state = None; // it is another one's, or erased
+                    return Ok(());
+                }
+            }
+        }
+        self.store.erase(&self.key)?;
+        *state = None;
+        Ok(())
+    }
+}
+
+/// Whether a store obeys conditions.
+enum Obeyed {
+    /// The lease has this version.
+    Yes(ValueVersion),
+    No,
+    /// Another process has taken the lease meanwhile.
+    Lost,
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use zarrs_storage::{ReadableStorageTraits, WritableStorageTraits};
 
     use super::*;
@@ -425,7 +566,7 @@ mod tests {
 
     #[test]
     fn stores_without_conditions_have_none() {
-        for conditions in [Conditions::Refused, Conditions::Ignored] {
+        for conditions in Conditions::UNUSABLE {
             let store = Objects::new(conditions);
             assert!(take(&store).unwrap().is_none());
             assert_eq!(stored(&store), None);
@@ -471,13 +612,16 @@ mod tests {
         // A process that runs has the lease, though it has not raised the count.
         assert!(stored(&store).is_some());
         drop(lease);
-        // This process could not erase it.
-        let this = Owner::this();
-        let left = format!("{this}\n{:020}\n{}\n", 1, u64::MAX);
+        // This process could not erase it, or another one with the same owner.
+        let left = format!("{}\n{:020}\n{}\n", Owner::this(), 1, u64::MAX);
         store.set(&key(), left.into()).unwrap();
         let since = Instant::now();
         assert!(!is_busy(&check()));
-        assert!(since.elapsed() < SHORT);
+        assert!(since.elapsed() >= SHORT);
+        assert_eq!(stored(&store), None);
+        // One that is about to be erased.
+        store.set(&key(), Bytes::new()).unwrap();
+        assert!(!is_busy(&check()));
         assert_eq!(stored(&store), None);
         // Another machine's: it stays as it is, or does not.
         let theirs = |count| format!("00000000000000ff-2-3\n{count:020}\n0\n");
@@ -496,6 +640,19 @@ mod tests {
             assert_eq!(is_busy(&checked), raises);
             assert_eq!(stored(&store).is_some(), raises);
         }
+    }
+
+    /// Another process erases the lease that it found left before this process took it over.
+    #[test]
+    fn a_lease_that_is_erased_late_is_made_again() {
+        let store = Objects::new(Conditions::Obeyed);
+        let lease = take(&store).unwrap().unwrap();
+        store.erase(&key()).unwrap();
+        lease.held.beat();
+        assert!(stored(&store).is_some());
+        assert!(is_busy(&take(&store)));
+        drop(lease);
+        assert_eq!(stored(&store), None);
     }
 
     /// The answer of a request is lost, and the store says of the second one that the value is another one.

@@ -523,18 +523,23 @@ where
         let extends = self.extends(start, &grid);
         // Before anything of another writer is taken for a leftover.
         let (mut lease, mut late) = (self.lease.clone(), None);
-        if lease.is_none() && self.part.is_none() {
-            match extends {
-                Some(_) => lease = self.take_lease(Work::Alone)?,
-                None => late = self.leases().map(LateLease::new).map(Arc::new),
+        if lease.is_none()
+            && self.part.is_none()
+            && let Some(leases) = self.leases()
+        {
+            if extends.is_some() {
+                let taken = leases.take(Work::Alone);
+                lease = taken.map_err(|error| cannot_begin(&self.array, error))?;
+            } else {
+                late = Some(Arc::new(LateLease::new(leases, self.array.shape()[0])));
             }
         }
         let explanation = self.explanation(&plan, engine.name(), lease.is_some(), extends);
-        let (sink, length) = self.stores(extends)?;
+        let extending = late.as_ref().map(Arc::downgrade).unwrap_or_default();
         if let Some(late) = late {
-            length.take_before_growth(Arc::downgrade(&late));
             lease = Some(late);
         }
+        let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
             .map_err(|error| refused(&self.array, error))?;
@@ -578,6 +583,7 @@ where
                 sink,
                 length,
                 cutting: self.cutting.clone().unwrap_or_default(),
+                extending,
                 store_threads: self.store_threads,
                 metadata_interval: self.metadata_interval,
                 on_progress: self.on_progress.clone(),
@@ -621,7 +627,7 @@ where
         if self.part.is_none() {
             let stored = length.stored();
             let stored = stored.map_err(|error| refused(&self.array, error))?;
-            length.expect(stored.unwrap_or(self.array.shape()[0]));
+            length.know(stored.unwrap_or(self.array.shape()[0]));
         }
         Ok(())
     }
@@ -640,29 +646,13 @@ where
 
     /// Where the leases of the array are: `None` if the store's values are not known to be files, and it has
     /// no requests with conditions.
-    fn leases(&self) -> Option<Leases> {
+    pub(super) fn leases(&self) -> Option<Leases> {
         let array = self.array.path();
         match (&self.root, &self.conditional) {
             (Some(root), _) => Some(Leases::of_files(root, array)),
             (None, Some(store)) => Some(Leases::of_objects(store.clone(), array)),
             (None, None) => None,
         }
-    }
-
-    /// Takes the lease of the array for `work`, if the store has leases.
-    ///
-    /// # Errors
-    /// As for [`build`](Self::build).
-    pub(super) fn take_lease(&self, work: Work) -> Result<Option<Held>, WriterError> {
-        let lease = self.leases().map(|leases| leases.take(work)).transpose();
-        let lease = lease.map_err(|source| {
-            WriterError::Array(Error::Storage {
-                doing: "begin to write",
-                key: zarrs::node::meta_key_v3(self.array.path()),
-                source,
-            })
-        });
-        Ok(lease?.flatten())
     }
 
     fn explanation(
@@ -699,10 +689,10 @@ where
                     "the writer extends or cuts the array, or writes a part of the levels of an image"
                 }
                 (false, None) => {
-                    "a writer within the array may be one of several; it takes the lease when it extends the array, if the store has leases"
+                    "a writer that does not begin at the end of the array may be one of several; it takes the lease when it extends the array, if the store has leases"
                 }
                 (false, Some(_)) if is_conditional => {
-                    "the store takes no conditions, ignores them, or does not list: see to it that no other process extends the array"
+                    "the store takes no conditions, or ignores them: see to it that no other process extends the array"
                 }
                 (false, Some(_)) => {
                     "the values of the store are not known to be files, and it has no requests with conditions: see to it that no other process extends the array"
@@ -884,6 +874,18 @@ fn cannot(error: EngineError) -> WriterError {
 
 /// Checks that the array was not extended since it was opened: the writer would start within its
 /// new slices.
+/// The error of a lease of `array`.
+pub(super) fn cannot_begin<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+    source: StorageError,
+) -> WriterError {
+    WriterError::Array(Error::Storage {
+        doing: "begin to write",
+        key: zarrs::node::meta_key_v3(array.path()),
+        source,
+    })
+}
+
 fn check_length<TStorage: ?Sized>(
     array: &Array<TStorage>,
     length: &dyn Length,

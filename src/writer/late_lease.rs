@@ -1,50 +1,68 @@
-//! The lease of a writer that begins within the array, from the moment on that it extends the array.
+//! The lease of a writer that begins within the array, or behind its end.
+//!
+//! Such a writer may be one of several, and has no lease. It has one from the moment on that it extends the
+//! array: before it stores a shard with slices behind the end that the array had when the writer was built.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use zarrs_storage::StorageError;
 
+use super::sink::Length;
 use crate::store::array_lease::{Leases, Work};
 use crate::store::lease::Held;
 
 pub(super) struct LateLease {
     leases: Leases,
+    /// The number of slices that the array had when the writer was built.
+    slices: u64,
     taken: Mutex<Taken>,
 }
 
 #[derive(Default)]
 struct Taken {
-    /// Whether there was a lease to take, or the store was found to have none.
-    is_asked: bool,
+    /// Whether the writer may extend the array.
+    may_extend: bool,
+    /// `None` if the store has no leases, too.
     lease: Option<Held>,
 }
 
 impl fmt::Debug for LateLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LateLease").finish_non_exhaustive()
+        f.debug_struct("LateLease")
+            .field("slices", &self.slices)
+            .finish_non_exhaustive()
     }
 }
 
 impl LateLease {
-    pub(super) fn new(leases: Leases) -> Self {
+    pub(super) fn new(leases: Leases, slices: u64) -> Self {
         Self {
             leases,
+            slices,
             taken: Mutex::default(),
         }
     }
 
-    /// Takes the lease. Returns whether that was not done before.
+    /// Takes the lease before a shard is stored whose slices end at `end`, if these extend the array. From then
+    /// on `length` finds out whether another process changes the number of slices.
     ///
     /// # Errors
-    /// The errors of [`Leases::take`]; then it may be called again.
-    pub(super) fn take(&self) -> Result<bool, StorageError> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.is_asked {
-            return Ok(false);
+    /// The errors of [`Leases::take`], those of `length`, and that another process has changed the number of
+    /// slices since the writer was built. Then it may be called again.
+    pub(super) fn before(&self, end: u64, length: &dyn Length) -> Result<(), StorageError> {
+        if end <= self.slices {
+            return Ok(());
         }
-        taken.lease = self.leases.take(Work::Alone)?;
-        taken.is_asked = true;
-        Ok(true)
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.may_extend {
+            return Ok(());
+        }
+        if taken.lease.is_none() {
+            taken.lease = self.leases.take(Work::Alone)?;
+        }
+        length.expect(self.slices)?;
+        taken.may_extend = true;
+        Ok(())
     }
 }

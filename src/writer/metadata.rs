@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
@@ -15,7 +15,6 @@ use zarrs_storage::{
 };
 
 use super::differs::stored_differs;
-use super::late_lease::LateLease;
 use super::sink::Length;
 use super::storing::caught;
 use super::temporary::{Comparing, comparing, temporary_of};
@@ -110,8 +109,6 @@ struct State {
     tried: Option<u64>,
     /// The metadata that this writer last read or stored.
     last: Option<Bytes>,
-    /// Taken before the array grows.
-    lease: Weak<LateLease>,
 }
 
 impl fmt::Debug for ArrayLength {
@@ -221,7 +218,7 @@ impl ArrayLength {
 
     /// Let every change find out whether another process has changed the number of slices. The stored array
     /// has `slices` of them now, or is not stored yet.
-    pub(super) fn expect(&self, slices: u64) {
+    pub(super) fn know(&self, slices: u64) {
         self.state().known = Some(slices);
     }
 
@@ -356,14 +353,6 @@ impl ArrayLength {
             Ok(change(extent))
         };
         let (changed, slices) = self.with_length(&base, &checked)?;
-        if found.get().is_some_and(|found| slices > found)
-            && let Some(lease) = state.lease.upgrade()
-            && lease.take()?
-        {
-            state.known = found.get();
-            state.last = Some(base);
-            return Ok(false); // it is read again: another process may have changed it
-        }
         let changed = match changed {
             Some(changed) => Some(Bytes::from(changed)),
             None if !is_stored => Some(base.clone()),
@@ -455,8 +444,10 @@ impl Length for ArrayLength {
         first.map(Some)
     }
 
-    fn take_before_growth(&self, lease: Weak<LateLease>) {
-        self.state().lease = lease;
+    fn expect(&self, slices: u64) -> Result<(), StorageError> {
+        let found = self.stored()?.unwrap_or(slices);
+        self.know(slices);
+        self.check(&self.state(), found)
     }
 
     fn grow(&self, slices: u64) -> Result<(), StorageError> {
@@ -564,7 +555,7 @@ mod tests {
                 let (_directory, store) = files();
                 put(&store, KEY, METADATA);
                 let length = make(&store);
-                length.expect(6);
+                length.know(6);
                 length.grow(7).unwrap();
                 // Other edits stay.
                 let edited = stored(&store).replace("\"x\"", "\"added\": true, \"x\"");
@@ -600,7 +591,7 @@ mod tests {
             let (_directory, store) = files();
             put(&store, KEY, METADATA);
             let length = renamed(&store);
-            length.expect(6);
+            length.know(6);
             let (inner, value) = (store.inner().clone(), theirs.clone());
             let mut is_done = false;
             store.fail(move |request| {
@@ -686,7 +677,7 @@ mod tests {
             assert!(text().contains("\"shape\""));
             store.set(&key(KEY), METADATA.into()).unwrap();
             let length = of();
-            length.expect(6);
+            length.know(6);
             length.grow(9).unwrap();
             assert_eq!(text(), with_shape(9));
             if conditions == Conditions::Obeyed {
@@ -722,7 +713,7 @@ mod tests {
                 let (_directory, store) = files();
                 put(&store, KEY, METADATA);
                 let length = make(&store);
-                length.expect(6);
+                length.know(6);
                 store.fail_at(number, fault);
                 let _ = length.grow(1000);
                 store.work();
@@ -806,7 +797,7 @@ mod tests {
                 let (_directory, store) = files();
                 put(&store, KEY, padded(6));
                 let length = make(&store);
-                length.expect(6);
+                length.know(6);
                 store.fail_at(first.1, first.0);
                 let _ = length.grow(1000);
                 store.fail_at(second.1, second.0);

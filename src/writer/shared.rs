@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use zarrs::array::Array;
@@ -28,6 +28,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::cuts::Cutting;
 use super::error::WriterError;
 use super::explanation::WriterExplanation;
+use super::late_lease::LateLease;
 use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
@@ -52,6 +53,8 @@ pub(super) struct Setup {
     pub(super) length: Arc<dyn Length>,
     /// Made before a shard is replaced.
     pub(super) cutting: Cutting,
+    /// Taken before a shard extends the array.
+    pub(super) extending: Weak<LateLease>,
     /// How many shards are stored at once.
     pub(super) store_threads: usize,
     pub(super) metadata_interval: Duration,
@@ -400,6 +403,13 @@ impl Shared {
     pub(super) fn must_grow(&self, state: &State) -> bool {
         let finished = state.progress.finished_slices;
         finished > state.progress.covered_slices && finished > self.setup.start
+    }
+
+    /// The end of the slices that were appended. A part of a slice counts.
+    pub(super) fn end(&self) -> u64 {
+        let appended = self.lock().progress.appended_bytes;
+        let slices = appended.div_ceil(self.setup.grid.slice_bytes() as u64);
+        self.setup.start + slices
     }
 
     /// How far the writer is, in `state`.

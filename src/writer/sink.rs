@@ -3,15 +3,11 @@
 mod renamed;
 mod whole;
 
-use std::sync::Weak;
-
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
 
 pub(super) use renamed::{RenamedSink, set_anew, temporary_key};
 pub(super) use whole::WholeSink;
-
-use super::late_lease::LateLease;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.
 ///
@@ -49,9 +45,12 @@ pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
 
 /// The array's length, as readers see it.
 pub(super) trait Length: Send + Sync + std::fmt::Debug {
-    /// Lets [`grow`](Self::grow) take `lease` before the array becomes longer, and find out from then on
-    /// whether another process changes the number of slices.
-    fn take_before_growth(&self, lease: Weak<LateLease>);
+    /// Checks that the stored array has `slices` slices along its first axis, or is not stored yet. Lets every
+    /// change find out from now on whether another process has changed the number of slices.
+    ///
+    /// # Errors
+    /// The store's, that the metadata cannot be understood, and that the array has more or fewer slices.
+    fn expect(&self, slices: u64) -> Result<(), StorageError>;
 
     /// Lets the array have at least `slices` slices along its first axis. A reader that opens it sees
     /// the old number or this one.

@@ -112,11 +112,12 @@ fn do_work(shared: &Shared, id: ShardId, key: &StoreKey, work: Work) {
     let mut work = Some(work);
     let mut stored = 0;
     let result = caught(|| {
+        let slices = shared.setup.grid.shard_slices() as u64;
+        let end = id.outer.saturating_add(1).saturating_mul(slices);
         if !matches!(work, Some(Work::Write { .. })) {
-            let slices = shared.setup.grid.shard_slices() as u64;
-            let end = id.outer.saturating_add(1).saturating_mul(slices);
             shared.setup.cutting.before(end)?;
         }
+        extend(shared, end)?;
         store(shared, key, &mut work, &mut stored)
     });
     let time = begin.elapsed();
@@ -177,6 +178,19 @@ fn do_work(shared: &Shared, id: ShardId, key: &StoreKey, work: Work) {
     if news {
         tell(shared);
     }
+}
+
+/// Takes the lease of the array before a shard is stored that ends at `end`, if the shard extends the array.
+fn extend(shared: &Shared, end: u64) -> Result<(), StorageError> {
+    let Some(lease) = shared.setup.extending.upgrade() else {
+        return Ok(());
+    };
+    lease.before(end.min(shared.end()), &*shared.setup.length)?;
+    // Taking the lease may last longer than the end of the writer waits.
+    if shared.lock().aborted {
+        return Err(StorageError::Other("the writer has ended".to_owned()));
+    }
+    Ok(())
 }
 
 /// Whether a shard is finished.

@@ -30,12 +30,12 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         }
         Err(error) => return Err(cannot(error)),
     };
-    // A run that was killed while it made the marker has left a temporary of it.
+    // A run that was killed while it made the marker has left a temporary of it. A lease is no part of OUT.
     let other = others.find(|entry| {
         let name = entry.as_ref().map(fs::DirEntry::file_name);
         let is_ours = |name: &str| {
             let of = temporary_of(name).map(|(of, _)| of);
-            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE
+            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE || ArrayLease::is_key(name)
         };
         !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
     });
@@ -145,7 +145,7 @@ fn files(path: &Path) -> io::Result<Files> {
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
             if ArrayLease::is_key(name) && !file_type.is_symlink() {
-                continue; // its owner deletes it, or the next writer
+                continue; // no part of the array
             }
             let temporary = temporary_of(name);
             let name = temporary.as_ref().map_or(name, |(of, _)| of);

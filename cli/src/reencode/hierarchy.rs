@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
+use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::readable::unreadable;
@@ -430,6 +431,9 @@ fn children(
     let mut children = Vec::new();
     for child in listed.prefixes() {
         let child = child.as_str().trim_end_matches('/');
+        if ArrayLease::is_key(child) {
+            continue;
+        }
         if let Place::Directory(root) = input {
             ends_elsewhere(&root.join(child)).map_err(|reason| cannot(&reason))?;
         }
@@ -437,7 +441,8 @@ fn children(
     }
     let is_metadata = |key: &&str| METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
     let files = listed.keys().iter().map(StoreKey::as_str);
-    let files = files.filter(|key| !key.is_empty() && !is_metadata(key));
+    let files =
+        files.filter(|key| !key.is_empty() && !is_metadata(key) && !ArrayLease::is_key(key));
     Ok((children, files.map(str::to_string).collect()))
 }
 

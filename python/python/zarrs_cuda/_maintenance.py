@@ -160,8 +160,8 @@ def _alone(ours: Native, path: str) -> Iterator[None]:
     with closing(ours.lease(path)) as lease:
         if not lease.is_held:
             warnings.warn(
-                f"no lease of {path!r}: the store takes no conditional requests, does not list, or cannot be "
-                "written to. See to it that nothing else changes the array meanwhile",
+                f"no lease of {path!r}: the store takes no conditional requests, or this process may not write. "
+                "See to it that nothing else changes the array meanwhile",
                 stacklevel=4,
             )
         yield
@@ -197,6 +197,12 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     OSError
         If a file cannot be read or written, or if a writer extends the array now, or another process
         compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
+
+    Warns
+    -----
+    UserWarning
+        If other processes are not refused meanwhile, because the array can have no lease: the store takes no
+        conditional requests, or this process may not write.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True)
     with _alone(ours, path):
@@ -231,6 +237,12 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     OSError
         If a file cannot be read or written, or if a writer extends the array now, or another process
         compacts or repairs it: then nothing was changed. For objects, the exceptions of obstore.
+
+    Warns
+    -----
+    UserWarning
+        If other processes are not refused meanwhile, because the array can have no lease: the store takes no
+        conditional requests, or this process may not write.
     """
     ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()

@@ -27,9 +27,9 @@ use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::find;
 use crate::reader::Cancel;
-use crate::store::array_lease::Work;
+use crate::store::array_lease::{self, Work};
 use crate::store::lease::Held;
-use crate::writer::builder::no_thread;
+use crate::writer::builder::{cannot_begin, no_thread};
 use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::differs::differs;
 use crate::writer::plan::Account;
@@ -510,13 +510,15 @@ where
         first: usize,
         work: Work,
     ) -> Result<Vec<Option<Held>>, WriterError> {
-        let lease = |level| {
-            if level < first {
-                return Ok(None);
-            }
-            cascade::of_level(level, self.writer(plan, level).take_lease(work))
+        let leases: Vec<_> = (0..plan.arrays.len())
+            .map(|level| self.writer(plan, level).leases().filter(|_| level >= first))
+            .collect();
+        let of_level = |(level, taken): (usize, Result<_, _>)| {
+            let array = &plan.arrays[level];
+            cascade::of_level(level, taken.map_err(|error| cannot_begin(array, error)))
         };
-        (0..plan.arrays.len()).map(lease).collect()
+        let taken = array_lease::take_each(&leases, work).into_iter();
+        taken.enumerate().map(of_level).collect()
     }
 
     /// Checks that the levels that are there were made with the same settings.

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
+use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
 use zarrs_cuda::Options;
 use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::reader::Cancel;
@@ -24,6 +25,15 @@ fn builder_of(root: &Path, slices: u64) -> ArrayWriterBuilder<FilesystemStore> {
     let store = Arc::new(FilesystemStore::new(root).unwrap());
     let array = array_at(&store, "/array", slices, Options::default());
     builder(&array).with_atomic_rename(store)
+}
+
+/// The names of the files of the array, and what they hold. Leases are not among them.
+fn files_of(root: &Path) -> Vec<(String, Vec<u8>)> {
+    let store = FilesystemStore::new(root).unwrap();
+    let keys = store.list().unwrap().into_iter();
+    keys.filter(|key| !ArrayLease::is_key(key.as_str()))
+        .map(|key| (key.to_string(), store.get(&key).unwrap().unwrap().to_vec()))
+        .collect()
 }
 
 fn is_refused(built: Result<ArrayWriter, WriterError>) -> bool {
@@ -228,19 +238,45 @@ fn a_writer_from_within_that_extends_the_array_is_alone() {
     writer.append(&slices(0..end)).unwrap();
     writer.flush().unwrap();
     assert!(!lease.exists());
-    // Another process extends it now: the stored shards do not count.
-    let extends = builder_of(directory.path(), end).build().unwrap();
+    // Another process extends it now, and its shards are left alone.
+    let mut extends = builder_of(directory.path(), end).build().unwrap();
+    extends.append(&slices(end..end + SHARD)).unwrap();
+    extends.flush().unwrap();
+    let theirs = files_of(directory.path());
     writer.append(&slices(end..end + SHARD)).unwrap();
     let error = writer.flush().unwrap_err();
     assert!(error.to_string().contains("has the lease"), "{error}");
+    assert!(files_of(directory.path()) == theirs);
+    // It has extended the array.
+    extends.finish().unwrap();
+    let error = writer.flush().unwrap_err();
+    assert!(
+        error.to_string().contains("another process resizes"),
+        "{error}"
+    );
+    drop(writer);
     drop(extends);
+    assert!(!lease.exists());
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    check(&store, end + SHARD);
+    // Nobody else does.
+    let mut writer = builder_of(directory.path(), end + SHARD)
+        .with_start(SHARD)
+        .build()
+        .unwrap();
+    writer.append(&slices(SHARD..end + SHARD)).unwrap();
+    writer.flush().unwrap();
+    assert!(!lease.exists());
+    writer
+        .append(&slices(end + SHARD..end + 2 * SHARD))
+        .unwrap();
     writer.flush().unwrap();
     assert!(lease.exists());
+    let end = end + SHARD;
     assert!(is_refused(
         builder_of(directory.path(), end + SHARD).build()
     ));
     // It finds out whether other software resizes the array, too.
-    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
     let resize = |slices: u64| {
         let mut array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
         let shape = [&[slices], &array.shape()[1..]].concat();
