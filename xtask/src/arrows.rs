@@ -17,13 +17,6 @@ const PICTURE: &str = "docs/architecture.md";
 /// The heading above the table.
 const HEADING: &str = "## Rooms";
 
-/// Known arrows outside of the picture: a file, and the room that it uses. The list may only
-/// shrink: an arrow that is gone must be removed from it.
-const STILL_THERE: &[(&str, &str)] = &include!("arrows/still_there.in");
-
-/// Known circles of files that use each other. The list may only shrink.
-const STILL_CIRCLES: &[&[&str]] = &include!("arrows/still_circles.in");
-
 /// For each file: the files that it uses.
 pub(crate) type Arrows = BTreeMap<String, BTreeSet<String>>;
 
@@ -57,16 +50,9 @@ struct Found {
     circles: BTreeSet<Vec<String>>,
 }
 
-/// Prints everything outside of the picture. Fails if any of it is not known yet.
-pub(crate) fn print() -> Result<()> {
-    let found = look()?;
-    for (file, room, used, of) in &found.arrows {
-        println!("{file} ({room}) uses {of} ({used})");
-    }
-    for circle in &found.circles {
-        println!("a circle: {}", circle.join(", "));
-    }
-    let wrong = complaints(&found);
+/// Checks that nothing is outside of the picture.
+pub(crate) fn check() -> Result<()> {
+    let wrong = complaints(&look()?);
     if wrong.is_empty() {
         Ok(())
     } else {
@@ -190,41 +176,20 @@ fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
         .collect()
 }
 
-/// Problems that are not known, and known problems that are gone.
+/// The problems, for people.
 fn complaints(found: &Found) -> Vec<String> {
     let mut wrong = Vec::new();
     for file in &found.homeless {
         wrong.push(format!("no room of {PICTURE} has {file}"));
     }
-    let known = |file: &str, used: &str| STILL_THERE.contains(&(file, used));
     for (file, room, used, of) in &found.arrows {
-        if !known(file, used) {
-            wrong.push(format!(
-                "{file} uses {of}: {PICTURE} has no arrow from {room} to {used}"
-            ));
-        }
-    }
-    for (file, used) in STILL_THERE {
-        let arrows = &found.arrows;
-        if !arrows.iter().any(|(f, _, u, _)| f == file && u == used) {
-            wrong.push(format!(
-                "{file} no longer uses {used}: take it out of arrows/still_there.in"
-            ));
-        }
-    }
-    let known: BTreeSet<Vec<String>> = STILL_CIRCLES
-        .iter()
-        .map(|circle| circle.iter().map(ToString::to_string).collect())
-        .collect();
-    for circle in found.circles.difference(&known) {
         wrong.push(format!(
-            "these files use each other in a circle that arrows/still_circles.in does not have: {}",
-            circle.join(", ")
+            "{file} uses {of}: {PICTURE} has no arrow from {room} to {used}"
         ));
     }
-    for circle in known.difference(&found.circles) {
+    for circle in &found.circles {
         wrong.push(format!(
-            "this circle is gone, or another one now: take it out of arrows/still_circles.in: {}",
+            "these files use each other in a circle: {}",
             circle.join(", ")
         ));
     }

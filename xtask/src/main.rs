@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             ["kernels", "--check"] => kernels::check(),
             ["mutants", ref arguments @ ..] => mutants::run(arguments),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
-            ["arrows"] => arrows::print(),
+            ["arrows"] => arrows::check(),
             ["lines"] => lines::print(),
             ["links"] => links::check(),
             ["nvcomp-check"] => nvcomp::check(),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use zarrs_cuda::maintenance::ArrayLease;
 
+use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::run::{self, busy};
-use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::claim::{Claim, Refused};
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};

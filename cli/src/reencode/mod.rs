@@ -15,6 +15,7 @@ mod assembly;
 mod copy;
 mod covered;
 mod directory;
+mod found;
 mod hierarchy;
 mod objects;
 mod readable;

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use zarrs::storage::{Bytes, StorageError, StoreKey};
 use zarrs_cuda::maintenance::ArrayLease;
 
-use super::target::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::failure::Failure;
 use crate::open::{Kind, Place, Store};
 

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use zarrs::array::Array;
+
 use super::Job;
-use super::arrays::Input;
 use crate::arguments::Shape;
 use crate::budget::Budget;
 use crate::failure::Failure;
-use crate::open::Place;
+use crate::open::{Place, Store};
 use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
 use crate::shapes::{Written, edges};
 
@@ -23,7 +24,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    pub(super) fn choose(job: &Job<'_>, input: &Input) -> Result<Self, Failure> {
+    pub(super) fn choose(job: &Job<'_>, input: &Array<Store>) -> Result<Self, Failure> {
         let array = input.shape().to_vec();
         let asked = |option: &str, shape: &'_ Option<Shape>| {
             let Some(Shape(shape)) = shape else {

@@ -160,8 +160,8 @@ def _alone(ours: Native, path: str) -> Iterator[None]:
     with closing(ours.lease(path)) as lease:
         if not lease.is_held:
             warnings.warn(
-                f"no lease of {path!r}: the store takes no conditional requests, or this process may not write. "
-                "See to it that nothing else changes the array meanwhile",
+                f"no lease of {path!r}: the store takes no conditional requests, or this process may not "
+                "write. See to it that nothing else changes the array meanwhile",
                 stacklevel=4,
             )
         yield
