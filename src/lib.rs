@@ -59,9 +59,6 @@
 //! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
 //!   `DLPack`.
 #![deny(unsafe_code)]
-// With that feature, what programs of this repository reach is public.
-#![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
-#![cfg_attr(feature = "internals", allow(rustdoc::private_intra_doc_links))]
 #![cfg_attr(
     test,
     allow(
@@ -77,9 +74,6 @@ mod codec;
 mod conformance;
 mod error;
 pub mod guide;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod internals;
 mod json;
 pub mod maintenance;
 mod memory_estimate;

@@ -1,9 +1,21 @@
 //! The parsers of zstd, gzip and Blosc frames for devices. If a parser accepts the streams and a
 //! device decodes them without an error, the host decodes the same elements.
 
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
-use zarrs_cuda::internals::{DeviceFrames, DeviceShuffle, device_frames as parse};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_cuda::CudaShardingCodec;
+use zarrs_cuda::maintenance::ShardFormat;
+use zarrs_cuda_engine::contract::{BloscStage, Chain, Cname, Job, KnownChain, Shuffle, Stage};
+use zarrs_cuda_engine::cuda::frame_parts::{self, Parts};
+use zarrs_cuda_engine::cuda::kernels::chunk_tables::Chunking;
+use zarrs_cuda_engine::cuda::kernels::shuffle::{BloscBlocks, Shuffle as DeviceShuffle};
+use zarrs_cuda_engine::cuda::nvcomp::Format;
+use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
 use crate::case::Case;
 use crate::harm::harmed;
@@ -31,6 +43,14 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let elements = case.shards.num_elements();
     case.elements.resize(elements, 1);
     let (before, compressor, after) = chain(u)?;
+    let mut stages = vec![Stage::Crc32c; before];
+    stages.push(stage(&compressor));
+    stages.resize(1 + before + after, Stage::Crc32c);
+    let known = KnownChain {
+        order: (0..case.shards.shape.len()).collect(),
+        swap: 1,
+        stages,
+    };
     let mut chain = vec![codecs::bytes("little")];
     chain.resize(1 + before, codecs::crc32c());
     chain.push(compressor);
@@ -45,10 +65,9 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let harmed = harmed(u, &case, &encoded)?;
     let shards = &case.shards;
     let parsed = limited(case.most_memory(harmed.len()), "parsing frames", || {
-        let (shape, fill_value) = (shards.chunk_shape(), shards.fill_value());
-        parse(&ours, &shape, &shards.data_type, &fill_value, &harmed)
+        parse(&case, &ours, &known, &harmed)
     });
-    let Ok(parsed) = parsed else {
+    let Some(parsed) = parsed else {
         return Ok(());
     };
     let extents = shards.index.subchunks(&harmed, shards.num_subchunks());
@@ -78,6 +97,80 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The compressor as the engine has it.
+fn stage(codec: &Value) -> Stage {
+    let configuration = &codec["configuration"];
+    let number = |name: &str| configuration[name].as_i64().expect("a number");
+    let size = |name: &str| usize::try_from(number(name)).expect("a size");
+    let level = |name: &str| number(name).try_into().expect("a level");
+    match codec["name"].as_str() {
+        Some("zstd") => Stage::Zstd {
+            level: number("level").try_into().expect("a level"),
+            checksum: false,
+        },
+        Some("gzip") => Stage::Gzip {
+            level: number("level").try_into().expect("a level"),
+        },
+        _ => Stage::Blosc(BloscStage {
+            cname: match configuration["cname"].as_str() {
+                Some("lz4") => Cname::Lz4,
+                Some("lz4hc") => Cname::Lz4Hc,
+                _ => Cname::Zstd,
+            },
+            level: level("clevel"),
+            shuffle: match configuration["shuffle"].as_str() {
+                Some("shuffle") => Shuffle::Byte,
+                Some("bitshuffle") => Shuffle::Bit,
+                _ => Shuffle::None,
+            },
+            typesize: size("typesize"),
+            blocksize: size("blocksize"),
+        }),
+    }
+}
+
+/// The compressed streams of the shard `encoded`, as a device would be given them; `None` if the host decodes
+/// the shard.
+fn parse(
+    case: &Case,
+    codec: &Arc<CudaShardingCodec>,
+    chain: &KnownChain,
+    encoded: &[u8],
+) -> Option<Parts> {
+    let shards = &case.shards;
+    let fill_value = shards.fill_value();
+    let format = ShardFormat::new(
+        codec.clone(),
+        shards.chunk_shape(),
+        shards.data_type.clone(),
+        fill_value.clone(),
+    );
+    let format = format.expect("a codec that encodes has a format");
+    let len = usize::try_from(format.index_len()).ok()?;
+    let index = match format.index_location() {
+        ShardingIndexLocation::Start => encoded.get(..len)?,
+        ShardingIndexLocation::End => encoded.get(encoded.len().checked_sub(len)?..)?,
+    };
+    let extents = format.decode_index(index, encoded.len() as u64).ok()?;
+    let in_memory =
+        |extent: Range<u64>| Some(extent.start.try_into().ok()?..extent.end.try_into().ok()?);
+    let extents: Vec<Extent> = extents
+        .into_iter()
+        .map(|extent| extent.and_then(in_memory))
+        .collect();
+    let grid = SubchunkGrid::new(&shards.shape, &shards.subchunk, 1).expect("it divides");
+    let job = Job {
+        grid: &grid,
+        chain: Chain::Known(chain),
+        fill_value: fill_value.as_ne_bytes(),
+        store_empty: false,
+        validate_checksums: case.options.validate_checksums(),
+        threads: NonZeroUsize::MIN,
+        huge_pages: false,
+    };
+    frame_parts::parse(&job, chain, encoded, &extents).ok()
+}
+
 /// A compressor, with the numbers of checksums before and after it.
 fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
     let before = usize::from(u.ratio(1, 4)?) * u.int_in_range(1..=2)?;
@@ -99,12 +192,14 @@ fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
 /// The elements of each stored subchunk, unless it is shuffled by bits. `None` if a stream is
 /// invalid or a checksum is wrong.
 fn decoded(
-    parsed: &DeviceFrames,
+    parsed: &Parts,
     encoded: &[Option<Vec<u8>>],
     before: usize,
 ) -> Option<Vec<Option<Vec<u8>>>> {
     let mut decoded = Vec::new();
-    for (number, (encoded, streams)) in encoded.iter().zip(&parsed.subchunks).enumerate() {
+    let Chunking { bytes: all, block } = parsed.layout.chunking;
+    for (number, encoded) in encoded.iter().enumerate() {
+        let streams = parsed.of_subchunk(number);
         let Some(encoded) = encoded else {
             assert!(
                 streams.is_empty(),
@@ -115,22 +210,18 @@ fn decoded(
         };
         let mut content = Vec::new();
         for (place, stream) in streams.iter().enumerate() {
-            let len = (parsed.bytes - place * parsed.block).min(parsed.block);
+            let len = (all - place * block).min(block);
             let stream_bytes = encoded.get(stream.start..stream.start + stream.len);
             let bytes = stream_bytes.expect("a stream is within its subchunk");
-            let block = if stream.is_raw {
+            let decoded = if stream.raw {
                 assert_eq!(bytes.len(), len, "what is raw is as long as its block");
                 bytes.to_vec()
             } else {
-                decompressed(parsed.format, bytes, len)?
+                decompressed(parsed.layout.format, bytes, len)?
             };
-            content.extend(unshuffled(parsed, block)?);
+            content.extend(unshuffled(parsed, decoded)?);
         }
-        assert_eq!(
-            content.len(),
-            parsed.bytes,
-            "the streams are all of a subchunk"
-        );
+        assert_eq!(content.len(), all, "the streams are all of a subchunk");
         if let Some(checksum) = parsed.checksums.get(number)
             && libdeflater::crc32(&content) != *checksum
         {
@@ -145,7 +236,7 @@ fn decoded(
         }
         decoded.push(Some(content));
     }
-    if matches!(parsed.shuffle, Some((DeviceShuffle::Bits, _))) {
+    if matches!(parsed.layout.shuffle, Some((DeviceShuffle::Bits, _))) {
         // The kernel's tests compare this shuffle with C-Blosc.
         decoded.fill(None);
     }
@@ -153,22 +244,23 @@ fn decoded(
 }
 
 /// Decompresses one stream to exactly `len` bytes.
-fn decompressed(format: &str, stream: &[u8], len: usize) -> Option<Vec<u8>> {
+fn decompressed(format: Format, stream: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut block = vec![0; len];
     let made = match format {
-        "zstd" => zstd_safe::decompress(&mut block[..], stream).ok()?,
-        "deflate" => {
+        Format::Zstd => zstd_safe::decompress(&mut block[..], stream).ok()?,
+        Format::Deflate { .. } => {
             let mut decompressor = libdeflater::Decompressor::new();
             decompressor.deflate_decompress(stream, &mut block).ok()?
         }
-        _ => lz4_flex::block::decompress_into(stream, &mut block).ok()?,
+        Format::Lz4 => lz4_flex::block::decompress_into(stream, &mut block).ok()?,
     };
     (made == len).then_some(block)
 }
 
 /// Reverses the shuffle of a block's bytes.
-fn unshuffled(parsed: &DeviceFrames, block: Vec<u8>) -> Option<Vec<u8>> {
-    let Some((DeviceShuffle::Bytes, size)) = parsed.shuffle else {
+fn unshuffled(parsed: &Parts, block: Vec<u8>) -> Option<Vec<u8>> {
+    let Some((DeviceShuffle::Bytes, BloscBlocks { element: size, .. })) = parsed.layout.shuffle
+    else {
         return Some(block);
     };
     let elements = block.len() / size;

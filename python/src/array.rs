@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
 use zarrs_codec::CodecSpecificOptions;
+use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::{Options, WriteStrategy};
@@ -335,4 +336,9 @@ impl Opened {
             "the chunk {indices:?} is stored as {key}, and would be read as {ours}"
         )))
     }
+}
+
+/// The format of the shards of `array`.
+pub(crate) fn shard_format<T: ?Sized>(array: &Array<T>) -> Result<ShardFormat, zarrs_cuda::Error> {
+    ShardFormat::of(array, &vec![0; array.dimensionality()])
 }

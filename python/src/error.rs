@@ -240,11 +240,6 @@ fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
         if io.is_some_and(|io| io.kind() == io::ErrorKind::OutOfMemory) {
             return true;
         }
-        if let Some(error) = codec
-            && zarrs_cuda::internals::is_out_of_memory(error)
-        {
-            return true;
-        }
         next = error.source();
     }
     false

@@ -20,7 +20,7 @@ use zarrs_storage::{
 };
 
 use crate::ranges::inside;
-use zarrs_cuda::internals::files as in_place;
+use zarrs_cuda::storage::in_place;
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 
 /// The files below a directory.

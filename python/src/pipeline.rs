@@ -9,10 +9,10 @@ use bytes::Bytes;
 use numpy::{PyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
+use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::metadata::v3::ArrayMetadataV3;
-use zarrs_storage::byte_range::ByteRange;
 
-use crate::array::{Keys, Opener};
+use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
 use crate::elements::{self, Elements};
 use crate::error::{Error, detached, no_panic, unsupported};
@@ -135,13 +135,12 @@ impl Native {
     /// Where the index of a shard is: whether at its end, and how many bytes it has.
     fn index_range(&self, py: Python<'_>) -> PyResult<(bool, u64)> {
         let range = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
-            let range = zarrs_cuda::internals::index_range(&opened.array);
-            range.map_err(|error| Error::Value(error.to_string()))
+            let format = shard_format(&opened.array);
+            let format = format.map_err(|error| Error::Value(error.to_string()))?;
+            Ok((format.index_location(), format.index_len()))
         });
-        match range.map_err(|error| error.into_py(py, ""))? {
-            ByteRange::FromStart(_, len) => Ok((false, len.unwrap_or(0))),
-            ByteRange::Suffix(len) => Ok((true, len)),
-        }
+        let (location, len) = range.map_err(|error| error.into_py(py, ""))?;
+        Ok((matches!(location, ShardingIndexLocation::End), len))
     }
 
     /// Where the subchunks are that the boxes of `shape` at `starts` meet, in the shard `key`, which has the
@@ -157,11 +156,12 @@ impl Native {
         let index = Buffer::of(index)?;
         let path = self.keys.parse(key).map_or("", |(path, _)| path);
         let ranges = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
-            zarrs_cuda::internals::ranges_of_boxes(&opened.array, index.as_ref(), &starts, &shape)
-                .map_err(|error| Error::Damaged {
-                    key: key.to_owned(),
-                    why: error.to_string(),
-                })
+            let ranges = shard_format(&opened.array)
+                .and_then(|format| format.ranges_of_boxes(index.as_ref(), &starts, &shape));
+            ranges.map_err(|error| Error::Damaged {
+                key: key.to_owned(),
+                why: error.to_string(),
+            })
         });
         let mut ranges = ranges.map_err(|error| error.into_py(py, path))?;
         ranges.sort_unstable_by_key(|range| range.start);

@@ -7,12 +7,12 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
+use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
-use zarrs_cuda::internals;
 use zarrs_storage::byte_range::ByteRange;
 
-use crate::array::{Opened, Shared};
+use crate::array::{Opened, Shared, shard_format};
 use crate::batch::{Batch, Item};
 use crate::change::{Changed, Changing, Output};
 use crate::error::Error;
@@ -337,14 +337,20 @@ impl Opened {
         };
         let failed = |error: zarrs_cuda::Error| Error::encoding(key, &error);
         let size = changed.size();
-        let place = internals::index_range(&array).map_err(failed)?;
-        let is_at_end = matches!(place, ByteRange::Suffix(_));
+        let format = shard_format(&array).map_err(failed)?;
+        let len = format.index_len();
+        let is_at_end = matches!(format.index_location(), ShardingIndexLocation::End);
+        let place = if is_at_end {
+            ByteRange::Suffix(len)
+        } else {
+            ByteRange::FromStart(0, Some(len))
+        };
         let index = inside(place, size)
             .and_then(|range| Ok(changed.read(range.start as u64..range.end as u64)?))
             .map_err(|error| Error::store("change", key, &error))?;
         let packing = usize::try_from(size)
             .map_err(|_| Error::Value(format!("{key} has {size} bytes")))
-            .and_then(|size| internals::packing(&array, &index, size).map_err(failed))?;
+            .and_then(|size| format.packing(&index, size).map_err(failed))?;
         let Some(packing) = packing else {
             return Ok(Some(Value::Changed(changed, vec![Part::Range(0..size)])));
         };

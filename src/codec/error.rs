@@ -1,8 +1,9 @@
 //! This crate's errors as zarrs' `CodecError`. Of its variants only the one for I/O has room for a source,
-//! so an error of another type becomes that, and can be found by `std::io::Error::get_ref`.
+//! so an error of another type becomes that, and can be found by `std::io::Error::get_ref`. A lack of memory has
+//! the kind `OutOfMemory`.
 
 use std::error::Error as StdError;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use zarrs_codec::CodecError;
@@ -14,7 +15,7 @@ use zarrs_cuda_engine::subchunk::NotDecoded;
 
 /// `error`, which keeps its type and its sources.
 pub(crate) fn sourced(error: impl StdError + Send + Sync + 'static) -> CodecError {
-    CodecError::IOError(Arc::new(io::Error::other(error)))
+    of_kind(ErrorKind::Other, error)
 }
 
 /// A message about an error, which is its source.
@@ -28,13 +29,30 @@ struct Caused {
 /// `message`, which says what `source` was in the way of.
 pub(crate) fn caused(message: String, source: &CodecError) -> CodecError {
     let source = source.clone();
-    sourced(Caused { message, source })
+    let kind = match &source {
+        CodecError::IOError(error) if error.kind() == ErrorKind::OutOfMemory => error.kind(),
+        _ => ErrorKind::Other,
+    };
+    of_kind(kind, Caused { message, source })
+}
+
+fn of_kind(kind: ErrorKind, error: impl StdError + Send + Sync + 'static) -> CodecError {
+    CodecError::IOError(Arc::new(io::Error::new(kind, error)))
+}
+
+/// There was no memory for `bytes` bytes of `what`.
+pub(crate) fn no_memory(what: &'static str, bytes: usize) -> CodecError {
+    of_kind(
+        ErrorKind::OutOfMemory,
+        EngineError::OutOfMemory { what, bytes },
+    )
 }
 
 /// An engine's error, as zarrs' callers expect it.
 pub(crate) fn codec_error(error: EngineError) -> CodecError {
     match error {
         EngineError::Checksum { .. } => CodecError::InvalidChecksum,
+        EngineError::OutOfMemory { what, bytes } => no_memory(what, bytes),
         EngineError::Foreign(error) => match error.downcast::<CodecError>() {
             Ok(error) => *error,
             Err(error) => CodecError::IOError(Arc::new(io::Error::other(error))),
@@ -48,7 +66,7 @@ pub(crate) fn codec_error(error: EngineError) -> CodecError {
 pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> String) -> CodecError {
     match failed {
         NotDecoded::Invalid(reason) => CodecError::Other(told(reason)),
-        NotDecoded::Memory { what, bytes } => sourced(EngineError::OutOfMemory { what, bytes }),
+        NotDecoded::Memory { what, bytes } => no_memory(what, bytes),
     }
 }
 
@@ -76,11 +94,11 @@ fn io_is_of_bytes(error: &io::Error) -> bool {
     let may_be = error.raw_os_error().is_none()
         && matches!(
             error.kind(),
-            io::ErrorKind::InvalidData
-                | io::ErrorKind::InvalidInput
-                | io::ErrorKind::UnexpectedEof
-                | io::ErrorKind::WriteZero
-                | io::ErrorKind::Other
+            ErrorKind::InvalidData
+                | ErrorKind::InvalidInput
+                | ErrorKind::UnexpectedEof
+                | ErrorKind::WriteZero
+                | ErrorKind::Other
         );
     may_be && error.get_ref().is_none_or(|cause| cause_is_of_bytes(cause))
 }
@@ -148,8 +166,6 @@ pub(crate) fn other(error: Error) -> CodecError {
 
 #[cfg(test)]
 mod tests {
-    use std::io::ErrorKind;
-
     use zarrs_storage::StoreKey;
     use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
 
@@ -226,11 +242,15 @@ mod tests {
     #[test]
     fn what_there_was_no_memory_for() {
         for error in [
-            sourced(memory()),
-            codec_error(EngineError::Foreign(Box::new(sourced(memory())))),
-            caused("cannot decode".to_string(), &sourced(memory())),
+            codec_error(memory()),
+            codec_error(EngineError::Foreign(Box::new(codec_error(memory())))),
+            caused("cannot decode".to_string(), &codec_error(memory())),
         ] {
             assert_eq!(out_of_memory(&error), Some(("a test", 1)), "{error:?}");
+            let CodecError::IOError(error) = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         }
         assert_eq!(out_of_memory(&CodecError::InvalidChecksum), None);
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{Array, ChunkShape, DataType, FillValue};
 use zarrs::metadata::v3::MetadataV3;
-use zarrs_codec::CodecError;
+use zarrs_codec::{CodecError, CodecOptions};
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
 use crate::codec::error::is_of_bytes;
-use crate::codec::packed::of_encoded_subchunks;
+use crate::codec::packed::{Packing, of_encoded_subchunks};
 use crate::codec::sharding::Sharding;
 use crate::codec::{find, stored};
 use crate::{CudaShardingCodec, Error};
@@ -127,6 +127,52 @@ impl ShardFormat {
         let entries = self.shards.entries(index, size)?;
         let bytes = |extent: Range<usize>| extent.start as u64..extent.end as u64;
         Ok(entries.iter().map(|extent| extent.map(bytes)).collect())
+    }
+
+    /// Returns the ranges of bytes, in a shard with the encoded `index`, of the subchunks that boxes of elements
+    /// meet. Each box has the extents `shape`, and begins at one of `starts`: as many numbers as the shard has
+    /// axes, in elements from the origin of the shard. Empty subchunks have no range. The ranges are in the
+    /// order of the boxes; a subchunk that several boxes meet has several.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if the index codecs fail, or if a box is not within the shard.
+    pub fn ranges_of_boxes(
+        &self,
+        index: &[u8],
+        starts: &[Vec<usize>],
+        shape: &[usize],
+    ) -> Result<Vec<Range<u64>>, Error> {
+        let shard = self.shards.grid.shard();
+        let is_within = |start: &Vec<usize>| {
+            let mut axes = start.iter().zip(shape).zip(shard);
+            start.len() == shard.len()
+                && shape.len() == shard.len()
+                && axes.all(|((start, len), extent)| {
+                    start.checked_add(*len).is_some_and(|end| end <= *extent)
+                })
+        };
+        if let Some(outside) = starts.iter().find(|start| !is_within(start)) {
+            let message = format!(
+                "a box of {shape:?} elements at {outside:?} is not within a shard of {shard:?}"
+            );
+            return Err(CodecError::Other(message).into());
+        }
+        let subchunks = self.decode_index(index, i64::MAX as u64)?;
+        let numbers = starts
+            .iter()
+            .flat_map(|start| self.shards.grid.numbers_in(start, shape));
+        Ok(numbers
+            .filter_map(|number| subchunks.get(number)?.clone())
+            .collect())
+    }
+
+    /// Returns how a shard of `size` bytes with the encoded `index` is copied without the bytes that no
+    /// subchunk uses. Returns `None` if there are none.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if the index codecs fail, or a subchunk lies outside of the shard.
+    pub fn packing(&self, index: &[u8], size: usize) -> Result<Option<Packing>, Error> {
+        Ok(self.shards.packing(index, size, &CodecOptions::default())?)
     }
 
     /// Returns the encoded index of a shard whose subchunks lie at `subchunks`: ranges of bytes, in

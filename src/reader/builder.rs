@@ -90,10 +90,9 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
-    /// Reads shards as files below `root`, which is the directory of the array's store. Whether it has
-    /// the array is not checked.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
+    /// Reads shards as files below `root`, which is the directory of the array's store: as
+    /// `on_filesystem` (feature `filesystem`), for another store of files. Whether `root` has the array is not
+    /// checked.
     pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
         self.unchecked_files = Some(Files::new(root));
         self

@@ -56,12 +56,11 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// As [`strided`](Self::strided), where other code may borrow the bytes between the elements.
+    /// Returns the memory of `len` bytes from `start` on, with `strides` in bytes, of which other code may
+    /// borrow the bytes between the elements: see [`strided`](Self::strided).
     ///
     /// # Safety
     /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.
-    #[cfg(any(feature = "ndarray", feature = "internals"))]
-    #[doc(hidden)]
     pub unsafe fn of_elements(start: *mut u8, len: usize, strides: Vec<usize>) -> Self {
         Self {
             start,

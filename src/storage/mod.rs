@@ -32,3 +32,14 @@ pub use sparse::{
     Consolidation, ConsolidationProgress, FRAMES_MARKER, SparseShardStore, SubchunkBatch,
 };
 pub use transformer::ShardingTransformer;
+
+/// Parts of files that are written where they are, for stores of files of other programs.
+///
+/// A partial encoder with [`WriteStrategy::InPlace`](crate::WriteStrategy::InPlace) updates a shard by
+/// `set_partial_many` of its store. A store of files that implements this by [`write`](in_place::write), and
+/// calls [`hold`](in_place::hold) before it reads, has what zarrs' `FilesystemStore` has with this crate: two
+/// processes that update one shard take turns, and a full disk leaves no shard half written.
+pub mod in_place {
+    pub use crate::store::hold;
+    pub use crate::store::in_place::write;
+}

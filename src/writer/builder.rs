@@ -407,9 +407,8 @@ where
         self
     }
 
-    /// Says that the store's values are the files below `root`.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
+    /// Says that the store's values are the files below `root`, so that the writer has a
+    /// [lease](crate::guide::reference::streaming#leases). Not needed for zarrs' `FilesystemStore`.
     pub fn on_directory(mut self, root: PathBuf) -> Self {
         self.root = Some(root);
         self

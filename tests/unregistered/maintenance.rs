@@ -57,6 +57,80 @@ fn kinds() -> Vec<Shards> {
     kinds
 }
 
+/// Programs that move bytes themselves: where the subchunks of boxes are, and what is left out of a copy.
+#[test]
+fn ranges_and_packing_of_a_shard() {
+    for seed in effort::seeds(200) {
+        let mut rng = Rng(seed);
+        let kinds = kinds();
+        let shards = &kinds[rng.below(kinds.len() as u64) as usize];
+        let subchunks: Vec<_> = (0..shards.num_subchunks())
+            .map(|number| {
+                let bytes = vec![number as u8; rng.below(5) as usize + 1];
+                (rng.below(3) as usize, (rng.below(4) > 0).then_some(bytes))
+            })
+            .collect();
+        let shard = shards.index.shard(&subchunks);
+        let format = ShardFormat::new(
+            shards.ours(),
+            shards.chunk_shape(),
+            shards.data_type.clone(),
+            shards.fill_value(),
+        )
+        .unwrap();
+        let len = format.index_len() as usize;
+        let (index, place) = match format.index_location() {
+            Start => (&shard[..len], 0),
+            End => (&shard[shard.len() - len..], usize::MAX),
+        };
+
+        let shape = [rng.below(5), rng.below(7)];
+        let start = [rng.below(5 - shape[0]), rng.below(7 - shape[1])];
+        let to_usize = |numbers: [u64; 2]| numbers.map(|number| number as usize).to_vec();
+        let mut met: Vec<usize> = zarrs_cuda_testing::all_indices(&shape)
+            .map(|at| shards.subchunk_of(&[start[0] + at[0], start[1] + at[1]]))
+            .collect();
+        met.sort_unstable();
+        met.dedup();
+        let expected = met
+            .into_iter()
+            .filter_map(|number| subchunks[number].1.clone());
+        let ranges = format
+            .ranges_of_boxes(index, &[to_usize(start)], &to_usize(shape))
+            .unwrap();
+        let found = ranges
+            .iter()
+            .map(|range| shard[range.start as usize..range.end as usize].to_vec());
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            expected.collect::<Vec<_>>(),
+            "{seed}"
+        );
+        let outside = format.ranges_of_boxes(index, &[vec![0, 0], vec![1, 0]], &[4, 1]);
+        assert!(
+            outside
+                .unwrap_err()
+                .to_string()
+                .contains("is not within a shard")
+        );
+
+        let dense: Vec<_> = subchunks
+            .iter()
+            .map(|(_, bytes)| (0, bytes.clone()))
+            .collect();
+        let dense = shards.index.shard(&dense);
+        match format.packing(index, shard.len()).unwrap() {
+            None => assert_eq!(shard, dense, "{seed}"),
+            Some(packing) => {
+                let parts = packing.parts.iter().map(|part| &shard[part.clone()]);
+                let mut parts: Vec<&[u8]> = parts.collect();
+                parts.insert(place.min(parts.len()), &packing.index);
+                assert_eq!(parts.concat(), dense, "{seed}");
+            }
+        }
+    }
+}
+
 /// A store of each kind, with its temporary folder if there is one.
 fn stores() -> Vec<(Arc<Store>, Option<tempfile::TempDir>)> {
     let directory = || tempfile::tempdir().unwrap();

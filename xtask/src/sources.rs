@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 
 /// Conditions of code that users do not compile.
-const NOT_FOR_USERS: [&str; 3] = ["test", "feature = \"fakes\"", "feature = \"internals\""];
+const NOT_FOR_USERS: [&str; 2] = ["test", "feature = \"fakes\""];
 
 /// The packages that users compile: the name in paths of other packages, and the root.
 const PACKAGES: [(&str, &str); 4] = [

@@ -9,7 +9,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
 use crate::codec::error::other;
-use crate::codec::error::{caused, codec_error, sourced};
+use crate::codec::error::{caused, codec_error, no_memory, sourced};
 use crate::codec::selection::Selection;
 use crate::plan;
 use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
@@ -37,12 +37,9 @@ pub(super) fn encode(
         .map_err(too_large)?;
     let mut decoded = Vec::new();
     let len = batch.shard_bytes();
-    decoded.try_reserve_exact(len).map_err(|_| {
-        sourced(EngineError::OutOfMemory {
-            what: "the subchunks that a partial write touches",
-            bytes: len,
-        })
-    })?;
+    decoded
+        .try_reserve_exact(len)
+        .map_err(|_| no_memory("the subchunks that a partial write touches", len))?;
     decoded.resize(len, 0);
     decode_and_patch(update, &mut decoded, elements, fetched, options)?;
     encode_batch(update, &batch, &decoded, options)

@@ -10,7 +10,6 @@ use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits,
 };
 
-#[cfg(any(feature = "filesystem", feature = "internals"))]
 use super::Files;
 use super::consolidation::All;
 use super::reading::BlockingFrames;
@@ -83,7 +82,6 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 
 impl<S: ?Sized> SparseShardStore<S> {
     /// The values of the store are `files`.
-    #[cfg(any(feature = "filesystem", feature = "internals"))]
     fn set_files(&mut self, files: Files) {
         self.array.watch.times = Some(files.clone().times());
         self.array.files = Some(files);
@@ -158,13 +156,12 @@ where
     }
 }
 
-#[cfg(feature = "internals")]
 impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + ListableStorageTraits + ?Sized + 'static,
 {
-    /// As [`reader`](Self::reader), of `array`: the array of this adapter, with any shape.
-    #[doc(hidden)]
+    /// Returns a builder of readers of `array`, as [`reader`](Self::reader) does without asking the store.
+    /// `array` is the array of this adapter, with any shape.
     pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
         let frames = Arc::new(BlockingFrames(self.clone()));
         ArrayReader::builder(array).with_frames(frames, self.array.files.clone())
@@ -269,16 +266,15 @@ where
     }
 }
 
-#[cfg(feature = "internals")]
 impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
 {
-    /// As [`consolidate_all`](Self::consolidate_all), of some shards, on at most `threads` threads.
+    /// Consolidates the shards with these indices, on at most `threads` threads: see
+    /// [`consolidate_all`](Self::consolidate_all).
     ///
     /// # Errors
     /// As for [`consolidate_all`](Self::consolidate_all).
-    #[doc(hidden)]
     pub fn consolidate_shards(
         &self,
         shards: &[Vec<u64>],
@@ -289,16 +285,15 @@ where
     }
 }
 
-#[cfg(feature = "internals")]
 impl<S> SparseShardStore<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    /// As [`on_filesystem`](SparseShardStore::on_filesystem), for another store of the files in `root`.
+    /// Opens an adapter for the array at `path` of a store of files below `root`: as `on_filesystem` (feature
+    /// `filesystem`), for another store than zarrs' `FilesystemStore`. The store syncs names of files itself.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    #[doc(hidden)]
     pub fn on_directory(
         store: Arc<S>,
         path: &str,

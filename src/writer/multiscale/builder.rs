@@ -252,9 +252,8 @@ where
         self
     }
 
-    /// Says that the store's values are the files below `root`.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
+    /// Says that the store's values are the files below `root`: see
+    /// [`ArrayWriterBuilder::on_directory`].
     pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
         self.top = self.top.on_directory(root);
         self
