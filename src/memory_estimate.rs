@@ -21,8 +21,8 @@ pub struct MemoryEstimate {
     pub device: usize,
 }
 
-impl From<BufferBytes> for MemoryEstimate {
-    fn from(bytes: BufferBytes) -> Self {
+impl MemoryEstimate {
+    pub(crate) fn of(bytes: BufferBytes) -> Self {
         Self {
             host: bytes.host,
             pinned: bytes.pinned,

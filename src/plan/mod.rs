@@ -186,7 +186,7 @@ impl Engines {
                 ShardPlan {
                     why: format!("{why} {stages}; a lane takes {memory}"),
                     engine: Box::new(engine),
-                    memory: Some(memory.into()),
+                    memory: Some(MemoryEstimate::of(memory)),
                 }
             }
         })

@@ -66,7 +66,7 @@ impl StreamChoice {
             None => stream_memory(job),
             Some(device) => device.engine.stream_estimate(job),
         };
-        bytes.map(MemoryEstimate::from)
+        bytes.map(MemoryEstimate::of)
     }
 
     /// The engine, set up for `job`.

@@ -17,6 +17,7 @@ mod nvrtc;
 mod occupancy;
 mod ptx;
 mod ptxas;
+mod public;
 mod pypi;
 mod sources;
 
@@ -41,6 +42,7 @@ cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with ca
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
+cargo xtask public              check that no public item of the library shows the engine's types
 cargo xtask cudarc              compile the engine for applications with cudarc for other versions
                                 of CUDA
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         env::set_current_dir(root()).map_err(|e| format!("{}: {e}", root().display()))?;
         match arguments[..] {
             ["cudarc"] => cudarc::check(),
+            ["public"] => public::check(),
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
             ["mutants", ref arguments @ ..] => mutants::run(arguments),
