@@ -1,8 +1,8 @@
 //! Threads fill an array part by part. Its shards do not exist yet.
 //!
-//! `cargo bench --bench creating` prints a table. Absent shards cannot be told apart, so threads
-//! that create different shards of one array wait for each other. This benchmark measures that
-//! cost.
+//! `cargo bench --package zarrs_cuda_benches --bench creating` prints a table. Absent shards cannot
+//! be told apart, so threads that create different shards of one array wait for each other. This
+//! benchmark measures that cost.
 //!
 //! - `shared`: each of N threads stores its own part of each of M shards.
 //! - `apart`: each thread fills M / N shards of its own, part by part.
@@ -12,7 +12,6 @@
 //! below `RangeWrites` in a store in memory that takes 30 ms for each call. A refused write is
 //! retried. `lost` counts parts that were stored and are missing afterwards.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -29,8 +28,7 @@ use zarrs::storage::{
 };
 use zarrs_cuda::storage::RangeWrites;
 use zarrs_cuda::{Options, register};
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use zarrs_cuda_benches::Result;
 
 const PARTS: u64 = 4;
 /// Elements of a part, of two bytes each.

@@ -1,8 +1,8 @@
 //! The CUDA engine's own time and its calls of the driver, on a device that completes at once.
 //!
-//! `cargo bench --bench instant` encodes shards of 256 MiB. Copies in memory are dealt out to the
-//! threads and left out, so the time is what the engine adds to them. With `--list` it prints its
-//! name and measures nothing.
+//! `cargo bench --package zarrs_cuda_benches --bench instant` encodes shards of 256 MiB. Copies in
+//! memory are dealt out to the threads and left out, so the time is what the engine adds to them.
+//! With `--list` it prints its name and measures nothing.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

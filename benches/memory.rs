@@ -2,9 +2,10 @@
 //! device to its output. Compares the engine's copiers with the best that as many threads reach by
 //! hand.
 //!
-//! `cargo bench --bench memory [-- MEBIBYTES]` prints a table: the engine, the engine without pages
-//! that are made ahead, the best by hand, and the medians of the ratios to that. All take turns in
-//! one process. With `--list` it prints its name and measures nothing.
+//! `cargo bench --package zarrs_cuda_benches --bench memory [-- MEBIBYTES]` prints a table: the
+//! engine, the engine without pages that are made ahead, the best by hand, and the medians of the
+//! ratios to that. All take turns in one process. With `--list` it prints its name and measures
+//! nothing.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -12,15 +13,13 @@
     reason = "made-up data, and rates for people"
 )]
 
-#[path = "warm.rs"]
-mod warm;
-
 use std::env;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use memmap2::MmapMut;
+use zarrs_cuda_benches::{median, warm};
 use zarrs_cuda_engine::cuda::Tuning;
 use zarrs_cuda_engine::cuda::copiers::{Copiers, Copy};
 use zarrs_cuda_engine::memory::allocate;
@@ -173,11 +172,6 @@ fn make(start: *mut u8, len: usize) {
     let _ = (start, len);
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn main() {
     if env::args().any(|argument| argument == "--list") {
         println!("memory: benchmark");
@@ -217,10 +211,14 @@ fn main() {
             rounds.push(rates);
         }
         rounds.remove(0);
-        let of = |number: usize| median(rounds.iter().map(|rates| rates[number]).collect());
+        let of = |number: usize| {
+            median(rounds.iter().map(|rates| rates[number])).expect("several rounds")
+        };
         let by_hand = (2..WAYS.len()).max_by(|a, b| of(*a).total_cmp(&of(*b)));
         let by_hand = by_hand.expect("several ways");
-        let ratio = |number: usize| median(rounds.iter().map(|r| r[number] / r[by_hand]).collect());
+        let ratio = |number: usize| {
+            median(rounds.iter().map(|r| r[number] / r[by_hand])).expect("several rounds")
+        };
         println!(
             "{pages:10} {:8.2} {:11.2} {:9.2} {:12.2} ({} {GOAL}) {:16.2}",
             of(0),

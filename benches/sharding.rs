@@ -1,7 +1,7 @@
 //! Our codec and zarrs' encode and decode whole shards in turns, in one process.
 //!
-//! `cargo bench --bench sharding [-- FILTER…]` prints a table and writes
-//! `target/bench/sharding.json`. A filter is a part of a name like `encode/zstd-1/32`.
+//! `cargo bench --package zarrs_cuda_benches --bench sharding [-- FILTER…]` prints a table and
+//! writes `target/bench/sharding.json`. A filter is a part of a name like `encode/zstd-1/32`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -11,44 +11,23 @@
 )]
 
 use std::borrow::Cow;
-use std::error::Error;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
 use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
-use zarrs_cuda::internals::Limit;
 use zarrs_cuda::{CudaShardingCodec, Options};
-
-mod chains;
-mod microscopy;
-mod results;
-use microscopy::Microscopy;
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::limit::Limit;
+use zarrs_cuda_benches::microscopy::Microscopy;
+use zarrs_cuda_benches::{Result, chains, median, results};
 
 /// The shape of a shard, in uint16 elements.
 const SHAPE: [u64; 3] = [256, 256, 512];
 const ROUNDS: usize = 7;
 const SUBCHUNKS: [u64; 3] = [16, 32, 64];
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// Names from `chains.rs`.
-const CHAINS: [&str; 7] = [
-    "none",
-    "crc32c",
-    "zstd-1",
-    "zstd-3",
-    "gzip-1",
-    "blosc-lz4-shuffle",
-    "blosc-zstd-shuffle",
-];
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
-}
 
 /// Times one call, in seconds. The result is dropped after the clock has stopped.
 fn time<T>(f: impl FnOnce() -> Result<T>) -> Result<f64> {
@@ -74,14 +53,11 @@ fn race(
             }
         }
     }
-    Ok(seconds.map(median))
+    Ok(seconds.map(|seconds| median(seconds).unwrap_or(f64::NAN)))
 }
 
 fn main() -> Result<()> {
-    let filters: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|arg| !arg.starts_with("--"))
-        .collect();
+    let arguments = Arguments::of_process();
     let data = Microscopy::new().volume([0; 3], SHAPE, 5);
     let gigabytes = data.len() as f64 / 1e9;
     let shape: Vec<NonZeroU64> = SHAPE
@@ -90,6 +66,7 @@ fn main() -> Result<()> {
         .collect::<std::result::Result<_, _>>()?;
     let (data_type, fill_value) = (data_type::uint16(), FillValue::from(0_u16));
     let options = CodecOptions::default();
+    let threads = NonZeroUsize::new(options.concurrent_target()).unwrap_or(NonZeroUsize::MIN);
     let elements = || ArrayBytes::new_flen(Cow::Borrowed(data.as_slice()));
 
     println!(
@@ -97,13 +74,10 @@ fn main() -> Result<()> {
         "op", "chain", "subchunk", "ours GB/s", "zarrs GB/s", "limit GB/s", "x zarrs", "of limit"
     );
     let mut rows = Vec::new();
-    for chain in CHAINS {
+    for chain in chains::ALL {
         let codecs = chains::codecs(chain)?;
         for edge in SUBCHUNKS {
-            let wanted = |op: &str| {
-                let name = format!("{op}/{chain}/{edge}");
-                filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
-            };
+            let wanted = |op: &str| arguments.wants(&format!("{op}/{chain}/{edge}"));
             if !wanted("encode") && !wanted("decode") {
                 continue;
             }
@@ -111,7 +85,7 @@ fn main() -> Result<()> {
             let ours =
                 CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
             let zarrs = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
-            let limit = Limit::new(&ours, &shape, &data_type, &fill_value)?;
+            let limit = Limit::new(chain, SHAPE, edge, threads)?;
             let encoded = ours
                 .encode(elements(), &shape, &data_type, &fill_value, &options)?
                 .into_owned();
@@ -139,13 +113,13 @@ fn main() -> Result<()> {
                     race(
                         || encode(&ours),
                         || encode(&*zarrs),
-                        || time(|| Ok(limit.encode(&data, &options)?)),
+                        || time(|| Ok(limit.encode(&data)?)),
                     )?
                 } else {
                     race(
                         || decode(&ours),
                         || decode(&*zarrs),
-                        || time(|| Ok(limit.decode(&encoded, &options)?)),
+                        || time(|| Ok(limit.decode(&encoded)?)),
                     )?
                 };
                 let [ours, zarrs, limit] = seconds.map(|seconds| gigabytes / seconds);
@@ -162,6 +136,6 @@ fn main() -> Result<()> {
             }
         }
     }
-    results::write("sharding.json", &rows)?;
+    results::write(env!("CARGO_TARGET_TMPDIR"), "sharding.json", &rows)?;
     Ok(())
 }

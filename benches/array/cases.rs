@@ -1,8 +1,7 @@
 //! The parts of the array that are read.
 
 use zarrs::array::ArraySubset;
-
-use crate::microscopy::Microscopy;
+use zarrs_cuda_benches::microscopy::Microscopy;
 
 /// The extent of the array along each axis, in elements.
 pub(crate) const EDGE: u64 = 512;

@@ -18,10 +18,11 @@ use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableWritableStorage, ReadableWritableStorageTraits};
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::keeping::Keeping;
 
-use crate::Result;
+use crate::Layout;
 use crate::cases::{Case, EDGE};
-use crate::keeping::Keeping;
 use crate::limit::limit;
 
 /// A call that an application makes.
@@ -152,26 +153,14 @@ impl Stored {
     }
 
     /// Measures the limit of the machine for the whole array: see `limit.rs`.
-    pub(crate) fn limit(
-        &self,
-        shard: [u64; 3],
-        configuration: &ShardingCodecConfiguration,
-        warm: &mut [u8],
-    ) -> Result<f64> {
+    pub(crate) fn limit(&self, layout: &Layout, warm: &mut [u8]) -> Result<f64> {
         let shards = self
             .array
             .chunks_in_array_subset(&self.array.subset_all())?;
         let indices = shards.ok_or("an array without shards")?.indices();
         let keys: Vec<_> = indices.iter().map(|at| self.array.chunk_key(&at)).collect();
         let folder = self.folder.as_ref().map(TempDir::path);
-        limit(
-            &self.array.storage(),
-            folder,
-            &keys,
-            shard,
-            configuration,
-            warm,
-        )
+        limit(&self.array.storage(), folder, &keys, layout, warm)
     }
 
     /// Stores the whole array, and returns the seconds.

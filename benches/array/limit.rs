@@ -2,18 +2,16 @@
 //! compressor, and one contiguous copy of the elements.
 
 use std::cell::RefCell;
-use std::num::NonZeroU64;
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
-use zarrs::array::codec::ShardingCodecConfiguration;
-use zarrs::array::{CodecOptions, FillValue, data_type};
 use zarrs::storage::{ReadableStorageTraits, ReadableWritableStorage, StoreKey};
-use zarrs_cuda::internals::Limit;
-use zarrs_cuda::{CudaShardingCodec, Options};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::limit::Limit;
 
-use crate::Result;
+use crate::Layout;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -23,26 +21,15 @@ pub(crate) fn limit(
     store: &ReadableWritableStorage,
     folder: Option<&std::path::Path>,
     keys: &[StoreKey],
-    shard: [u64; 3],
-    configuration: &ShardingCodecConfiguration,
+    layout: &Layout,
     warm: &mut [u8],
 ) -> Result<f64> {
     thread_local! {
         static BUFFERS: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
     }
-    let codec = CudaShardingCodec::new_with_configuration(configuration, Options::default())?;
-    let shape: Vec<NonZeroU64> = shard
-        .iter()
-        .map(|&d| NonZeroU64::try_from(d))
-        .collect::<std::result::Result<_, _>>()?;
-    let limit = Limit::new(
-        &codec,
-        &shape,
-        &data_type::uint16(),
-        &FillValue::from(0_u16),
-    )?;
+    let (shard, edge) = (layout.shard.1, layout.subchunk);
+    let limit = Limit::new(layout.chain, shard, edge, NonZeroUsize::MIN)?;
     let len = warm.len() / keys.len();
-    let options = CodecOptions::default().with_concurrent_target(1);
     let once = |warm: &mut [u8]| -> std::result::Result<f64, Failed> {
         let clock = Instant::now();
         keys.par_chunks(1)
@@ -53,13 +40,13 @@ pub(crate) fn limit(
                     match folder {
                         None => {
                             let value = store.get(&key[0])?.ok_or("a shard is missing")?;
-                            limit.decode(&value, &options)?;
+                            limit.decode(&value)?;
                         }
                         Some(folder) => {
                             use std::io::Read as _;
                             file.clear();
                             std::fs::File::open(folder.join(key[0].as_str()))?.read_to_end(file)?;
-                            limit.decode(file, &options)?;
+                            limit.decode(file)?;
                         }
                     }
                     output.copy_from_slice(&decoded[..output.len()]);

@@ -1,12 +1,13 @@
 //! The calls that applications make: with this crate, with zarrs alone, and with other
 //! implementations of Zarr, in turns.
 //!
-//! `cargo bench --bench array [-- [--in=FOLDER] [--rounds=N] [--alone] [--list] FILTER…]` prints a
-//! table, checks the goals, and writes `target/bench/array.json`. A filter is parts of a name like
-//! `read_into/whole/zstd-1/32/32/files`, with commas between them, all of which must occur: call,
-//! case, chain, extent of a subchunk, shard (its size in MiB, or `thin`), sink. Without a filter all rows are measured,
-//! which takes hours. `--alone` leaves the peers out, `--list` prints the names. The first run
-//! installs the peers in `target/peers`, which needs Python 3.11 or newer, its `venv` and `PyPI`.
+//! `cargo bench --package zarrs_cuda_benches --bench array [-- [--in=FOLDER] [--rounds=N] [--alone]
+//! [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. A
+//! filter is parts of a name like `read_into/whole/zstd-1/32/32/files`, with commas between them,
+//! all of which must occur: call, case, chain, extent of a subchunk, shard (its size in MiB, or
+//! `thin`), sink. Without a filter all rows are measured, which takes hours. `--alone` leaves the
+//! peers out, `--list` prints the names. The first run installs the peers in `target/peers`, which
+//! needs Python 3.11 or newer, its `venv` and `PyPI`.
 //!
 //! The array is uint16, 512³, similar to microscopy. `files` are in a temporary folder in FOLDER, or
 //! in memory (`/dev/shm`) where there is such a folder, so that no disk hides the difference;
@@ -31,38 +32,23 @@
     reason = "made-up data, and rates for people"
 )]
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::microscopy::Microscopy;
+use zarrs_cuda_benches::{Result, chains, median, python, results, warm};
 
 mod cases;
-#[path = "../chains.rs"]
-mod chains;
 mod contender;
-#[path = "../goals.rs"]
-mod goals;
-#[path = "../peers/keeping.rs"]
-mod keeping;
 mod limit;
-#[path = "../microscopy.rs"]
-mod microscopy;
 mod peers;
-#[path = "../python.rs"]
-mod python;
-#[path = "../results.rs"]
-mod results;
-#[path = "../warm.rs"]
-mod warm;
 
 use cases::{Case, EDGE, cases};
 use contender::{Call, Codec, Stored};
-use goals::Goals;
-use microscopy::Microscopy;
 use peers::Peer;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHAINS: [&str; 5] = ["none", "crc32c", "zstd-1", "gzip-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
@@ -74,45 +60,45 @@ const SHARDS: [(&str, [u64; 3]); 4] = [
     ("thin", [512, 512, 64]),
 ];
 const SINKS: [&str; 3] = ["files", "keeping", "memory"];
+/// `target/tmp`.
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Ours, zarrs, tensorstore, zarr-python, and the limit.
 const CONTENDERS: usize = 5;
 
-struct Arguments {
+/// What is measured, and where.
+struct Run {
     /// The folder for files.
     folder: PathBuf,
     rounds: usize,
     alone: bool,
     list: bool,
-    filters: Vec<String>,
+    arguments: Arguments,
 }
 
-impl Arguments {
+impl Run {
     fn of_process() -> Result<Self> {
-        let (flags, filters): (Vec<String>, Vec<String>) = std::env::args()
-            .skip(1)
-            .partition(|argument| argument.starts_with("--"));
-        let value = |name: &str| flags.iter().find_map(|flag| flag.strip_prefix(name));
-        let shared = Path::new("/dev/shm");
-        let default = if shared.is_dir() {
+        let arguments = Arguments::of_process();
+        let shared = "/dev/shm";
+        let default = if Path::new(shared).is_dir() {
             shared
         } else {
-            env!("CARGO_TARGET_TMPDIR").as_ref()
+            TMP
         };
         Ok(Self {
-            folder: value("--in=").map_or_else(|| default.into(), PathBuf::from),
-            rounds: value("--rounds=").map_or(Ok(5), str::parse)?,
-            alone: flags.iter().any(|flag| flag == "--alone"),
-            list: flags.iter().any(|flag| flag == "--list"),
-            filters,
+            folder: arguments.folder(default),
+            rounds: arguments.value("--rounds=").map_or(Ok(5), str::parse)?,
+            alone: arguments.has("--alone"),
+            list: arguments.has("--list"),
+            arguments,
         })
     }
-}
 
-/// Whether all parts of one of `filters` occur in `name`.
-fn is_wanted(filters: &[String], name: &str) -> bool {
-    let matches = |filter: &String| filter.split(',').all(|part| name.contains(part));
-    filters.is_empty() || filters.iter().any(matches)
+    /// Whether all parts of a filter occur in `name`.
+    fn wants(&self, name: &str) -> bool {
+        let matches = |filter: &str| filter.split(',').all(|part| name.contains(part));
+        self.arguments.wants_by(matches)
+    }
 }
 
 /// The parameters of a measured array.
@@ -157,13 +143,11 @@ impl Layout {
 }
 
 fn main() -> Result<()> {
-    let arguments = Arguments::of_process()?;
+    let run = Run::of_process()?;
     let cases = cases();
-    let filters = arguments.filters.clone();
     let rows_of = |layout: &Layout| {
-        let wanted = |call: &Call, case: &Case| {
-            call.is_for(case) && is_wanted(&filters, &layout.name(*call, case))
-        };
+        let wanted =
+            |call: &Call, case: &Case| call.is_for(case) && run.wants(&layout.name(*call, case));
         let mut rows = Vec::new();
         for case in &cases {
             rows.extend(
@@ -175,7 +159,7 @@ fn main() -> Result<()> {
         }
         rows
     };
-    if arguments.list {
+    if run.list {
         for layout in Layout::all() {
             for (call, case) in rows_of(&layout) {
                 println!("{}", layout.name(call, case));
@@ -183,7 +167,7 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
-    let mut bench = Bench::new(arguments)?;
+    let mut bench = Bench::new(&run)?;
     println!(
         "{:33} {:7} {:9} {:>3} {:>5} {:8} {:>6} {:>6} {:>11} {:>11} {:>6} {:>7} {:>9}",
         "call",
@@ -207,13 +191,13 @@ fn main() -> Result<()> {
         }
     }
     bench.goals.print("the calls of applications");
-    let path = results::write("array.json", &bench.rows)?;
+    let path = results::write(TMP, "array.json", &bench.rows)?;
     println!("\nwritten to {}", path.display());
     Ok(())
 }
 
-struct Bench {
-    arguments: Arguments,
+struct Bench<'a> {
+    run: &'a Run,
     elements: Vec<u16>,
     /// Memory for the elements that was written before.
     warm: Vec<u16>,
@@ -224,20 +208,15 @@ struct Bench {
     _scratch: TempDir,
 }
 
-fn median(mut seconds: Vec<f64>) -> Option<f64> {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
-}
-
-impl Bench {
-    fn new(arguments: Arguments) -> Result<Self> {
+impl<'a> Bench<'a> {
+    fn new(run: &'a Run) -> Result<Self> {
         let data = Microscopy::new().volume([0; 3], [EDGE; 3], 5);
-        let scratch = TempDir::new_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let scratch = TempDir::new_in(TMP)?;
         let path = scratch.path().join("data.raw");
         let mut peers = Vec::new();
-        if !arguments.alone {
+        if !run.alone {
             std::fs::write(&path, &data)?;
-            let python = python::python()?;
+            let python = python::python(TMP)?;
             for script in ["tensor_store.py", "zarr_python.py"] {
                 peers.push(Peer::start(&python, script, &path)?);
             }
@@ -247,7 +226,7 @@ impl Bench {
             .map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
             .collect();
         Ok(Self {
-            arguments,
+            run,
             warm: vec![1; elements.len()],
             elements,
             peers,
@@ -265,7 +244,7 @@ impl Bench {
         };
         // Stored once even if storing is not measured: what is read was written.
         let rounds = match rows.first() {
-            Some((Call::Store, _)) => self.arguments.rounds,
+            Some((Call::Store, _)) => self.run.rounds,
             _ => 0,
         };
         let bytes = self.elements.len() as u64 * 2;
@@ -275,7 +254,7 @@ impl Bench {
             // Those of the round before are deleted first.
             stored.clear();
             for (codec, seconds) in [Codec::Ours, Codec::Zarrs].into_iter().zip(&mut seconds) {
-                let array = new(codec, &self.arguments.folder)?;
+                let array = new(codec, &self.run.folder)?;
                 warm::warm(bytes)?;
                 let cost = array.store(&self.elements)?;
                 if round > 0 {
@@ -285,7 +264,7 @@ impl Bench {
             }
             let metadata = stored[0].metadata()?;
             for (peer, seconds) in self.peers.iter_mut().zip(&mut seconds[2..]) {
-                let files = (layout.sink == "files").then_some(&self.arguments.folder);
+                let files = (layout.sink == "files").then_some(&self.run.folder);
                 peer.open(&metadata, files)?;
                 warm::warm(bytes)?;
                 let cost = peer.store()?;
@@ -296,7 +275,7 @@ impl Bench {
         }
         for (call, case) in rows {
             if *call != Call::Store {
-                seconds = self.read(layout, *call, case, &stored, &configuration)?;
+                seconds = self.read(layout, *call, case, &stored)?;
             }
             self.report(layout, *call, case, std::mem::take(&mut seconds));
         }
@@ -310,14 +289,13 @@ impl Bench {
         call: Call,
         case: &Case,
         stored: &[Stored],
-        configuration: &zarrs::array::codec::ShardingCodecConfiguration,
     ) -> Result<[Vec<f64>; CONTENDERS]> {
         let mut seconds = [const { Vec::new() }; CONTENDERS];
         let bytes = case.num_elements() * 2;
         // Peers read several boxes into new memory: tensorstore has a batch for that alone.
         let into = call.output() == Some("warm") && call != Call::ReadBoxes;
         let mut expected = None;
-        for round in 0..=self.arguments.rounds {
+        for round in 0..=self.run.rounds {
             for turn in 0..CONTENDERS {
                 let who = (round + turn) % CONTENDERS;
                 warm::warm(self.elements.len() as u64 * 2)?;
@@ -337,7 +315,7 @@ impl Bench {
                     },
                     _ if case.name == "whole" => {
                         let warm = bytemuck::cast_slice_mut(warm);
-                        let cost = stored[0].limit(layout.shard.1, configuration, warm)?;
+                        let cost = stored[0].limit(layout, warm)?;
                         (Some(cost), None)
                     }
                     _ => (None, None),

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::python::Script;
 
-use crate::Result;
 use crate::cases::Case;
-use crate::python::Script;
 
 /// A peer with an array of its own.
 pub(crate) struct Peer {

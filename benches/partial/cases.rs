@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::microscopy::Microscopy;
+use zarrs_cuda_benches::microscopy::Microscopy;
 
 /// uint16 elements of the shard, along each axis.
 pub(crate) const SHARD: u64 = 256;

@@ -17,10 +17,10 @@ use zarrs::array::{
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy, compact};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::chains::configuration;
 
-use crate::Result;
 use crate::cases::{SHARD, SUBCHUNK, Update};
-use crate::chains::configuration;
 use crate::counting::{Counting, Traffic};
 
 /// The only shard of an array.

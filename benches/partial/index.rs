@@ -27,13 +27,12 @@ use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::{OffsetBytesIterator, ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy, inspect};
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::microscopy::Microscopy;
+use zarrs_cuda_benches::{Result, chains};
 
-use crate::Result;
-use crate::chains;
 use crate::counting::Counting;
-use crate::goals::Goals;
 use crate::heap;
-use crate::microscopy::Microscopy;
 
 /// Elements of a subchunk.
 const SUBCHUNK: u64 = 16;
@@ -274,9 +273,7 @@ fn extra(ours: &Contender, index_len: usize) -> Result<(f64, f64)> {
 }
 
 fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    zarrs_cuda_benches::median(values.iter().copied()).unwrap_or(f64::NAN)
 }
 
 fn print_head() {

@@ -1,11 +1,11 @@
 //! Partial updates of a shard: ours with each strategy, zarrs' partial encoder, and zarrs without
 //! it. They take turns, each on a file of its own in the same file system.
 //!
-//! `cargo bench --bench partial [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
-//! goals, and writes `target/bench/partial.json`. A filter is a part of a name like
-//! `one_subchunk/zstd-1/auto`. `--quick` makes only a few updates, as a test of the benchmark, and
-//! writes `target/bench/partial-quick.json`. The shards are in a temporary folder in `target/tmp`,
-//! or in FOLDER, to measure another file system.
+//! `cargo bench --package zarrs_cuda_benches --bench partial [-- [--quick] [--in=FOLDER] FILTER…]`
+//! prints a table, checks the goals, and writes `target/bench/partial.json`. A filter is a part of
+//! a name like `one_subchunk/zstd-1/auto`. `--quick` makes only a few updates, as a test of the
+//! benchmark, and writes `target/bench/partial-quick.json`. The shards are in a temporary folder in
+//! `target/tmp`, or in FOLDER, to measure another file system.
 //!
 //! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians. `…_quartile_ms` are lower
 //!   quartiles, which other work on the machine disturbs less. Before each update there is a pause
@@ -31,34 +31,28 @@
     reason = "made-up data, and numbers for people"
 )]
 
-use std::error::Error;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::{Result, chains, results};
 
 mod cases;
-#[path = "../chains.rs"]
-mod chains;
 mod contender;
 mod counting;
-#[path = "../goals.rs"]
-mod goals;
 #[allow(unsafe_code, reason = "an allocator")]
 mod heap;
 mod index;
-#[path = "../microscopy.rs"]
-mod microscopy;
 mod report;
-#[path = "../results.rs"]
-mod results;
 mod series;
 
 use cases::Case;
 use contender::Method;
-use goals::Goals;
 use report::Report;
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+/// `target/tmp`.
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// The inner codecs after `bytes`.
 struct Chain {
@@ -83,25 +77,21 @@ fn chains() -> Result<[Chain; 3]> {
     ])
 }
 
-struct Arguments {
+/// What is measured, and where.
+struct Run {
     quick: bool,
     /// The folder for the shards.
     folder: PathBuf,
-    filters: Vec<String>,
+    arguments: Arguments,
 }
 
-impl Arguments {
+impl Run {
     fn of_process() -> Self {
-        let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
-            .skip(1)
-            .partition(|argument| argument.starts_with("--"));
+        let arguments = Arguments::of_process();
         Self {
-            quick: flags.iter().any(|flag| flag == "--quick"),
-            folder: flags
-                .iter()
-                .find_map(|flag| flag.strip_prefix("--in="))
-                .map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
-            filters,
+            quick: arguments.quick(),
+            folder: arguments.folder(TMP),
+            arguments,
         }
     }
 
@@ -111,9 +101,7 @@ impl Arguments {
         let mut methods = Method::ALL.to_vec();
         methods.retain(|&method| {
             let name = format!("{}/{}/{}", case.name(), chain.name, method.name());
-            !method.is_ours()
-                || self.filters.is_empty()
-                || self.filters.iter().any(|f| name.contains(f.as_str()))
+            !method.is_ours() || self.arguments.wants(&name)
         });
         if methods.iter().any(|method| method.is_ours()) {
             methods
@@ -139,25 +127,25 @@ impl Arguments {
 }
 
 fn main() -> Result<()> {
-    let arguments = Arguments::of_process();
+    let run = Run::of_process();
     report::print_head();
     let mut rows = Vec::new();
     let mut goals = Goals::default();
     for case in Case::ALL {
         for chain in &chains()? {
-            let mut methods = arguments.methods(case, chain);
+            let mut methods = run.methods(case, chain);
             if methods.is_empty() {
                 continue;
             }
-            let (updates, rewrites) = arguments.rounds(case);
-            let run = |case, methods: &[Method], updates| {
-                series::run(case, chain, methods, updates, &arguments.folder)
+            let (updates, rewrites) = run.rounds(case);
+            let measure = |case, methods: &[Method], updates| {
+                series::run(case, chain, methods, updates, &run.folder)
             };
-            let rewriting = run(case, &methods, rewrites)?;
+            let rewriting = measure(case, &methods, rewrites)?;
             methods.retain(|&method| method != Method::ZarrsRewrite);
-            let outcomes = run(case, &methods, updates)?;
+            let outcomes = measure(case, &methods, updates)?;
             let many = if case == Case::OneSubchunk {
-                run(case, &methods, arguments.many())?
+                measure(case, &methods, run.many())?
             } else {
                 Vec::new()
             };
@@ -167,30 +155,22 @@ fn main() -> Result<()> {
                 rewriting,
                 updates,
                 outcomes,
-                many_updates: arguments.many(),
+                many_updates: run.many(),
                 many,
             };
             rows.extend(report.print()?);
             report.check(&mut goals)?;
         }
     }
-    let wanted = |name: &str| {
-        let filters = &arguments.filters;
-        filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
-    };
-    rows.extend(index::run(
-        arguments.quick,
-        wanted,
-        &arguments.folder,
-        &mut goals,
-    )?);
+    let wanted = |name: &str| run.arguments.wants(name);
+    rows.extend(index::run(run.quick, wanted, &run.folder, &mut goals)?);
     goals.print("auto, and of each row of indexes");
 
-    let name = if arguments.quick {
+    let name = if run.quick {
         "partial-quick.json"
     } else {
         "partial.json"
     };
-    results::write(name, &rows)?;
+    results::write(TMP, name, &rows)?;
     Ok(())
 }

@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 use zarrs_cuda::WriteStrategy;
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::goals::Goals;
 
+use crate::Chain;
 use crate::cases::Case;
 use crate::contender::Method;
-use crate::goals::Goals;
 use crate::series::Outcome;
-use crate::{Chain, Result};
 
 /// The results of every method for the same random updates of one case.
 pub(crate) struct Report<'a> {

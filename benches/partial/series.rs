@@ -4,11 +4,12 @@ use std::path::Path;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::microscopy::Microscopy;
 
+use crate::Chain;
 use crate::cases::{Case, SHARD};
 use crate::contender::{Contender, Cost, Method};
-use crate::microscopy::Microscopy;
-use crate::{Chain, Result};
 
 /// The results of one contender in a series.
 pub(crate) struct Outcome {

@@ -10,12 +10,12 @@ use zarrs::array::ArrayMetadataOptions;
 use zarrs::array::codec::ShardingCodecConfiguration;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::clock::Cost;
+use zarrs_cuda_benches::frames::Frames;
+use zarrs_cuda_benches::keeping::Keeping;
+use zarrs_cuda_benches::stream::{append, array, verify};
 
-use crate::Result;
-use crate::clock::Cost;
-use crate::frames::Frames;
-use crate::keeping::Keeping;
-use crate::stream::{append, array, verify};
 use crate::worker::{Way, Worker};
 
 /// The data to write, and the destination.

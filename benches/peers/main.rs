@@ -1,12 +1,12 @@
 //! `ArrayWriter`, tensorstore and zarr-python write the same array in turns, to memory and to
 //! files.
 //!
-//! `cargo bench --bench peers [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
-//! goals, and writes `target/bench/peers.json`. A filter is a part of a name like `none/32/memory`.
-//! `--quick` writes 512 MiB in one round, as a test of the benchmark, and the file is
-//! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` changes the size of the
-//! array, which is 1 GiB. The first run installs the peers in `target/peers`. That needs Python
-//! 3.11, its `venv` and `PyPI`.
+//! `cargo bench --package zarrs_cuda_benches --bench peers [-- [--quick] [--in=FOLDER] FILTER…]`
+//! prints a table, checks the goals, and writes `target/bench/peers.json`. A filter is a part of a
+//! name like `none/32/memory`. `--quick` writes 512 MiB in one round, as a test of the benchmark,
+//! and the file is `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` changes the
+//! size of the array, which is 1 GiB. The first run installs the peers in `target/peers`. That
+//! needs Python 3.11, its `venv` and `PyPI`.
 //!
 //! The array is uint16: frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all
 //! contenders. Each has the elements in memory before the clock starts: ours as frames that are
@@ -34,79 +34,37 @@
     reason = "made-up data, and rates for people"
 )]
 
-use std::error::Error;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 use tempfile::TempDir;
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::frames::Frames;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::{Result, chains, median, python, results, warm};
 
-#[path = "../chains.rs"]
-mod chains;
-#[path = "../clock.rs"]
-mod clock;
 mod contender;
-#[path = "../frames.rs"]
-mod frames;
-#[path = "../goals.rs"]
-mod goals;
-mod keeping;
-#[path = "../microscopy.rs"]
-mod microscopy;
-#[path = "../python.rs"]
-mod python;
-#[path = "../results.rs"]
-mod results;
-#[path = "../stream.rs"]
-mod stream;
-#[path = "../warm.rs"]
-mod warm;
 mod worker;
 
 use contender::{Case, Contender};
-use frames::Frames;
-use goals::Goals;
 use worker::{Way, Worker};
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
 const SINKS: [&str; 2] = ["memory", "files"];
 const ROUNDS: usize = 5;
-
-struct Arguments {
-    quick: bool,
-    /// The folder for files.
-    folder: PathBuf,
-    filters: Vec<String>,
-}
-
-impl Arguments {
-    fn of_process() -> Self {
-        let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
-            .skip(1)
-            .partition(|argument| argument.starts_with("--"));
-        let folder = flags.iter().find_map(|flag| flag.strip_prefix("--in="));
-        Self {
-            quick: flags.iter().any(|flag| flag == "--quick"),
-            folder: folder.map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
-            filters,
-        }
-    }
-
-    fn wants(&self, case: &str) -> bool {
-        self.filters.is_empty() || self.filters.iter().any(|filter| case.contains(filter))
-    }
-}
+/// `target/tmp`.
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 fn main() -> Result<()> {
     let arguments = Arguments::of_process();
-    let interpreter = python::python()?;
-    let frames = Frames::new(if arguments.quick { 512 } else { 1024 })?;
+    let (quick, folder) = (arguments.quick(), arguments.folder(TMP));
+    let interpreter = python::python(TMP)?;
+    let frames = Frames::new(if quick { 512 } else { 1024 })?;
     let shards = frames.shards();
-    let scratch = TempDir::new_in(python::root()?)?;
+    let scratch = TempDir::new_in(python::root(TMP)?)?;
     let data = scratch.path().join("data.raw");
     write_elements(&data, &frames)?;
     let mut contenders = [
@@ -146,9 +104,9 @@ fn main() -> Result<()> {
                 frames: &frames,
                 shards: &shards,
                 configuration: chains::configuration(&codecs, subchunk)?,
-                folder: (sink == "files").then_some(&*arguments.folder),
+                folder: (sink == "files").then_some(&*folder),
             };
-            let rounds = if arguments.quick { 1 } else { ROUNDS };
+            let rounds = if quick { 1 } else { ROUNDS };
             let measured = race(&case, &mut contenders, rounds)?;
             let [ours, tensorstore, zarr_python] =
                 measured.map(|best| frames.bytes() as f64 / 1e9 / best.seconds);
@@ -176,12 +134,15 @@ fn main() -> Result<()> {
     }
     drop(contenders);
     goals.print("the writer among its peers");
-    let name = if arguments.quick {
+    let name = if quick {
         "peers-quick.json"
     } else {
         "peers.json"
     };
-    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    println!(
+        "\nwritten to {}",
+        results::write(TMP, name, &rows)?.display()
+    );
     Ok(())
 }
 
@@ -201,12 +162,6 @@ struct Best {
     seconds: f64,
     cpu_seconds: Option<f64>,
     way: Option<&'static str>,
-}
-
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// Measures each contender by the better of its ways. They take turns.

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-
-use crate::Result;
-use crate::clock::Cost;
-use crate::python::Script;
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::clock::Cost;
+use zarrs_cuda_benches::python::Script;
 
 /// How a peer writes the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

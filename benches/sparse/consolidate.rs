@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::time::Instant;
 
+use zarrs_cuda_benches::{Result, warm};
+
 use crate::sharded::{SHARD, SUBCHUNK, Sharded, open};
-use crate::{Result, Row, median, warm};
+use crate::{Row, median};
 
 /// The goal: the rate of consolidation relative to a copy of the shard.
 const GOAL: f64 = 0.6;

@@ -1,10 +1,10 @@
 //! Shards with access by subchunk (`SparseShardStore`): updates, reads, and consolidation.
 //!
-//! `cargo bench --bench sparse [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
-//! goals, and writes `target/bench/sparse.json`. A filter is a part of a name like `update/none`.
-//! `--quick` has only a few rounds, as a test of the benchmark, and the file is
-//! `sparse-quick.json`. Arrays are in a temporary folder in `target/tmp` or FOLDER, in zarrs'
-//! `FilesystemStore`, which syncs its files.
+//! `cargo bench --package zarrs_cuda_benches --bench sparse [-- [--quick] [--in=FOLDER] FILTER…]`
+//! prints a table, checks the goals, and writes `target/bench/sparse.json`. A filter is a part of a
+//! name like `update/none`. `--quick` has only a few rounds, as a test of the benchmark, and the
+//! file is `sparse-quick.json`. Arrays are in a temporary folder in `target/tmp` or FOLDER, in
+//! zarrs' `FilesystemStore`, which syncs its files.
 //!
 //! The arrays are uint16 in shards of 256³ with subchunks of 32³. The contenders take turns. Each
 //! number is the median of the rounds, after one that does not count.
@@ -31,32 +31,21 @@
     reason = "made-up data, and rates for people"
 )]
 
-use std::error::Error;
-use std::path::PathBuf;
-
 use serde_json::{Value, json};
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::{Result, results};
 
-#[path = "../chains.rs"]
-mod chains;
 mod consolidate;
-#[path = "../goals.rs"]
-mod goals;
-#[path = "../microscopy.rs"]
-mod microscopy;
 mod read;
-#[path = "../results.rs"]
-mod results;
 mod sharded;
 mod update;
-#[path = "../warm.rs"]
-mod warm;
 
-use goals::Goals;
 use sharded::Sharded;
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
 const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
+/// `target/tmp`.
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Our rate and a reference, in the same unit.
 struct Row {
@@ -108,22 +97,13 @@ impl Row {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+fn median(values: Vec<f64>) -> f64 {
+    zarrs_cuda_benches::median(values).unwrap_or(f64::NAN)
 }
 
 fn main() -> Result<()> {
-    let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
-        .skip(1)
-        .partition(|argument| argument.starts_with("--"));
-    let quick = flags.iter().any(|flag| flag == "--quick");
-    let folder = flags.iter().find_map(|flag| flag.strip_prefix("--in="));
-    let folder = folder.map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
-    let wants = |case: &str, chain: &str| {
-        let name = format!("{case}/{chain}");
-        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
-    };
+    let arguments = Arguments::of_process();
+    let (quick, folder) = (arguments.quick(), arguments.folder(TMP));
     let rounds = if quick { 1 } else { 7 };
 
     println!(
@@ -140,7 +120,7 @@ fn main() -> Result<()> {
             ("read", read::run),
             ("consolidate", consolidate::run),
         ] {
-            if wants(case, chain) {
+            if arguments.wants(&format!("{case}/{chain}")) {
                 let sharded = Sharded::new(chain, &folder)?;
                 let measured = run(&sharded, rounds)?;
                 measured.iter().for_each(Row::print);
@@ -159,6 +139,9 @@ fn main() -> Result<()> {
         "sparse.json"
     };
     let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    println!(
+        "\nwritten to {}",
+        results::write(TMP, name, &rows)?.display()
+    );
     Ok(())
 }

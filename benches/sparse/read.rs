@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use zarrs::array::Array;
 use zarrs::storage::ReadableStorageTraits;
 use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda_benches::{Result, warm};
 
 use crate::sharded::{Encoder, SHAPE, SHARD, SUBCHUNK, Sharded, open};
-use crate::{Result, Row, median, warm};
+use crate::{Row, median};
 
 /// The goal: the rate of reading an array without frames relative to reading the shards.
 const GOAL: f64 = 0.95;

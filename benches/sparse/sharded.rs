@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use zarrs::array::codec::ShardingCodec;
-use zarrs::array::{Array, ArrayBuilder, ArrayBytes, CodecOptions, data_type};
+use zarrs::array::{
+    Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, data_type,
+};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::metadata_ext::codec::sharding::ShardingCodecConfiguration;
-use zarrs_codec::ArrayToBytesCodecTraits;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::{CudaShardingCodec, Options};
-
-use crate::microscopy::Microscopy;
-use crate::{Result, chains};
+use zarrs_cuda_benches::microscopy::Microscopy;
+use zarrs_cuda_benches::{Result, chains};
 
 /// Elements of a shard along each axis.
 pub(crate) const SHARD: u64 = 256;

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::microscopy::Microscopy;
 
-use crate::microscopy::Microscopy;
 use crate::sharded::{Encoder, SHARD, SUBCHUNK, Sharded, open, options};
-use crate::{Result, Row, median};
+use crate::{Row, median};
 
 /// Subchunks of a shard along each axis.
 const ACROSS: u64 = SHARD / SUBCHUNK;

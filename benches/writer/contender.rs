@@ -15,13 +15,13 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::ReadableWritableStorageTraits;
 use zarrs_cuda::writer::WriterReport;
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::chains::configuration;
+use zarrs_cuda_benches::clock::{Clock, Cost};
+use zarrs_cuda_benches::frames::{Frames, SHARD};
+use zarrs_cuda_benches::stream::{append, array, verify};
 
-use crate::Result;
-use crate::chains::configuration;
-use crate::clock::{Clock, Cost};
 use crate::discarding::Discarding;
-use crate::frames::{Frames, SHARD};
-use crate::stream::{append, array, verify};
 
 /// The destination of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

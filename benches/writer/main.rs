@@ -1,12 +1,13 @@
 //! A stream of frames through `ArrayWriter`, compared with zarrs' own codec and with plain writes.
 //! They take turns in one process.
 //!
-//! `cargo bench --bench writer [-- [--quick] [--without-peers] [--in=FOLDER] [--backend=BACKEND]
-//! FILTER…]` prints tables, checks the goals, and writes `target/bench/writer.json`. A filter is a part
-//! of a name like `none/32/discarding` or `levels/222/none/discarding`. The backend is `host` (the
-//! default), `cuda` or `auto`. `--quick` writes 512 MiB in one round, as a test of the benchmark, and
-//! the file is `writer-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length
-//! of the stream, which is 2 GiB.
+//! `cargo bench --package zarrs_cuda_benches --bench writer [-- [--quick] [--without-peers]
+//! [--in=FOLDER] [--backend=BACKEND] FILTER…]` prints tables, checks the goals, and writes
+//! `target/bench/writer.json`. A filter is a part of a name like `none/32/discarding` or
+//! `levels/222/none/discarding`. The backend is `host` (the default), `cuda` or `auto`. `--quick`
+//! writes 512 MiB in one round, as a test of the benchmark, and the file is `writer-quick.json`.
+//! The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length of the stream, which is 2
+//! GiB.
 //!
 //! The array is uint16: frames of 1024 × 1024, in shards of 256³. 512 MiB of frames are generated
 //! before the clock starts, and written repeatedly. Before each clock starts, as much memory as
@@ -41,85 +42,65 @@
     reason = "made-up data, and rates for people"
 )]
 
-use std::error::Error;
 use std::path::PathBuf;
 
 use serde_json::Value;
 use zarrs_cuda::Backend;
+use zarrs_cuda_benches::arguments::Arguments;
+use zarrs_cuda_benches::frames::Frames;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::{Result, chains, results, warm};
 
-#[path = "../chains.rs"]
-mod chains;
-#[path = "../clock.rs"]
-mod clock;
 mod contender;
 mod discarding;
-#[path = "../frames.rs"]
-mod frames;
-#[path = "../goals.rs"]
-mod goals;
-#[path = "../microscopy.rs"]
-mod microscopy;
 mod pyramid;
-#[path = "../python.rs"]
-mod python;
 mod report;
-#[path = "../results.rs"]
-mod results;
-#[path = "../stream.rs"]
-mod stream;
-#[path = "../warm.rs"]
-mod warm;
 
 use contender::{Case, Sink};
-use frames::Frames;
-use goals::Goals;
 use report::Measured;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
 const ROUNDS: usize = 5;
+/// `target/tmp`.
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-struct Arguments {
+/// What is measured, and where.
+struct Run {
     quick: bool,
     /// Without peers.
     alone: bool,
     backend: Backend,
     /// The folder for files.
     folder: PathBuf,
-    filters: Vec<String>,
+    arguments: Arguments,
 }
 
-impl Arguments {
+impl Run {
     fn of_process() -> Result<Self> {
-        let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
-            .skip(1)
-            .partition(|argument| argument.starts_with("--"));
-        let value = |flag: &str| flags.iter().find_map(|f| f.strip_prefix(flag));
+        let arguments = Arguments::of_process();
         Ok(Self {
-            quick: flags.iter().any(|flag| flag == "--quick"),
-            alone: flags.iter().any(|flag| flag == "--without-peers"),
-            backend: match value("--backend=") {
+            quick: arguments.quick(),
+            alone: arguments.has("--without-peers"),
+            backend: match arguments.value("--backend=") {
                 None | Some("host") => Backend::Host,
                 Some("cuda") => Backend::Cuda,
                 Some("auto") => Backend::Auto,
                 Some(other) => return Err(format!("there is no backend {other}").into()),
             },
-            folder: value("--in=")
-                .map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
-            filters,
+            folder: arguments.folder(TMP),
+            arguments,
         })
     }
 
     fn wants(&self, case: &str) -> bool {
-        self.filters.is_empty() || self.filters.iter().any(|filter| case.contains(filter))
+        self.arguments.wants(case)
     }
 }
 
 fn main() -> Result<()> {
-    let arguments = Arguments::of_process()?;
-    let frames = Frames::new(if arguments.quick { 512 } else { 2048 })?;
+    let run = Run::of_process()?;
+    let frames = Frames::new(if run.quick { 512 } else { 2048 })?;
     let shards = frames.shards();
     report::print_head();
     let mut rows = Vec::new();
@@ -129,9 +110,7 @@ fn main() -> Result<()> {
         for (subchunk, sink) in SUBCHUNKS
             .into_iter()
             .flat_map(|subchunk| Sink::ALL.map(|sink| (subchunk, sink)))
-            .filter(|(subchunk, sink)| {
-                arguments.wants(&format!("{chain}/{subchunk}/{}", sink.name()))
-            })
+            .filter(|(subchunk, sink)| run.wants(&format!("{chain}/{subchunk}/{}", sink.name())))
         {
             let case = Case {
                 frames: &frames,
@@ -140,29 +119,28 @@ fn main() -> Result<()> {
                 codecs: &codecs,
                 subchunk,
                 sink,
-                backend: arguments.backend,
-                folder: &arguments.folder,
+                backend: run.backend,
+                folder: &run.folder,
             };
-            rows.extend(run(
-                &case,
-                if arguments.quick { 1 } else { ROUNDS },
-                &mut goals,
-            )?);
+            rows.extend(race(&case, if run.quick { 1 } else { ROUNDS }, &mut goals)?);
         }
     }
-    rows.extend(pyramids(&arguments, &frames, &mut goals)?);
+    rows.extend(pyramids(&run, &frames, &mut goals)?);
     goals.print("the writer");
-    let name = if arguments.quick {
+    let name = if run.quick {
         "writer-quick.json"
     } else {
         "writer.json"
     };
-    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    println!(
+        "\nwritten to {}",
+        results::write(TMP, name, &rows)?.display()
+    );
     Ok(())
 }
 
 /// The rows of images with all levels.
-fn pyramids(arguments: &Arguments, frames: &Frames, goals: &mut Goals) -> Result<Vec<Value>> {
+fn pyramids(run: &Run, frames: &Frames, goals: &mut Goals) -> Result<Vec<Value>> {
     let mut rows = Vec::new();
     let mut peers = None;
     for factors in pyramid::FACTORS {
@@ -170,14 +148,14 @@ fn pyramids(arguments: &Arguments, frames: &Frames, goals: &mut Goals) -> Result
             .into_iter()
             .flat_map(|chain| Sink::ALL.map(|sink| (chain, sink)))
             .filter(|(chain, sink)| {
-                arguments.wants(&format!("levels/{}/{chain}/{}", factors.0, sink.name()))
+                run.wants(&format!("levels/{}/{chain}/{}", factors.0, sink.name()))
             })
         {
             if rows.is_empty() {
                 pyramid::print_head();
             }
-            if sink == Sink::Filesystem && peers.is_none() && !arguments.alone {
-                peers = Some(pyramid::Peers::start(frames, &arguments.folder)?);
+            if sink == Sink::Filesystem && peers.is_none() && !run.alone {
+                peers = Some(pyramid::Peers::start(frames, &run.folder)?);
             }
             let case = pyramid::Case {
                 frames,
@@ -185,10 +163,10 @@ fn pyramids(arguments: &Arguments, frames: &Frames, goals: &mut Goals) -> Result
                 chain,
                 codecs: &chains::codecs(chain)?,
                 sink,
-                backend: arguments.backend,
-                folder: &arguments.folder,
+                backend: run.backend,
+                folder: &run.folder,
             };
-            let rounds = if arguments.quick { 1 } else { ROUNDS };
+            let rounds = if run.quick { 1 } else { ROUNDS };
             rows.extend(pyramid::run(&case, peers.as_mut(), rounds, goals)?);
         }
     }
@@ -196,7 +174,7 @@ fn pyramids(arguments: &Arguments, frames: &Frames, goals: &mut Goals) -> Result
 }
 
 /// Runs all contenders in turns. The times of the first round do not count.
-fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value>> {
+fn race(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value>> {
     let mut files = Vec::new();
     let (_, mut report) = case.ours(|folder| {
         files = case.verify(folder)?;

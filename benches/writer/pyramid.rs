@@ -12,17 +12,17 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::ReadableWritableStorageTraits;
 use zarrs_cuda::writer::{ArrayWriter, Axis, MultiscaleBuilder, MultiscaleWriter};
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
+use zarrs_cuda_benches::Result;
+use zarrs_cuda_benches::chains::configuration;
+use zarrs_cuda_benches::clock::{Clock, Cost};
+use zarrs_cuda_benches::frames::{Frames, SHARD};
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::python::{self, Script};
+use zarrs_cuda_benches::{median, warm};
 
-use crate::Result;
-use crate::chains::configuration;
-use crate::clock::{Clock, Cost};
+use crate::TMP;
 use crate::contender::{Sink, new_folder};
 use crate::discarding::Discarding;
-use crate::frames::{Frames, SHARD};
-use crate::goals::Goals;
-use crate::python::{self, Script};
-use crate::report::median;
-use crate::warm;
 
 /// Elements of a subchunk along each axis.
 const SUBCHUNK: u64 = 64;
@@ -53,7 +53,7 @@ const PEERS: [&str; 2] = ["acquire_zarr", "tensorstore"];
 
 impl Peers {
     pub(crate) fn start(frames: &Frames, folder: &Path) -> Result<Self> {
-        let python = python::python()?;
+        let python = python::python(TMP)?;
         let data = TempDir::new_in(folder)?;
         let path = data.path().join("frames");
         fs::write(&path, frames.pool())?;

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 use zarrs_cuda::writer::WriterReport;
+use zarrs_cuda_benches::clock::Cost;
+use zarrs_cuda_benches::goals::Goals;
+use zarrs_cuda_benches::median;
 
-use crate::clock::Cost;
 use crate::contender::{Case, Sink};
-use crate::goals::Goals;
 
 /// The measurements of one case, by round.
 #[derive(Default)]
@@ -35,12 +36,6 @@ pub(crate) fn print_head() {
         "encoding",
         "storing"
     );
-}
-
-pub(crate) fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut seconds: Vec<f64> = seconds.collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
 }
 
 /// Prints a row of medians, compares it with the goals, and returns it. `report` is from the last

@@ -2,13 +2,8 @@
 
 use serde_json::{Value, json};
 use zarrs::array::{ArrayBuilder, data_type};
+use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
-
-#[path = "../../benches/writer/discarding.rs"]
-#[allow(dead_code, reason = "what was stored is not counted here")]
-mod discarding;
-
-use discarding::Discarding;
 
 use super::*;
 use crate::plan::{Engines, Rule};
@@ -77,7 +72,7 @@ fn writer(compressor: Option<Value>) -> Vec<Value> {
     let shard = vec![edge, 8 * edge, 8 * edge];
     let array = ArrayBuilder::new(shape.clone(), shard, data_type::uint16(), 0_u16)
         .array_to_bytes_codec(Arc::new(codec))
-        .build(Arc::new(Discarding::default()), "/array")
+        .build(Arc::new(MemoryStore::new()), "/array")
         .unwrap();
     let mut numbers = zarrs_cuda_testing::Rng(1);
     let slice: Vec<u16> = (0..shape[1] * shape[2])

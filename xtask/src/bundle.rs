@@ -25,7 +25,10 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     let engine = binary(&engine, &folder.join("zarrs_cuda-engine-tests"))?;
     let tests = executable("zarrs_cuda", &["--profile", "test", "--lib"])?;
     let tests = binary(&tests, &folder.join("zarrs_cuda-tests"))?;
-    let bench = executable("zarrs_cuda", &["--profile", "bench", "--bench", "device"])?;
+    let bench = executable(
+        "zarrs_cuda_benches",
+        &["--profile", "bench", "--bench", "device"],
+    )?;
     let bench = binary(&bench, &folder.join("zarrs_cuda-bench"))?;
     let glibc = needed_glibc(&[&engine, &tests, &bench])?;
     write(&folder.join("glibc"), format!("{glibc}\n").as_bytes())?;

@@ -38,10 +38,6 @@
     )
 )]
 
-// The benchmark of devices names its own crate, and is tested on a simulated device here.
-#[cfg(test)]
-extern crate self as zarrs_cuda_engine;
-
 pub mod contract;
 pub mod cuda;
 pub mod error;

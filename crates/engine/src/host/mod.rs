@@ -10,6 +10,7 @@
 mod aggregate;
 mod decode;
 mod encode;
+#[cfg(feature = "fakes")]
 pub mod limit;
 pub mod stream;
 mod workers;

@@ -7,7 +7,7 @@ mod capture;
 mod faults;
 mod frames;
 mod mistakes;
-pub(super) mod processes;
+mod processes;
 mod warm_up;
 
 use std::sync::Arc;

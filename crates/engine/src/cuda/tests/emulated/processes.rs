@@ -23,20 +23,16 @@ fn with_driver<'a>(command: &'a mut Command, folders: &[&Path], settings: &str) 
         .env("ZARRS_CUDA_EMULATED", settings)
 }
 
-/// Runs a test of `module` in a process with an emulated driver. Returns the process's output.
-pub(in crate::cuda::tests) fn child_of(module: &str, test: &str, settings: &str) -> String {
+/// Runs a test of this module in a process with an emulated driver. Returns the process's output.
+fn child(test: &str, settings: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     driver::library(folder.path()).unwrap();
-    let mut command = again(module, test, true);
+    let mut command = again(module_path!(), test, true);
     command
         .env("ZARRS_CUDA_NVCOMP", StandIn::Six.path())
         .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1");
     let output = with_driver(&mut command, &[folder.path()], settings).output();
     assert_passed(&output.unwrap())
-}
-
-fn child(test: &str, settings: &str) -> String {
-    child_of(module_path!(), test, settings)
 }
 
 /// The error that `open_all` returns in a process with these settings.

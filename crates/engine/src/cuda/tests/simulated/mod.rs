@@ -1,7 +1,5 @@
 //! The engine on simulated devices, with emulated kernels.
 
-#[cfg(feature = "fakes")]
-mod benchmark;
 mod bodies;
 mod calls;
 mod compression;

@@ -1,11 +1,10 @@
 //! The CUDA engine on the first GPU of this machine, with nvCOMP if there is one.
 //!
-//! `cargo bench --bench device [-- SECTION…]` prints a table and writes `target/bench/device.json`, or
-//! the file that `ZARRS_CUDA_BENCH_OUT` names, anew after each section. The sections are `kernels`,
-//! `bus`, `pinned`, `staging`, `inputs`, `whole`, `compressed` and `sweep`. Without a GPU it explains
-//! why it measures nothing, and fails only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
-
-mod measure;
+//! `cargo bench --package zarrs_cuda_benches --bench device [-- SECTION…]` prints a table and
+//! writes `target/bench/device.json`, or the file that `ZARRS_CUDA_BENCH_OUT` names, anew after
+//! each section. The sections are `kernels`, `bus`, `pinned`, `staging`, `inputs`, `whole`,
+//! `compressed` and `sweep`. Without a GPU it explains why it measures nothing, and fails only with
+//! `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
 use std::env;
 use std::error::Error;
@@ -14,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::Value;
+use zarrs_cuda_benches::device;
 
 fn output() -> PathBuf {
     env::var_os("ZARRS_CUDA_BENCH_OUT").map_or_else(
@@ -43,15 +43,15 @@ fn main() -> ExitCode {
         .skip(1)
         .filter(|argument| !argument.starts_with('-'))
         .collect();
-    let is_known = |section: &&String| measure::SECTIONS.contains(&section.as_str());
+    let is_known = |section: &&String| device::SECTIONS.contains(&section.as_str());
     if let Some(section) = sections.iter().find(|section| !is_known(section)) {
         eprintln!(
             "device has no section {section}, only {:?}",
-            measure::SECTIONS
+            device::SECTIONS
         );
         return ExitCode::FAILURE;
     }
-    let run = measure::Run {
+    let run = device::Run {
         wants: &|section| sections.is_empty() || sections.iter().any(|wanted| wanted == section),
         say: &|line| println!("{line}"),
         save: &|document| {
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             }
         },
     };
-    let document = match measure::first_device(&run) {
+    let document = match device::first_device(&run) {
         Ok(document) => document,
         Err(reason) if env::var("ZARRS_CUDA_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
             eprintln!("device needs a GPU, and ZARRS_CUDA_REQUIRE_GPU is 1: {reason}");

@@ -1,16 +1,16 @@
 //! Microscopy-like data: a smooth field with noise in the lowest bits.
 
 /// A source of volumes and of their random numbers.
-pub(crate) struct Microscopy(u64);
+pub struct Microscopy(u64);
 
 impl Microscopy {
     /// A source that returns the same volumes in every run.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self(0x9E37_79B9_7F4A_7C15)
     }
 
     /// The next random number.
-    pub(crate) fn random(&mut self) -> u64 {
+    pub fn random(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -19,7 +19,7 @@ impl Microscopy {
 
     /// Returns the little-endian uint16 elements of a box of `shape` that starts at `start` of the
     /// field. They are in C order, with `noise` random bits in each.
-    pub(crate) fn volume(&mut self, start: [u64; 3], shape: [u64; 3], noise: u32) -> Vec<u8> {
+    pub fn volume(&mut self, start: [u64; 3], shape: [u64; 3], noise: u32) -> Vec<u8> {
         let along = |axis: usize, wave: fn(f64) -> f64, length: f64| -> Vec<f64> {
             (start[axis]..start[axis] + shape[axis])
                 .map(|position| wave(position as f64 / length))

@@ -1,6 +1,5 @@
 //! The array of a stream of frames, and our writer for it.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, data_type};
@@ -8,13 +7,12 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::{ReadableStorageTraits, ReadableWritableStorageTraits};
 use zarrs_cuda::writer::{ArrayWriter, WriterReport};
 
+use crate::Result;
 use crate::clock::{Clock, Cost};
 use crate::frames::{Frames, SHARD};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
 /// An array of `slices` frames whose shards are encoded by `codec`.
-pub(crate) fn array<S: ?Sized>(
+pub fn array<S: ?Sized>(
     store: Arc<S>,
     frames: &Frames,
     slices: u64,
@@ -29,7 +27,7 @@ pub(crate) fn array<S: ?Sized>(
 
 /// Appends all frames to an empty `array`, one at a time. Returns the cost from before the writer
 /// is built to the end of `finish`. With `with_atomic_rename` shards grow in files.
-pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
+pub fn append<S: ReadableWritableStorageTraits + 'static>(
     array: &Array<S>,
     frames: &Frames,
     atomic_rename: Option<Arc<FilesystemStore>>,
@@ -59,7 +57,7 @@ pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
 
 /// Checks, with zarrs alone, that the array in `store` has the frames. `shards` holds the same
 /// elements.
-pub(crate) fn verify<S: ReadableStorageTraits + 'static>(
+pub fn verify<S: ReadableStorageTraits + 'static>(
     store: Arc<S>,
     frames: &Frames,
     shards: &[([u64; 2], Vec<u8>)],

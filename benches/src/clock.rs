@@ -5,28 +5,31 @@ use std::time::Instant;
 
 /// The time that an operation took.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cost {
-    pub(crate) seconds: f64,
+pub struct Cost {
+    /// Elapsed time, in seconds.
+    pub seconds: f64,
     /// The CPU time of all threads of this process, in user and kernel mode. Only Linux reports it,
     /// in steps of 10 ms.
-    pub(crate) cpu_seconds: Option<f64>,
+    pub cpu_seconds: Option<f64>,
 }
 
 /// A clock that starts when it is created.
-pub(crate) struct Clock {
+pub struct Clock {
     start: Instant,
     cpu_start: Option<f64>,
 }
 
 impl Clock {
-    pub(crate) fn start() -> Self {
+    /// Starts a clock.
+    pub fn start() -> Self {
         Self {
             cpu_start: cpu_seconds(),
             start: Instant::now(),
         }
     }
 
-    pub(crate) fn stop(&self) -> Cost {
+    /// The time since the start.
+    pub fn stop(&self) -> Cost {
         let seconds = self.start.elapsed().as_secs_f64();
         Cost {
             seconds,

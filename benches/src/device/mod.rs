@@ -16,20 +16,20 @@
 //! engine, or the plain bytes if the operation only moves them. The host decompresses compressed
 //! bytes. The only exception is `pinned`.
 
-pub(crate) mod bus;
-pub(crate) mod compressed;
-pub(crate) mod failure;
-pub(crate) mod inputs;
-pub(crate) mod on_device;
-pub(crate) mod pinned;
-pub(crate) mod report;
-pub(crate) mod samples;
-pub(crate) mod staging;
-pub(crate) mod sweep;
-#[path = "../../warm.rs"]
-mod warm;
-pub(crate) mod whole;
-pub(crate) mod workbench;
+mod bus;
+mod compressed;
+mod failure;
+mod inputs;
+mod on_device;
+mod pinned;
+mod report;
+mod samples;
+mod staging;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod whole;
+mod workbench;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -227,17 +227,17 @@ pub(crate) fn made_up(len: usize) -> Vec<u8> {
 }
 
 /// What to measure, and where results go.
-pub(crate) struct Run<'a> {
+pub struct Run<'a> {
     /// Whether to measure a section: `kernels`, `bus`, `pinned`, `staging`, `inputs`, `whole`, `compressed`, `sweep`.
-    pub(crate) wants: &'a dyn Fn(&str) -> bool,
+    pub wants: &'a dyn Fn(&str) -> bool,
     /// Takes each result, as a line, as soon as it is known.
-    pub(crate) say: &'a dyn Fn(&str),
+    pub say: &'a dyn Fn(&str),
     /// Takes all results so far, after each section.
-    pub(crate) save: &'a dyn Fn(&Value),
+    pub save: &'a dyn Fn(&Value),
 }
 
 /// The sections, in order.
-pub(crate) const SECTIONS: [&str; 8] = [
+pub const SECTIONS: [&str; 8] = [
     "kernels",
     "bus",
     "pinned",
@@ -252,7 +252,7 @@ pub(crate) const SECTIONS: [&str; 8] = [
 ///
 /// # Errors
 /// No device can be used. The error says why.
-pub(crate) fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
+pub fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
     let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
     let Some(driver) = drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());

@@ -1,9 +1,10 @@
 //! Prepares memory before the clock starts.
 
-use std::error::Error;
 use std::io;
 
 use memmap2::MmapMut;
+
+use crate::Result;
 
 /// More memory than any contender needs beside the stored values.
 const BUFFERS: u64 = 1 << 30;
@@ -14,14 +15,13 @@ const BUFFERS: u64 = 1 << 30;
 /// A hypervisor may reclaim memory that a guest does not use (free page reporting). Touching a
 /// reclaimed page can be ten times slower than touching a free one. A contender that needs more
 /// memory than the previous one would then pay for both.
-#[allow(dead_code, reason = "not all benchmarks call both")]
-pub(crate) fn warm(bytes: u64) -> Result<(), Box<dyn Error>> {
+pub fn warm(bytes: u64) -> Result<()> {
     touch((bytes + BUFFERS).try_into()?)?;
     Ok(())
 }
 
 /// Touches `bytes` of memory and frees it.
-pub(crate) fn touch(bytes: usize) -> io::Result<()> {
+pub fn touch(bytes: usize) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
     }

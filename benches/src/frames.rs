@@ -1,22 +1,21 @@
 //! A stream of frames, as from a camera, and the same elements as shards.
 
-use std::error::Error;
-
+use crate::Result;
 use crate::microscopy::Microscopy;
 
 /// uint16 elements of a frame along y and x.
-pub(crate) const FRAME: u64 = 1024;
+pub const FRAME: u64 = 1024;
 /// uint16 elements of a shard along each axis.
-pub(crate) const SHARD: u64 = 256;
+pub const SHARD: u64 = 256;
 /// The environment variable for the size of the stream, in MiB: a multiple of 512, the size of a
 /// shard epoch.
-pub(crate) const SIZE_VARIABLE: &str = "ZARRS_CUDA_BENCH_MIB";
+pub const SIZE_VARIABLE: &str = "ZARRS_CUDA_BENCH_MIB";
 
 const FRAME_BYTES: usize = (FRAME * FRAME * 2) as usize;
 const EPOCH_MIB: u64 = (FRAME * FRAME * 2 * SHARD) >> 20;
 
 /// Frames that are generated before the clock starts. The frames of one shard epoch repeat.
-pub(crate) struct Frames {
+pub struct Frames {
     /// The frames of one epoch, little-endian, one after the other.
     pool: Vec<u8>,
     epochs: u64,
@@ -25,7 +24,7 @@ pub(crate) struct Frames {
 impl Frames {
     /// Generates the frames. The environment sets the size of the stream, else it has `default`
     /// MiB.
-    pub(crate) fn new(default: u64) -> Result<Self, Box<dyn Error>> {
+    pub fn new(default: u64) -> Result<Self> {
         let mib = match std::env::var(SIZE_VARIABLE) {
             Ok(mib) => mib.parse()?,
             Err(_) => default,
@@ -44,33 +43,32 @@ impl Frames {
     }
 
     /// The shape of the array, in elements.
-    pub(crate) fn shape(&self) -> [u64; 3] {
+    pub fn shape(&self) -> [u64; 3] {
         [self.epochs * SHARD, FRAME, FRAME]
     }
 
     /// The size of the array, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.epochs * self.pool.len() as u64
     }
 
     /// How many times the frames of a shard epoch are written.
-    pub(crate) fn epochs(&self) -> u64 {
+    pub fn epochs(&self) -> u64 {
         self.epochs
     }
 
     /// The frames of one shard epoch, little-endian, one after the other.
-    #[allow(dead_code, reason = "not all benchmarks give them away")]
-    pub(crate) fn pool(&self) -> &[u8] {
+    pub fn pool(&self) -> &[u8] {
         &self.pool
     }
 
     /// The frames, one at a time.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.epochs).flat_map(|_| self.pool.chunks_exact(FRAME_BYTES))
     }
 
     /// The shards of a shard epoch in C order: the position in the grid, and the elements.
-    pub(crate) fn shards(&self) -> Vec<([u64; 2], Vec<u8>)> {
+    pub fn shards(&self) -> Vec<([u64; 2], Vec<u8>)> {
         let across = FRAME / SHARD;
         let row = (SHARD * 2) as usize;
         let mut shards = Vec::new();

@@ -19,17 +19,18 @@ const VENV: &str =
 const PIP: &str =
     "pip needs to reach PyPI, or an index of its configuration that has these versions.";
 
-/// Returns `target/peers`, and creates it if needed.
-pub(crate) fn root() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../peers");
+/// Returns `target/peers`, and creates it if needed. `tmp` is `target/tmp`, which Cargo tells to
+/// benchmarks alone.
+pub fn root(tmp: &str) -> Result<PathBuf> {
+    let root = Path::new(tmp).join("../peers");
     fs::create_dir_all(&root)?;
     Ok(root.canonicalize()?)
 }
 
 /// Returns the Python of an environment with these requirements. Creates the environment unless an
-/// earlier run did.
-pub(crate) fn python() -> Result<PathBuf> {
-    let root = root()?;
+/// earlier run did. `tmp` is `target/tmp`.
+pub fn python(tmp: &str) -> Result<PathBuf> {
+    let root = root(tmp)?;
     // The lock is held to the end of this function: other processes wait for it.
     let lock = File::create(root.join("lock"))?;
     lock.lock()?;
@@ -40,7 +41,7 @@ pub(crate) fn python() -> Result<PathBuf> {
         "venv/bin/python"
     });
     let stamp = root.join("stamp");
-    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/python/requirements.txt");
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/requirements.txt");
     let requirements = format!("{}\n{}", root.display(), fs::read_to_string(&list)?);
     if fs::read_to_string(&stamp).is_ok_and(|made| made == requirements)
         && step(clean(&python).arg("--version"), PYTHON).is_ok()
@@ -84,7 +85,7 @@ fn find_python() -> Result<OsString> {
 }
 
 /// A command that ignores other Python environments and writes nothing to the source tree.
-pub(crate) fn clean(program: impl Into<OsString>) -> Command {
+pub fn clean(program: impl Into<OsString>) -> Command {
     let mut command = Command::new(program.into());
     command
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -109,7 +110,7 @@ fn step(command: &mut Command, remedy: &str) -> Result<()> {
 }
 
 /// A process that runs a script, which answers each line of JSON with another.
-pub(crate) struct Script {
+pub struct Script {
     name: String,
     process: Child,
     requests: ChildStdin,
@@ -118,9 +119,9 @@ pub(crate) struct Script {
 
 impl Script {
     /// Starts `script`, a file below `benches`, which reads the elements of the array from `data`.
-    pub(crate) fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
+    pub fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
         let mut command = clean(python);
-        let benches = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+        let benches = Path::new(env!("CARGO_MANIFEST_DIR"));
         // The scripts share `create.py`.
         command.env("PYTHONPATH", benches.join("python"));
         command.arg(benches.join(script)).arg(data);
@@ -142,7 +143,7 @@ impl Script {
     }
 
     /// Sends `request`, and returns the answer, which has no `error`.
-    pub(crate) fn ask(&mut self, request: &Value) -> Result<Value> {
+    pub fn ask(&mut self, request: &Value) -> Result<Value> {
         writeln!(self.requests, "{request}")?;
         let mut answer = String::new();
         self.answers.read_line(&mut answer)?;

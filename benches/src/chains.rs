@@ -1,12 +1,24 @@
 //! The inner codecs that benchmarks measure, by name.
 
-use std::error::Error;
-
 use serde_json::{Value, json};
 use zarrs::array::codec::ShardingCodecConfiguration;
+use zarrs_cuda_engine::contract::{BloscStage, Cname, Shuffle, Stage};
+
+use crate::Result;
+
+/// The names of all chains.
+pub const ALL: [&str; 7] = [
+    "none",
+    "crc32c",
+    "zstd-1",
+    "zstd-3",
+    "gzip-1",
+    "blosc-lz4-shuffle",
+    "blosc-zstd-shuffle",
+];
 
 /// The metadata of the bytes-to-bytes codecs of `chain`.
-pub(crate) fn codecs(chain: &str) -> Result<Value, Box<dyn Error>> {
+pub fn codecs(chain: &str) -> Result<Value> {
     let zstd = |level: i32| json!([{ "name": "zstd", "configuration": { "level": level, "checksum": false } }]);
     let blosc = |cname: &str| {
         json!([{ "name": "blosc", "configuration": {
@@ -25,12 +37,36 @@ pub(crate) fn codecs(chain: &str) -> Result<Value, Box<dyn Error>> {
     })
 }
 
+/// The same codecs, as the engines know them.
+pub fn stages(chain: &str) -> Result<Vec<Stage>> {
+    let zstd = |level| Stage::Zstd {
+        level,
+        checksum: false,
+    };
+    let blosc = |cname| {
+        Stage::Blosc(BloscStage {
+            cname,
+            level: 5,
+            shuffle: Shuffle::Byte,
+            typesize: 2,
+            blocksize: 0,
+        })
+    };
+    Ok(match chain {
+        "none" => Vec::new(),
+        "crc32c" => vec![Stage::Crc32c],
+        "zstd-1" => vec![zstd(1)],
+        "zstd-3" => vec![zstd(3)],
+        "gzip-1" => vec![Stage::Gzip { level: 1 }],
+        "blosc-lz4" | "blosc-lz4-shuffle" => vec![blosc(Cname::Lz4)],
+        "blosc-zstd-shuffle" => vec![blosc(Cname::Zstd)],
+        other => return Err(format!("there is no chain {other}").into()),
+    })
+}
+
 /// Shards of uint16 in cubic subchunks of `edge` elements along each axis. The codecs
 /// `bytes_to_bytes` follow `bytes`. The index is at the end.
-pub(crate) fn configuration(
-    bytes_to_bytes: &Value,
-    edge: u64,
-) -> Result<ShardingCodecConfiguration, Box<dyn Error>> {
+pub fn configuration(bytes_to_bytes: &Value, edge: u64) -> Result<ShardingCodecConfiguration> {
     let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
     let mut codecs = vec![bytes.clone()];
     codecs.extend(bytes_to_bytes.as_array().into_iter().flatten().cloned());

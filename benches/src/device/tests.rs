@@ -1,29 +1,25 @@
 //! All measurements on a simulated device, which has no meaningful clock. Each runs, compares its
 //! result with the expected one, and breaks no rule.
 
-#![allow(clippy::unwrap_used)] // a test that panics has failed
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use zarrs_cuda_engine::cuda::driver::Driver;
+use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda_engine::fakes::simulation::{
+    Config, Inject, Kind as Memory, Live, Schedule, Simulation,
+};
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-#[path = "../../../../../../benches/device/measure/mod.rs"]
-#[allow(dead_code, reason = "nothing is measured on hardware here")]
-mod measure;
-
-use measure::bus::Bus;
-use measure::failure::Result;
-use measure::report::Report;
-use measure::workbench::Workbench;
-use measure::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
-
-use crate::cuda::driver::Driver;
-use crate::cuda::driver::cuda::CudaDriver;
-use crate::cuda::driver::simulation::{Config, Inject, Kind as Memory, Live, Schedule, Simulation};
-use crate::cuda::{CudaEngine, Devices, Limits, Tuning};
+use super::bus::Bus;
+use super::failure::Result;
+use super::report::Report;
+use super::workbench::Workbench;
+use super::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
 
 fn tiny() -> Sizes {
     Sizes {
@@ -111,17 +107,22 @@ fn everything_is_measured_and_compared() {
 #[test]
 #[cfg(target_os = "linux")]
 fn everything_is_measured_through_a_driver() {
-    use crate::cuda::tests::emulated::processes::child_of;
-    child_of(
-        module_path!(),
-        "measures_through_a_driver",
-        "schedule=latest",
-    );
+    use zarrs_cuda_testing::processes::{again, assert_passed};
+    let folder = tempfile::tempdir().unwrap();
+    zarrs_cuda_emulator::driver::library(folder.path()).unwrap();
+    let output = again(module_path!(), "measures_through_a_driver", true)
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("ZARRS_CUDA_EMULATED", "schedule=latest")
+        .env("ZARRS_CUDA_NVCOMP", StandIn::Six.path())
+        .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1")
+        .output();
+    assert_passed(&output.unwrap());
 }
 
 #[test]
 #[ignore = "everything_is_measured_through_a_driver runs it"]
 fn measures_through_a_driver() {
+    use zarrs_cuda_engine::cuda::driver::cuda::CudaDriver;
     let (document, lines) = measured_on(&(CudaDriver::open(0).unwrap() as Arc<dyn Driver>));
     check(&document, &lines);
 }

@@ -13,7 +13,7 @@ use zarrs::storage::{
 /// zarr-python. zarrs' `MemoryStore` copies each value, one at a time, which would distort the
 /// measurement.
 #[derive(Debug, Default)]
-pub(crate) struct Keeping {
+pub struct Keeping {
     values: Mutex<BTreeMap<StoreKey, Bytes>>,
 }
 

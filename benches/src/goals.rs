@@ -2,18 +2,19 @@
 
 /// The goals that were checked.
 #[derive(Default)]
-pub(crate) struct Goals {
+pub struct Goals {
     missed: usize,
     lines: Vec<String>,
 }
 
 impl Goals {
-    #[allow(dead_code, reason = "not every benchmark has goals of this kind")]
-    pub(crate) fn at_most(&mut self, what: &str, measured: f64, goal: f64) {
+    /// Checks that `measured` is `goal` or less.
+    pub fn at_most(&mut self, what: &str, measured: f64, goal: f64) {
         self.add(what, measured, "at most", goal, measured <= goal);
     }
 
-    pub(crate) fn at_least(&mut self, what: &str, measured: f64, goal: f64) {
+    /// Checks that `measured` is `goal` or more.
+    pub fn at_least(&mut self, what: &str, measured: f64, goal: f64) {
         self.add(what, measured, "at least", goal, measured >= goal);
     }
 
@@ -29,7 +30,7 @@ impl Goals {
     }
 
     /// Prints all goals, which are goals of `whom`.
-    pub(crate) fn print(&self, whom: &str) {
+    pub fn print(&self, whom: &str) {
         if self.lines.is_empty() {
             return;
         }
