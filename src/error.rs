@@ -4,7 +4,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey};
 
-use crate::Backend;
+use crate::options::Backend;
 
 /// An error of this crate's own functions.
 ///

@@ -74,10 +74,8 @@ mod codec;
 mod conformance;
 mod error;
 pub mod guide;
-mod json;
 pub mod maintenance;
-mod memory_estimate;
-mod memory_limit;
+mod metadata;
 mod metrics;
 #[cfg(test)]
 mod on_devices;
@@ -87,7 +85,6 @@ pub mod reader;
 mod registration;
 pub mod storage;
 mod store;
-mod write_strategy;
 pub mod writer;
 
 use zarrs_cuda_engine::cuda;
@@ -95,15 +92,13 @@ use zarrs_cuda_engine::cuda;
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use error::Error;
 pub use maintenance::{compact, inspect, recover};
-pub use memory_estimate::MemoryEstimate;
-pub use metrics::Metrics;
-pub use options::{Backend, LevelPolicy, Options};
+pub use metrics::{MemoryEstimate, Metrics};
+pub use options::{Backend, CompactionRequest, LevelPolicy, Options, WriteStrategy};
 pub use plan::{
     ExplainedStage, Explanation, Machine, MachineDevice, MachineDriver, MachineNvcomp, Place,
     machine,
 };
 pub use registration::{Registration, register};
-pub use write_strategy::{CompactionRequest, WriteStrategy};
 
 /// Returns the counters of this process: what the CUDA engine did, how many partial writes there were,
 /// and how long appends to [writers](writer) waited.

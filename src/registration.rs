@@ -9,9 +9,10 @@ use zarrs::array::storage_transformer::{
 };
 
 use crate::codec::registry;
+use crate::error::Error;
+use crate::options::Options;
 use crate::plan::Engines;
 use crate::storage::ShardingTransformer;
-use crate::{Error, Options};
 
 /// Our entry in zarrs' registry of storage transformers, once it is there. Locked while registering.
 static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mutex::new(None);

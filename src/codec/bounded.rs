@@ -34,7 +34,8 @@ use zarrs_codec::{
 use super::error::not_decoded;
 use super::find;
 use super::subchunk_len::SubchunkLen;
-use crate::{CudaShardingCodec, Options};
+use crate::codec::CudaShardingCodec;
+use crate::options::Options;
 use zarrs_cuda_engine::subchunk::Compression;
 
 /// A chain whose decoders take no more memory than they may, as far as that is possible.

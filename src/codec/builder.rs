@@ -9,7 +9,8 @@ use zarrs::array::{ChunkShape, CodecChain, DataType};
 use zarrs::plugin::PluginCreateError;
 use zarrs_codec::{ArrayToArrayCodecTraits, ArrayToBytesCodecTraits, BytesToBytesCodecTraits};
 
-use crate::{CudaShardingCodec, Options};
+use crate::codec::CudaShardingCodec;
+use crate::options::Options;
 
 /// Builds a [`CudaShardingCodec`] for
 /// [`ArrayBuilder::array_to_bytes_codec`](zarrs::array::ArrayBuilder::array_to_bytes_codec).

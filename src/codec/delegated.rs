@@ -20,7 +20,7 @@ use super::partial_decoder::{check_long, read_index};
 use super::partial_encoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
-use crate::Error;
+use crate::error::Error;
 use crate::metrics::counters;
 use crate::plan::{self, Engines, Explanation};
 #[cfg(feature = "async")]

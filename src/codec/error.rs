@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zarrs_codec::CodecError;
 use zarrs_storage::StorageError;
 
-use crate::Error;
+use crate::error::Error;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::subchunk::NotDecoded;
 

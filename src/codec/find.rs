@@ -13,8 +13,9 @@ use zarrs_codec::{
 
 use super::CudaShardingCodec;
 use super::error::sourced;
+use crate::error::Error;
+use crate::options::Options;
 use crate::plan::Explanation;
-use crate::{Error, Options};
 
 /// An option that only our codec understands: the codec puts itself here.
 #[derive(Default)]

@@ -12,8 +12,8 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::error::{caused, sourced};
 use super::recognise::recognise;
-use crate::Options;
 use crate::metrics::counters;
+use crate::options::Options;
 use crate::store::no_panic;
 use zarrs_cuda_engine::contract::Stage;
 use zarrs_cuda_engine::layout::{

@@ -7,7 +7,7 @@ use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
 
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
-use crate::Error;
+use crate::error::Error;
 use crate::plan::{self, ShardPlan};
 use zarrs_cuda_engine::contract::Job;
 use zarrs_cuda_engine::layout::SubchunkGrid;

@@ -52,13 +52,15 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
+use crate::error::Error;
+use crate::metrics::MemoryEstimate;
+use crate::options::Options;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::BlockingHandle;
-use crate::{Error, MemoryEstimate, Options};
 use bounded::Limits;
 use delegated::Delegated;
 use ours::Ours;

@@ -17,7 +17,7 @@ use super::partial_decoder::PartialDecoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
 use super::view::ViewOfShard;
-use crate::Error;
+use crate::error::Error;
 use crate::plan::{self, Explanation};
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;

@@ -13,7 +13,7 @@ use super::bounded::{Bounded, Limits, bounded};
 use super::find;
 use super::index::IndexCodecs;
 use super::recognise::{RecognisedChain, recognise};
-use crate::Options;
+use crate::options::Options;
 use crate::plan::Engines;
 
 /// The parts of a [`CudaShardingCodec`].

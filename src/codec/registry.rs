@@ -14,7 +14,9 @@ use zarrs_codec::{
     CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, CodecTraitsV3, register_codec_v3,
 };
 
-use crate::{CudaShardingCodec, Error, Options};
+use crate::codec::CudaShardingCodec;
+use crate::error::Error;
+use crate::options::Options;
 
 /// Whether the entry makes every `sharding_indexed`.
 static ENABLED: AtomicBool = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use zarrs_codec::{
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
 use super::sharding::Sharding;
-use crate::Error;
+use crate::error::Error;
 use crate::plan::Explanation;
 
 /// Encodes and decodes shards.

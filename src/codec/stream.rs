@@ -7,7 +7,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
-use crate::Error;
+use crate::error::Error;
 use crate::plan::StreamChoice;
 use zarrs_cuda_engine::contract::stream::{ReducedFrom, StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::Extent;

@@ -6,8 +6,8 @@ mod suite;
 
 pub(crate) use suite::{check, check_compressed};
 
+use crate::options::{Backend, Options};
 use crate::plan::Engines;
-use crate::{Backend, Options};
 
 #[test]
 fn host_engine() {

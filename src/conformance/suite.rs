@@ -13,9 +13,10 @@ use zarrs_cuda_testing::effort;
 
 use super::case::{Case, cases, compressed_cases};
 use super::naive::Naive;
+use crate::codec::CudaShardingCodec;
 use crate::codec::sharding::Sharding;
+use crate::options::Options;
 use crate::plan::{self, Engines};
-use crate::{CudaShardingCodec, Options};
 use zarrs_cuda_engine::contract::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use zarrs_cuda_engine::layout::Extent;
 

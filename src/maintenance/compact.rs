@@ -9,8 +9,8 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read, undecided};
 use super::unknown::unknown;
-use crate::Error;
 use crate::codec::stored;
+use crate::error::Error;
 use crate::metrics::counters;
 #[cfg(feature = "async")]
 use crate::store::Awaited;

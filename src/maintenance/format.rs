@@ -11,11 +11,12 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
+use crate::codec::CudaShardingCodec;
 use crate::codec::error::is_of_bytes;
 use crate::codec::packed::{Packing, of_encoded_subchunks};
 use crate::codec::sharding::Sharding;
 use crate::codec::{find, stored};
-use crate::{CudaShardingCodec, Error};
+use crate::error::Error;
 
 /// The format of a shard: its codec, shape, data type and fill value. Needed to understand the
 /// bytes of a shard.

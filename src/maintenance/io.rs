@@ -4,7 +4,7 @@ use bytes::Bytes;
 use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey};
 
-use crate::Error;
+use crate::error::Error;
 use crate::store::{Reads, Writes};
 
 /// A change of an object.

@@ -27,15 +27,17 @@ use super::recover::{Recovery, recover};
 #[cfg(feature = "async")]
 use super::verify::async_verify;
 use super::verify::{Verification, verify, verify_in_pieces};
+use crate::codec::CudaShardingCodec;
 use crate::codec::error::is_of_bytes;
 use crate::codec::find;
+use crate::error::Error;
+use crate::options::WriteStrategy;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::array_lease::ArrayLease;
 use crate::store::files::directory_of;
 use crate::store::ranges::Merged;
 use crate::store::{Blocking, Lists, Reads, Writes, now};
-use crate::{CudaShardingCodec, Error, WriteStrategy};
 use zarrs_cuda_engine::layout::RECORD_LEN;
 
 /// The shards of an array, each named by its chunk indices, in the array's own storage.

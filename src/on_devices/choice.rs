@@ -3,8 +3,8 @@
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
+use crate::options::{Backend, Options};
 use crate::plan::{self, Engines, Rule};
-use crate::{Backend, Options};
 
 /// The option reaches the engine and the plan's explanation.
 #[test]

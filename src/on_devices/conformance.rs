@@ -4,7 +4,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::suites::{compressed_conformance, conformance, forked_child};
 use super::*;
-use crate::{Backend, Options};
+use crate::options::{Backend, Options};
 
 fn options(library: StandIn) -> Options {
     Options::default()

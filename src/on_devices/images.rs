@@ -8,7 +8,7 @@ use zarrs_cuda_testing::effort;
 use zarrs_cuda_testing::stores::faulty::{Fault as StoreFault, Faulty};
 
 use super::*;
-use crate::Backend;
+use crate::options::Backend;
 use crate::plan::{Engines, Rule};
 use crate::writer::multiscale::tests::{Image, images, on, small};
 use crate::writer::{DeviceSlice, MultiscaleWriter, WriterError};

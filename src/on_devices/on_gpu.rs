@@ -6,7 +6,7 @@ use zarrs_cuda_engine::cuda::driver::cuda::gpu_or_skip;
 use zarrs_cuda_engine::fakes::nvcomp_or_skip;
 
 use super::suites;
-use crate::{Backend, Options};
+use crate::options::{Backend, Options};
 
 /// How many cases of a property are tried. `ZARRS_CUDA_GPU_CASES` lowers the number for tools that
 /// watch every access, which are slow.

@@ -6,8 +6,9 @@ use zarrs::storage::store::MemoryStore;
 use zarrs_codec::CodecOptions;
 
 use super::*;
+use crate::codec::CudaShardingCodec;
+use crate::options::{Backend, Options, WriteStrategy};
 use crate::plan::{Engines, Rule};
-use crate::{Backend, CudaShardingCodec, Options, WriteStrategy};
 
 /// A shard of 4 × 4 × 4 subchunks of 4³ elements.
 fn array(devices: &Arc<Devices>, strategy: WriteStrategy) -> Array<MemoryStore> {

@@ -12,8 +12,8 @@ use zarrs_cuda_testing::effort;
 
 use super::Shard;
 use crate::conformance::{check, check_compressed};
+use crate::options::{Backend, Options};
 use crate::plan::{Engines, Rule};
-use crate::{Backend, Options};
 
 /// Runs the conformance suite with budgets and a compressor library from `options`.
 pub(super) fn conformance(options: &Options, driver: Arc<dyn Driver>, tuning: Tuning, cases: u32) {

@@ -6,9 +6,10 @@ use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
+use crate::codec::CudaShardingCodec;
+use crate::options::{Backend, Options};
 use crate::plan::{Engines, Rule};
 use crate::writer::ArrayWriter;
-use crate::{Backend, CudaShardingCodec, Options};
 
 fn traced() -> Arc<Simulation> {
     Arc::new(Simulation::new(Config {

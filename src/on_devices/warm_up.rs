@@ -8,8 +8,9 @@ use zarrs_cuda_engine::cuda::Limits;
 use zarrs_cuda_engine::cuda::driver::cuda::emulated;
 
 use super::*;
+use crate::codec::CudaShardingCodec;
+use crate::options::{Backend, Options};
 use crate::plan::{Engines, Rule};
-use crate::{Backend, CudaShardingCodec, Options};
 
 /// `explain` says what the first shard waits for, until the kernels are compiled.
 #[test]

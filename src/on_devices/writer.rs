@@ -8,9 +8,10 @@ use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
+use crate::codec::CudaShardingCodec;
+use crate::options::{Backend, Options};
 use crate::plan::{Engines, Rule};
 use crate::writer::{ArrayWriter, WriterError};
-use crate::{Backend, CudaShardingCodec, Options};
 use zarrs_cuda_engine::cuda::driver::Fault as DeviceFault;
 use zarrs_cuda_engine::fakes::Numbers;
 use zarrs_cuda_engine::fakes::simulation::Inject;

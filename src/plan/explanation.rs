@@ -3,7 +3,9 @@
 use std::fmt::{self, Write};
 
 use super::{Engines, ShardPlan};
-use crate::{Error, MemoryEstimate, Options};
+use crate::error::Error;
+use crate::metrics::MemoryEstimate;
+use crate::options::Options;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::Options;
-use crate::memory_limit::memory_limit;
+use crate::options::Options;
+use crate::options::memory_limit::memory_limit;
 use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::nvcomp;
 

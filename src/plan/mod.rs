@@ -18,7 +18,9 @@ pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine}
 pub(crate) use rule::Rule;
 pub(crate) use stream::StreamChoice;
 
-use crate::{Backend, Error, MemoryEstimate, Options};
+use crate::error::Error;
+use crate::metrics::MemoryEstimate;
+use crate::options::{Backend, Options};
 use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
 use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Devices, HighestLevels, Limits, Tuning};

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Chosen, Engines};
-use crate::{Error, MemoryEstimate, Options};
+use crate::error::Error;
+use crate::metrics::MemoryEstimate;
+use crate::options::Options;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{
     BatchFallback, Returned, StreamChain, StreamEngine, StreamJob,

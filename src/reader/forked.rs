@@ -7,7 +7,7 @@ use zarrs::array::{ArrayBuilder, data_type};
 use zarrs::filesystem::FilesystemStore;
 
 use super::*;
-use crate::CudaShardingCodecBuilder;
+use crate::codec::CudaShardingCodecBuilder;
 
 #[test]
 fn a_reader_works_in_a_forked_child() {

@@ -13,11 +13,11 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
-use crate::Error;
 use crate::codec::error::sourced;
 use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
 use crate::codec::stored;
+use crate::error::Error;
 use zarrs_cuda_engine::layout::{Entries, Extent};
 
 /// The most chunks of a shard: of an index of 256 MiB.

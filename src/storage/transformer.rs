@@ -27,7 +27,7 @@ use zarrs_storage::{
 use super::chunk_keys::Scope;
 use super::sharded::{Configuration, Core, NAME, Place, is_name};
 use super::{BinaryFormat, ShardedStore};
-use crate::Error;
+use crate::error::Error;
 
 /// Reads arrays whose metadata have the [sharding storage transformer draft], from any store.
 ///

@@ -11,7 +11,7 @@ use super::explanation::WriterExplanation;
 use super::pause::Kept;
 use super::report::{Progress, WriterReport};
 use super::shared::Shared;
-use crate::MemoryEstimate;
+use crate::metrics::MemoryEstimate;
 
 /// Appends slices along the first axis of an array.
 ///

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::MemoryEstimate;
+use crate::metrics::MemoryEstimate;
 
 /// What an [`ArrayWriter`](super::ArrayWriter) does, and why: its engine, its buffers, how its store takes
 /// shards and metadata, and whether it has a [lease](crate::guide::reference::streaming#leases).

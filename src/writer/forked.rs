@@ -8,7 +8,8 @@ use zarrs::array::{Array, ArrayBuilder, ArrayBytes, data_type};
 use zarrs::filesystem::FilesystemStore;
 
 use super::*;
-use crate::{Backend, CudaShardingCodecBuilder, Options};
+use crate::codec::CudaShardingCodecBuilder;
+use crate::options::{Backend, Options};
 
 /// Slices of a shard. Each is an epoch.
 const SHARD: u8 = 4;

@@ -18,7 +18,7 @@ use super::differs::stored_differs;
 use super::sink::Length;
 use super::storing::caught;
 use super::temporary::{Comparing, comparing, temporary_of};
-use crate::json::Document;
+use crate::metadata::json::Document;
 use crate::store::conditional::{ConditionalStore, ValueVersion};
 
 /// The length of an array, in the `zarr.json` of its store.

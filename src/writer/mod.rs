@@ -89,7 +89,7 @@ pub use report::{Progress, WriterReport};
 
 pub use crate::store::conditional::{ConditionalStore, ValueVersion};
 
-use crate::MemoryEstimate;
+use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
 use crate::store::lease::Held;
 use filling::{Filling, Slow};

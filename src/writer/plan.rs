@@ -21,8 +21,9 @@ use std::sync::Arc;
 
 use super::error::WriterError;
 use crate::codec::stream::ShardEncoding;
+use crate::metrics::MemoryEstimate;
+use crate::options::Options;
 use crate::plan::StreamChoice;
-use crate::{MemoryEstimate, Options};
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{Lending, Room, StreamJob};
 use zarrs_cuda_engine::layout::StreamGrid;

@@ -11,7 +11,8 @@ use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, WritableStorag
 
 use super::ArrayWriter;
 use super::multiscale::tests::small;
-use crate::{Backend, CudaShardingCodecBuilder, Options};
+use crate::codec::CudaShardingCodecBuilder;
+use crate::options::{Backend, Options};
 
 /// So many disks after an event, at most.
 const MOST: usize = 48;

@@ -18,7 +18,8 @@ use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{OffsetBytesIterator, StorageError};
 
 use super::*;
-use crate::{CudaShardingCodec, Options, WriteStrategy};
+use crate::codec::CudaShardingCodec;
+use crate::options::{Options, WriteStrategy};
 
 /// Elements of a subchunk.
 const LEN: u64 = 2;

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::BinaryFormat;
-use crate::json::{Document, span};
+use crate::metadata::json::{Document, span};
 
 /// The name of the transformer: the URI in the "Configuration" of the draft.
 pub(in crate::storage) const NAME: &str =

@@ -10,7 +10,7 @@ use zarrs_storage::{
 };
 
 use super::{ShardedStore, opened};
-use crate::Error;
+use crate::error::Error;
 use crate::store::Awaited;
 
 /// How many shards are read at once by one call.

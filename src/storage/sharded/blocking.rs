@@ -7,7 +7,7 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{ReadableStorageTraits, StorageError, StoreKey, WritableStorageTraits};
 
 use super::{ShardedStore, opened};
-use crate::Error;
+use crate::error::Error;
 use crate::store::{Blocking, now};
 
 impl<S: ?Sized> ShardedStore<S> {

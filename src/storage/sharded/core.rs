@@ -13,7 +13,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::BinaryFormat;
 use super::array_metadata::{self, Configuration};
 use super::indices::{Index, Indices, Stamp};
-use crate::Error;
+use crate::error::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::packing::{MAX_CHUNKS, Packing, UNCHECKED};
 use crate::storage::shard_grid::ShardGrid;

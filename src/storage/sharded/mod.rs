@@ -19,7 +19,7 @@ use zarrs_storage::StorageError;
 pub(super) use self::array_metadata::{Configuration, NAME, is_name};
 pub(super) use self::core::{Core, Place};
 use super::zarrs_traits::zarrs_traits;
-use crate::Error;
+use crate::error::Error;
 use crate::store::Reads;
 
 /// The size of the indices that an adapter keeps, in bytes, unless it is told otherwise.

@@ -9,7 +9,7 @@ use zarrs_storage::{
 use super::consolidation::All;
 use super::reading::AwaitedFrames;
 use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
-use crate::Error;
+use crate::error::Error;
 use crate::reader::{ArrayReader, ArrayReaderBuilder};
 use crate::store::{Awaited, all};
 

@@ -17,7 +17,7 @@ use zarrs_storage::{
 
 use super::frame::{Entry, Listing};
 use super::{SparseArray, SparseShardStore};
-use crate::Error;
+use crate::error::Error;
 use crate::storage::zarrs_traits::reads_and_writes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;

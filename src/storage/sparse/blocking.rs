@@ -14,7 +14,7 @@ use super::Files;
 use super::consolidation::All;
 use super::reading::BlockingFrames;
 use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
-use crate::Error;
+use crate::error::Error;
 use crate::reader::{ArrayReader, ArrayReaderBuilder};
 use crate::store::durable::Names;
 use crate::store::{Blocking, now};

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::frame::Receipt;
-use crate::Error;
+use crate::error::Error;
 use crate::store::Reads;
 use crate::store::times::{Times, told};
 

@@ -8,7 +8,7 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 use super::protocol::ReplacesShards;
 use super::report::{Consolidation, ConsolidationProgress};
 use super::{SparseArray, frame};
-use crate::Error;
+use crate::error::Error;
 use crate::storage::chunk_keys::ChunkKey;
 use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};

@@ -17,7 +17,7 @@ use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::{ReadableStorageTraits, StorageError, StoreKey};
 
 use super::{SparseShardStore, metadata_of, unreadable};
-use crate::Error;
+use crate::error::Error;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, Writes, now};

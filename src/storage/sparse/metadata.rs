@@ -14,11 +14,11 @@ use zarrs_codec::CodecMetadataOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::super::chunk_keys::{ChunkKeys, Encoding};
-use crate::Error;
 use crate::codec::find;
 use crate::codec::registry::{self, Claim};
 use crate::codec::sharding::Sharding;
-use crate::json::Document;
+use crate::error::Error;
+use crate::metadata::json::Document;
 
 /// How an array is sharded.
 #[derive(Clone, Debug)]

@@ -48,13 +48,14 @@ use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::shard_grid::ShardGrid;
 use super::zarrs_traits::zarrs_traits;
 use crate::codec::registry::Claim;
+use crate::error::Error;
+use crate::options::Options;
 use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::ranges::{slice, with_parts};
 use crate::store::times::Stamp;
 use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
-use crate::{Error, Options};
 
 /// The suffix of a temporary's key.
 const TEMPORARY: &str = ".tmp";

@@ -15,7 +15,7 @@ use super::super::waiting::Waiting;
 use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
 use super::made_from::{Note, Source};
-use crate::MemoryEstimate;
+use crate::metrics::MemoryEstimate;
 use zarrs_cuda_engine::process::account::Reservation;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.

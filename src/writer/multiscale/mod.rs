@@ -28,7 +28,7 @@ pub use reduction::Reduction;
 use super::pause::Kept;
 use super::shared::Shared;
 use super::{DeviceEvent, DeviceSlice, Progress, WriterError, WriterExplanation, WriterReport};
-use crate::MemoryEstimate;
+use crate::metrics::MemoryEstimate;
 use image::Image;
 
 /// Appends slices along the first axis of an image, and writes all levels of its pyramid.

@@ -8,11 +8,12 @@ use zarrs::group::Group;
 
 use super::ome::Described;
 use super::pyramid::Level;
+use crate::metrics::MemoryEstimate;
+use crate::options::Options;
 use crate::store::lease::Held;
 use crate::writer::WriterError;
 use crate::writer::plan::Account;
 use crate::writer::waiting::Waiting;
-use crate::{MemoryEstimate, Options};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
 use zarrs_cuda_engine::reduce::Reducer;

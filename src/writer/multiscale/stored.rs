@@ -13,7 +13,7 @@ use super::feed::{feed, for_each_slice};
 use super::made_from::Source;
 use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
-use crate::Error;
+use crate::error::Error;
 use crate::reader::Cancel;
 use crate::store::array_lease::Work;
 use crate::writer::cuts::{Cuts, Cutting};

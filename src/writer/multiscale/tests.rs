@@ -14,10 +14,11 @@ use zarrs_storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 
 use super::super::interrupted::{Files, files, snapshot};
 use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
+use crate::codec::CudaShardingCodecBuilder;
+use crate::options::{Backend, Options};
 use crate::plan::Engines;
 use crate::reader::Cancel;
 use crate::writer::{ArrayWriter, WriterError};
-use crate::{Backend, CudaShardingCodecBuilder, Options};
 use zarrs_cuda_engine::reduce::{Elements, oracle};
 
 /// A step of an application.

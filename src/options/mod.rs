@@ -1,14 +1,17 @@
 //! Runtime options. They never reach array metadata.
 
+pub(crate) mod memory_limit;
+mod write_strategy;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use memory_limit::memory_limit;
+use write_strategy::CompactionCallback;
+pub use write_strategy::{CompactionRequest, WriteStrategy};
 use zarrs_cuda_engine::cuda::HighestLevels;
-
-use crate::memory_limit::memory_limit;
-use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy};
 
 /// Where shards are encoded and decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

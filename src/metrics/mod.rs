@@ -1,8 +1,12 @@
 //! Counters of this process, for applications to read.
 
+mod memory_estimate;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+
+pub use memory_estimate::MemoryEstimate;
 
 /// Counts of the work of this process until now: on devices and the host, in partial writes, and in [writers](crate::writer).
 /// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because

@@ -1,0 +1,3 @@
+//! The stored metadata of arrays and groups.
+
+pub(crate) mod json;
