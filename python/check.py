@@ -23,6 +23,7 @@ ROOT = os.path.dirname(PYTHON)
 WORK = os.path.join(ROOT, "target", "python")
 VENV = os.path.join(WORK, "venv")
 WHEELS = os.path.join(WORK, "wheels")
+SOURCES = os.path.join(WORK, "sources")
 OLDEST = (3, 12)
 MOST_MEGABYTES = 12
 LEAST_SHARE = 0.95
@@ -104,8 +105,30 @@ def the_wheel():
     return wheel
 
 
+def maturin(task, folder, *arguments):
+    """Run a task of maturin in a folder."""
+    target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
+    command = os.path.join(VENV, "bin", "maturin")
+    environment = {"CARGO_TARGET_DIR": os.path.abspath(target)}
+    run(command, task, "--quiet", *arguments, cwd=folder, environment=environment)
+
+
+def unpacked():
+    """Make the source distribution, unpack it in an empty folder, and return its folder."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    maturin("sdist", PYTHON, "--out", SOURCES)
+    (packed,) = glob.glob(os.path.join(SOURCES, "*.tar.gz"))
+    with tarfile.open(packed) as archive:
+        archive.extractall(SOURCES)
+    # The times in the archive are always the same, and Cargo goes by times.
+    for folder, _, names in os.walk(SOURCES):
+        for name in names:
+            os.utime(os.path.join(folder, name))
+    return packed[: -len(".tar.gz")]
+
+
 def setup():
-    """Install what is needed, build the wheel, and install it."""
+    """Install what is needed, build the wheel from the source distribution, and install it."""
     requirements = os.path.join(PYTHON, "requirements.txt")
     stamp = os.path.join(VENV, "requirements.txt")
     with open(requirements) as file:
@@ -120,7 +143,7 @@ def setup():
         with open(stamp, "w") as file:
             file.write(wanted)
     shutil.rmtree(WHEELS, ignore_errors=True)
-    run(os.path.join(VENV, "bin", "maturin"), "build", "--quiet", "--out", WHEELS, cwd=PYTHON)
+    maturin("build", unpacked(), "--out", WHEELS)
     install = [python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*install, "--no-deps", "--force-reinstall", the_wheel())
 

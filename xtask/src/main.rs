@@ -15,6 +15,7 @@ mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
 mod occupancy;
+mod packages;
 mod ptx;
 mod ptxas;
 mod public;
@@ -43,6 +44,7 @@ cargo xtask arrows              compare what uses what in src with the rooms of 
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask public              check that no public item of the library shows the engine's types
+cargo xtask packages            compile the published packages as users get them, in an empty folder
 cargo xtask cudarc              compile the engine for applications with cudarc for other versions
                                 of CUDA
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         env::set_current_dir(root()).map_err(|e| format!("{}: {e}", root().display()))?;
         match arguments[..] {
             ["cudarc"] => cudarc::check(),
+            ["packages"] => packages::check(),
             ["public"] => public::check(),
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
