@@ -110,7 +110,7 @@ def maturin(task, folder, *arguments):
     target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
     command = os.path.join(VENV, "bin", "maturin")
     environment = {"CARGO_TARGET_DIR": os.path.abspath(target)}
-    run(command, task, "--quiet", *arguments, cwd=folder, environment=environment)
+    run(command, task, *arguments, cwd=folder, environment=environment)
 
 
 def unpacked():
@@ -143,7 +143,7 @@ def setup():
         with open(stamp, "w") as file:
             file.write(wanted)
     shutil.rmtree(WHEELS, ignore_errors=True)
-    maturin("build", unpacked(), "--out", WHEELS)
+    maturin("build", unpacked(), "--quiet", "--out", WHEELS)
     install = [python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(*install, "--no-deps", "--force-reinstall", the_wheel())
 

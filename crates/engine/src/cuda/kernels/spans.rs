@@ -216,6 +216,7 @@ pub(super) mod testing {
     pub(in crate::cuda::kernels) fn counting() -> Simulation {
         Simulation::new(Config {
             sectors: true,
+            checks_each: true,
             ..Config::default()
         })
     }

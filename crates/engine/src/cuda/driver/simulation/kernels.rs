@@ -1,6 +1,8 @@
 //! Kernels: their PTX, executed on the host.
 
-use std::sync::LazyLock;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use zarrs_cuda_emulator::{Buffer, Kernel, Options, Order, Report};
 
@@ -28,12 +30,40 @@ impl Argument {
     }
 }
 
+/// How many launches that are alike are checked. Of those after them, one of so many is checked, too.
+const CHECKED: u32 = 8;
+
+/// Counts a launch of `name` with the dimensions and arguments. Returns whether there were few that were alike
+/// in this process: the same values, and spans of the same lengths.
+fn is_rare(name: &str, dims: Dims, arguments: &[Argument]) -> bool {
+    static COUNTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
+    let mut hasher = DefaultHasher::new();
+    (name, dims.grid, dims.block).hash(&mut hasher);
+    for argument in arguments {
+        match argument {
+            Argument::Span(span, _) => span.len.hash(&mut hasher),
+            Argument::Value(bytes) => bytes.hash(&mut hasher),
+        }
+    }
+    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = counts.entry(hasher.finish()).or_default();
+    *count += 1;
+    *count <= CHECKED || count.is_multiple_of(CHECKED)
+}
+
 /// How to run a launch. Lanes that went different ways never meet before they have to; in one launch
 /// of eight, everything is in an order of chance. Where sectors are counted, lanes meet, as on hardware.
 ///
-/// The environment variable `ZARRS_CUDA_TEST_CHECKS=0` leaves out what takes most time: whether
-/// values are defined, and accesses ordered.
-pub(super) fn options(seed: u64, launch: u64, sectors: bool) -> Options {
+/// What takes most time is whether values are defined, and accesses ordered. It is checked for launches that are
+/// rare, or for each launch of a simulation that `checks_each`. The environment variable
+/// `ZARRS_CUDA_TEST_CHECKS=0` leaves it out.
+pub(super) fn options(
+    (name, dims, arguments): (&str, Dims, &[Argument]),
+    seed: u64,
+    launch: u64,
+    sectors: bool,
+    checks_each: bool,
+) -> Options {
     static CHECKS: LazyLock<bool> = LazyLock::new(|| {
         std::env::var("ZARRS_CUDA_TEST_CHECKS").map_or(true, |checks| checks != "0")
     });
@@ -46,7 +76,7 @@ pub(super) fn options(seed: u64, launch: u64, sectors: bool) -> Options {
     };
     Options {
         order,
-        checks: *CHECKS,
+        checks: *CHECKS && (checks_each || is_rare(name, dims, arguments)),
         sectors,
         limit: 1 << 30,
         ..Options::default()

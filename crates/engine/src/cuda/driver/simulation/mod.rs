@@ -66,6 +66,8 @@ pub struct Config {
     pub poison: u64,
     /// Keep a trace of the operations; with [`Schedule::Eager`].
     pub trace: bool,
+    /// Check each launch of a kernel in full, also where many before it were alike.
+    pub checks_each: bool,
 }
 
 impl Default for Config {
@@ -83,6 +85,7 @@ impl Default for Config {
             sectors: false,
             poison: 0x5eed,
             trace: false,
+            checks_each: false,
         }
     }
 }
@@ -170,9 +173,12 @@ impl Simulation {
         }
     }
 
-    /// Everything runs as soon as it is enqueued.
+    /// Everything runs as soon as it is enqueued, and each launch is checked in full.
     pub fn eager() -> Self {
-        Self::new(Config::default())
+        Self::new(Config {
+            checks_each: true,
+            ..Config::default()
+        })
     }
 
     /// The rules that were broken so far.

@@ -94,7 +94,13 @@ impl State {
             } => {
                 self.launches += 1;
                 let counts = self.config.sectors || self.config.trace;
-                let options = kernels::options(self.config.poison, self.launches, counts);
+                let options = kernels::options(
+                    (name, dims, &arguments),
+                    self.config.poison,
+                    self.launches,
+                    counts,
+                    self.config.checks_each,
+                );
                 // SAFETY: as above.
                 let ran = unsafe { kernels::run(name, dims, &arguments, options) };
                 let (kernel, report) = ran.map_err(|message| (Some(Rule::Kernel), message))?;
