@@ -29,7 +29,7 @@ pub(crate) fn check() -> Result<()> {
     pack.args(["package", "--quiet", "--no-verify", "--allow-dirty"]);
     pack.args(PACKAGES.iter().flat_map(|name| ["--package", name]));
     run(&mut pack)?;
-    let mut patches = String::new();
+    let mut patches = Vec::new();
     for name in PACKAGES {
         let version = version(name)?;
         let unpacked = format!("{name}-{version}");
@@ -41,10 +41,12 @@ pub(crate) fn check() -> Result<()> {
                 return Err(format!("the package {name} has no {licence}"));
             }
         }
-        patches += &format!("{name}.path = \"{unpacked}\"\n");
+        patches.push(format!("{name}.path = \"{unpacked}\"\n"));
     }
-    let manifest =
-        format!("[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n\n[patch.crates-io]\n{patches}");
+    let manifest = format!(
+        "[workspace]\nresolver = \"3\"\nmembers = [\"*\"]\n\n[patch.crates-io]\n{}",
+        patches.concat()
+    );
     write(&folder.join("Cargo.toml"), &manifest)?;
     // The same versions as here.
     let lock = folder.join("Cargo.lock");
