@@ -1,6 +1,6 @@
 //! How the command ends.
 
-/// What ended the command.
+/// The reason why the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Done,

@@ -56,8 +56,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Returns the memory of `len` bytes from `start` on, with `strides` in bytes, of which other code may
-    /// borrow the bytes between the elements: see [`strided`](Self::strided).
+    /// Returns the memory of `len` bytes from `start` on, with `strides` in bytes, whose bytes between the
+    /// elements other code may borrow: see [`strided`](Self::strided).
     ///
     /// # Safety
     /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.

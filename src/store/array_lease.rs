@@ -217,7 +217,7 @@ fn take_object(
             Ok(Some(keys))
         }
     };
-    // Those that were left are waited for at once.
+    // One wait for all leases that were left.
     let before = excluding()?;
     let is_listed = before.is_some();
     ObjectLease::check_free(store, before.unwrap_or_default())?;
@@ -339,31 +339,26 @@ impl ArrayLease {
     }
 
     fn shared(directory: &Path, work: Work) -> io::Result<Self> {
+        let of = |lease| Self {
+            lease,
+            is_shared: true,
+        };
         let path = directory.join(work.file_name());
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lease) = shared.get(&path).and_then(Weak::upgrade) {
-            return Ok(Self {
-                lease: Some(lease),
-                is_shared: true,
-            });
+            return Ok(of(Some(lease)));
         }
         let lease: Held = match take(directory, work) {
             Ok(lease) => Arc::new(lease),
             // Shards that are intact need no writing; the rest fails for this reason.
             Err(error) if is_read_only(&error) => {
                 tracing::debug!(directory = %directory.display(), %error, "no lease");
-                return Ok(Self {
-                    lease: None,
-                    is_shared: true,
-                });
+                return Ok(of(None));
             }
             Err(error) => return Err(error),
         };
         shared.insert(path, Arc::downgrade(&lease));
-        Ok(Self {
-            lease: Some(lease),
-            is_shared: true,
-        })
+        Ok(of(Some(lease)))
     }
 }
 

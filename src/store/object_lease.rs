@@ -149,13 +149,7 @@ impl ObjectLease {
     ) -> Result<(), StorageError> {
         let mut found = Vec::new();
         for key in keys {
-            if let Some((value, version)) = store.get_with_version(&key)? {
-                found.push(Found {
-                    key,
-                    value,
-                    version,
-                });
-            }
+            found.extend(Found::at(&**store, key)?);
         }
         for left in left(&**store, found, duration)? {
             let replaced = store.set_if(&left.key, Bytes::new(), Some(&left.version))?;
@@ -163,18 +157,10 @@ impl ObjectLease {
                 store.erase(&left.key)?;
                 continue;
             }
-            match store.get_with_version(&left.key)? {
-                Some((value, version)) if !value.is_empty() => {
-                    let key = left.key;
-                    return Err(Found {
-                        key,
-                        value,
-                        version,
-                    }
-                    .busy());
-                }
-                // Another process found it left, too, and erases it.
-                _ => {}
+            // An empty one, or none: another process found the lease left, too, and erases it.
+            let now = Found::at(&**store, left.key)?;
+            if let Some(now) = now.filter(|now| !now.value.is_empty()) {
+                return Err(now.busy());
             }
         }
         Ok(())
@@ -207,6 +193,16 @@ struct Found {
 }
 
 impl Found {
+    /// The lease at `key`, if there is one.
+    fn at(store: &dyn ConditionalStore, key: StoreKey) -> Result<Option<Self>, StorageError> {
+        let found = store.get_with_version(&key)?;
+        Ok(found.map(|(value, version)| Self {
+            key,
+            value,
+            version,
+        }))
+    }
+
     /// Whether the process that stored the lease still has it.
     fn life(&self) -> Life {
         let value = String::from_utf8_lossy(&self.value);
@@ -256,20 +252,15 @@ fn left(
         thread::sleep((duration / 20).min(duration.saturating_sub(since.elapsed())));
         let mut still = Vec::new();
         for found in doubtful {
-            let Some((value, version)) = store.get_with_version(&found.key)? else {
+            let Some(now) = Found::at(store, found.key)? else {
                 continue;
             };
-            // An empty one is about to be erased.
-            let is_other = value != found.value || version != found.version;
-            let found = Found {
-                key: found.key,
-                value,
-                version,
-            };
-            if is_other && !found.value.is_empty() {
-                return Err(found.busy());
+            let is_other = now.value != found.value || now.version != found.version;
+            // An empty lease is about to be erased.
+            if is_other && !now.value.is_empty() {
+                return Err(now.busy());
             }
-            still.push(found);
+            still.push(now);
         }
         doubtful = still;
     }
@@ -322,16 +313,9 @@ impl Held {
     /// Make the lease. Returns whether the store obeys conditions; otherwise there is none.
     fn make(&self, duration: Duration) -> Result<bool, StorageError> {
         for _ in 0..ATTEMPTS {
-            let found = self.store.get_with_version(&self.key)?;
-            let before = match found {
+            let before = match Found::at(&*self.store, self.key.clone())? {
                 None => None,
-                Some((value, version)) => {
-                    let key = self.key.clone();
-                    let found = Found {
-                        key,
-                        value,
-                        version,
-                    };
+                Some(found) => {
                     let Some(left) = left(&*self.store, vec![found], duration)?.pop() else {
                         continue; // it was erased meanwhile
                     };

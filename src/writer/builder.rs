@@ -409,7 +409,7 @@ where
         self
     }
 
-    /// Says that the store's values are the files below `root`, so that the writer has a
+    /// Tells the writer that the values of the store are the files below `root`, so that the writer has a
     /// [lease](crate::guide::reference::streaming#leases). Not needed for zarrs' `FilesystemStore`.
     pub fn on_directory(mut self, root: PathBuf) -> Self {
         self.root = Some(root);

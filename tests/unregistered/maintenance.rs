@@ -44,6 +44,11 @@ fn shards(codecs: Vec<Value>, location: ShardingIndexLocation, checksum: bool) -
     }
 }
 
+fn format_of(shards: &Shards) -> ShardFormat {
+    let (data_type, fill_value) = (shards.data_type.clone(), shards.fill_value());
+    ShardFormat::new(shards.ours(), shards.chunk_shape(), data_type, fill_value).unwrap()
+}
+
 fn kinds() -> Vec<Shards> {
     let mut kinds = Vec::new();
     for location in [Start, End] {
@@ -71,13 +76,7 @@ fn ranges_and_packing_of_a_shard() {
             })
             .collect();
         let shard = shards.index.shard(&subchunks);
-        let format = ShardFormat::new(
-            shards.ours(),
-            shards.chunk_shape(),
-            shards.data_type.clone(),
-            shards.fill_value(),
-        )
-        .unwrap();
+        let format = format_of(shards);
         let len = format.index_len() as usize;
         let (index, place) = match format.index_location() {
             Start => (&shard[..len], 0),
@@ -517,13 +516,7 @@ fn strings() {
     };
     let store = MemoryStore::new();
     let key = StoreKey::new("shard").unwrap();
-    let format = ShardFormat::new(
-        shards.ours(),
-        shards.chunk_shape(),
-        shards.data_type.clone(),
-        shards.fill_value(),
-    )
-    .unwrap();
+    let format = format_of(&shards);
     let elements: Vec<String> = (0..24).map(|n| "x".repeat(n)).collect();
     let bytes =
         <String as zarrs::array::Element>::into_array_bytes(&shards.data_type, elements).unwrap();
@@ -771,13 +764,7 @@ async fn asynchronously() {
     let shards = shards(vec![codecs::bytes("little")], End, true);
     let store = AsyncMemoryStore::new();
     let key = StoreKey::new("shard").unwrap();
-    let format = ShardFormat::new(
-        shards.ours(),
-        shards.chunk_shape(),
-        shards.data_type.clone(),
-        shards.fill_value(),
-    )
-    .unwrap();
+    let format = format_of(&shards);
     assert_eq!(async_compact(&store, &key, &format).await.unwrap(), None);
     assert_eq!(async_inspect(&store, &key, &format).await.unwrap(), None);
     let recovery = async_recover(&store, &key, &format).await.unwrap();
@@ -890,13 +877,7 @@ fn hostile_objects() {
     let mut rng = Rng(8);
     let mut seen = [0; 6];
     for shards in all {
-        let format = ShardFormat::new(
-            shards.ours(),
-            shards.chunk_shape(),
-            shards.data_type.clone(),
-            shards.fill_value(),
-        )
-        .unwrap();
+        let format = format_of(&shards);
         let store = MemoryStore::new();
         let key = StoreKey::new("shard").unwrap();
         for _ in 0..effort::times(200) {

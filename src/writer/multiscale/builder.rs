@@ -254,7 +254,7 @@ where
         self
     }
 
-    /// Says that the store's values are the files below `root`: see
+    /// Tells the writer that the values of the store are the files below `root`: see
     /// [`ArrayWriterBuilder::on_directory`].
     pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
         self.top = self.top.on_directory(root);
