@@ -1,6 +1,7 @@
 // zstd frames: the first piece as libzstd's blocks, the rest as raw and RLE blocks. Most have no
 // content size.
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,17 +28,21 @@ size_t zstd_bound(size_t len) {
            rest * BLOCK_HEADER + CHECKSUM;
 }
 
+/// A context that nobody uses, if there is one: to make one takes longer than to compress a chunk with it.
+static _Atomic(ZSTD_CCtx*) spare;
+
 /// Returns libzstd's frame, which the caller frees.
 static uint8_t* compress(const uint8_t* from, size_t len, int checksum, size_t* size) {
     size_t room = ZSTD_compressBound(len) + HEADER + CHECKSUM;
     uint8_t* frame = malloc(room);
-    ZSTD_CCtx* context = ZSTD_createCCtx();
+    ZSTD_CCtx* context = atomic_exchange(&spare, NULL);
+    if (context == NULL) context = ZSTD_createCCtx();
     if (frame == NULL || context == NULL) abort();
     ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, 1);
     ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
     ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, checksum);
     *size = ZSTD_compress2(context, frame, room, from, len);
-    ZSTD_freeCCtx(context);
+    ZSTD_freeCCtx(atomic_exchange(&spare, context));
     if (ZSTD_isError(*size)) abort();
     return frame;
 }

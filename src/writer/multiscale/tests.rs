@@ -302,7 +302,7 @@ pub(crate) fn images() -> impl Strategy<Value = Image> {
 
 #[test]
 fn all_levels_are_what_an_oracle_makes_of_the_whole_array() {
-    let config = zarrs_cuda_testing::effort::config(150);
+    let config = zarrs_cuda_testing::effort::config(60);
     proptest!(config, |(image in images())| {
         let store = Arc::new(MemoryStore::new());
         image.write(&store);
@@ -312,7 +312,7 @@ fn all_levels_are_what_an_oracle_makes_of_the_whole_array() {
 
 #[test]
 fn levels_of_stored_arrays() {
-    let config = zarrs_cuda_testing::effort::config(60);
+    let config = zarrs_cuda_testing::effort::config(24);
     let cancel = Cancel::new();
     proptest!(config, |(image in images(), parts in 1_u64..4, cut in any::<prop::sample::Index>())| {
         let slice = image.slice();

@@ -313,7 +313,7 @@ fn random_requests<S: Subject + 'static, G>(seeds: u64, make: impl Fn() -> (G, S
 
 #[test]
 fn requests_of_a_renaming_store_fail_at_random() {
-    random_requests(300, || ((), RenamingStore::default()));
+    random_requests(80, || ((), RenamingStore::default()));
 }
 
 #[test]

@@ -420,6 +420,24 @@ pub(crate) mod tests {
         check_append(&Simulation::eager(), 32);
     }
 
+    /// A launch like one before it is answered from memory by the simulation: here each is.
+    #[test]
+    fn appends_again() {
+        for round in 0..5 {
+            for seed in [1, 2] {
+                let case = Case {
+                    lengths: vec![7, 64, 100],
+                    present: vec![true, round % 2 == 0, true],
+                    seed,
+                    room: 0,
+                    team: 1,
+                    most: Most::InAll(1),
+                };
+                check_append_case(&Simulation::eager(), &case);
+            }
+        }
+    }
+
     #[test]
     fn verifies() {
         check_verify(&Simulation::eager(), 32);

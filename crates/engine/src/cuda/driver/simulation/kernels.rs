@@ -6,6 +6,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use zarrs_cuda_emulator::{Buffer, Kernel, Options, Order, Report};
 
+use super::answers::Question;
 use super::modules;
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Dims};
 
@@ -83,7 +84,8 @@ pub(super) fn options(
     }
 }
 
-/// Run a kernel. Returns what it did. An error says which rule it broke.
+/// Run a kernel. Returns what it did; `None` if it did the same before, and wrote that. An error says which rule the
+/// kernel broke.
 ///
 /// # Safety
 /// The spans of `arguments` are live and nobody else uses them.
@@ -92,8 +94,16 @@ pub(super) unsafe fn run(
     dims: Dims,
     arguments: &[Argument],
     options: Options,
-) -> Result<(&'static Kernel, Report), String> {
+) -> Result<Option<(&'static Kernel, Report)>, String> {
     let kernel = modules::kernel(name)?;
+    // SAFETY: the caller's.
+    let question = unsafe { Question::new(name, dims, arguments, &options) };
+    if let Some(question) = &question {
+        // SAFETY: the caller's.
+        if unsafe { question.answer(arguments) } {
+            return Ok(None);
+        }
+    }
     let mut buffers = Vec::new();
     let values: Vec<Vec<u8>> = arguments
         .iter()
@@ -124,5 +134,9 @@ pub(super) unsafe fn run(
         zarrs_cuda_emulator::launch(kernel, dims.grid, dims.block, &values, &buffers, options)
     }?;
     modules::executed(kernel, &report);
-    Ok((kernel, report))
+    if let Some(question) = question {
+        // SAFETY: the caller's.
+        unsafe { question.remember(arguments) };
+    }
+    Ok(Some((kernel, report)))
 }

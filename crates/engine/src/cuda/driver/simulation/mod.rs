@@ -13,6 +13,7 @@
 //! bytes of pinned memory that the host touches without [`host_access`](Driver::host_access); how
 //! long anything takes: its clock counts operations. Kernels run one at a time.
 
+mod answers;
 mod clocks;
 mod faults;
 mod guard;

@@ -103,12 +103,14 @@ impl State {
                 );
                 // SAFETY: as above.
                 let ran = unsafe { kernels::run(name, dims, &arguments, options) };
-                let (kernel, report) = ran.map_err(|message| (Some(Rule::Kernel), message))?;
-                if let Some(trace) = &mut self.trace {
-                    trace.ran(kernel, &report);
-                }
-                if self.config.sectors {
-                    self.sectors = report.accesses;
+                let ran = ran.map_err(|message| (Some(Rule::Kernel), message))?;
+                if let Some((kernel, report)) = ran {
+                    if let Some(trace) = &mut self.trace {
+                        trace.ran(kernel, &report);
+                    }
+                    if self.config.sectors {
+                        self.sectors = report.accesses;
+                    }
                 }
             }
             Action::Call { name, function } => {

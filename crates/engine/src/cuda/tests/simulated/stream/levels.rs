@@ -49,7 +49,7 @@ pub(super) fn encode_both(
 #[test]
 fn any_levels_are_those_of_the_host() {
     let (mut on_device, mut kept) = (0, 0);
-    for seed in effort::seeds(400) {
+    for seed in effort::seeds(200) {
         let levels = Levels::any(seed, vec![Stage::Crc32c; seed as usize % 2]);
         let simulation = Arc::new(Simulation::new(Config {
             schedule: schedule_of(seed),
@@ -78,7 +78,7 @@ fn any_levels_are_those_of_the_host() {
         assert_clean(&simulation);
     }
     println!("{on_device} windows on the device, {kept} streams that kept a slice");
-    assert!(on_device > 400 && kept > 40);
+    assert!(on_device > 400 && kept > 20);
 }
 
 /// Windows of two slices, where batches above have three: every second one keeps its last slice. Both
