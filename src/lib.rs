@@ -83,6 +83,7 @@ mod options;
 mod plan;
 pub mod reader;
 mod registration;
+mod shard;
 pub mod storage;
 mod store;
 pub mod writer;

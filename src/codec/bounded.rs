@@ -31,34 +31,23 @@ use zarrs_codec::{
     PartialEncoderCapability, RecommendedConcurrency,
 };
 
-use super::error::not_decoded;
 use super::find;
-use super::subchunk_len::SubchunkLen;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
+use crate::shard::error::not_decoded;
+use crate::shard::parts::{InnerCodecs, Limits};
+use crate::shard::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::subchunk::Compression;
-
-/// A chain whose decoders take no more memory than they may, as far as that is possible.
-pub(super) struct Bounded {
-    pub(super) chain: Arc<CodecChain>,
-    pub(super) limits: Limits,
-}
-
-/// What bounds the memory that a chain takes.
-#[derive(Clone, Debug)]
-pub(super) struct Limits {
-    /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
-    is_bounded: bool,
-    /// The first codec that may take more for a hostile subchunk than the metadata justify.
-    pub(super) unbounded: Option<String>,
-}
 
 /// `chain` with decoders that are bounded. Nested shards are decoded by this crate's codec, with
 /// `options`: zarrs' own panics on some corrupted shards, and encodes in no particular order.
 ///
 /// # Errors
 /// A [`PluginCreateError`] if a codec has no metadata to make another one from.
-pub(super) fn bounded(chain: &CodecChain, options: &Options) -> Result<Bounded, PluginCreateError> {
+pub(super) fn bounded(
+    chain: &CodecChain,
+    options: &Options,
+) -> Result<InnerCodecs, PluginCreateError> {
     let (codec, mut limits) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
     let mut bytes_to_bytes = Vec::new();
     for codec in chain.bytes_to_bytes_codecs() {
@@ -78,7 +67,11 @@ pub(super) fn bounded(chain: &CodecChain, options: &Options) -> Result<Bounded, 
         });
     }
     let array_to_array = chain.array_to_array_codecs().to_vec();
-    Ok(Bounded {
+    let alone = array_to_array.is_empty() && bytes_to_bytes.is_empty();
+    Ok(InnerCodecs {
+        nested: alone
+            .then(|| Some(find::ours(&codec)?.spec.parts.clone()))
+            .flatten(),
         chain: Arc::new(CodecChain::new(array_to_array, codec, bytes_to_bytes)),
         limits,
     })
@@ -99,7 +92,7 @@ fn array_to_bytes(
                 options.clone(),
             )?),
         };
-        let limits = ours.limits().clone();
+        let limits = ours.spec.parts.limits.clone();
         return Ok((ours, limits));
     }
     if any.is::<OptionalCodec>()

@@ -14,15 +14,15 @@ use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 
-use super::error::other;
-use super::index::ShardIndex;
 use super::partial_decoder::{check_long, read_index};
 use super::partial_encoder;
 use super::shard_codec::ShardCodec;
-use super::sharding::Sharding;
 use crate::error::Error;
 use crate::metrics::counters;
 use crate::plan::{self, Engines, Explanation};
+use crate::shard::error::other;
+use crate::shard::index::ShardIndex;
+use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::{AwaitedHandle, async_no_panic};
 use crate::store::{BlockingHandle, no_panic, now};

@@ -12,10 +12,10 @@ use zarrs_codec::{
 };
 
 use super::CudaShardingCodec;
-use super::error::sourced;
 use crate::error::Error;
 use crate::options::Options;
 use crate::plan::Explanation;
+use crate::shard::error::sourced;
 
 /// An option that only our codec understands: the codec puts itself here.
 #[derive(Default)]

@@ -3,24 +3,12 @@
 mod bounded;
 mod builder;
 mod delegated;
-pub(crate) mod error;
 pub(crate) mod find;
-pub(crate) mod foreign;
-pub(crate) mod index;
-mod jobs;
 mod ours;
-pub(crate) mod packed;
 pub(crate) mod partial_decoder;
 mod partial_encoder;
-mod parts;
-mod recognise;
 pub(crate) mod registry;
-mod selection;
 mod shard_codec;
-pub(crate) mod sharding;
-pub(crate) mod stored;
-pub(crate) mod stream;
-pub(crate) mod subchunk_len;
 #[allow(unsafe_code)]
 mod view;
 
@@ -58,16 +46,17 @@ use crate::options::Options;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
+use crate::shard::parts::Parts;
+use crate::shard::sharding::{self, Sharding};
+use crate::shard::spec::ShardingSpec;
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::BlockingHandle;
-use bounded::Limits;
+use bounded::bounded;
 use delegated::Delegated;
 use ours::Ours;
 use partial_encoder::PartialEncoder;
-use parts::Parts;
 use shard_codec::ShardCodec;
-use sharding::{Sharding, Shardings};
 use zarrs_cuda_engine::memory::allocate;
 
 /// The `sharding_indexed` codec.
@@ -115,9 +104,7 @@ use zarrs_cuda_engine::memory::allocate;
 /// [`SubchunkWriteOrder`]: zarrs::array::codec::SubchunkWriteOrder
 #[derive(Clone, Debug)]
 pub struct CudaShardingCodec {
-    parts: Arc<Parts>,
-    /// The shards that were prepared last.
-    shardings: Arc<Shardings>,
+    spec: ShardingSpec,
 }
 
 impl CudaShardingCodec {
@@ -142,7 +129,7 @@ impl CudaShardingCodec {
     ) -> Result<Self, PluginCreateError> {
         let parts = Parts::new(
             subchunk_shape,
-            &inner_codecs,
+            bounded(&inner_codecs, &options)?,
             index_codecs,
             index_location,
             options,
@@ -151,10 +138,12 @@ impl CudaShardingCodec {
     }
 
     fn of(parts: Parts) -> Self {
-        Self {
-            parts: Arc::new(parts),
-            shardings: Arc::default(),
-        }
+        Self::of_spec(ShardingSpec::new(parts))
+    }
+
+    /// Returns the codec of the shards that `spec` describes.
+    pub(crate) fn of_spec(spec: ShardingSpec) -> Self {
+        Self { spec }
     }
 
     /// Creates a codec from its configuration.
@@ -192,13 +181,13 @@ impl CudaShardingCodec {
     /// The same codec with other engines.
     #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
-        Self::of(self.parts.with_engines(engines))
+        Self::of(self.spec.parts.with_engines(engines))
     }
 
     /// Returns the runtime options.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.parts.options
+        &self.spec.parts.options
     }
 
     /// Returns the same codec with other runtime options. They apply to nested codecs of this
@@ -206,12 +195,12 @@ impl CudaShardingCodec {
     #[must_use]
     #[allow(clippy::needless_pass_by_value, reason = "a builder's method")]
     pub fn with_options(self, options: Options) -> Self {
-        Self::of(self.parts.with_options(options))
+        Self::of(self.spec.parts.with_options(options))
     }
 
     /// The elements of a subchunk along each axis.
     pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
-        &self.parts.subchunk_shape
+        &self.spec.parts.subchunk_shape
     }
 
     /// The same codec with subchunks of another shape.
@@ -224,12 +213,12 @@ impl CudaShardingCodec {
     ) -> Result<Self, PluginCreateError> {
         let parts = Parts::new(
             subchunk_shape,
-            &self.parts.inner_codecs,
-            self.parts.index_codecs.chain().clone(),
-            self.parts.index_location,
-            self.parts.options.clone(),
+            bounded(&self.spec.parts.inner_codecs, &self.spec.parts.options)?,
+            self.spec.parts.index_codecs.chain().clone(),
+            self.spec.parts.index_location,
+            self.spec.parts.options.clone(),
         )?;
-        let engines = self.parts.engines.clone();
+        let engines = self.spec.parts.engines.clone();
         Ok(Self::of(Parts { engines, ..parts }))
     }
 
@@ -243,13 +232,7 @@ impl CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Arc<Sharding>, CodecError> {
-        self.shardings
-            .get(&self.parts, shape, data_type, fill_value)
-    }
-
-    /// What bounds the memory that the inner codecs take.
-    fn limits(&self) -> &Limits {
-        &self.parts.limits
+        self.spec.sharding(shape, data_type, fill_value)
     }
 
     /// Explains what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`:
@@ -267,7 +250,7 @@ impl CudaShardingCodec {
         let shards = self.sharding(shard_shape, data_type, fill_value)?;
         let mut explanation = shards.shard_codec().explain(&shards)?;
         explanation.partial_writes = partial_encoder::explain(&shards);
-        let wanted = self.parts.options.huge_pages();
+        let wanted = self.spec.parts.options.huge_pages();
         explanation.no_huge_pages = allocate::why_no_huge_pages(wanted).map(str::to_owned);
         Ok(explanation)
     }
@@ -290,7 +273,7 @@ impl CudaShardingCodec {
 
 impl ExtensionName for CudaShardingCodec {
     fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
-        self.parts.stock.name(version)
+        self.spec.parts.stock.name(version)
     }
 }
 
@@ -298,7 +281,7 @@ impl CodecTraits for CudaShardingCodec {
     /// zarrs' [`ShardingCodec`](zarrs::array::codec::ShardingCodec) of the same configuration: zarrs
     /// tests for that type.
     fn as_any(&self) -> &dyn Any {
-        &self.parts.stock
+        &self.spec.parts.stock
     }
 
     fn configuration(
@@ -306,7 +289,7 @@ impl CodecTraits for CudaShardingCodec {
         version: ZarrVersion,
         options: &CodecMetadataOptions,
     ) -> Option<Configuration> {
-        self.parts.stock.configuration(version, options)
+        self.spec.parts.stock.configuration(version, options)
     }
 
     fn partial_decoder_capability(&self) -> PartialDecoderCapability {
@@ -329,12 +312,12 @@ impl ArrayCodecTraits for CudaShardingCodec {
         shape: &[NonZeroU64],
         _data_type: &DataType,
     ) -> Result<RecommendedConcurrency, CodecError> {
-        let grid = sharding::grid(&self.parts, shape, 1)?;
+        let grid = sharding::grid(&self.spec.parts, shape, 1)?;
         Ok(RecommendedConcurrency::new_maximum(grid.num_subchunks()))
     }
 
     fn partial_decode_granularity(&self, _shape: &[NonZeroU64]) -> ChunkShape {
-        self.parts.subchunk_shape.clone()
+        self.spec.parts.subchunk_shape.clone()
     }
 }
 
@@ -378,7 +361,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         shards.shard_codec().decode(&shards, bytes, options)
     }
@@ -404,7 +387,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         output_target: ArrayBytesDecodeIntoTarget<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         let codec = shards.shard_codec();
         codec.decode_into(&shards, bytes, output_target, options)
@@ -418,7 +401,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         let codec = shards.shard_codec();
         codec.partial_decoder(shards, input_handle, options)
@@ -432,7 +415,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         shards.shard_codec().check(&shards)?;
         Ok(Arc::new(PartialEncoder::<BlockingHandle>::new(
@@ -450,7 +433,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         let codec = shards.shard_codec();
         codec
@@ -467,7 +450,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
-        self.parts.check_trusted()?;
+        self.spec.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         shards.shard_codec().check(&shards)?;
         Ok(Arc::new(PartialEncoder::<AwaitedHandle>::new(

@@ -12,13 +12,13 @@ use zarrs_codec::{
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
-use super::error::{codec_error, other};
 use super::partial_decoder::PartialDecoder;
 use super::shard_codec::ShardCodec;
-use super::sharding::Sharding;
 use super::view::ViewOfShard;
 use crate::error::Error;
 use crate::plan::{self, Explanation};
+use crate::shard::error::{codec_error, other};
+use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};

@@ -10,9 +10,9 @@ use zarrs_codec::{
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
-use super::sharding::Sharding;
 use crate::error::Error;
 use crate::plan::Explanation;
+use crate::shard::sharding::Sharding;
 
 /// Encodes and decodes shards.
 ///

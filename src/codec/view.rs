@@ -7,7 +7,7 @@
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
-use super::sharding::Sharding;
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::layout::Slab;
 use zarrs_cuda_engine::memory::allocate;

@@ -14,9 +14,9 @@ use zarrs_cuda_testing::effort;
 use super::case::{Case, cases, compressed_cases};
 use super::naive::Naive;
 use crate::codec::CudaShardingCodec;
-use crate::codec::sharding::Sharding;
 use crate::options::Options;
 use crate::plan::{self, Engines};
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use zarrs_cuda_engine::layout::Extent;
 

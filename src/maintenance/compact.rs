@@ -9,9 +9,9 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read, undecided};
 use super::unknown::unknown;
-use crate::codec::stored;
 use crate::error::Error;
 use crate::metrics::counters;
+use crate::shard::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, Writes, now};

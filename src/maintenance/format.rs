@@ -12,11 +12,12 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
 use crate::codec::CudaShardingCodec;
-use crate::codec::error::is_of_bytes;
-use crate::codec::packed::{Packing, of_encoded_subchunks};
-use crate::codec::sharding::Sharding;
-use crate::codec::{find, stored};
+use crate::codec::find;
 use crate::error::Error;
+use crate::shard::error::is_of_bytes;
+use crate::shard::packed::{Packing, of_encoded_subchunks};
+use crate::shard::sharding::Sharding;
+use crate::shard::stored;
 
 /// The format of a shard: its codec, shape, data type and fill value. Needed to understand the
 /// bytes of a shard.
@@ -73,7 +74,8 @@ impl ShardFormat {
         index_codecs: &[MetadataV3],
         location: ShardingIndexLocation,
     ) -> Result<Self, Error> {
-        let (codec, shards) = of_encoded_subchunks(counts, index_codecs, location)?;
+        let (spec, shards) = of_encoded_subchunks(counts, index_codecs, location)?;
+        let codec = Arc::new(CudaShardingCodec::of_spec(spec));
         Ok(Self { codec, shards })
     }
 

@@ -16,9 +16,9 @@ use super::format::diagnosis_of;
 use super::io::{failed, read, undecided};
 use super::picture::Picture;
 use super::recover::RecoveryOutcome;
-use crate::codec::error::is_of_bytes;
-use crate::codec::sharding::Sharding;
 use crate::error::Error;
+use crate::shard::error::is_of_bytes;
+use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::ranges::Merged;

@@ -25,7 +25,7 @@ mod shards;
 mod unknown;
 mod verify;
 
-pub use crate::codec::packed::Packing;
+pub use crate::shard::packed::Packing;
 pub use crate::store::array_lease::ArrayLease;
 #[cfg(feature = "async")]
 pub use compact::async_compact;

@@ -13,9 +13,9 @@ use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read, undecided};
-use crate::codec::error::is_of_bytes;
-use crate::codec::stored;
 use crate::error::Error;
+use crate::shard::error::is_of_bytes;
+use crate::shard::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::ranges::with_parts;

@@ -28,10 +28,10 @@ use super::recover::{Recovery, recover};
 use super::verify::async_verify;
 use super::verify::{Verification, verify, verify_in_pieces};
 use crate::codec::CudaShardingCodec;
-use crate::codec::error::is_of_bytes;
 use crate::codec::find;
 use crate::error::Error;
 use crate::options::WriteStrategy;
+use crate::shard::error::is_of_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::array_lease::ArrayLease;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::codec::sharding::Sharding;
+use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 

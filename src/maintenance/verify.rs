@@ -10,8 +10,8 @@ use super::ShardFormat;
 use super::inspect::{Inspection, by_index};
 use super::io::{failed, read, undecided};
 use super::recover::{SubchunkState, states};
-use crate::codec::error::is_of_bytes;
 use crate::error::Error;
+use crate::shard::error::is_of_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};

@@ -13,11 +13,11 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
-use crate::codec::error::sourced;
-use crate::codec::packed::of_encoded_subchunks;
-use crate::codec::sharding::Sharding;
-use crate::codec::stored;
 use crate::error::Error;
+use crate::shard::error::sourced;
+use crate::shard::packed::of_encoded_subchunks;
+use crate::shard::sharding::Sharding;
+use crate::shard::stored;
 use zarrs_cuda_engine::layout::{Entries, Extent};
 
 /// The most chunks of a shard: of an index of 256 MiB.

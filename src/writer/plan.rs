@@ -20,10 +20,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::error::WriterError;
-use crate::codec::stream::ShardEncoding;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
 use crate::plan::StreamChoice;
+use crate::shard::stream::ShardEncoding;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{Lending, Room, StreamJob};
 use zarrs_cuda_engine::layout::StreamGrid;

@@ -32,7 +32,7 @@ use super::late_lease::LateLease;
 use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
-use crate::codec::stream::ShardEncoding;
+use crate::shard::stream::ShardEncoding;
 use zarrs_cuda_engine::contract::stream::{Input, Returned};
 use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 

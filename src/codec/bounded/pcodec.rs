@@ -26,7 +26,7 @@ use zarrs_codec::{
     RecommendedConcurrency,
 };
 
-use crate::codec::error::not_decoded;
+use crate::shard::error::not_decoded;
 use zarrs_cuda_engine::subchunk::NotDecoded;
 
 /// `codec` with a decoder that is bounded, if it is pcodec.

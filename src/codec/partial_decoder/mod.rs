@@ -21,12 +21,11 @@ use zarrs_codec::{
 };
 use zarrs_storage::byte_range::ByteRange;
 
-use super::error::codec_error;
-use super::index::ShardIndex;
-use super::sharding::Sharding;
+use crate::shard::error::codec_error;
+use crate::shard::reading::{check_last_bytes, check_memory, entries_of, last_bytes};
+use crate::shard::sharding::Sharding;
 use crate::store::Handle;
 use request::{InnerReads, Output, Request, Touched};
-use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
 /// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
@@ -72,62 +71,6 @@ impl<H: Handle> PartialDecoder<H> {
 
     fn size_of_index(&self) -> usize {
         self.entries.as_ref().map_or(0, Entries::len) * ENTRY_LEN
-    }
-}
-
-/// Longer subchunks than this are looked for before they are read, where nothing bounds them.
-const LONG: u64 = 1 << 20;
-
-/// Stores allocate what they are asked to read before they find out that it is not there, so an
-/// index that no machine could hold is refused here.
-pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
-    let mut probe = Vec::<u8>::new();
-    let reserved = probe.try_reserve_exact(index_len);
-    reserved.map_err(|_| EngineError::OutOfMemory {
-        what: "the index of a shard",
-        bytes: index_len,
-    })
-}
-
-/// Check and decode an index that was read without the rest of its shard, whose size is not known
-/// then: entries may not overflow, and the store refuses to read beyond the end.
-pub(super) fn entries_of<'b>(
-    index: &ShardIndex,
-    encoded: Cow<'b, [u8]>,
-    options: &CodecOptions,
-) -> Result<Entries<'b>, CodecError> {
-    index.decode(encoded, i64::MAX as u64, options)
-}
-
-/// The last byte of each long range: if a store has it, then allocating the range is justified by
-/// what is stored.
-pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
-    ranges
-        .iter()
-        .filter_map(|range| match range {
-            ByteRange::FromStart(start, Some(len)) if *len > LONG => {
-                Some(ByteRange::FromStart(start.checked_add(len - 1)?, Some(1)))
-            }
-            _ => None,
-        })
-        .collect()
-}
-
-/// What reading the last bytes of long subchunks gave.
-pub(crate) fn check_last_bytes(
-    wanted: usize,
-    read: Option<Vec<impl AsRef<[u8]>>>,
-) -> Result<(), CodecError> {
-    match read {
-        Some(bytes)
-            if bytes.len() == wanted && bytes.iter().all(|byte| byte.as_ref().len() == 1) =>
-        {
-            Ok(())
-        }
-        _ => Err(CodecError::Other(
-            "the shard index references out-of-bounds bytes: the shard may be corrupted"
-                .to_string(),
-        )),
     }
 }
 

@@ -7,11 +7,11 @@ use zarrs::array::{ArrayBytesRaw, Indexer};
 use zarrs_codec::{ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
-use crate::codec::error::codec_error;
-use crate::codec::selection::{Point, Selection};
-use crate::codec::sharding::Sharding;
 use crate::codec::view::ViewOfShard;
 use crate::plan;
+use crate::shard::error::codec_error;
+use crate::shard::selection::{Point, Selection};
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError};
 use zarrs_cuda_engine::layout::{Entries, Extent, Part};
 use zarrs_cuda_engine::memory::disjoint::Window;

@@ -8,10 +8,10 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::error::other;
-use crate::codec::error::{caused, codec_error, no_memory, sourced};
-use crate::codec::selection::Selection;
 use crate::plan;
+use crate::shard::error::other;
+use crate::shard::error::{caused, codec_error, no_memory, sourced};
+use crate::shard::selection::Selection;
 use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
 use zarrs_cuda_engine::layout::{Part, RECORD_LEN, SubchunkGrid};
 

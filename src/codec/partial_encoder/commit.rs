@@ -6,8 +6,8 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
-use crate::codec::sharding::Sharding;
 use crate::options::WriteStrategy;
+use crate::shard::sharding::Sharding;
 use crate::store::claims::Mode;
 use zarrs_cuda_engine::layout::placement;
 use zarrs_cuda_engine::layout::placement::{Commit, Rule, Stored};

@@ -17,9 +17,9 @@ use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::refusal::changed;
-use crate::codec::index::ShardIndex;
-use crate::codec::partial_decoder::entries_of;
-use crate::codec::sharding::Sharding;
+use crate::shard::index::ShardIndex;
+use crate::shard::reading::entries_of;
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record, Space, fingerprint};
 
 /// The index of a shard as it was read.

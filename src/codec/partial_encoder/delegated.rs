@@ -9,7 +9,7 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::selection::Selection;
+use crate::shard::selection::Selection;
 use crate::store::no_panic;
 use zarrs_cuda_engine::layout::Part;
 

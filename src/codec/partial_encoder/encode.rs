@@ -9,8 +9,8 @@ use super::nested::{Inner, share, splice};
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
 use super::{batch, delegated};
-use crate::codec::error::other;
-use crate::codec::sharding::Sharding;
+use crate::shard::error::other;
+use crate::shard::sharding::Sharding;
 
 /// Encode what changes. What was read and is written as it was is left out.
 pub(super) fn encode(

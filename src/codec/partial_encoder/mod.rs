@@ -36,11 +36,11 @@ use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
-use super::partial_decoder::check_memory;
-use super::sharding::Sharding;
-use crate::codec::error::{caused, codec_error};
 use crate::metrics::counters;
 use crate::options::CompactionRequest;
+use crate::shard::error::{caused, codec_error};
+use crate::shard::reading::check_memory;
+use crate::shard::sharding::Sharding;
 use crate::store::Handle;
 use crate::store::claims::{Claim, Mode, Name};
 use commit::rule;

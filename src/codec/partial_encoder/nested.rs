@@ -5,8 +5,8 @@ use zarrs::array::Indexer;
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::update::{Changes, Update};
-use crate::codec::selection::Selection;
-use crate::codec::sharding::Sharding;
+use crate::shard::selection::Selection;
+use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::layout::{Entries, Extent, Part, Space};
 
 /// An inner shard as it will be.

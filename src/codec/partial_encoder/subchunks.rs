@@ -4,7 +4,7 @@ use zarrs::array::BytesRepresentation;
 use zarrs::array::codec::ShardingCodec;
 use zarrs_codec::CodecError;
 
-use crate::codec::sharding::Sharding;
+use crate::shard::sharding::Sharding;
 
 impl Sharding {
     /// Whether every subchunk that is not empty has the same encoded size. If subchunks are shards,

@@ -12,7 +12,7 @@ use super::PartialEncoder;
 use super::commit::Placed;
 use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
-use crate::codec::error::caused;
+use crate::shard::error::caused;
 use crate::store::Handle;
 use zarrs_cuda_engine::layout::placement::Commit;
 use zarrs_cuda_engine::layout::{Record, undo_growth, update_of_nothing};

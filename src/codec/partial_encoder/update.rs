@@ -6,9 +6,9 @@ use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::CodecError;
 
 use super::reads::reads;
-use crate::codec::error::codec_error;
-use crate::codec::selection::Selection;
-use crate::codec::sharding::Sharding;
+use crate::shard::error::codec_error;
+use crate::shard::selection::Selection;
+use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};

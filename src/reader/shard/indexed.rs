@@ -11,13 +11,13 @@ use super::{
     Attempt, Call, Stop, Touched, damage, got_no_answer, keep_buffer, lock, store_error,
     take_buffer,
 };
-use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
 use crate::reader::source::{Fetched, Source};
 use crate::reader::threads::Later;
+use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::memory::allocate;

@@ -16,9 +16,9 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::super::chunk_keys::{ChunkKeys, Encoding};
 use crate::codec::find;
 use crate::codec::registry::{self, Claim};
-use crate::codec::sharding::Sharding;
 use crate::error::Error;
 use crate::metadata::json::Document;
+use crate::shard::sharding::Sharding;
 
 /// How an array is sharded.
 #[derive(Clone, Debug)]

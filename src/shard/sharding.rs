@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
 use zarrs::plugin::ZarrVersion;
@@ -38,13 +38,14 @@ pub(crate) struct Sharding {
     pub(crate) index: ShardIndex,
     elements: Elements,
     fingerprint: OnceLock<u64>,
+    nested: OnceLock<Option<Arc<Self>>>,
 }
 
 impl Sharding {
     /// # Errors
     /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
     /// fill value is not one of the data type.
-    fn new(
+    pub(super) fn new(
         codec: Arc<Parts>,
         shape: &[NonZeroU64],
         data_type: &DataType,
@@ -80,6 +81,7 @@ impl Sharding {
             grid,
             elements,
             fingerprint: OnceLock::new(),
+            nested: OnceLock::new(),
         })
     }
 
@@ -108,7 +110,7 @@ impl Sharding {
     }
 
     /// A number that is equal for shards of one configuration, shape, data type and fill value.
-    pub(super) fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| {
             let mut hasher = DefaultHasher::new();
             format!("{:?}", self.codec.configuration()).hash(&mut hasher);
@@ -121,19 +123,20 @@ impl Sharding {
         })
     }
 
-    /// The shards that are the subchunks of these, if they are shards of this crate and nothing else.
+    /// The shards that are the subchunks of these, if the inner codecs encode these and do nothing else.
     ///
     /// # Errors
     /// A [`CodecError`] if their shapes do not fit each other.
-    pub(super) fn nested(&self) -> Result<Option<Arc<Self>>, CodecError> {
+    pub(crate) fn nested(&self) -> Result<Option<Arc<Self>>, CodecError> {
+        if let Some(known) = self.nested.get() {
+            return Ok(known.clone());
+        }
         let nested = self.codec.nested.as_ref().map(|codec| {
-            codec.sharding(
-                &self.codec.subchunk_shape,
-                &self.data_type,
-                &self.fill_value,
-            )
+            let shape = &self.codec.subchunk_shape;
+            Self::new(codec.clone(), shape, &self.data_type, &self.fill_value)
         });
-        nested.transpose()
+        let nested = nested.transpose()?.map(Arc::new);
+        Ok(self.nested.get_or_init(|| nested).clone())
     }
 
     /// Check and decode the index of the encoded shard `bytes`.
@@ -160,7 +163,7 @@ impl Sharding {
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
-    pub(super) fn subchunk_representation(&self) -> Result<BytesRepresentation, CodecError> {
+    pub(crate) fn subchunk_representation(&self) -> Result<BytesRepresentation, CodecError> {
         let codec = &self.codec;
         codec.inner_codecs.encoded_representation(
             &codec.subchunk_shape,
@@ -212,46 +215,11 @@ fn why_delegated(data_type: &DataType) -> Option<String> {
 ///
 /// # Errors
 /// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.
-pub(super) fn grid(
+pub(crate) fn grid(
     codec: &Parts,
     shape: &[NonZeroU64],
     element_size: usize,
 ) -> Result<SubchunkGrid, CodecError> {
     let to_u64 = |shape: &[NonZeroU64]| shape.iter().map(|d| d.get()).collect::<Vec<_>>();
     SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size).map_err(sourced)
-}
-
-/// The shards that a codec prepared last.
-#[derive(Debug, Default)]
-pub(super) struct Shardings(RwLock<Vec<Arc<Sharding>>>);
-
-impl Shardings {
-    /// An array has shards of one shape, and perhaps a few others at its edges.
-    const MOST: usize = 8;
-
-    /// The shards of `codec`, which is always the same one, with this shape, data type and fill value.
-    pub(super) fn get(
-        &self,
-        codec: &Arc<Parts>,
-        shape: &[NonZeroU64],
-        data_type: &DataType,
-        fill_value: &FillValue,
-    ) -> Result<Arc<Sharding>, CodecError> {
-        // No thread waits for the lock: in a forked child it may be held for ever.
-        if let Ok(known) = self.0.try_read()
-            && let Some(sharding) = known.iter().find(|sharding| {
-                sharding.shape == shape
-                    && sharding.data_type == *data_type
-                    && sharding.fill_value == *fill_value
-            })
-        {
-            return Ok(sharding.clone());
-        }
-        let sharding = Arc::new(Sharding::new(codec.clone(), shape, data_type, fill_value)?);
-        if let Ok(mut known) = self.0.try_write() {
-            known.truncate(Self::MOST - 1);
-            known.insert(0, sharding.clone());
-        }
-        Ok(sharding)
-    }
 }

@@ -8,44 +8,62 @@ use zarrs::metadata::Configuration;
 use zarrs::plugin::{PluginCreateError, ZarrVersion};
 use zarrs_codec::{CodecError, CodecMetadataOptions, CodecSpecificOptions, CodecTraits};
 
-use super::CudaShardingCodec;
-use super::bounded::{Bounded, Limits, bounded};
-use super::find;
 use super::index::IndexCodecs;
 use super::recognise::{RecognisedChain, recognise};
 use crate::options::Options;
 use crate::plan::Engines;
 
-/// The parts of a [`CudaShardingCodec`].
+/// What bounds the memory that a chain takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
+    pub(crate) is_bounded: bool,
+    /// The first codec that may take more for a hostile subchunk than the metadata justify.
+    pub(crate) unbounded: Option<String>,
+}
+
+/// Inner codecs that take no more memory than they may, as far as that is possible.
+pub(crate) struct InnerCodecs {
+    pub(crate) chain: Arc<CodecChain>,
+    pub(crate) limits: Limits,
+    /// The shards that are the subchunks, if the chain encodes these and does nothing else.
+    pub(crate) nested: Option<Arc<Parts>>,
+}
+
+/// The parts of a codec: what it encodes, and with which engines.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
-    pub(super) subchunk_shape: ChunkShape,
-    pub(super) inner_codecs: Arc<CodecChain>,
-    pub(super) index_codecs: IndexCodecs,
-    pub(super) index_location: ShardingIndexLocation,
+    pub(crate) subchunk_shape: ChunkShape,
+    pub(crate) inner_codecs: Arc<CodecChain>,
+    pub(crate) index_codecs: IndexCodecs,
+    pub(crate) index_location: ShardingIndexLocation,
     /// The inner codecs as data, or why the engines do not know them.
-    pub(super) recognised: Result<RecognisedChain, String>,
-    /// The codec of the subchunks, if they are shards of this crate and nothing else.
-    pub(super) nested: Option<Arc<CudaShardingCodec>>,
+    pub(crate) recognised: Result<RecognisedChain, String>,
+    /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
+    pub(crate) nested: Option<Arc<Parts>>,
     /// What bounds the memory that the inner codecs take.
-    pub(super) limits: Limits,
+    pub(crate) limits: Limits,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
-    pub(super) stock: ShardingCodec,
+    pub(crate) stock: ShardingCodec,
     pub(crate) options: Options,
-    pub(super) engines: Engines,
+    pub(crate) engines: Engines,
 }
 
 impl Parts {
-    pub(super) fn new(
+    pub(crate) fn new(
         subchunk_shape: ChunkShape,
-        inner_codecs: &CodecChain,
+        inner_codecs: InnerCodecs,
         index_codecs: Arc<CodecChain>,
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
         let index = IndexCodecs::new(index_codecs.clone(), subchunk_shape.len())
             .map_err(PluginCreateError::Other)?;
-        let Bounded { chain, limits } = bounded(inner_codecs, &options)?;
+        let InnerCodecs {
+            chain,
+            limits,
+            nested,
+        } = inner_codecs;
         let stock = ShardingCodec::new(
             subchunk_shape.clone(),
             chain.clone(),
@@ -54,7 +72,7 @@ impl Parts {
         );
         Ok(Self {
             recognised: recognise(&chain),
-            nested: nested(&chain),
+            nested,
             limits,
             subchunk_shape,
             inner_codecs: chain,
@@ -68,12 +86,15 @@ impl Parts {
     }
 
     /// The same parts with other runtime options, for nested codecs of this crate, too.
-    pub(super) fn with_options(&self, options: Options) -> Self {
+    pub(crate) fn with_options(&self, options: Options) -> Self {
         let for_nested = CodecSpecificOptions::default().with_option(options.clone());
         let inner_codecs = (*self.inner_codecs).clone();
         let inner_codecs = inner_codecs.with_codec_specific_options(&for_nested);
         Self {
-            nested: nested(&inner_codecs),
+            nested: self
+                .nested
+                .as_ref()
+                .map(|nested| Arc::new(nested.with_options(options.clone()))),
             inner_codecs: Arc::new(inner_codecs),
             options,
             ..self.clone()
@@ -82,7 +103,7 @@ impl Parts {
 
     /// The same parts with other engines.
     #[cfg(test)]
-    pub(super) fn with_engines(&self, engines: Engines) -> Self {
+    pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self {
             engines,
             ..self.clone()
@@ -107,13 +128,4 @@ impl Parts {
             _ => Ok(()),
         }
     }
-}
-
-/// The only codec of `chain`, if it is this crate's.
-fn nested(chain: &CodecChain) -> Option<Arc<CudaShardingCodec>> {
-    let alone =
-        chain.array_to_array_codecs().is_empty() && chain.bytes_to_bytes_codecs().is_empty();
-    alone
-        .then(|| find::ours(chain.array_to_bytes_codec()))
-        .flatten()
 }

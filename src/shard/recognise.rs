@@ -26,7 +26,7 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage}
 
 /// A chain whose codecs are all known; what remains open depends on the data type.
 #[derive(Clone, Debug)]
-pub(super) struct RecognisedChain {
+pub(crate) struct RecognisedChain {
     /// `None` without a transpose, where it is the identity for any number of dimensions.
     order: Option<Vec<usize>>,
     stages: Vec<Stage>,
@@ -36,7 +36,7 @@ pub(super) struct RecognisedChain {
 ///
 /// # Errors
 /// Why it is not known, in words for `explain`.
-pub(super) fn recognise(chain: &CodecChain) -> Result<RecognisedChain, String> {
+pub(crate) fn recognise(chain: &CodecChain) -> Result<RecognisedChain, String> {
     let mut order: Option<Vec<usize>> = None;
     for codec in chain.array_to_array_codecs() {
         let next = transpose_order(codec.as_ref()).ok_or_else(|| unknown(codec.as_ref()))?;
@@ -64,7 +64,7 @@ impl RecognisedChain {
     /// # Errors
     /// Why the engines cannot run it, in words for `explain`. zarrs runs it then, and reports
     /// whatever is wrong with it in its own words.
-    pub(super) fn resolve(
+    pub(crate) fn resolve(
         &self,
         array_to_bytes: &dyn ArrayToBytesCodecTraits,
         dimensions: usize,

@@ -57,7 +57,7 @@ impl Sharding {
     }
 
     /// How many threads for subchunks, and how many inside each.
-    pub(super) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
+    pub(crate) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
         // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
         let target = match options.concurrent_target() {
             0 => rayon::current_num_threads(),

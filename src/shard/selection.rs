@@ -8,7 +8,7 @@ use zarrs_codec::CodecError;
 use zarrs_cuda_engine::layout::{Part, SubchunkGrid};
 
 /// Elements of a shard.
-pub(super) enum Selection {
+pub(crate) enum Selection {
     /// A box of the shard, in C order.
     Window {
         start: Vec<usize>,
@@ -19,13 +19,13 @@ pub(super) enum Selection {
 }
 
 /// One element.
-pub(super) struct Point {
+pub(crate) struct Point {
     /// Its coordinates in the subchunk.
-    pub(super) within: Vec<u64>,
+    pub(crate) within: Vec<u64>,
     /// Its offset in the decoded subchunk, in bytes.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
     /// Its position among the elements that are asked for.
-    pub(super) position: usize,
+    pub(crate) position: usize,
 }
 
 impl Selection {
@@ -33,7 +33,7 @@ impl Selection {
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
-    pub(super) fn new(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Self, CodecError> {
+    pub(crate) fn new(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Self, CodecError> {
         let dimensions = grid.shard().len();
         if indexer.dimensionality() != dimensions {
             let got = indexer.dimensionality();
@@ -49,7 +49,7 @@ impl Selection {
     ///
     /// # Errors
     /// A [`CodecError`] if zarrs refuses the box.
-    pub(super) fn within(
+    pub(crate) fn within(
         &self,
         grid: &SubchunkGrid,
         number: usize,
@@ -72,7 +72,7 @@ impl Selection {
     }
 
     /// The numbers of the subchunks that have some of the elements, in C order.
-    pub(super) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
+    pub(crate) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
         match self {
             Self::Window { start, shape } => grid.numbers_in(start, shape),
             Self::Points(points) => points.keys().copied().collect(),

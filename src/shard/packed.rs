@@ -10,9 +10,10 @@ use zarrs::array::{CodecChain, FillValue, data_type};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::CudaShardingCodec;
 use super::error::codec_error;
+use super::parts::{InnerCodecs, Limits, Parts};
 use super::sharding::Sharding;
+use super::spec::ShardingSpec;
 use crate::error::Error;
 use crate::options::Options;
 use zarrs_cuda_engine::contract::EngineError;
@@ -28,7 +29,7 @@ pub struct Packing {
     pub index: Vec<u8>,
 }
 
-/// The shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their codec.
+/// The shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their configuration.
 ///
 /// # Errors
 /// - [`Error::Create`] if an index codec cannot be created, or an encoded index has no fixed size.
@@ -37,17 +38,25 @@ pub(crate) fn of_encoded_subchunks(
     counts: &[NonZeroU64],
     index_codecs: &[MetadataV3],
     location: ShardingIndexLocation,
-) -> Result<(Arc<CudaShardingCodec>, Arc<Sharding>), Error> {
-    let codec = CudaShardingCodec::new(
+) -> Result<(ShardingSpec, Arc<Sharding>), Error> {
+    let bytes = InnerCodecs {
+        chain: Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
+        limits: Limits {
+            is_bounded: true,
+            unbounded: None,
+        },
+        nested: None,
+    };
+    let spec = ShardingSpec::new(Parts::new(
         vec![NonZeroU64::MIN; counts.len()],
-        Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
+        bytes,
         Arc::new(CodecChain::from_metadata(index_codecs)?),
         location,
         Options::default(),
-    )?;
-    let shards = codec.sharding(counts, &data_type::uint8(), &FillValue::from(0_u8))?;
+    )?);
+    let shards = spec.sharding(counts, &data_type::uint8(), &FillValue::from(0_u8))?;
     shards.index.check_codecs()?;
-    Ok((Arc::new(codec), shards))
+    Ok((spec, shards))
 }
 
 impl Sharding {

@@ -41,7 +41,7 @@ struct Plain {
 
 impl IndexCodecs {
     /// The codecs as zarrs has them.
-    pub(super) fn chain(&self) -> &Arc<CodecChain> {
+    pub(crate) fn chain(&self) -> &Arc<CodecChain> {
         &self.chain
     }
 
@@ -49,7 +49,7 @@ impl IndexCodecs {
     ///
     /// # Errors
     /// A message for the user if the size of an encoded index is not fixed.
-    pub(super) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
+    pub(crate) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
         let shape = shape_of_one(dimensions);
         fixed_size(&chain, &shape).map_err(|error| format!("invalid index codecs: {error}"))?;
         let plain = Plain::of(&chain);
@@ -169,7 +169,7 @@ pub(crate) struct ShardIndex {
 impl ShardIndex {
     /// # Errors
     /// A [`CodecError`] if the index is larger than this machine can address.
-    pub(super) fn new(
+    pub(crate) fn new(
         codecs: &IndexCodecs,
         location: ShardingIndexLocation,
         grid: &SubchunkGrid,

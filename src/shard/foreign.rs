@@ -18,7 +18,7 @@ pub(crate) struct ForeignChain<S> {
 }
 
 impl<S: Borrow<Sharding>> ForeignChain<S> {
-    pub(super) fn new(shards: S, options: CodecOptions) -> Self {
+    pub(crate) fn new(shards: S, options: CodecOptions) -> Self {
         Self { shards, options }
     }
 }

@@ -1,0 +1,66 @@
+//! How the index and the subchunks of a stored shard are read, so that a hostile index takes no memory.
+
+use std::borrow::Cow;
+
+use zarrs_codec::{CodecError, CodecOptions};
+use zarrs_storage::byte_range::ByteRange;
+
+use super::index::ShardIndex;
+use zarrs_cuda_engine::contract::EngineError;
+use zarrs_cuda_engine::layout::Entries;
+
+/// Longer subchunks than this are looked for before they are read, where nothing bounds them.
+const LONG: u64 = 1 << 20;
+
+/// Stores allocate what they are asked to read before they find out that it is not there, so an
+/// index that no machine could hold is refused here.
+pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
+    let mut probe = Vec::<u8>::new();
+    let reserved = probe.try_reserve_exact(index_len);
+    reserved.map_err(|_| EngineError::OutOfMemory {
+        what: "the index of a shard",
+        bytes: index_len,
+    })
+}
+
+/// Check and decode an index that was read without the rest of its shard, whose size is not known
+/// then: entries may not overflow, and the store refuses to read beyond the end.
+pub(crate) fn entries_of<'b>(
+    index: &ShardIndex,
+    encoded: Cow<'b, [u8]>,
+    options: &CodecOptions,
+) -> Result<Entries<'b>, CodecError> {
+    index.decode(encoded, i64::MAX as u64, options)
+}
+
+/// The last byte of each long range: if a store has it, then allocating the range is justified by
+/// what is stored.
+pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
+    ranges
+        .iter()
+        .filter_map(|range| match range {
+            ByteRange::FromStart(start, Some(len)) if *len > LONG => {
+                Some(ByteRange::FromStart(start.checked_add(len - 1)?, Some(1)))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+/// What reading the last bytes of long subchunks gave.
+pub(crate) fn check_last_bytes(
+    wanted: usize,
+    read: Option<Vec<impl AsRef<[u8]>>>,
+) -> Result<(), CodecError> {
+    match read {
+        Some(bytes)
+            if bytes.len() == wanted && bytes.iter().all(|byte| byte.as_ref().len() == 1) =>
+        {
+            Ok(())
+        }
+        _ => Err(CodecError::Other(
+            "the shard index references out-of-bounds bytes: the shard may be corrupted"
+                .to_string(),
+        )),
+    }
+}
