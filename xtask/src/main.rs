@@ -21,6 +21,7 @@ mod ptxas;
 mod public;
 mod pypi;
 mod sources;
+mod style;
 
 use std::{
     env,
@@ -43,6 +44,7 @@ cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with ca
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
+cargo xtask style               check how comments begin
 cargo xtask public              check that no public item of the library shows the engine's types
 cargo xtask packages            compile the published packages as users get them, in an empty folder
 cargo xtask cudarc              compile the engine for applications with cudarc for other versions
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
             ["arrows"] => arrows::check(),
             ["lines"] => lines::print(),
             ["links"] => links::check(),
+            ["style"] => style::check(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),
