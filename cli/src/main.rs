@@ -49,7 +49,6 @@ mod parts;
 mod plan;
 mod progress;
 mod pyramid;
-mod ranges;
 mod recover;
 mod reencode;
 #[cfg(feature = "remote")]

@@ -16,6 +16,7 @@ use object_store::{
     RetryConfig, UpdateVersion, WriteMultipart,
 };
 use tokio::runtime::{Builder, Runtime};
+use zarrs_cuda::storage::within;
 use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
@@ -27,7 +28,6 @@ use zarrs_storage::{
 use crate::failure::Failure;
 use crate::http::{self, Checking};
 use crate::open::{Place, is_http, without_user};
-use crate::ranges::inside;
 
 /// Longer values are sent in parts: S3 takes 5 GiB at once, and parts go up side by side.
 const LONG: usize = 64 << 20;
@@ -389,7 +389,7 @@ impl ReadableStorageTraits for Remote {
             return Ok(None);
         };
         let path = path_of(key.as_str())?;
-        let ranges: Result<Vec<_>> = byte_ranges.map(|range| inside(range, size)).collect();
+        let ranges: Result<Vec<_>> = byte_ranges.map(|range| within(range, size)).collect();
         let ranges = ranges?;
         let parts = self.objects.get_ranges(&path, &ranges);
         let Some(parts) = found(self.runtime.block_on(parts))? else {

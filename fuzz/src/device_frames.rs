@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::CudaShardingCodec;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda_engine::contract::{BloscStage, Chain, Cname, Job, KnownChain, Shuffle, Stage};
@@ -146,14 +145,11 @@ fn parse(
         fill_value.clone(),
     );
     let format = format.expect("a codec that encodes has a format");
-    let len = usize::try_from(format.index_len()).ok()?;
-    let index = match format.index_location() {
-        ShardingIndexLocation::Start => encoded.get(..len)?,
-        ShardingIndexLocation::End => encoded.get(encoded.len().checked_sub(len)?..)?,
-    };
-    let extents = format.decode_index(index, encoded.len() as u64).ok()?;
     let in_memory =
         |extent: Range<u64>| Some(extent.start.try_into().ok()?..extent.end.try_into().ok()?);
+    let size = encoded.len() as u64;
+    let index = encoded.get::<Range<usize>>(in_memory(format.index_range(size)?)?)?;
+    let extents = format.decode_index(index, size).ok()?;
     let extents: Vec<Extent> = extents
         .into_iter()
         .map(|extent| extent.and_then(in_memory))

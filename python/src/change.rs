@@ -9,13 +9,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use zarrs_cuda::storage::within;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
     StorePrefix, WritableStorageTraits,
 };
-
-use crate::ranges::inside;
 
 /// The bytes of a shard before the change.
 #[derive(Debug)]
@@ -282,8 +281,7 @@ impl ReadableStorageTraits for Changing {
             let shard = self.lock();
             let erased = || StorageError::Other("the shard was erased".to_owned());
             let shard = shard.as_ref().ok_or_else(erased)?;
-            let range = inside(range, shard.size)?;
-            Ok(shard.read(range.start as u64..range.end as u64)?)
+            Ok(shard.read(within(range, shard.size)?)?)
         }))))
     }
 

@@ -19,8 +19,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use crate::ranges::inside;
-use zarrs_cuda::storage::in_place;
+use zarrs_cuda::storage::{in_place, within};
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 
 /// The files below a directory.
@@ -191,9 +190,9 @@ fn temporary(path: &Path) -> PathBuf {
 }
 
 fn read_range(file: &File, size: u64, range: ByteRange) -> Result<Bytes, StorageError> {
-    let range = inside(range, size)?;
-    let mut bytes = vec![0; range.len()];
-    file.read_exact_at(&mut bytes, range.start as u64)?;
+    let range = within(range, size)?;
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, range.start)?;
     Ok(bytes.into())
 }
 

@@ -16,7 +16,6 @@ mod multiscale;
 mod objects;
 mod pipeline;
 mod pool;
-mod ranges;
 mod read;
 mod store;
 mod stream;

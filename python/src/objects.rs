@@ -23,7 +23,7 @@ use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OnceCell, Semaphore};
-use zarrs_cuda::storage::FRAMES_MARKER;
+use zarrs_cuda::storage::{FRAMES_MARKER, within};
 use zarrs_cuda::writer::{ConditionalStore, ValueVersion};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
@@ -35,7 +35,6 @@ use zarrs_storage::{
 
 use crate::error::Error;
 use crate::files::frame_of;
-use crate::ranges::inside;
 use crate::value::Value;
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
@@ -433,7 +432,7 @@ impl Objects {
     fn beyond_its_end(&self, key: &StoreKey, ranges: &[ByteRange]) -> Option<StorageError> {
         let size = self.size_key(key).ok()??;
         let mut ranges = ranges.iter();
-        ranges.find_map(|range| inside(*range, size).err())
+        ranges.find_map(|range| within(*range, size).err())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Values that Python got from a store before a call.
 
+use std::ops::Range;
+
 use bytes::Bytes;
+use zarrs_cuda::storage::within;
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
-
-use crate::ranges::inside;
 
 /// A value that Python got from its store.
 #[derive(Clone, Debug)]
@@ -21,16 +22,14 @@ impl Value {
     /// They were not read, or the value is shorter.
     pub(crate) fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
         let parts = match self {
-            Self::Whole(value) => return Ok(value.slice(inside(range, value.len() as u64)?)),
+            Self::Whole(value) => return cut(value, range),
             Self::Parts(parts) => parts,
         };
         let found = parts.iter().find_map(|(start, part)| match (range, start) {
-            (ByteRange::Suffix(_), None) => {
-                Some(part.slice(inside(range, part.len() as u64).ok()?))
-            }
+            (ByteRange::Suffix(_), None) => cut(part, range).ok(),
             (ByteRange::FromStart(from, Some(len)), Some(start)) => {
                 let range = ByteRange::FromStart(from.checked_sub(*start)?, Some(len));
-                Some(part.slice(inside(range, part.len() as u64).ok()?))
+                cut(part, range).ok()
             }
             _ => None,
         });
@@ -48,4 +47,12 @@ impl Value {
             _ => StorageError::Other(format!("{range} was not read before the call")),
         })
     }
+}
+
+/// Returns the bytes of `range`, without copying them.
+fn cut(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
+    let Range { start, end } = within(range, value.len() as u64)?;
+    // Both are at most the length of the value.
+    let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(value.len()));
+    Ok(value.slice(start..end))
 }

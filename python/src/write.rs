@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use std::sync::Arc;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
-use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Opened, Shared, shard_format};
 use crate::batch::{Batch, Item};
@@ -21,7 +20,6 @@ use crate::maintain;
 use crate::memory::Memory;
 use crate::objects::{Objects, ShardsOf};
 use crate::pool;
-use crate::ranges::inside;
 use crate::read::{check_keys, each};
 use crate::store::Store;
 
@@ -338,16 +336,12 @@ impl Opened {
         let failed = |error: zarrs_cuda::Error| Error::encoding(key, &error);
         let size = changed.size();
         let format = shard_format(&array).map_err(failed)?;
-        let len = format.index_len();
         let is_at_end = matches!(format.index_location(), ShardingIndexLocation::End);
-        let place = if is_at_end {
-            ByteRange::Suffix(len)
-        } else {
-            ByteRange::FromStart(0, Some(len))
-        };
-        let index = inside(place, size)
-            .and_then(|range| Ok(changed.read(range.start as u64..range.end as u64)?))
-            .map_err(|error| Error::store("change", key, &error))?;
+        let index = format
+            .index_range(size)
+            .ok_or_else(|| ErrorKind::UnexpectedEof.into())
+            .and_then(|range| changed.read(range))
+            .map_err(|error| Error::store("change", key, &error.into()))?;
         let packing = usize::try_from(size)
             .map_err(|_| Error::Value(format!("{key} has {size} bytes")))
             .and_then(|size| format.packing(&index, size).map_err(failed))?;

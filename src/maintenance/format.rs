@@ -120,6 +120,18 @@ impl ShardFormat {
         self.shards.index.location()
     }
 
+    /// Returns where the encoded index is in a shard of `size` bytes. Returns `None` if a shard of that size has no
+    /// room for an index.
+    #[must_use]
+    pub fn index_range(&self, size: u64) -> Option<Range<u64>> {
+        let len = self.index_len();
+        let behind = size.checked_sub(len)?;
+        Some(match self.index_location() {
+            ShardingIndexLocation::Start => 0..len,
+            ShardingIndexLocation::End => behind..size,
+        })
+    }
+
     /// Returns where each subchunk lies in a shard of `size` bytes with the encoded `index`: ranges
     /// of bytes, in C order, `None` for an empty subchunk. Subchunks may overlap each other and the
     /// index.

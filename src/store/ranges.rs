@@ -6,11 +6,11 @@ use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
 use zarrs_storage::{StorageError, StoreKey};
 
-/// The bytes that `range` means of a value of `len` bytes.
+/// Returns the bytes that `range` names in a value of `len` bytes. A store that reads parts of its values needs this.
 ///
 /// # Errors
-/// [`StorageError::InvalidByteRangeError`] if it begins or ends outside of the value.
-pub(crate) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
+/// [`StorageError::InvalidByteRangeError`] if the range begins or ends outside of the value.
+pub fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
     bytes_of(range, len).ok_or_else(|| match range {
         // The error for invalid ranges adds the numbers up when it is shown.
         ByteRange::FromStart(start, Some(count)) if start.checked_add(count).is_none() => {

@@ -77,11 +77,13 @@ fn ranges_and_packing_of_a_shard() {
             .collect();
         let shard = shards.index.shard(&subchunks);
         let format = format_of(shards);
-        let len = format.index_len() as usize;
-        let (index, place) = match format.index_location() {
-            Start => (&shard[..len], 0),
-            End => (&shard[shard.len() - len..], usize::MAX),
+        let range = format.index_range(shard.len() as u64).unwrap();
+        let index = &shard[range.start as usize..range.end as usize];
+        let place = match format.index_location() {
+            Start => 0,
+            End => usize::MAX,
         };
+        assert_eq!(format.index_range(format.index_len() - 1), None);
 
         let shape = [rng.below(5), rng.below(7)];
         let start = [rng.below(5 - shape[0]), rng.below(7 - shape[1])];

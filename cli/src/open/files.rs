@@ -9,13 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::storage::within;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
     StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
-
-use crate::ranges::inside;
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -123,7 +122,7 @@ impl Files {
 
     /// Reads a range of the open file at `path`, which has `size` bytes.
     fn read(file: &File, path: &Path, size: u64, range: ByteRange) -> Result<Bytes> {
-        let range = inside(range, size)?;
+        let range = within(range, size)?;
         let (start, len) = (range.start, range.end - range.start);
         let mut bytes = Vec::new();
         let reserved = usize::try_from(len)

@@ -125,12 +125,10 @@ impl<'a> Assembly<'a> {
             .codec()
             .encode(bytes, small.shape(), data_type, fill_value, &self.options)
             .map_err(|error| cannot(&error))?;
-        let (size, len) = (encoded.len() as u64, small.index_len());
-        let index = match small.index_location() {
-            ShardingIndexLocation::Start => 0..len,
-            ShardingIndexLocation::End => size.saturating_sub(len)..size,
-        };
-        let index = slice(&encoded, &index).ok_or_else(|| cannot(&"a part has no index"))?;
+        let size = encoded.len() as u64;
+        let index = small.index_range(size);
+        let index = index.and_then(|range| slice(&encoded, &range));
+        let index = index.ok_or_else(|| cannot(&"a part has no index"))?;
         let extents = small.decode_index(index, size);
         let extents = extents.map_err(|error| cannot(&error))?;
 

@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use zarrs::array::ChunkKeyEncoding;
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
 
 use super::plan;
@@ -115,14 +114,11 @@ impl<'a> Source<'a> {
     ) -> Result<Vec<Option<Range<u64>>>, String> {
         let mut file = self.shard(object)?;
         let read = file.metadata().and_then(|metadata| {
-            let (size, len) = (metadata.len(), format.index_len());
-            let start = match format.index_location() {
-                ShardingIndexLocation::Start => Some(0),
-                ShardingIndexLocation::End => size.checked_sub(len),
-            };
-            let start = start.ok_or(ErrorKind::UnexpectedEof)?;
-            let mut index = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-            file.seek(SeekFrom::Start(start))?;
+            let size = metadata.len();
+            let range = format.index_range(size).ok_or(ErrorKind::UnexpectedEof)?;
+            let len = usize::try_from(range.end - range.start);
+            let mut index = vec![0; len.map_err(io::Error::other)?];
+            file.seek(SeekFrom::Start(range.start))?;
             file.read_exact(&mut index)?;
             Ok((index, size))
         });
