@@ -6,21 +6,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
-use zarrs_codec::CodecSpecificOptions;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
-use zarrs_cuda::{Options, WriteStrategy};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-use crate::change::Changing;
 use crate::error::Error;
 use crate::store::Store;
 
 /// How the keys of an array's chunks are made.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
-    /// Of a chunk, in elements.
+    /// The shape of a chunk, in elements.
     chunk: Vec<usize>,
     /// Whether keys begin with `c`.
     is_default: bool,
@@ -108,12 +105,10 @@ pub(crate) struct Opened {
     pub(crate) is_sharded: bool,
     /// The shape of subchunks, if the library reads them by themselves.
     pub(crate) subchunk: Option<Vec<u64>>,
-    /// For changes of one shard, in which each subchunk stays in its place if it can.
-    pub(crate) changing: Array<Changing>,
     /// Whether elements without a fixed size are decoded by whole chunks: zarrs' decoders of parts are wrong, or
     /// panic, where other codecs are around their shards, or transpose them.
     pub(crate) decodes_whole: bool,
-    /// Of `array`, if the library reads its store and its chunks.
+    /// The reader of `array`, if the library reads the store and the chunks of `array`.
     reader: Option<ArrayReader<Store>>,
 }
 
@@ -130,7 +125,8 @@ pub(crate) struct Opener {
     shared: Known<Shared>,
 }
 
-/// What was opened in this process, by the path of the array and how many threads calls may use.
+/// The arrays that this process has opened, by the path of the array and the number of threads that calls may
+/// use.
 type Known<T> = PerProcess<RwLock<HashMap<(String, usize), Arc<T>>>>;
 
 /// An array whose subchunks are objects of their own beside their shards, until they are packed.
@@ -201,7 +197,6 @@ impl Opener {
             element_size,
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
-            changing: changing(&array),
             reader: None,
             subchunk: None,
             is_sharded: self.is_sharded,
@@ -275,13 +270,6 @@ fn has_codecs_around(codecs: &[MetadataV3]) -> bool {
     (shards.is_some() && codecs.len() > 1)
         || is_transposed
         || inner.is_some_and(|inner| has_codecs_around(&inner))
-}
-
-fn changing(array: &Array<Store>) -> Array<Changing> {
-    let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
-    array
-        .with_storage(Arc::new(Changing::new(None)))
-        .with_codec_specific_options(&CodecSpecificOptions::default().with_option(options))
 }
 
 /// The cached entry for `path` and `threads`; without one, `open` opens it.

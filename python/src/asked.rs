@@ -42,7 +42,7 @@ impl Asked {
             return Ok(None);
         };
         if length.is_some_and(|length| length != got.len() as u64) {
-            // What a store returns of a range that it does not have is all that there is of it.
+            // A store returns all bytes that it has of a range, so the value ends where these bytes end.
             let end = start.saturating_add(got.len() as u64);
             return Err(InvalidByteRangeError::new(range, end).into());
         }

@@ -11,15 +11,15 @@ use crate::memory::Memory;
 /// A box of a chunk, and the box of the numpy array that has its elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    /// Which item of the batch it is.
+    /// The position of the item in the batch.
     pub(crate) position: usize,
     pub(crate) key: String,
-    /// Of the chunk, in the grid of chunks.
+    /// The indices of the chunk in the grid of chunks.
     pub(crate) indices: Vec<u64>,
     /// In elements of the chunk.
     pub(crate) start: Vec<usize>,
     pub(crate) shape: Vec<usize>,
-    /// Of the first element, in bytes from the first of the numpy array.
+    /// The offset of the first element, in bytes from the first element of the numpy array.
     pub(crate) offset: isize,
     /// In bytes, one for each axis of the chunk.
     pub(crate) strides: Vec<isize>,
@@ -50,7 +50,7 @@ impl Batch {
     }
 }
 
-/// What one entry of a selection means.
+/// The indices along one axis that an entry of a selection names.
 #[derive(Clone, Copy, Debug)]
 enum Selected {
     One(usize),
@@ -117,7 +117,8 @@ fn one(entry: &Bound<'_, PyAny>, extent: usize) -> PyResult<Option<Selected>> {
     Ok(number.filter(|number| *number < extent).map(Selected::One))
 }
 
-/// What is selected of a chunk, the offset of its first element in the numpy array, and the strides there.
+/// The selection of a chunk, the offset of its first element in the numpy array, and the strides in this
+/// array. The offset and the strides are in bytes.
 type Boxed = (Vec<Selected>, isize, Vec<isize>);
 
 /// The item as a box, unless it is none.

@@ -211,7 +211,7 @@ pub(crate) fn write(
     Ok(changes.into_iter().flatten().collect())
 }
 
-/// As [`write`], by storing subchunks beside their shards.
+/// Writes `elements` to the boxes of `batch` like [`write`], but stores subchunks beside their shards.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,

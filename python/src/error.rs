@@ -66,6 +66,14 @@ impl Error {
         Self::Other(format!("cannot encode {key}: {error}"))
     }
 
+    /// An error while the shard `key` was changed in part.
+    pub(crate) fn changing(key: &str, error: &zarrs_cuda::Error) -> Self {
+        match error {
+            zarrs_cuda::Error::Codec(error) => Self::decoding(key, error),
+            error => Self::encoding(key, error),
+        }
+    }
+
     /// An error of a store, which was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
         if matches!(error, StorageError::InvalidByteRangeError(_)) {

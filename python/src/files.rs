@@ -202,7 +202,7 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        // Of a shard that is being updated, this is the turn of this process.
+        // A process that updates the shard holds the file from the first read on.
         in_place::hold(&self.path(key.as_str()))?;
         let Some((file, size)) = self.open_sized(key.as_str())? else {
             return Ok(None);
@@ -296,7 +296,7 @@ impl ListableStorageTraits for Files {
                 continue;
             };
             let path = format!("{prefix}{name}");
-            // Of a link, what it leads to.
+            // A link counts as its target.
             let kind = entry.file_type()?;
             let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
             if is_dir {

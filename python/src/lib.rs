@@ -5,7 +5,6 @@
 mod array;
 mod asked;
 mod batch;
-mod change;
 mod elements;
 mod error;
 mod files;
@@ -30,7 +29,7 @@ use pyo3::prelude::*;
 // numpy and zarrs count elements alike.
 const _: () = assert!(usize::BITS == 64);
 
-/// What `zarrs_cuda` imports when it is first used.
+/// The compiled module, which `zarrs_cuda` imports when it is first used.
 #[pymodule]
 mod _internal {
     #[pymodule_export]

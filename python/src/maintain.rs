@@ -35,7 +35,7 @@ pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
     }
 }
 
-/// Which shards of a listing are packed, and how.
+/// The shards of a listing that are packed, and the ways to pack them.
 pub(crate) struct Work {
     /// The shards that have frames.
     pub(crate) pending: Vec<Vec<u64>>,

@@ -123,7 +123,7 @@ impl Pyramid {
     }
 }
 
-/// What was done with each level, in words; `first` is the number of the first of them.
+/// Returns in words what was done with each level. `first` is the number of the first level.
 fn told(reports: &[WriterReport], first: usize) -> String {
     let lines = reports.iter().zip(first..);
     let lines = lines.map(|(report, level)| format!("level {level}: {report}"));
@@ -231,8 +231,9 @@ impl MultiscaleWriter {
     /// level 0 are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
         self.held.close(py, |writer| {
-            // What is no number of seconds ends at once.
-            let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
+            // A limit that is no duration, such as NaN, counts as no time: the writer stops at once.
+            // A thousand million seconds are for ever, and a point in time can still be that far away.
+            let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
             writer.stop(limit)
         })
     }

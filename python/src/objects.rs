@@ -69,7 +69,7 @@ pub(crate) struct Objects {
     pub(crate) requests: NonZeroUsize,
 }
 
-/// As Python has them.
+/// The objects of a store, as a class of Python.
 #[pyclass(frozen, name = "Objects", module = "zarrs_cuda._internal")]
 pub(crate) struct PyObjects(pub(crate) Arc<Objects>);
 
@@ -329,7 +329,7 @@ impl Objects {
 }
 
 async fn put(store: &dyn ObjectStore, key: &str, value: Bytes) -> object_store::Result<()> {
-    /// Of parts that a store takes.
+    /// The largest number of parts that a store takes for one object.
     const MOST: usize = 5000;
     let path = Path::parse(key)?;
     if value.len() < LONG {

@@ -48,8 +48,8 @@ pub(crate) fn read(
     })?
 }
 
-/// As [`read`], of objects. An object that is wanted whole takes one request. Several requests are made at once,
-/// and the objects are decoded then.
+/// Reads the boxes of `batch` from objects, like [`read`]. An object that is wanted whole takes one request.
+/// Several requests are made at once, and the objects are decoded afterwards.
 fn read_objects(
     opened: &Opened,
     objects: &Arc<Objects>,
@@ -86,7 +86,7 @@ fn read_objects(
     Ok(found)
 }
 
-/// As [`read`], with the subchunks that are stored beside their shards.
+/// Reads the boxes of `batch` like [`read`], also from subchunks that are stored beside their shards.
 pub(crate) fn read_shared(
     opened: &Opened,
     shared: &Shared,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pyo3::prelude::*;
+use zarrs_cuda::maintenance::StoredShard;
 use zarrs_cuda::reader::ArrayReaderBuilder;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
@@ -17,7 +18,6 @@ use zarrs_storage::{
 };
 
 use crate::asked::Asked;
-use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
 use crate::objects::{Objects, PyObjects};
@@ -33,7 +33,7 @@ pub(crate) enum Store {
     Objects(Arc<Objects>),
     /// A store that writers of slices ask through Python.
     Asked(Arc<Asked>),
-    /// What Python got from its store before the call. Every key that the call needs is there.
+    /// The values that Python got from its store before the call. Every key that the call needs is there.
     Given(Arc<HashMap<String, Option<Value>>>),
 }
 
@@ -76,7 +76,8 @@ impl Store {
         }
     }
 
-    /// As [`read_by`](Self::read_by), of a builder that knows where files are.
+    /// Limits the threads of the reader, or the requests if this store has objects. `builder` already knows
+    /// where files are, if there are any: [`read_by`](Self::read_by) is for other builders.
     pub(crate) fn limit(
         &self,
         builder: ArrayReaderBuilder<Self>,
@@ -132,15 +133,15 @@ impl Store {
     }
 
     /// The value of `key`, to be changed in part; `None` if there is none.
-    pub(crate) fn stored(&self, key: &str) -> Result<Option<Stored>, Error> {
+    pub(crate) fn stored(&self, key: &str) -> Result<Option<StoredShard>, Error> {
         match self {
             Self::Files(files) => {
                 let opened = files.open_sized(key);
                 let opened = opened.map_err(|error| Error::store("read", key, &error.into()))?;
-                Ok(opened.map(|(file, size)| Stored::File(file, size)))
+                Ok(opened.map(|(file, _)| StoredShard::File(file)))
             }
             Self::Objects(_) | Self::Asked(_) | Self::Given(_) => {
-                Ok(self.whole(key)?.map(Stored::Bytes))
+                Ok(self.whole(key)?.map(StoredShard::Bytes))
             }
         }
     }

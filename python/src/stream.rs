@@ -117,8 +117,9 @@ impl Writer {
     /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
         self.0.close(py, |writer| {
-            // What is no number of seconds ends at once.
-            let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
+            // A limit that is no duration, such as NaN, counts as no time: the writer stops at once.
+            // A thousand million seconds are for ever, and a point in time can still be that far away.
+            let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
             writer.stop(limit)
         })
     }

@@ -2,18 +2,16 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::Arc;
 
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::maintenance::RewrittenShard;
 
 use crate::array::{Opened, Shared, shard_format};
 use crate::batch::{Batch, Item};
-use crate::change::{Changed, Changing, Output};
 use crate::error::Error;
 use crate::files::Files;
 use crate::maintain;
@@ -29,46 +27,21 @@ pub(crate) type Change = (String, Option<Vec<u8>>);
 /// The new value of a chunk.
 pub(crate) enum Value<'m> {
     Encoded(Cow<'m, [u8]>),
-    /// Parts of a changed shard, one after the other.
-    Changed(Changed, Vec<Part>),
-}
-
-pub(crate) enum Part {
-    /// Of the changed shard, in bytes.
-    Range(Range<u64>),
-    Index(Vec<u8>),
+    Rewritten(RewrittenShard),
 }
 
 impl Value<'_> {
     pub(crate) fn write_to(&self, file: &mut File) -> io::Result<()> {
         match self {
             Self::Encoded(bytes) => file.write_all(bytes),
-            Self::Changed(shard, parts) => {
-                let mut output = Output::new(file);
-                for part in parts {
-                    match part {
-                        Part::Range(range) => shard.write_to(range.clone(), &mut output)?,
-                        Part::Index(index) => output.write(index)?,
-                    }
-                }
-                output.flush()
-            }
+            Self::Rewritten(shard) => shard.write_to(file),
         }
     }
 
     pub(crate) fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::Encoded(bytes) => Ok(bytes.into_owned()),
-            Self::Changed(shard, parts) => {
-                let mut value = Vec::new();
-                for part in parts {
-                    match part {
-                        Part::Range(range) => shard.read_to(range, &mut value)?,
-                        Part::Index(index) => value.extend_from_slice(&index),
-                    }
-                }
-                Ok(value)
-            }
+            Self::Rewritten(shard) => shard.to_bytes(),
         }
     }
 }
@@ -321,40 +294,13 @@ impl Opened {
         boxes: impl Iterator<Item = Result<(&'e Item, ArrayBytes<'e>), Error>>,
         options: &CodecOptions,
     ) -> Result<Option<Value<'static>>, Error> {
-        let shard = Arc::new(Changing::new(store.stored(key)?));
-        let array = self.changing.with_storage(shard.clone());
-        let options = options.with_experimental_partial_encoding(true);
-        for one in boxes {
-            let (item, elements) = one?;
-            array
-                .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
-                .map_err(|error| Error::array(key, &error))?;
-        }
-        let Some(changed) = shard.take() else {
-            return Ok(None);
-        };
-        let failed = |error: zarrs_cuda::Error| Error::encoding(key, &error);
-        let size = changed.size();
-        let format = shard_format(&array).map_err(failed)?;
-        let is_at_end = matches!(format.index_location(), ShardingIndexLocation::End);
-        let index = format
-            .index_range(size)
-            .ok_or_else(|| ErrorKind::UnexpectedEof.into())
-            .and_then(|range| changed.read(range))
-            .map_err(|error| Error::store("change", key, &error.into()))?;
-        let packing = usize::try_from(size)
-            .map_err(|_| Error::Value(format!("{key} has {size} bytes")))
-            .and_then(|size| format.packing(&index, size).map_err(failed))?;
-        let Some(packing) = packing else {
-            return Ok(Some(Value::Changed(changed, vec![Part::Range(0..size)])));
-        };
-        let ranges = packing.parts.into_iter();
-        let mut parts: Vec<Part> = ranges
-            .map(|range| Part::Range(range.start as u64..range.end as u64))
-            .collect();
-        let at = if is_at_end { parts.len() } else { 0 };
-        parts.insert(at, Part::Index(packing.index));
-        Ok(Some(Value::Changed(changed, parts)))
+        let boxes = boxes.map(|one| one.map(|(item, elements)| (in_chunk(item), elements)));
+        let boxes: Vec<_> = boxes.collect::<Result<_, _>>()?;
+        let stored = store.stored(key)?;
+        let rewritten = shard_format(&self.array)
+            .and_then(|format| format.rewrite(stored, &boxes, options))
+            .map_err(|error| Error::changing(key, &error))?;
+        Ok(rewritten.map(Value::Rewritten))
     }
 
     pub(crate) fn is_whole(&self, item: &Item) -> bool {

@@ -108,7 +108,7 @@ thread_local! {
     /// Whether this thread, of a writer, calls a function of Python. The writer waits for it.
     static TELLING: Cell<bool> = const { Cell::new(false) };
 
-    /// What a handler of a signal has raised while this thread waited for a writer.
+    /// The exception that a signal handler has raised while this thread waited for a writer.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 

@@ -39,6 +39,7 @@ use zarrs_codec::{
 
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
+pub(crate) use partial_encoder::changed;
 
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
@@ -471,7 +472,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
 }
 
 impl Sharding {
-    /// What encodes and decodes these shards.
+    /// Returns the [`ShardCodec`] that encodes and decodes these shards.
     fn shard_codec(&self) -> &'static dyn ShardCodec {
         match self.delegated() {
             None => &Ours,

@@ -21,6 +21,7 @@ mod io;
 mod keys;
 mod picture;
 mod recover;
+mod rewrite;
 mod shards;
 mod unknown;
 mod verify;
@@ -37,6 +38,7 @@ pub use inspect::{ExtentProblem, Inspection, StoredSubchunk, UpdateRecord, inspe
 #[cfg(feature = "async")]
 pub use recover::async_recover;
 pub use recover::{Recovery, RecoveryOutcome, SubchunkState, recover};
+pub use rewrite::{RewrittenShard, StoredShard};
 pub use shards::{Shards, Usage};
 #[cfg(feature = "async")]
 pub use verify::async_verify;

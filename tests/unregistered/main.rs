@@ -6,6 +6,7 @@
 //! | `codec` | the codec compared with zarrs', data types without a fixed size, regressions |
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `reader` | `ArrayReader` |
+//! | `rewrite` | shards with new elements for boxes, without a store |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
 //! | `vast` | arrays of vast grids, of which next to nothing is stored |
 //! | `trouble` | trouble of the machine, which is no damage |
@@ -20,6 +21,7 @@
 mod codec;
 mod maintenance;
 mod reader;
+mod rewrite;
 mod sparse;
 mod trouble;
 mod vast;

@@ -8,14 +8,16 @@
 //!    is. Read the patched subchunks again. If something changed since step 1, begin again.
 //! 6. Write: usually once, twice where an index is rewritten where it is.
 //!
-//! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
-//! make it longer, and erase it. `docs/reference/updates.md` has the protocol and its promises.
+//! A codec can do four things to a stored value: read ranges of it, overwrite bytes, make it longer, and
+//! erase it. These operations bound all of the steps. `docs/reference/updates.md` has the protocol and its
+//! promises.
 
 mod attempt;
 #[cfg(feature = "async")]
 mod awaited;
 mod batch;
 mod blocking;
+pub(crate) mod changed;
 mod commit;
 mod comparison;
 mod delegated;
@@ -57,7 +59,7 @@ pub(super) struct PartialEncoder<H: Handle> {
     handle: Arc<H::Writer>,
 }
 
-/// What a write came to: the size of the shard, and how many bytes nothing uses if they are too many.
+/// The result of a write: the size of the shard, and the number of unused bytes if they are too many.
 type Written = (usize, Option<usize>);
 
 /// A write that failed.
@@ -127,7 +129,7 @@ impl<H: Handle> PartialEncoder<H> {
         Ok(())
     }
 
-    /// What a turn takes in which `changes` are written to the shard `before`.
+    /// Returns the claims of a turn in which `changes` are written to the shard `before`.
     fn claims(
         &self,
         before: Option<&StoredIndex>,
@@ -142,7 +144,7 @@ impl<H: Handle> PartialEncoder<H> {
         };
         claims.push((Name::Index(before.turn_key), mode));
         if mode == Mode::Shared {
-            // Of two encoders that patch one subchunk the second must read what the first wrote.
+            // Two encoders may patch one subchunk: the second must read the result of the first.
             let mut subchunks = BTreeMap::new();
             for (number, _) in &changes.subchunks {
                 let remainder = number % SUBCHUNK_NAMES;
@@ -171,7 +173,8 @@ impl<H: Handle> PartialEncoder<H> {
         let Some(encoded) = encoded else {
             return Ok(None);
         };
-        // Whatever the caller does not want to know of data: a new index says that the old one was right.
+        // The caller may skip the checksums of data, but not that of the index: a new index says that the old
+        // one was right.
         let options = options.with_validate_checksums(true);
         StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }

@@ -1,0 +1,159 @@
+//! A shard with changed subchunks that are not stored: the stored shard stays as it is.
+//!
+//! 1. Read the index, and compare the shard with its last record, as an update of a stored shard does.
+//! 2. For each box: read the subchunks of which a part stays, patch them, and encode what changes.
+//! 3. Keep the encoded subchunks apart. In the index they lie behind the end of the stored shard.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use zarrs::array::{ArrayBytes, Indexer};
+use zarrs_codec::{CodecError, CodecOptions};
+
+use super::comparison::{Comparison, StoredIndex};
+use super::encode::encode;
+use super::index_error;
+use super::reads::Fetched;
+use super::update::Update;
+use crate::shard::error::{codec_error, no_memory};
+use crate::shard::reading::check_memory;
+use crate::shard::sharding::Sharding;
+use crate::store::ranges::within;
+use zarrs_cuda_engine::layout::{Entries, Extent};
+
+/// Reads bytes of a stored shard.
+pub(crate) type ReadsBytes<'r> = dyn Fn(Range<u64>) -> Result<Vec<u8>, CodecError> + 'r;
+
+/// A shard with changed subchunks that are not stored.
+pub(crate) struct ChangedShard<'s> {
+    target: &'s Sharding,
+    /// The size of the stored shard, in bytes.
+    stored: usize,
+    /// The changed subchunks, encoded.
+    new: Vec<u8>,
+    /// Where each subchunk lies: in the stored shard, or from its end on in `new`.
+    entries: Entries<'static>,
+}
+
+impl<'s> ChangedShard<'s> {
+    /// Returns a shard that is not stored, and empty.
+    pub(crate) fn empty(target: &'s Sharding) -> Self {
+        Self {
+            target,
+            stored: 0,
+            new: Vec::new(),
+            entries: target.index.empty(),
+        }
+    }
+
+    /// Returns the stored shard of `size` bytes, which `read` reads, without changes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if `read` fails, if the index is invalid, or if an update was interrupted.
+    pub(crate) fn new(
+        target: &'s Sharding,
+        size: u64,
+        read: &ReadsBytes<'_>,
+        options: &CodecOptions,
+    ) -> Result<Self, CodecError> {
+        let index = &target.index;
+        check_memory(index.len()).map_err(codec_error)?;
+        let encoded = read(within(index.byte_range(), size)?)?;
+        let options = options.with_validate_checksums(true);
+        let before = StoredIndex::new(index, encoded, &options).map_err(|e| index_error(&e))?;
+        let mut comparison = Comparison::new(target, &before);
+        let found = loop {
+            let ranges = match comparison.next() {
+                Err(size) => break size,
+                Ok(ranges) => ranges,
+            };
+            let parts = ranges.into_iter().map(|range| {
+                let range = within(range, size)?;
+                Ok(Cow::Owned(read(range)?))
+            });
+            match parts.collect::<Result<Vec<_>, CodecError>>() {
+                Ok(parts) => comparison.answer(Some(parts))?,
+                Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                Err(_) => {}
+            }
+        };
+        if found as u64 != size {
+            return Err(CodecError::Other(format!(
+                "its last update left {found} bytes, and it has {size}: it was changed meanwhile, or bytes of another program are behind it"
+            )));
+        }
+        Ok(Self {
+            target,
+            stored: found,
+            new: Vec::new(),
+            entries: before.entries,
+        })
+    }
+
+    /// Changes the elements that `indexer` names. `read` reads the stored shard.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if `read` fails, if `indexer` does not fit the shard, if a subchunk cannot be decoded or
+    /// encoded, or if memory cannot be had.
+    pub(crate) fn change(
+        &mut self,
+        (indexer, elements): (&dyn Indexer, &ArrayBytes<'_>),
+        read: &ReadsBytes<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        let update = Update::new(self.target, Some(&self.entries), indexer, elements)?;
+        let (ranges, _) = update.reads()?;
+        let parts = ranges.iter().map(|range| self.read(range, read));
+        let parts = parts.collect::<Result<Vec<_>, CodecError>>()?;
+        let changes = encode(&update, &Fetched::answered(ranges, Some(parts))?, options)?;
+        let begin = self.stored + self.new.len();
+        let moved = changes.subchunks.iter().map(|(number, extent)| {
+            let extent = extent.as_ref();
+            (*number, extent.map(|e| begin + e.start..begin + e.end))
+        });
+        let index = &self.target.index;
+        let encoded = index.encode_changed(&self.entries, moved, options)?;
+        let len = changes.bytes.len();
+        let reserved = self.new.try_reserve(len);
+        reserved.map_err(|_| no_memory("the changed subchunks of a shard", len))?;
+        self.entries = index.decode_unchecked(Cow::Owned(encoded), options)?;
+        self.new.extend_from_slice(&changes.bytes);
+        Ok(())
+    }
+
+    /// Returns the bytes of `range`, of which some may be in the stored shard, and others changed.
+    fn read(
+        &self,
+        range: &Range<u64>,
+        read: &ReadsBytes<'_>,
+    ) -> Result<Cow<'static, [u8]>, CodecError> {
+        let stored = self.stored as u64;
+        let mut bytes = if range.start < stored {
+            read(range.start..range.end.min(stored))?
+        } else {
+            Vec::new()
+        };
+        if range.end > stored {
+            let within = |at: u64| usize::try_from(at.saturating_sub(stored)).ok();
+            let part = within(range.start).zip(within(range.end));
+            let part = part.and_then(|(start, end)| self.new.get(start..end));
+            bytes.extend_from_slice(part.unwrap_or_default());
+        }
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Returns where each subchunk lies: in the stored shard, or from its end on in the changed bytes.
+    pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.entries.iter()
+    }
+
+    /// Returns the size of the stored shard, in bytes.
+    pub(crate) fn stored(&self) -> usize {
+        self.stored
+    }
+
+    /// Returns the changed bytes.
+    pub(crate) fn into_new(self) -> Vec<u8> {
+        self.new
+    }
+}

@@ -1,0 +1,361 @@
+//! A stored shard, and new elements for boxes of it, become a new shard.
+//!
+//! 1. Read the index. If an update of the shard was interrupted, recover the shard in memory.
+//! 2. Patch and encode the subchunks that the boxes meet. All other subchunks stay encoded.
+//! 3. Copy the subchunks to the new shard, densely and in C order, with a new index.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+
+use bytes::Bytes;
+use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs_codec::{CodecError, CodecOptions};
+use zarrs_storage::StoreKey;
+
+use super::ShardFormat;
+use super::diagnosis::Diagnosis;
+use super::format::diagnosis_of;
+use crate::codec::changed::ChangedShard;
+use crate::error::Error;
+use crate::shard::error::is_of_bytes;
+use crate::shard::sharding::Sharding;
+use crate::store::ranges::with_parts;
+
+/// The bytes of a stored shard.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StoredShard {
+    /// A file that is open for reading. Its position is used.
+    File(File),
+    /// All bytes.
+    Bytes(Bytes),
+}
+
+impl StoredShard {
+    fn size(&self) -> io::Result<u64> {
+        match self {
+            Self::File(file) => Ok(file.metadata()?.len()),
+            Self::Bytes(bytes) => Ok(bytes.len() as u64),
+        }
+    }
+
+    /// Appends the bytes of `range` to `output`.
+    fn read_to(&self, range: &Range<u64>, output: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::File(file) => {
+                let mut file: &File = file;
+                let len = range.end - range.start;
+                let reserved = usize::try_from(len).ok();
+                let reserved = reserved.filter(|len| output.try_reserve_exact(*len).is_ok());
+                reserved.ok_or(ErrorKind::OutOfMemory)?;
+                file.seek(SeekFrom::Start(range.start))?;
+                if file.take(len).read_to_end(output)? as u64 == len {
+                    Ok(())
+                } else {
+                    Err(ended(range))
+                }
+            }
+            Self::Bytes(bytes) => {
+                output.extend_from_slice(part(bytes, range).ok_or_else(|| ended(range))?);
+                Ok(())
+            }
+        }
+    }
+
+    fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, CodecError> {
+        let mut bytes = Vec::new();
+        self.read_to(range, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Returns the bytes of `range`, if all of them are in `bytes`.
+fn part<'b>(bytes: &'b [u8], range: &Range<u64>) -> Option<&'b [u8]> {
+    bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+fn ended(Range { start, end }: &Range<u64>) -> io::Error {
+    let what = format!("bytes {start}..{end} of the stored shard are not there any more");
+    io::Error::new(ErrorKind::UnexpectedEof, what)
+}
+
+/// A piece of a rewritten shard.
+#[derive(Debug)]
+enum Piece {
+    /// Bytes of the stored shard.
+    Stored(Range<u64>),
+    /// Bytes of the changed subchunks.
+    New(Range<usize>),
+}
+
+/// A shard that [`ShardFormat::rewrite`] returns. It has its new subchunks in memory; it copies all others from the
+/// stored shard when it is written.
+#[derive(Debug)]
+pub struct RewrittenShard {
+    stored: Option<StoredShard>,
+    new: Vec<u8>,
+    /// The encoded subchunks, in C order.
+    pieces: Vec<Piece>,
+    index: Vec<u8>,
+    is_index_first: bool,
+    size: u64,
+}
+
+impl ShardFormat {
+    /// Returns the shard `stored` with new elements for `boxes`: for each box its elements, where the box is in
+    /// elements from the origin of the shard. A box that comes later is written over those before it. Without
+    /// `stored`, the other elements are the fill value.
+    ///
+    /// Subchunks that no box meets stay encoded, and are copied. The new shard has its subchunks densely and in C
+    /// order. Subchunks that are stored in the same bytes still share them. Returns `None` if all subchunks are
+    /// empty: erase the shard.
+    ///
+    /// If an update of `stored` was interrupted, this call does in memory what [`recover`](crate::recover) does.
+    /// Nothing else may write to `stored` until the new shard is written.
+    ///
+    /// # Errors
+    /// - [`Error::Codec`] if `stored` cannot be read, if its index is invalid, if subchunks overlap in part, if a
+    ///   box does not fit the shard, if a subchunk that a box meets in part cannot be decoded, or if memory cannot
+    ///   be had.
+    /// - [`Error::Codec`] if an update was interrupted, and the right state of the shard is not known.
+    pub fn rewrite(
+        &self,
+        stored: Option<StoredShard>,
+        boxes: &[(ArraySubset, ArrayBytes<'_>)],
+        options: &CodecOptions,
+    ) -> Result<Option<RewrittenShard>, Error> {
+        let shards = &**self.shards();
+        shards.codec.check_trusted()?;
+        let opened = stored.map(|stored| opened(shards, stored, options));
+        let (stored, mut changed) = match opened.transpose()?.flatten() {
+            Some((stored, shard)) => (Some(stored), shard),
+            None => (None, ChangedShard::empty(shards)),
+        };
+        let read = |range: Range<u64>| match &stored {
+            Some(stored) => stored.read(&range),
+            None => Err(ended(&range).into()),
+        };
+        for (indexer, elements) in boxes {
+            changed.change((indexer, elements), &read, options)?;
+        }
+        Ok(rewritten(shards, stored, changed, options)?)
+    }
+}
+
+/// Opens a stored shard. If an update of it was interrupted, the update is undone or completed in memory. Returns
+/// `None` for a shard that was never complete.
+fn opened<'s>(
+    shards: &'s Sharding,
+    stored: StoredShard,
+    options: &CodecOptions,
+) -> Result<Option<(StoredShard, ChangedShard<'s>)>, CodecError> {
+    let open = |stored: &StoredShard| {
+        let read = |range: Range<u64>| stored.read(&range);
+        ChangedShard::new(shards, stored.size()?, &read, options)
+    };
+    let error = match open(&stored) {
+        Ok(shard) => return Ok(Some((stored, shard))),
+        Err(error) if !is_of_bytes(&error) => return Err(error),
+        Err(error) => error,
+    };
+    let object: Bytes = match &stored {
+        StoredShard::Bytes(bytes) => bytes.clone(),
+        StoredShard::File(_) => stored.read(&(0..stored.size()?))?.into(),
+    };
+    let parts = match diagnosis_of(shards, &object)? {
+        Diagnosis::Intact => return Err(error),
+        Diagnosis::Erase => return Ok(None),
+        Diagnosis::Unrecoverable(reason) => {
+            return Err(CodecError::Other(format!(
+                "an update of the shard was interrupted, and the right state is not known: {reason}"
+            )));
+        }
+        Diagnosis::Undo(parts) | Diagnosis::Complete(parts) => parts,
+    };
+    let parts = parts.into_iter().map(|(at, bytes)| (at, bytes.into()));
+    let parts: Vec<(u64, Bytes)> = parts.collect();
+    let stored = StoredShard::Bytes(with_parts(&StoreKey::root(), object, &parts)?);
+    let shard = open(&stored)?;
+    Ok(Some((stored, shard)))
+}
+
+/// Places the subchunks of `changed` one after the other.
+fn rewritten(
+    shards: &Sharding,
+    stored: Option<StoredShard>,
+    changed: ChangedShard<'_>,
+    options: &CodecOptions,
+) -> Result<Option<RewrittenShard>, CodecError> {
+    let behind = changed.stored();
+    let index = &shards.index;
+    let mut end = index.room().0;
+    let mut places = HashMap::new();
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut too_large = false;
+    let extents = changed.extents().map(|extent| {
+        let extent = extent?;
+        let place = places.entry((extent.start, extent.end)).or_insert_with(|| {
+            let start = end;
+            let (sum, overflows) = start.overflowing_add(extent.len());
+            (end, too_large) = (sum, too_large | overflows);
+            match (pieces.last_mut(), extent.start.checked_sub(behind)) {
+                (Some(Piece::Stored(last)), None) if last.end == extent.start as u64 => {
+                    last.end = extent.end as u64;
+                }
+                (_, None) => pieces.push(Piece::Stored(extent.start as u64..extent.end as u64)),
+                (_, Some(from)) => pieces.push(Piece::New(from..from + extent.len())),
+            }
+            start..end
+        });
+        Some(place.clone())
+    });
+    let extents: Vec<_> = extents.collect();
+    check_overlaps(places.into_keys().collect())?;
+    if extents.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    let size = end.checked_add(index.room().1).filter(|_| !too_large);
+    let size = size.ok_or_else(|| {
+        CodecError::Other("the new shard would have more bytes than memory".to_string())
+    })?;
+    Ok(Some(RewrittenShard {
+        index: index.encode(&extents, options)?,
+        is_index_first: !index.is_at_end(),
+        new: changed.into_new(),
+        stored,
+        pieces,
+        size: size as u64,
+    }))
+}
+
+/// Checks that no two of the `extents`, which differ, share a byte.
+fn check_overlaps(mut extents: Vec<(usize, usize)>) -> Result<(), CodecError> {
+    extents.retain(|(start, end)| start < end);
+    extents.sort_unstable();
+    let mut pairs = extents.windows(2);
+    match pairs.find_map(|pair| match pair {
+        [(a, b), (c, d)] if c < b => Some((a..b, c..d)),
+        _ => None,
+    }) {
+        None => Ok(()),
+        Some((one, other)) => Err(CodecError::Other(format!(
+            "subchunks overlap in the stored shard, at bytes {one:?} and {other:?}: it is corrupted"
+        ))),
+    }
+}
+
+impl RewrittenShard {
+    /// Returns the size of the shard, in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the shard in memory.
+    ///
+    /// # Errors
+    /// Those of reading the stored shard, and [`ErrorKind::OutOfMemory`].
+    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let mut shard = Vec::new();
+        let reserved = usize::try_from(self.size).ok();
+        let reserved = reserved.filter(|size| shard.try_reserve_exact(*size).is_ok());
+        reserved.ok_or(ErrorKind::OutOfMemory)?;
+        self.each(|bytes| match bytes {
+            Ok(new) => {
+                shard.extend_from_slice(new);
+                Ok(())
+            }
+            Err((stored, range)) => stored.read_to(range, &mut shard),
+        })?;
+        Ok(shard)
+    }
+
+    /// Writes the shard to `file`, from the position of the file on. Long runs of subchunks of a stored file are
+    /// copied by the system.
+    ///
+    /// # Errors
+    /// Those of reading the stored shard and of writing. [`ErrorKind::InvalidInput`] if `file` is the stored file.
+    pub fn write_to(&self, file: &mut File) -> io::Result<()> {
+        if let Some(StoredShard::File(stored)) = &self.stored
+            && is_same(stored, file)?
+        {
+            let what = "a shard cannot be written over itself: its subchunks are copied from there";
+            return Err(io::Error::new(ErrorKind::InvalidInput, what));
+        }
+        let mut short = Vec::new();
+        self.each(|bytes| {
+            if short.len() >= SHORT {
+                file.write_all(&short)?;
+                short.clear();
+            }
+            match bytes {
+                Ok(new) if new.len() < SHORT => {
+                    short.extend_from_slice(new);
+                    return Ok(());
+                }
+                Err((stored, range)) if range.end - range.start < SHORT as u64 => {
+                    return stored.read_to(range, &mut short);
+                }
+                _ => {}
+            }
+            file.write_all(&short)?;
+            short.clear();
+            match bytes {
+                Ok(new) => file.write_all(new),
+                Err((StoredShard::Bytes(bytes), range)) => {
+                    file.write_all(part(bytes, range).ok_or_else(|| ended(range))?)
+                }
+                Err((StoredShard::File(stored), range)) => {
+                    let (mut stored, len): (&File, _) = (stored, range.end - range.start);
+                    stored.seek(SeekFrom::Start(range.start))?;
+                    if io::copy(&mut stored.take(len), file)? == len {
+                        Ok(())
+                    } else {
+                        Err(ended(range))
+                    }
+                }
+            }
+        })?;
+        file.write_all(&short)
+    }
+
+    /// Calls `write` with each piece of the shard, in order: new bytes, or a range of the stored shard.
+    fn each<'p>(
+        &'p self,
+        mut write: impl FnMut(Result<&'p [u8], (&'p StoredShard, &'p Range<u64>)>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.is_index_first {
+            write(Ok(&self.index))?;
+        }
+        for piece in &self.pieces {
+            match (piece, &self.stored) {
+                (Piece::New(range), _) => {
+                    write(Ok(self.new.get(range.clone()).unwrap_or_default()))?;
+                }
+                (Piece::Stored(range), Some(stored)) => write(Err((stored, range)))?,
+                (Piece::Stored(range), None) => return Err(ended(range)),
+            }
+        }
+        if self.is_index_first {
+            return Ok(());
+        }
+        write(Ok(&self.index))
+    }
+}
+
+/// Pieces of fewer bytes than this are written together: a call of the system takes longer than the copy.
+const SHORT: usize = 64 << 10;
+
+#[cfg(unix)]
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_same(_: &File, _: &File) -> io::Result<bool> {
+    Ok(false)
+}
