@@ -41,7 +41,7 @@ pub enum Error {
     /// The array does not store plain shards.
     #[error("what the array stores are not shards: {reason}")]
     NotShards {
-        /// What it stores instead.
+        /// The reason: what the array stores instead.
         reason: String,
     },
     /// A shard cannot be compacted, because an update of it was interrupted.
@@ -51,7 +51,7 @@ pub enum Error {
     UpdatePending {
         /// The key of the shard.
         key: StoreKey,
-        /// What is left to do.
+        /// The state of the shard, and what is left to do.
         reason: String,
     },
     /// A shard was not consolidated: another program has replaced it after subchunks were stored beside it.

@@ -17,7 +17,7 @@ How subchunks are compressed:
 none | crc32c | zstd:LEVEL | gzip:LEVEL | blosc-NAME:LEVEL:SHUFFLE, with NAME one of lz4, lz4hc, zstd, \
 zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
-/// What `--codec` says. zarrs checked the names and levels.
+/// The value of `--codec`. zarrs checked its names and levels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SubchunkCodec(String);
 

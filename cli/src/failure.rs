@@ -35,7 +35,7 @@ impl Failure {
         Self::new(Exit::Usage, message)
     }
 
-    /// What was looked at is damaged, or differs, so that the rest is not done.
+    /// Returns the failure of a command that found damage or a difference, and leaves out the rest.
     pub(crate) fn not_well(message: impl fmt::Display) -> Self {
         Self::new(Exit::NotWell, message)
     }

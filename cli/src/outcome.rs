@@ -1,4 +1,4 @@
-//! What a subcommand found or did.
+//! The outcome of a subcommand: the thing that the subcommand found or did.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::replace;
 use crate::stdout::print;
 
-/// What a subcommand found or did: for people, and as a JSON object.
+/// The outcome of a subcommand, as text for people and as a JSON object.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     text: String,

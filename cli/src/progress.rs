@@ -8,7 +8,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 /// Between two lines where there is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// What is counted.
+/// The unit in which progress is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Bytes,

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             names,
         } = found;
         let is_unrecoverable = matches!(outcome, RecoveryOutcome::Unrecoverable { .. });
-        // What a dry run decoded is the state before the repair.
+        // A dry run decodes the subchunks in the state before the repair.
         let is_repaired = !is_unrecoverable && *outcome != RecoveryOutcome::Intact;
         let would_be_repaired = args.dry_run && is_repaired;
         let is_well = !is_unrecoverable && (unreadable.is_empty() || would_be_repaired);

@@ -265,7 +265,7 @@ impl Remote {
     }
 
     async fn send(&self, path: &Path, value: Bytes) -> object_store::Result<()> {
-        /// Of parts that S3 takes.
+        /// The largest number of parts that S3 takes for one object.
         const MOST: usize = 10_000;
         let part = (LONG / 4).max(value.len().div_ceil(MOST));
         let upload = self.objects.put_multipart(path).await?;
@@ -332,7 +332,8 @@ fn told(error: &Error) -> StorageError {
     StorageError::Other(tidy(&error.to_string()))
 }
 
-/// What servers say, in one line: of XML the code and the message, of pages nothing, of credentials nothing.
+/// Returns the message of a server in one line, without credentials. XML is replaced by its code and its
+/// message. An HTML page is left out.
 fn tidy(text: &str) -> String {
     let (head, body) = text.split_at(text.find('<').unwrap_or(text.len()));
     let within = |name: &str| {
@@ -360,7 +361,7 @@ fn tidy(text: &str) -> String {
         return text.into();
     }
     let mut text = text.trim_end_matches([':', ' ']);
-    // Whose error it is says the address; how often it was tried, nobody asked.
+    // The address says already whose error this is. Users do not need the number of attempts.
     for whose in ["Generic S3 error: ", "Generic HTTP error: "] {
         text = text.strip_prefix(whose).unwrap_or(text);
     }

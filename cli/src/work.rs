@@ -12,7 +12,7 @@ use crate::stop;
 /// After so many shards that failed no more are begun: then it is the store that fails.
 const FAILURES: usize = 16;
 
-/// What became of shards.
+/// The results and the failures of work on shards.
 pub(crate) struct Done<T> {
     /// In the order of the grid.
     pub(crate) results: Vec<(Vec<u64>, T)>,

@@ -77,7 +77,7 @@ pub(super) fn bounded(
     })
 }
 
-/// What stands for the array-to-bytes codec `codec`.
+/// Returns the codec that stands for the array-to-bytes codec `codec`, and its limits.
 fn array_to_bytes(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
     options: &Options,

@@ -1,4 +1,4 @@
-//! What encodes and decodes shards: this crate's engines, or zarrs' own codec. It is chosen once.
+//! Encodes and decodes shards, by this crate's engines or by zarrs' own codec. The choice is made once.
 
 use std::sync::Arc;
 

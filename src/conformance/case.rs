@@ -1,4 +1,4 @@
-//! What the suite varies.
+//! The parameters that vary between the cases of the suite.
 
 use std::num::NonZeroU64;
 

@@ -31,7 +31,7 @@ pub(crate) fn check(
     check_all(&cases(), options, engines, num_cases, fallbacks)
 }
 
-/// As [`check`], with a compressor that a device has in every chain.
+/// Does the same as [`check`], for cases with a compressor that a device has in every chain.
 pub(crate) fn check_compressed(
     options: &Options,
     engines: &Engines,

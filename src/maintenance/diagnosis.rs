@@ -10,7 +10,7 @@ use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint, undo_growth, up
 /// From this many bytes of a record on it is certain that it is one: its magic is whole.
 const CERTAIN: usize = 8;
 
-/// What the rules have to know of a kind of shard.
+/// The facts about a kind of shard that the rules need.
 pub(crate) struct Geometry<'a> {
     pub(crate) location: ShardingIndexLocation,
     /// The size of the encoded index, in bytes.
@@ -178,7 +178,7 @@ fn begun_record(
     geometry: &Geometry<'_>,
     last: Option<&Record>,
 ) -> Option<BegunRecord> {
-    /// What a record begins with before it says anything of the index.
+    /// The number of bytes of a record before its first field that depends on the index.
     const PLACE: usize = 24;
     (1..RECORD_LEN.min(object.len())).find_map(|len| {
         let (shard, rest) = object.split_at(object.len() - len);

@@ -25,7 +25,7 @@ use crate::store::ranges::Merged;
 use crate::store::{Blocking, Reads, now};
 use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record};
 
-/// What a shard holds, and where. All sizes and offsets are in bytes.
+/// The content of a shard, and the place of each part. All sizes and offsets are in bytes.
 ///
 /// `Display` prints a summary, a picture and a table of subchunks, for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,7 @@ pub struct Inspection {
     pub index_location: ShardingIndexLocation,
     /// The range of the index; `None` if the shard is shorter than its index.
     pub index: Option<Range<u64>>,
-    /// What is wrong with the index: it does not decode, or an extent in it lies outside the shard.
+    /// The problem of the index: it does not decode, or an extent in it lies outside the shard.
     pub index_problem: Option<String>,
     /// The number of subchunks in a shard along each axis.
     pub grid: Vec<usize>,
@@ -50,7 +50,7 @@ pub struct Inspection {
     pub subchunks: Vec<Option<StoredSubchunk>>,
     /// The records of updates, in the order in which they lie.
     pub records: Vec<UpdateRecord>,
-    /// What [`recover`](crate::recover) would report.
+    /// The outcome that [`recover`](crate::recover) would report.
     pub recovery: RecoveryOutcome,
     /// The number of bytes that the index and subchunks use.
     pub live: u64,
@@ -65,11 +65,11 @@ pub struct StoredSubchunk {
     pub offset: u64,
     /// Its encoded size.
     pub size: u64,
-    /// What is wrong with its place.
+    /// The problem of the subchunk's place, if any.
     pub problem: Option<ExtentProblem>,
 }
 
-/// What is wrong with the place of a subchunk.
+/// A problem of a subchunk's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtentProblem {
@@ -598,7 +598,7 @@ mod tests {
 
     use super::*;
 
-    /// What is found by the index and the unused bytes is what is found in the whole shard.
+    /// An inspection by the index and the unused bytes finds the same as an inspection of the whole shard.
     #[test]
     fn by_index_or_as_a_whole() {
         let key = StoreKey::new("c/0").unwrap();

@@ -21,7 +21,7 @@ use crate::store::Awaited;
 use crate::store::ranges::with_parts;
 use crate::store::{Blocking, Reads, Writes, now};
 
-/// What recovery found and did.
+/// The outcome of a recovery: the finding and the action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryOutcome {
@@ -72,11 +72,11 @@ pub enum SubchunkState {
     },
 }
 
-/// What recovery did, and the state of the shard now. `Display` prints both for people.
+/// The outcome of a recovery, and the state of the shard now. `Display` prints both for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
-    /// What was found and done.
+    /// The finding and the action of the recovery.
     pub outcome: RecoveryOutcome,
     /// The state of each subchunk, in C order. Empty if there is no shard now.
     pub subchunks: Vec<SubchunkState>,

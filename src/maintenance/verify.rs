@@ -16,11 +16,11 @@ use crate::shard::error::is_of_bytes;
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};
 
-/// What a shard holds, and which of its subchunks decode.
+/// The content of a shard, and which of its subchunks decode.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Verification {
-    /// What the shard holds, and where.
+    /// The content of the shard, and the place of each part.
     pub inspection: Inspection,
     /// The state of each subchunk, in C order.
     pub subchunks: Vec<SubchunkState>,

@@ -151,7 +151,7 @@ impl fmt::Display for Metrics {
     }
 }
 
-/// What parts of the crate count that need no device.
+/// The counters of the parts of the crate that need no device.
 pub(crate) mod counters {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;

@@ -22,7 +22,7 @@ fn a_device_where_it_can_and_the_host_where_it_cannot() {
     }
 }
 
-/// As many multiprocessors as a large device: kernels choose other launches there.
+/// The device has as many multiprocessors as a large one: kernels choose other launches there.
 #[test]
 fn a_device_with_many_multiprocessors() {
     for (tuning, cases) in [(Tuning::TINY, 15), (Tuning::DEFAULT, 15)] {

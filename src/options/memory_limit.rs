@@ -41,9 +41,9 @@ fn address_space(limits: &str) -> Option<usize> {
     limit.split_whitespace().next()?.parse().ok()
 }
 
-/// What the groups and all above them allow. `groups` has a line for each, `number:controllers:path`; that
-/// of version 2 has no controllers. Seen from within a container, a path may not be there, but those above
-/// it are.
+/// Returns the memory that the groups, and all groups above them, allow. `groups` has a line for each group,
+/// `number:controllers:path`. The line of version 2 has no controllers. Inside a container, the path of a
+/// group may not be there, but the paths of the groups above it are.
 #[cfg(any(target_os = "linux", test))]
 fn limits(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<usize> {
     let mut limits = Vec::new();

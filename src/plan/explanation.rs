@@ -32,7 +32,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExplainedStage {
-    /// What the stage does.
+    /// The operation of the stage.
     pub stage: String,
     /// Where it runs.
     pub place: Place,
@@ -40,7 +40,7 @@ pub struct ExplainedStage {
     pub reason: String,
 }
 
-/// What happens to a shard of an array: each stage, where it runs, and why.
+/// The plan for a shard of an array: each stage, where it runs, and why.
 ///
 /// `Display` is for people, and may change in any release.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Explanation {
     /// The memory that the buffers of one shard in flight take on a device; `None` if shards do not
     /// go to one.
     pub memory: Option<MemoryEstimate>,
-    /// What the first shard on a device waits for, unless everything is ready; `None` if shards do
+    /// The work that the first shard on a device waits for. `None` if everything is ready, or if shards do
     /// not go to a device.
     pub first_wait: Option<String>,
     /// The stages, in the order of encoding.

@@ -1,4 +1,4 @@
-//! What this machine has, for people who wonder why shards are encoded where they are.
+//! The resources of this machine, for people who wonder why shards are encoded where they are.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::options::memory_limit::memory_limit;
 use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::nvcomp;
 
-/// What this machine has for shards: devices, compressors for them, memory.
+/// The resources of this machine for shards: devices, compressors for them, memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Machine {
@@ -62,8 +62,8 @@ pub struct MachineNvcomp {
 
 /// Looks at this machine: loads the CUDA driver and nvCOMP, if they are there. Encodes nothing.
 ///
-/// What cannot be used is no error, but the reason. The result for a process stays: a driver that is
-/// installed later is not seen.
+/// A device or a library that cannot be used is no error: the result has the reason. The result for a process
+/// stays the same: a driver that is installed later is not seen.
 #[must_use]
 pub fn machine(options: &Options) -> Machine {
     let devices = cuda::devices().map(|devices| {

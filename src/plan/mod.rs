@@ -1,4 +1,4 @@
-//! Which stages a shard goes through, on which engine, and why.
+//! Chooses the stages that a shard goes through and the engine that runs them, and says why.
 //!
 //! The chosen engine is prepared once: engines cache the kinds of shards that they have prepared.
 //! The present state of devices is asked each time: whether a device is usable, and how much of its

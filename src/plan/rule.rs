@@ -1,4 +1,4 @@
-//! Which shards are better off on a device.
+//! The rule that says which shards are better off on a device.
 
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};

@@ -1,4 +1,4 @@
-//! Which engine a stream is encoded by, and why.
+//! Chooses the engine that encodes a stream, and says why.
 
 use std::sync::Arc;
 

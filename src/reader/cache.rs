@@ -69,7 +69,7 @@ pub(super) struct Cache<K: Hash + Eq, V>(Mutex<Values<K, V>>);
 #[derive(Debug)]
 struct Values<K: Hash + Eq, V> {
     values: LruCache<K, Arc<V>>,
-    /// Of all values together.
+    /// The size of all values together.
     bytes: usize,
 }
 

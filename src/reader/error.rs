@@ -46,7 +46,7 @@ pub enum ReaderError {
     /// There is not enough memory.
     #[error("out of memory: {bytes} bytes for {what}")]
     Memory {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
         /// The bytes that could not be allocated.
         bytes: usize,

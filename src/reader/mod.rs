@@ -390,7 +390,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             requests,
             requests_of_shard: requests_of_shard(requests, shards.len()),
         };
-        // What is not empty has room in the output.
+        // A box that is not empty has room in the output, so its number of elements is a `usize`.
         let wanted = boxes.iter().filter(|wanted| !wanted.subset.is_empty());
         let elements = wanted.map(|wanted| wanted.subset.num_elements_usize());
         let bytes = elements.sum::<usize>() * self.element_size()?;

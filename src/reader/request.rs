@@ -1,4 +1,4 @@
-//! Which shards have elements of the wanted boxes.
+//! Finds the shards that have elements of the wanted boxes.
 
 use std::collections::BTreeMap;
 

@@ -105,7 +105,8 @@ impl<S: Source> Call<'_, S> {
         // With frames one more, which takes each subchunk by itself.
         let attempts = ATTEMPTS + usize::from(self.frames.is_some());
         for number in 0..attempts {
-            // Of a store that may have read an index in two versions, an index that is bad twice.
+            // A store may have read an index in two versions. A shard of such a store is filled only if its
+            // index is bad twice.
             let fills_shard = self.settings.fill_damaged
                 && (S::STAYS || matches!(last, Some(ReaderError::Damaged(_))));
             match self.attempt(shard, number, fills_shard).await {
@@ -311,7 +312,7 @@ impl<S: Source> Attempt<'_, S> {
         touched: Vec<Touched<'p>>,
         each: bool,
     ) -> Result<Vec<Touched<'p>>, Stop> {
-        /// As many bytes are decoded together, to write long rows of elements.
+        /// The number of bytes that are decoded together, to write long rows of elements.
         const AT_ONCE: usize = 1 << 20;
         let Call {
             settings,
@@ -541,7 +542,8 @@ impl<S: Source> Attempt<'_, S> {
                 if !engine_is_of_bytes(&error) {
                     return Err(failed(self.shard, None, error));
                 }
-                // Which one it is: without the elements that were written already.
+                // Decoding one by one finds the damaged subchunk. No elements are written: some were written
+                // already.
                 for subchunk in subchunks {
                     let one = std::slice::from_ref(subchunk);
                     if let Err(error) = host_engine().decode_each(job, one, &|_, _| Ok(())) {

@@ -164,14 +164,14 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         self.slices(slices, None)
     }
 
-    /// As [`iter_slices`](Self::iter_slices), while the array grows: at the end of the array, its
-    /// metadata is read again every `poll`. Fewer slices than `slices` are returned only when
-    /// `until` says that there will be no more.
+    /// Returns slices as [`iter_slices`](Self::iter_slices) does, while the array grows: at the end of the
+    /// array, its metadata is read again every `poll`. The iterator returns fewer slices than `slices` only
+    /// when `until` says that there will be no more.
     ///
     /// # Errors
-    /// As for [`iter_slices`](Self::iter_slices). The iterator also returns
-    /// [`ReaderError::Unsupported`] if the array becomes another one, or if its metadata cannot be
-    /// read three times, one after the other.
+    /// The errors of [`iter_slices`](Self::iter_slices). The iterator also returns
+    /// [`ReaderError::Unsupported`] if the array becomes another one, or if its metadata cannot be read three
+    /// times, one after the other.
     pub fn follow<T: Element + bytemuck::Pod + Send>(
         &self,
         slices: NonZeroU64,

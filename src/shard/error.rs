@@ -119,7 +119,7 @@ fn cause_is_of_bytes(cause: &(dyn StdError + 'static)) -> bool {
     if let Some(error) = cause.downcast_ref::<io::Error>() {
         return io_is_of_bytes(error);
     }
-    // Whatever else keeps this crate from its work is none of the bytes.
+    // Every `Error` of this crate has another cause than the bytes.
     cause.downcast_ref::<Error>().is_none()
 }
 

@@ -307,8 +307,9 @@ impl ShardIndex {
         Ok(entries)
     }
 
-    /// That no two subchunks share bytes, where the data are not trusted. That is legal, but zarrs decodes
-    /// all subchunks of elements that have no fixed size at once: there is no limit to what they are together.
+    /// Checks that no two subchunks share bytes, if the data are not trusted. Shared bytes are legal. But
+    /// zarrs decodes all subchunks of elements without a fixed size at once, and the sum of their sizes has
+    /// no limit.
     pub(crate) fn check_overlaps(
         entries: &Entries<'_>,
         options: &Options,
@@ -410,7 +411,7 @@ impl ShardIndex {
         self.finish(old.with(changes, self.spare()), options)
     }
 
-    /// What the encoded index has beside its entries, if anything.
+    /// Returns the number of bytes of the encoded index beside its entries, such as those of a checksum.
     fn spare(&self) -> usize {
         self.len.saturating_sub(self.num_subchunks * ENTRY_LEN)
     }

@@ -1,4 +1,4 @@
-//! What a shard is to an engine: which engine, how many threads, and which job.
+//! The engine for a shard, the number of threads, and the job that the shard is for the engine.
 
 use std::num::NonZeroUsize;
 

@@ -1,4 +1,4 @@
-//! What a codec is made of, before it knows a shard: its configuration, and how it runs here.
+//! The parts of a codec before it knows a shard: the configuration, and how the codec runs in this process.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::recognise::{RecognisedChain, recognise};
 use crate::options::Options;
 use crate::plan::Engines;
 
-/// What bounds the memory that a chain takes.
+/// The bounds of the memory that a chain takes.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub(crate) recognised: Result<RecognisedChain, String>,
     /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
     pub(crate) nested: Option<Arc<Parts>>,
-    /// What bounds the memory that the inner codecs take.
+    /// The bounds of the memory that the inner codecs take.
     pub(crate) limits: Limits,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
     pub(crate) stock: ShardingCodec,

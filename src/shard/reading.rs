@@ -47,7 +47,7 @@ pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
         .collect()
 }
 
-/// What reading the last bytes of long subchunks gave.
+/// Checks that reading the last bytes of `wanted` long subchunks gave one byte of each.
 pub(crate) fn check_last_bytes(
     wanted: usize,
     read: Option<Vec<impl AsRef<[u8]>>>,

@@ -200,7 +200,7 @@ fn stage(codec: &dyn BytesToBytesCodecTraits) -> Option<Stage> {
                 BloscShuffleMode::Shuffle => Shuffle::Byte,
                 BloscShuffleMode::BitShuffle => Shuffle::Bit,
             },
-            // As zarrs gives it to C-Blosc.
+            // zarrs, too, gives C-Blosc a size of at least 1.
             typesize: blosc.typesize.unwrap_or_default().max(1),
             blocksize: blosc.blocksize,
         }));

@@ -29,7 +29,7 @@ pub(crate) struct Point {
 }
 
 impl Selection {
-    /// What `indexer` names in a shard of `grid`.
+    /// Returns the elements that `indexer` names in a shard of `grid`.
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.

@@ -37,7 +37,7 @@ pub(super) struct ChunkKey {
     pub(super) coordinates: Vec<u64>,
 }
 
-/// What the keys with some prefix are.
+/// The meaning of the keys with some prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// None of them is the key of a chunk.
@@ -52,13 +52,13 @@ pub(super) enum Scope {
 /// The keys of the chunks of one array.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkKeys {
-    /// Of everything in the array; ends with `/`, or is empty.
+    /// The prefix of all keys of the array. It ends with `/`, or is empty.
     prefix: String,
     axes: usize,
 }
 
 impl ChunkKeys {
-    /// Those of the array at `path`, which has `axes` axes.
+    /// Returns the keys of the array at `path`, which has `axes` axes.
     pub(super) fn new(path: &NodePath, axes: usize) -> Self {
         let path = path.as_str().trim_matches('/');
         let prefix = if path.is_empty() {
@@ -81,7 +81,7 @@ impl ChunkKeys {
         (parsed.coordinates.len() == self.axes).then_some(parsed)
     }
 
-    /// What the keys with `prefix` are.
+    /// Returns the meaning of the keys with `prefix`.
     pub(super) fn scope(&self, prefix: &StorePrefix) -> Scope {
         let prefix = prefix.as_str();
         if self.prefix.starts_with(prefix) {

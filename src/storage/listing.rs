@@ -26,11 +26,11 @@ pub(super) struct Present {
 /// How an underlying key is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// As it is.
+    /// The key is shown as it is.
     Itself,
-    /// Not at all.
+    /// The key is not shown at all.
     Hidden,
-    /// As the chunks of this shard.
+    /// The key is shown as the chunks of this shard.
     Shard(ChunkKey),
 }
 
@@ -75,7 +75,8 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // What lies in a frame is seen as the chunks of its shard, whose keys are not there.
+    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
+    // frame.
     let has_chunks = scope != Scope::Elsewhere;
     let mut shards = Vec::new();
     let mut listed = Vec::new();
@@ -134,7 +135,8 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // What lies in a frame is seen as the chunks of its shard, whose keys are not there.
+    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
+    // frame.
     let has_chunks = scope != Scope::Elsewhere;
     let below = store.list_dir(&underlying).await?;
     let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());

@@ -35,7 +35,7 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// As in `shards`.
+    /// Returns the packing of the chunks in `shards`.
     ///
     /// # Errors
     /// - [`Error::Codec`] if the index codecs cannot encode an index.

@@ -37,10 +37,10 @@ use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// What a store holds.
+/// The objects that a store holds.
 pub(super) type Objects = BTreeMap<StoreKey, Bytes>;
 
-/// What a chunk holds; `None` is nothing.
+/// The value that a chunk holds; `None` is nothing.
 pub(super) type Value = Option<Bytes>;
 
 /// How a listing takes effect.
@@ -70,13 +70,13 @@ pub(super) enum Silence {
     Short,
 }
 
-/// What a store promises.
+/// The promises of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Promises {
     pub(super) listing: Listing,
     /// Keys that contain this text are not set at once: half of the value is seen first.
     pub(super) torn: Option<&'static str>,
-    /// Of several requests in any order, the last is done first.
+    /// The last of several requests in any order is done first.
     pub(super) backwards: bool,
     /// The parts of a value that are asked for at once are read one after the other.
     pub(super) apart: bool,
@@ -89,7 +89,7 @@ pub(super) struct Promises {
 }
 
 impl Promises {
-    /// What a listing that fails silently leaves of `keys`.
+    /// Removes from `keys` the keys that a silently failing listing does not return.
     fn fail(&self, keys: &mut StoreKeys) {
         match self.silent {
             Some((Silence::Empty, _)) => keys.clear(),
@@ -99,7 +99,7 @@ impl Promises {
     }
 }
 
-/// What an actor did, as far as it matters to others.
+/// An action of an actor, as far as it matters to others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Event {
     WriteBegins {
@@ -146,8 +146,8 @@ struct Answer {
     hash: u64,
 }
 
-/// What a call does to what the store holds, and what it answers. It is told whether it is a listing
-/// that fails silently.
+/// The effect of a call on the objects of the store, and its answer. The `bool` says whether the call is a
+/// listing that fails silently.
 type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 
 /// The call that an actor waits for.
@@ -170,12 +170,12 @@ struct World {
     turns: BTreeSet<TurnId>,
 }
 
-/// What is known of an actor.
+/// The status of an actor.
 #[derive(Default)]
 struct Place {
-    /// Of all that the store answered.
+    /// The hash of all answers of the store to the actor.
     answers: DefaultHasher,
-    /// What begins with its next call.
+    /// The events that begin with the actor's next call.
     begun: Vec<Event>,
     /// It is about to call the store. Otherwise it waits for something else, which wakes it.
     call: Option<Call>,
@@ -212,7 +212,7 @@ impl Seat {
         }
     }
 
-    /// What the store holds.
+    /// Returns the objects that the store holds.
     pub(super) fn objects(&self) -> Objects {
         Objects::clone(&self.world().objects)
     }
@@ -370,7 +370,7 @@ impl Seat {
         }
     }
 
-    /// What concerns `chunk` went wrong, which it should not.
+    /// Notes that an operation on `chunk` failed, which it should not.
     pub(super) fn failed(&self, chunk: usize, error: &impl fmt::Display) {
         let what = error.to_string();
         self.happened(Event::Failed { chunk, what });
@@ -540,7 +540,7 @@ impl Writes for Seat {
             .await;
         let name = key.clone();
         self.changes(move |objects| {
-            // Of a file that was erased meanwhile nothing is found, although it is written.
+            // A file that was erased meanwhile stays gone, although the write of it goes on.
             if let Some(object) = objects.get_mut(&name)
                 && *object == half
             {
@@ -711,7 +711,7 @@ impl TakesTurns for Seat {
     }
 }
 
-/// What an actor does from here on.
+/// The actions of an actor from here on.
 pub(super) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 struct Actor<'a> {
@@ -723,7 +723,7 @@ struct Actor<'a> {
     after: Option<usize>,
 }
 
-/// What there is when nobody does anything any more.
+/// The objects and the log when no actor does anything any more.
 pub(super) struct Ending<'a> {
     pub(super) objects: &'a Objects,
     pub(super) log: &'a [Event],
@@ -743,7 +743,7 @@ pub(super) struct Scenario<'a> {
     each_by_itself: bool,
 }
 
-/// What happens next.
+/// The action that happens next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Choice {
     /// The next call of this actor takes effect.
@@ -754,7 +754,7 @@ pub(super) enum Choice {
     Crash(usize),
 }
 
-/// What was explored.
+/// The size of an exploration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Explored {
     /// Orders in which calls took effect, to the end.
@@ -904,7 +904,7 @@ struct Step {
     answer: Option<Answer>,
 }
 
-/// What is known of an actor at a point.
+/// The status of an actor at a point.
 struct Here {
     answers: u64,
     call: Option<Call>,
@@ -919,7 +919,7 @@ struct Point {
     acting: BTreeMap<usize, Here>,
     /// The turns that they have.
     turns: BTreeSet<TurnId>,
-    /// What happened on the way from the point before.
+    /// The events on the way from the point before.
     log: Vec<Event>,
     /// A hash of the parts of this point on which the future depends.
     print: u128,
@@ -1040,7 +1040,7 @@ struct Exploration<'s, 'a> {
     scenario: &'s Scenario<'a>,
     /// The points of all processes.
     points: Vec<Point>,
-    /// What follows a point, by a choice and the hash of the answer.
+    /// The point that follows a point, by the choice and the hash of the answer.
     next: HashMap<(usize, Choice, Option<u64>), usize>,
     /// Each process at one of its points.
     runs: Vec<Option<(usize, Run<'a>)>>,
@@ -1071,7 +1071,7 @@ impl Exploration<'_, '_> {
         }
     }
 
-    /// What is known of an actor, if it has neither ended nor crashed.
+    /// Returns the status of an actor, if it has neither ended nor crashed.
     fn here(&self, state: &State, number: usize) -> Option<&Here> {
         let at = state.at[self.scenario.process_of(number)];
         self.points[at].acting.get(&number)
@@ -1156,7 +1156,8 @@ impl Exploration<'_, '_> {
         let mut run = match self.runs[process].take() {
             Some((at, run)) if at == from => run,
             other => {
-                // What the actors have taken of the process is free again before they begin anew.
+                // Resources that the actors have taken from the process are free again before the actors
+                // begin anew.
                 drop(other);
                 let mut run = Run::new(self.scenario, process);
                 steps.iter().rev().for_each(|step| run.take(step));
@@ -1239,7 +1240,7 @@ pub(super) fn judge_chunk(
     // Number of the value that was written at least, and by those who began.
     let mut ended = 0;
     let mut seen = 0;
-    // What a read that goes on has to find at least.
+    // The number of the oldest value that each read may find, while the read goes on.
     let mut reads: HashMap<usize, usize> = HashMap::new();
     let find = |values: &[&Value], value: &Value, least: usize| match values
         .iter()

@@ -1,4 +1,4 @@
-//! Which chunk lies in which shard.
+//! Maps each chunk to the shard in which it lies.
 
 use zarrs::plugin::PluginCreateError;
 

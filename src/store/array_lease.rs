@@ -315,7 +315,7 @@ impl ArrayLease {
         work: Work,
     ) -> Result<Self, StorageError> {
         let lease = match Leases::of_objects(store, array).take(work) {
-            // As on files.
+            // Shards that are intact need no writing; the rest fails for this reason.
             Err(StorageError::IOError(error)) if is_read_only(&error) => None,
             taken => taken?,
         };

@@ -34,7 +34,7 @@ mod clock;
 #[cfg(test)]
 mod tests;
 
-/// What encoders of one shard have in common.
+/// A name that the encoders of one shard have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Name {
     /// The key of the index that they read: equal indices have equal keys.
@@ -177,7 +177,7 @@ impl Line {
         woken
     }
 
-    /// As [`take`](Self::take), of claims that may conflict with each other.
+    /// Takes `claims` as [`take`](Self::take) does. These claims may conflict with each other.
     fn want(&mut self, claims: &[Claim]) {
         for claim @ (name, _) in claims {
             if self.taken.get(name) != Some(&None) {

@@ -71,7 +71,7 @@ pub(crate) mod in_memory {
     }
 
     impl Conditions {
-        /// Those with which there is no lease.
+        /// The conditions with which there is no lease.
         pub(crate) const UNUSABLE: [Self; 5] = [
             Self::Ignored,
             Self::IgnoredWhenMade,

@@ -104,7 +104,7 @@ pub(crate) fn directory_of<S: ?Sized + 'static>(_store: &Arc<S>) -> Option<PathB
 }
 
 impl Files {
-    /// Those in `root`.
+    /// Returns the files of the store in `root`.
     #[cfg_attr(
         not(feature = "filesystem"),
         allow(dead_code, reason = "of a store that has them")

@@ -22,7 +22,7 @@ use super::no_panic::no_panic;
 
 type Result<T> = std::result::Result<T, CodecError>;
 
-/// What a codec does with the bytes of a value, through the handles of one kind.
+/// The operations of a codec on the bytes of a value, through the handles of one kind.
 pub(crate) trait Handle {
     /// zarrs' handle to read the bytes.
     type Reader: ?Sized + Send + Sync + 'static;

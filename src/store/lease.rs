@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    /// What a process leaves that is killed, also before it has written its name.
+    /// A killed process leaves such a file, also if it was killed before it had written its name.
     #[test]
     fn a_dead_lease_is_taken_at_once() {
         let directory = tempfile::tempdir().unwrap();

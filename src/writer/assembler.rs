@@ -27,7 +27,7 @@ pub(super) struct Assembler {
     open: BTreeMap<ShardId, Open>,
     /// Buffers for shards that are put together here.
     buffers: Option<Arc<Pool>>,
-    /// Those that the next shards get.
+    /// The buffers that the next shards get.
     prepared: Vec<Lease>,
 }
 
@@ -84,7 +84,7 @@ impl Assembler {
         true
     }
 
-    /// What `encoded`, which is `batch`, means for its shards.
+    /// Adds `encoded`, which is `batch`, to its shards. Returns the work that the shards need then.
     pub(super) fn add(
         &mut self,
         setup: &Setup,
@@ -318,7 +318,7 @@ fn index_of(setup: &Setup, extents: &[Extent]) -> Result<Vec<u8>, String> {
 fn room_for(buffer: &mut Lease, len: usize) -> Result<&mut [u8], String> {
     let buffer = buffer.bytes();
     if let Some(missing) = len.checked_sub(buffer.len()) {
-        // What a foreign chain encodes to can be more than its subchunks.
+        // A foreign chain can encode subchunks to more bytes than the subchunks have.
         buffer
             .try_reserve(missing)
             .map_err(|_| format!("there is no memory for {len} bytes of a shard"))?;

@@ -782,7 +782,7 @@ where
     fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
         let start = self.start.unwrap_or(self.array.shape()[0]);
         let shard_slices = grid.shard_slices() as u64;
-        // As far as anything can be appended behind it.
+        // Numbers of slices must not overflow, as far as anything can be appended behind `start`.
         let numbers = start
             .checked_add(i64::MAX as u64)
             .and_then(|end| end.checked_add(shard_slices));

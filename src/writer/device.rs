@@ -117,7 +117,7 @@ impl Stream {
         // SAFETY: what the caller promises.
         let appended = unsafe { self.append_parts(slice, &mut event.0) };
         if let Err(error) = appended {
-            // What was appended has been read when the caller hears of the error.
+            // The elements that were appended have been read when the caller hears of the error.
             event.wait()?;
             return Err(error);
         }

@@ -145,7 +145,8 @@ fn is_contiguous(shape: &[i64], strides: Option<&[i64]>) -> bool {
         || shape.contains(&0)
 }
 
-/// What `DLPack` calls a data type; `None` if it has no name for the type.
+/// Returns the type code and the bits that `DLPack` has for a data type; `None` if it has no name for the
+/// type.
 fn dlpack_type(data_type: &DataType) -> Option<(DataTypeCode, u8)> {
     use DataTypeCode::{Bfloat, Bool, Complex, Float, Int, UInt};
     let name = data_type.name(ZarrVersion::V3)?;

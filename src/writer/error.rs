@@ -39,7 +39,7 @@ pub enum WriterError {
         needed: usize,
         /// The budget of the [`Options`](crate::Options), in bytes.
         budget: usize,
-        /// What would make the buffers fit.
+        /// The changes that would make the buffers fit.
         advice: String,
     },
     /// The array, its codec or its backend cannot be used.

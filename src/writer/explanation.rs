@@ -1,11 +1,12 @@
-//! What a writer does, and why, in words.
+//! Explains in words what a writer does, and why.
 
 use std::fmt;
 
 use crate::metrics::MemoryEstimate;
 
-/// What an [`ArrayWriter`](super::ArrayWriter) does, and why: its engine, its buffers, how its store takes
-/// shards and metadata, and whether it has a [lease](crate::guide::reference::streaming#leases).
+/// The behaviour of an [`ArrayWriter`](super::ArrayWriter), and the reasons for it: its engine, its buffers,
+/// how its store takes shards and metadata, and whether it has a
+/// [lease](crate::guide::reference::streaming#leases).
 ///
 /// `Display` is for people, and may change in any release.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,7 +20,8 @@ fn slices(count: u8) -> Vec<u8> {
     (1..=count).flat_map(|slice| [slice; SLICE]).collect()
 }
 
-/// What the child finds, as its exit status: 0 if all is as it should be.
+/// Calls the writer in the child. Returns the exit status: 0 if each call says that the process was forked,
+/// or the number of the first call that does not.
 fn in_child(mut writer: ArrayWriter) -> i32 {
     let is_told = |result: Result<(), WriterError>| {
         result.is_err_and(|error| error.to_string().contains("forked"))

@@ -44,7 +44,7 @@ where
     T: ?Sized,
     S: ?Sized + ListableStorageTraits,
 {
-    // Which part of a key is for the index along the first axis?
+    // Find the part of a key that is for the index along the first axis.
     let [here, beside, next] = [(first, 0), (first, 1), (first.wrapping_add(1), 0)]
         .map(|(outer, inner)| key_of(array, outer, inner));
     let [here, beside, next] = [&here, &beside, &next].map(|key| parts(key.as_str()));
@@ -223,7 +223,7 @@ mod tests {
                     let case = format!("{path} {rank} {encoding:?}");
                     assert_eq!(clean(&array, &*store, 2).unwrap(), left.len(), "{case}");
                     assert_eq!(snapshot(&store), expected, "{case}");
-                    // What comes before was not listed.
+                    // The directories of earlier indices were not listed.
                     let lists = store.requests().into_iter();
                     let lists = lists.filter(|request| request.operation == Operation::List);
                     let lists: Vec<String> = lists.map(|request| request.key).collect();

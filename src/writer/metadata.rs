@@ -201,7 +201,7 @@ impl ArrayLength {
                 array.path()
             )));
         }
-        // As zarrs would store it, with the options that the array keeps to itself.
+        // The text is the one that zarrs would store, with the options that the array keeps to itself.
         let scratch = Arc::new(MemoryStore::new());
         array.with_storage(scratch.clone()).store_metadata()?;
         let own = scratch.get(&key)?.unwrap_or_default();
@@ -322,7 +322,8 @@ impl ArrayLength {
         )))
     }
 
-    /// As [`change`](Self::change). Returns whether no other process has changed the metadata meanwhile.
+    /// Tries once what [`change`](Self::change) does. Returns whether the metadata are stored; otherwise
+    /// another process has changed them meanwhile, or they were torn.
     fn try_change(
         &self,
         state: &mut State,

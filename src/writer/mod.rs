@@ -404,7 +404,7 @@ impl Stream {
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
-        // What comes next is written over it.
+        // The elements that come next are written over the incomplete slice.
         self.filled -= partial;
         self.shared.lock().progress.appended_bytes -= partial as u64;
         partial
@@ -454,7 +454,7 @@ impl Stream {
                 let copied = input
                     .read(at, piece)
                     .and_then(|()| next.write(moved, piece));
-                // What was filled is still there.
+                // The elements that were filled in are still there after an error.
                 copied.map_err(|error| WriterError::Device {
                     source: Box::new(error),
                 })?;
@@ -473,7 +473,7 @@ impl Stream {
         self.shared.change(|state| state.grow_now = true);
         let result = self.waiting.until(&self.shared, |state| {
             if let Some(error) = Shared::error(state) {
-                // What is being stored ends first, so that all of it can be tried again.
+                // Storing that has begun ends first, so that all of it can be tried again.
                 let busy = state.growing || state.shards.values().any(|storing| storing.busy);
                 return (!busy).then_some(Err(error));
             }
@@ -645,7 +645,7 @@ impl Stream {
                 self.shared.must_grow(&state),
             )
         };
-        // What is stored is for readers, too.
+        // Readers may read all that is stored: the metadata have to cover it.
         let setup = &self.shared.setup;
         if uncovered && let Err(error) = storing::caught(|| setup.cover(finished_slices)) {
             tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");

@@ -27,7 +27,7 @@ struct Origin {
     bytes: Arc<()>,
 }
 
-/// What owns the bytes.
+/// The owner of the bytes.
 struct Owner {
     output: Arc<dyn Output>,
     range: Range<usize>,

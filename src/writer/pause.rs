@@ -196,7 +196,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<W: Pausing> Look for Mutex<Option<W>> {
-    /// As [`Pausing::look`], unless a call of the application is in the writer.
+    /// Looks at the writer by [`Pausing::look`], unless a call of the application is in the writer.
     fn look(self: Arc<Self>) -> Option<Duration> {
         match self.try_lock() {
             Ok(mut writer) => writer.as_mut()?.look(),

@@ -93,7 +93,7 @@ pub(super) struct Account {
     pub(super) free: usize,
     /// How much of that a writer takes, unless its smallest batches take more.
     pub(super) share: usize,
-    /// What they have reserved.
+    /// The memory that the open writers have reserved.
     pub(super) reserved: Reserved,
 }
 
@@ -131,7 +131,7 @@ impl Account {
 /// How many epochs a batch has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epochs {
-    /// As many, if the application says so.
+    /// The number of epochs that the application asks for, if it asks for one.
     pub(super) asked: Option<usize>,
     /// At most so many, unless a batch is a whole shard epoch that is stored as it is.
     pub(super) most: Option<usize>,
@@ -176,7 +176,7 @@ pub(super) fn plan(
         budget,
         advice: advice(memory, needed, grid, grows, epochs.asked),
     };
-    // Of shards that no machine has room for, it would take long to find divisors.
+    // The search for divisors would take long for shards that no machine has room for.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
     if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
@@ -421,7 +421,7 @@ fn assembly_count(grid: &StreamGrid, candidate: &Candidate) -> usize {
     grid.shards_per_epoch().saturating_mul(candidate.assembled)
 }
 
-/// What the indexes of the shards take that are open, as they are put together and encoded.
+/// Returns the bytes that the indexes of the open shards take, as they are put together and encoded.
 fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
     let of_subchunk = size_of::<zarrs_cuda_engine::layout::Extent>() + 2 * size_of::<u64>();
     encoding

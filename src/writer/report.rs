@@ -62,7 +62,7 @@ impl Progress {
     }
 }
 
-/// What a writer did. `Display` prints a summary for people.
+/// The results of a writer. `Display` prints a summary for people.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct WriterReport {

@@ -1,4 +1,4 @@
-//! What threads share of a writer.
+//! The parts of a writer that its threads share.
 //!
 //! | who | takes | gives |
 //! |---|---|---|
@@ -201,7 +201,7 @@ pub(super) struct State {
     pub(super) progress: Progress,
 }
 
-/// What the threads of a writer share.
+/// The parts of a writer that its threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) setup: Setup,

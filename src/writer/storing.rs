@@ -317,7 +317,7 @@ fn tell(shared: &Shared) {
     }
 }
 
-/// What `work` returns; a panic of the store is an error.
+/// Returns the result of `work`; a panic of the store is an error.
 pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, StorageError>) -> Result<T, StorageError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(StorageError::Other("the store panicked".to_string())))

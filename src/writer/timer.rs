@@ -78,7 +78,7 @@ impl Timer {
                     watched.has_thread = false;
                     return;
                 };
-                // What has ended meanwhile is forgotten.
+                // The wait has a limit, so that writers that have ended meanwhile are forgotten.
                 let wait = next.saturating_duration_since(now).min(PATIENCE);
                 watched = self
                     .changed

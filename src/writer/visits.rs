@@ -1,4 +1,4 @@
-//! Which threads are in a writer, so that its end waits for them.
+//! Counts the threads that are in a writer, so that the end of the writer waits for them.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 

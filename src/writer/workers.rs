@@ -330,7 +330,7 @@ mod tests {
         assert!(workers.lock().threads <= 4);
         drop(go);
         stuck.iter().for_each(wait_for);
-        // As many as may work stay; the others leave at once.
+        // The two threads that may work stay; the others leave at once.
         wait_for(&call(&workers, |_| false));
         let begin = Instant::now();
         while workers.lock().threads > 2 {

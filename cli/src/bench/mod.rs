@@ -43,7 +43,7 @@ pub(crate) struct Args {
     html: Option<PathBuf>,
 }
 
-/// What to do if the directory is at fault.
+/// The remedy of an error whose cause is the directory.
 const ROOM: &str = "name a directory with room for the arrays: zarrs-cuda bench FOLDER";
 /// The chains to measure.
 const CODECS: [&str; 3] = ["none", "zstd:1", "blosc-lz4:5:shuffle"];

@@ -1,7 +1,7 @@
-//! Which chunks of an array are stored, by a listing.
+//! The stored chunks of an array, found by a listing.
 //!
-//! A chunk that is not stored reads as the fill value. So do chunks that lie where no reader looks for
-//! them. The first is legal, the second is an error: see `elsewhere.rs`.
+//! A chunk that is not stored is legal, and reads as the fill value. A chunk that lies where no reader looks
+//! for it reads as the fill value, too, but is an error: see `elsewhere.rs`.
 
 mod beside;
 mod elsewhere;

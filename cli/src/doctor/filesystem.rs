@@ -1,4 +1,4 @@
-//! What the file system of a directory does, and which ways to write are promised on it.
+//! Trials of the file system of a directory, and the ways to write that are promised on this file system.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -37,11 +37,11 @@ const KINDS: [(u64, &str, Kind); 21] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 enum Kind {
-    /// Of one machine.
+    /// A file system of one machine.
     Local,
-    /// Of one machine, and gone after a power failure.
+    /// A file system of one machine, whose files are gone after a power failure.
     Memory,
-    /// Of several machines, or of a program.
+    /// A file system of several machines, or of a program.
     Shared,
     Unknown,
 }
@@ -57,7 +57,7 @@ pub(crate) struct FileSystem {
     path: PathBuf,
     name: String,
     kind: Kind,
-    /// What was tried: a name, and what it took or why it failed.
+    /// The trials. Each has a name, and its result in words or the reason why it failed.
     tried: Vec<(&'static str, Result<String, String>)>,
 }
 

@@ -1,11 +1,11 @@
-//! What the metadata of an array say, for people.
+//! The facts in the metadata of an array, for people.
 
 use super::sharded::Sharded;
 use crate::failure::Failure;
 use indicatif::HumanBytes;
 use serde_json::Value;
 
-/// What the metadata of a sharded array say.
+/// The facts in the metadata of a sharded array.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// In elements.

@@ -1,4 +1,4 @@
-//! What is kept of a shard whose index was read.
+//! The summary that a survey keeps of a shard whose index was read.
 
 use zarrs_cuda::Options;
 use zarrs_cuda::maintenance::{ExtentProblem, Inspection, RecoveryOutcome};
@@ -41,7 +41,7 @@ impl State {
     }
 }
 
-/// What the bytes of a shard are.
+/// The use of a run of bytes of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Unused,
@@ -50,15 +50,15 @@ pub(super) enum Kind {
     Record,
 }
 
-/// What is kept of a shard.
+/// The summary of a shard.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) state: State,
     pub(super) live: u64,
     pub(super) stored: u64,
-    /// What is wrong with it, for people.
+    /// The problem of the shard, for people.
     pub(super) problem: Option<String>,
-    /// What its bytes are, from the front to the back: a kind, and how many bytes.
+    /// The runs of bytes of the shard, from the front to the back: a kind, and the number of bytes.
     pub(super) strip: Vec<(Kind, u64)>,
     /// The size of each subchunk plus one, in C order, 0 for an empty one; nothing if it is not known,
     /// or not kept.
@@ -129,8 +129,8 @@ impl Look {
     }
 }
 
-/// What the bytes of a shard are, from the front to the back. Neighbours are merged where there would be
-/// too many.
+/// Returns the runs of bytes of a shard, from the front to the back. More than [`Look::MOST_RUNS`] runs are
+/// merged into the cells of [`coarse`].
 fn strip(shard: &Inspection) -> Vec<(Kind, u64)> {
     let mut parts: Vec<(u64, u64, Kind)> = Vec::new();
     let subchunks = shard.subchunks.iter().flatten();

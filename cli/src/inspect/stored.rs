@@ -1,4 +1,4 @@
-//! Which objects an array has, by a listing.
+//! The objects of an array, found by a listing.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use crate::open::{Opened, Place, is_missing, no_file};
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
 pub(crate) const FRAME: &str = ".frame";
-/// What the name of each subchunk there ends in.
+/// The extension of the name of each subchunk in such a directory.
 const CHUNK: &str = "chunk";
 
 /// Understands the keys of an array's chunks, or shards.

@@ -21,7 +21,7 @@ pub(super) const MOST_READ: usize = 2_000;
 /// Bytes of pages that describe single subchunks, at most.
 const DETAIL: usize = 6 << 20;
 
-/// What is known of the shards of an array.
+/// The shards of an array, known by a listing and by the indices that were read.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// The number of shards along each axis.

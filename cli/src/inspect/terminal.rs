@@ -15,7 +15,7 @@ use crate::chosen::outside_text;
 const COLUMNS: u64 = 64;
 const ROWS: u64 = 16;
 
-/// What is drawn for a cell without shards, and for one with damaged or torn shards.
+/// The characters of a cell without shards, and of a cell with damaged or torn shards.
 const ABSENT: char = '·';
 const BAD: char = '!';
 /// From the smallest to the largest sizes.
@@ -289,7 +289,7 @@ fn caption(facts: &Facts, grid: &[u64], chosen: [Option<usize>; 2]) -> Option<St
     (!titles.is_empty()).then_some(titles)
 }
 
-/// Which shade a size has.
+/// The scale that maps sizes to shades.
 struct Scale {
     least: u64,
     most: u64,

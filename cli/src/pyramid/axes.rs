@@ -6,7 +6,8 @@ use zarrs_cuda::writer::Axis;
 
 use crate::failure::Failure;
 
-/// What `--axis` says of an axis: `y`, or `y,unit=micrometer,scale=0.325`. The rest is not said.
+/// The value of `--axis`: `y`, or `y,unit=micrometer,scale=0.325`. A member that the value leaves out is
+/// `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AxisArg {
     pub(super) name: String,
@@ -68,7 +69,7 @@ impl AxisArg {
         }
     }
 
-    /// What is not said here, as `other` says it.
+    /// Returns this axis, with the members of `other` in place of those that are `None`.
     fn or(self, other: &Self) -> Self {
         Self {
             name: self.name,

@@ -1,4 +1,4 @@
-//! Which array is level 0, and what its image says of itself.
+//! The array of level 0 of an image, and the description of the image in its metadata.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ pub(super) struct Image {
     pub(super) described: Described,
 }
 
-/// What the metadata of an image say: nothing, if there are none.
+/// The description of an image in its metadata, which is empty if there are no metadata.
 #[derive(Debug, Default)]
 pub(super) struct Described {
     pub(super) axes: Vec<AxisArg>,

@@ -15,7 +15,7 @@ use crate::arguments::Part;
 use crate::progress::{Progress, Unit, bytes_text, counted};
 use crate::stop;
 
-/// What was made.
+/// The result of a run that made the lower levels, or a part of them.
 pub(super) struct Made {
     /// For each level, from the first slice that is new; none for a part.
     reports: Vec<WriterReport>,

@@ -185,7 +185,7 @@ pub(super) fn memory(
             .with_start(0)
             .memory_estimate()?;
         let of_writer = (writer.host + writer.pinned) as u64;
-        // What a window lacks, and the slice that is made of it.
+        // A lower level has buffers for the first slice of a window, and for the slice made of the window.
         bytes += of_writer + slice(&pair[0]) + slice(&pair[1]);
     }
     Ok(bytes)

@@ -183,7 +183,7 @@ pub(super) fn copy(
     })
 }
 
-/// What was copied, and how long it took.
+/// The size of a copy, and the time that the copy took.
 pub(super) struct Copied {
     bytes_decoded: u64,
     time: Duration,

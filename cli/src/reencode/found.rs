@@ -8,7 +8,7 @@ use crate::failure::Failure;
 
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
-/// What is the metadata of an array, of Zarr v2 or v3.
+/// The files that count as metadata of an array, in Zarr v2 and v3.
 pub(super) const METADATA: [&str; 6] = [
     "zarr.json",
     ".zarray",

@@ -1,4 +1,4 @@
-//! Which shards of an incomplete output are whole and current, so that `--resume` keeps them.
+//! Checks which shards of an incomplete output are whole and current, so that `--resume` keeps them.
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};

@@ -39,7 +39,8 @@ pub(super) fn plain(metadata: &Value) -> (String, Map<String, Value>) {
     )
 }
 
-/// What a decoder needs to know of a codec. `is_bytes`: an element has one byte, so it has no order.
+/// Returns the name and the configuration of `codec`, as far as a decoder needs them, with the defaults. If
+/// `is_bytes`, an element has one byte, and so no byte order.
 fn decoding(codec: &Value, is_bytes: bool) -> (String, Map<String, Value>) {
     let (name, mut configuration) = plain(codec);
     for (codec, level) in LEVELS {

@@ -39,7 +39,7 @@ pub(super) struct Target<'a> {
     pub(super) changes: Option<&'a Changes>,
 }
 
-/// What was copied.
+/// The counts of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copied {
     /// Objects of OUT that were written.
@@ -120,13 +120,13 @@ pub(super) fn copy(
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one thread works with.
+/// The state of one thread of a copy.
 struct Thread<'a> {
     source: Source<'a>,
     target: &'a Target<'a>,
     /// Bytes of the shard that is written.
     buffer: Vec<u8>,
-    /// Of the subchunks of the object that is written.
+    /// The places of the subchunks of the object that is written.
     places: Vec<Option<Place>>,
     copied: Copied,
 }

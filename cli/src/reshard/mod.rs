@@ -83,16 +83,16 @@ enum IndexPlace {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum KeyEncoding {
-    /// As c/0/1
+    /// Keys such as c/0/1
     #[value(name = "default/")]
     DefaultSlash,
-    /// As c.0.1
+    /// Keys such as c.0.1
     #[value(name = "default.")]
     DefaultDot,
-    /// As 0/1
+    /// Keys such as 0/1
     #[value(name = "v2/")]
     V2Slash,
-    /// As 0.1
+    /// Keys such as 0.1
     #[value(name = "v2.")]
     V2Dot,
 }
@@ -109,7 +109,7 @@ impl KeyEncoding {
     }
 }
 
-/// What to do when subchunks cannot be moved as they are.
+/// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
 fn refused(message: impl std::fmt::Display, args: &Args) -> Failure {
     Failure::failed(message).with_remedy(format!(
         "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",

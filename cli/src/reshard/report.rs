@@ -1,4 +1,4 @@
-//! What a run did, for people and as JSON.
+//! The report of a run, for people and as JSON.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::open::Place;
 pub(super) struct Done {
     pub(super) copied: Copied,
     pub(super) time: Duration,
-    /// What an object of IN is called, and how many there are.
+    /// The noun for an object of IN, and the number of objects that IN has.
     pub(super) from: &'static str,
     pub(super) stored: u64,
     pub(super) to: &'static str,

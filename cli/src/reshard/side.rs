@@ -119,7 +119,7 @@ impl Side {
         })
     }
 
-    /// What a stored object is called.
+    /// Returns the noun for a stored object.
     pub(super) fn noun(&self) -> &'static str {
         if self.index.is_some() {
             "shard"

@@ -19,7 +19,7 @@ use zarrs_cuda::storage::{Life, Owner};
 const MARKER: &str = "zarr.json.reshard";
 const METADATA: &str = "zarr.json";
 
-/// What OUT was before.
+/// The state of OUT before the run.
 pub(super) enum Before {
     /// Nothing, or an empty directory.
     Empty,

@@ -24,7 +24,7 @@ pub(super) struct Input {
     used: std::sync::mpsc::Sender<Vec<u8>>,
 }
 
-/// What the input has now.
+/// The answer of the input to a request for its next bytes.
 pub(super) enum Piece {
     Bytes(Vec<u8>),
     /// Nothing yet.

@@ -132,7 +132,7 @@ pub(super) fn differences(
     if other.is_equal(one, &region) {
         return Ok(Vec::new());
     }
-    // Which subchunks?
+    // Find the subchunks that differ.
     let subchunk = one.array.subchunk_shape();
     let subchunk: Vec<u64> = match &subchunk {
         Some(subchunk) => subchunk.iter().map(|extent| extent.get()).collect(),

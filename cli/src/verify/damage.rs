@@ -9,9 +9,9 @@ use crate::progress::counted;
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;
 
-/// What is wrong with a shard.
+/// The damage of a shard.
 pub(crate) struct ShardDamage {
-    /// Of the shard as a whole.
+    /// The damage of the shard as a whole.
     shard: Option<String>,
     /// Indices within the shard, and what is wrong.
     pub(crate) subchunks: Vec<(Vec<usize>, String)>,

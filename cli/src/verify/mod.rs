@@ -187,7 +187,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         .saturating_sub(u128::from(seen.decided.into_inner()));
     let looked_at = chosen.looked_at().saturating_sub(undecided);
     let mut lines = Vec::new();
-    // Of a million damaged shards either takes gigabytes: only one is made.
+    // The lines, or the JSON, of a million damaged shards take gigabytes: only one of the two is made.
     let mut damaged: Vec<Value> = Vec::new();
     let mut different: Vec<Value> = Vec::new();
     let (mut bad, mut differ, mut bad_subchunks) = (0_u64, unwritten, 0);

@@ -1,7 +1,7 @@
-//! pcodec, chunk by chunk: zarrs' codec lets the library allocate what the header of a file claims.
+//! Decodes pcodec chunk by chunk: zarrs' codec lets the library allocate what the header of a file claims.
 //!
-//! What a chunk would take is read before the library reads it, from the format that
-//! <https://github.com/pcodec/pcodec> describes.
+//! This module checks how much memory a chunk would take before the library decodes the chunk.
+//! <https://github.com/pcodec/pcodec> describes the format.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -226,10 +226,11 @@ struct Chunk<'a, T> {
 }
 
 impl<'a, T: Number> Chunk<'a, T> {
-    /// What begins the rest of a file; `None` at its end.
+    /// Returns the chunk with which `file`, the rest of a file, begins. Returns `None` at the end of the
+    /// file.
     ///
     /// # Errors
-    /// What is wrong with it, and that it has a dictionary which is not there.
+    /// The defect of the chunk, for example a dictionary that the rest of the file is too short for.
     fn of(file: &'a [u8]) -> Result<Option<Self>, String> {
         const DICTIONARY: u32 = 4;
         let truncated = || "it is truncated".to_string();
@@ -243,7 +244,8 @@ impl<'a, T: Number> Chunk<'a, T> {
             return Err(format!("it has numbers of type {number_type}"));
         }
         let (&[a, b, c], encoded) = rest.split_first_chunk::<3>().ok_or_else(truncated)?;
-        // Of the metadata: 4 bits for the mode, and, if that is a dictionary, 25 for its length.
+        // The metadata begin with 4 bits for the mode. If the mode is a dictionary, 25 bits for its length
+        // follow.
         let mode = encoded
             .first_chunk()
             .map(|bytes| u32::from_le_bytes(*bytes));
@@ -267,7 +269,7 @@ impl<'a, T: Number> Chunk<'a, T> {
     }
 }
 
-/// That an encoder of `count` numbers would have looked so far back.
+/// Checks that an encoder of `count` numbers would look back as far as `delta` does.
 fn check_window(delta: &DeltaEncoding, count: usize) -> Result<(), String> {
     /// The library's own windows are not larger, and may be for fewer numbers.
     const USUAL: usize = 1 << 15;

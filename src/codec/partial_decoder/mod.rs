@@ -53,7 +53,7 @@ impl<H: Handle> PartialDecoder<H> {
         })
     }
 
-    /// What `indexer` asks for, or the answer if there is nothing to read.
+    /// Returns the request for the elements of `indexer`, or the answer if there is nothing to read.
     fn request(
         &self,
         indexer: &dyn Indexer,

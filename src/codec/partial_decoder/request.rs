@@ -1,4 +1,4 @@
-//! What part of a shard is wanted, which subchunks have it, and how each is read.
+//! The wanted part of a shard, the subchunks that have it, and the way in which each is read.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -44,7 +44,7 @@ pub(in crate::codec) struct Request<'a> {
     num_elements: usize,
 }
 
-/// What the inner codecs' partial decoder is asked for one subchunk.
+/// The request to the inner codecs' partial decoder for one subchunk.
 pub(in crate::codec) struct InnerReads<'a> {
     pub(super) extent: &'a Range<usize>,
     pub(super) indexer: Box<dyn Indexer>,
@@ -170,7 +170,8 @@ impl<'a> Request<'a> {
             .collect()
     }
 
-    /// What is asked of the inner codecs for the other subchunks of `group`.
+    /// Returns the requests to the inner codecs' partial decoder for the other subchunks of `group`, which
+    /// are not decoded whole.
     pub(super) fn inner_reads<'g>(
         &self,
         group: &'g [Touched],

@@ -1,6 +1,6 @@
-//! What becomes of the stored shard: it is erased, or written to.
+//! The outcome of an update for the stored shard: the shard is erased, or written to.
 //!
-//! The protocol, and what it promises, is in `docs/reference/updates.md`.
+//! `docs/reference/updates.md` has the protocol and its promises.
 
 use zarrs_codec::{CodecError, CodecOptions};
 
@@ -13,7 +13,7 @@ use zarrs_cuda_engine::layout::placement;
 use zarrs_cuda_engine::layout::placement::{Commit, Rule, Stored};
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
-/// What becomes of the stored shard.
+/// The outcome of an update for the stored shard.
 pub(super) enum Outcome {
     /// It is erased, since every subchunk is empty.
     Erase,
@@ -178,11 +178,11 @@ fn too_dead(
     used: usize,
 ) -> Option<usize> {
     if stored.space.overlaps() {
-        // What is shared cannot be compacted.
+        // Subchunks that share bytes cannot be compacted.
         return None;
     }
     let dead = after.size.saturating_sub(used + target.index.len());
-    // What one update takes for itself would come back with the next one.
+    // The next update would take these bytes again: two records and an index.
     let reserve = 2 * RECORD_LEN + target.index.len();
     let most = target.codec.options.max_dead_fraction() * after.size as f64;
     (dead > reserve && dead as f64 > most).then_some(dead)

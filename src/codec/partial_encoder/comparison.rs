@@ -93,7 +93,7 @@ pub(super) struct Comparison<'a> {
     next: Next,
 }
 
-/// What to read next.
+/// The part of the shard to read next.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     /// The end of the shard: a record, and the index or its copy.
@@ -129,7 +129,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// What to read next, or else the size of the shard.
+    /// Returns the byte ranges to read next. If nothing is left to read, returns the size of the shard as
+    /// `Err`.
     pub(super) fn next(&self) -> Result<Vec<ByteRange>, usize> {
         let index_len = self.target.index.len() as u64;
         let index = ByteRange::FromStart(0, Some(index_len));
@@ -201,7 +202,7 @@ impl<'a> Comparison<'a> {
                 if object.len() != size {
                     return Err(changed());
                 }
-                // As recovery has it: the last one counts.
+                // The last record counts, as for recovery.
                 let last = Record::all(object, self.target.index.len()).next();
                 match last.filter(|record| record.new_end > size as u64) {
                     Some(record) => return Err(interrupted(size, &record)),
@@ -217,7 +218,7 @@ impl<'a> Comparison<'a> {
         self.target.index.is_at_end()
     }
 
-    /// That no subchunk ends behind a shard of `size` bytes, or in its index.
+    /// Checks that no subchunk ends behind a shard of `size` bytes, or in the index of the shard.
     fn check_end(&self, size: usize) -> Result<(), CodecError> {
         let index_len = if self.at_end() {
             self.target.index.len()
@@ -230,7 +231,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// That the index is the one that was read before: at the end of `end`, or in front of it.
+    /// Checks that the index of the shard is the one that was read before. An index at the end of the shard
+    /// is at the end of `end`; an index at the start is the first element of `read`.
     fn compare_index(&self, read: &[ArrayBytesRaw<'_>], end: &[u8]) -> Result<(), CodecError> {
         let index_len = self.target.index.len();
         let index = match read {

@@ -68,7 +68,7 @@ fn updated(
     Ok(Some(encoded.into_owned()))
 }
 
-/// What is written to subchunk `number`: where in it, and the elements.
+/// Returns the places in subchunk `number` that are written to, and the elements for them.
 fn share<'u>(
     update: &'u Update<'_>,
     number: usize,
@@ -90,7 +90,7 @@ fn share<'u>(
         }
         Selection::Points(points) => {
             let points = points.get(&number).map(Vec::as_slice).unwrap_or_default();
-            // Of the points that name one element the last one counts.
+            // Several points may name one element: the last of these points counts.
             let mut last = std::collections::BTreeMap::new();
             for point in points {
                 last.insert(&point.within, point.position as u64);

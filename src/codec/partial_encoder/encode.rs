@@ -1,5 +1,5 @@
-//! What an update changes, encoded: by the engines (`batch.rs`), by zarrs' codecs (`delegated.rs`), or, where
-//! the subchunks are shards, by an update of each of them (`nested.rs`), in which nothing else is decoded.
+//! Encodes the changes of an update: by the engines (`batch.rs`), or by zarrs' codecs (`delegated.rs`).
+//! Subchunks that are shards are updated one by one (`nested.rs`), and nothing else in them is decoded.
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, Indexer};

@@ -16,7 +16,7 @@ pub(super) struct Inner {
     pub(super) fragile: bool,
 }
 
-/// What is written to subchunk `number`: where in it, and the elements.
+/// Returns the places in subchunk `number` that are written to, and the elements for them.
 pub(super) fn share(
     update: &Update<'_>,
     number: usize,

@@ -13,7 +13,7 @@ use crate::store::ranges::Merged;
 /// Ranges that lie closer together than this are read as one.
 const NEAR: u64 = 4 << 10;
 
-/// What to read of a shard: one range for subchunks that are neighbours.
+/// Returns the ranges of a shard to read: one range for subchunks that are neighbours.
 pub(super) fn reads(extents: impl IntoIterator<Item = Range<usize>>) -> Merged {
     Merged::near(NEAR, extents.into_iter().map(range))
 }
@@ -22,7 +22,7 @@ fn range(extent: Range<usize>) -> Range<u64> {
     extent.start as u64..extent.end as u64
 }
 
-/// What was read.
+/// Ranges of a shard, and the bytes that were read there.
 #[derive(Debug, Default)]
 pub(super) struct Fetched<'a> {
     ranges: Merged,
@@ -56,15 +56,15 @@ impl<'a> Fetched<'a> {
         )))
     }
 
-    /// What was read.
+    /// Returns the ranges that were read.
     pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
         self.ranges.byte_ranges()
     }
 
-    /// That `again` are the same bytes, read once more.
+    /// Checks that `again`, a second read of the same ranges, has the same bytes.
     ///
     /// # Errors
-    /// A [refusal](super::refusal) if they have changed.
+    /// A [refusal](super::refusal) if the bytes have changed.
     pub(super) fn compare(&self, again: &[ArrayBytesRaw<'_>]) -> Result<(), CodecError> {
         if again == self.bytes {
             Ok(())

@@ -1,4 +1,4 @@
-//! What becomes of a stored shard when a write to it fails: in its turn, the encoder puts the old index back.
+//! Undoes a write to a stored shard that failed: in its turn, the encoder puts the old index back.
 //!
 //! The rules are those of `recover` (`docs/reference/updates.md`). The encoder knows more than `recover`: the
 //! old index, and the update.
@@ -25,7 +25,7 @@ pub(super) struct Undo {
     overwritten: usize,
 }
 
-/// What is left of a shard.
+/// The state of a shard after a write that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// The shard is as it was, but for so many subchunks that were to be overwritten where they are: each is
@@ -125,7 +125,7 @@ impl<H: Handle> PartialEncoder<H> {
         let behind = behind.get(1..)?;
         let size = old_end + behind.len() as u64;
         let start = usize::try_from(old_end).ok()?;
-        // Of two, the last one says that the shard should be longer.
+        // There may be two records: the last one says that the shard should be longer.
         if let Some(record) = Record::all_at(behind, start, old.len()).next() {
             let tail = behind.len().checked_sub(old.len());
             let tail = tail.and_then(|tail| behind.get(tail..));

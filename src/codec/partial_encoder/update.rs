@@ -80,11 +80,12 @@ impl<'a> Update<'a> {
         })
     }
 
-    /// What must be read: the subchunks of which a part stays. And whether the metadata justify
-    /// their lengths, which they cannot if the inner codecs name no bound.
+    /// Returns the ranges to read, which are those of the subchunks of which a part stays. Also returns
+    /// whether the metadata justify the lengths of these subchunks. They cannot if the inner codecs name no
+    /// bound.
     ///
     /// # Errors
-    /// A [`CodecError`] if one is not as long as its codecs make it.
+    /// A [`CodecError`] if a subchunk is not as long as its codecs make it.
     pub(super) fn reads(&self) -> Result<(Merged, bool), CodecError> {
         let limit = self.target.subchunk_len()?;
         for touched in self.straddled() {

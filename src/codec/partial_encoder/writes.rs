@@ -8,7 +8,7 @@ use super::update::{Changes, Update};
 use zarrs_cuda_engine::layout::placement::Commit;
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record};
 
-/// What one call of the store writes: bytes at offsets, in this order.
+/// The bytes that one call of the store writes, each with its offset, in this order.
 pub(super) type Write = Vec<(u64, Vec<u8>)>;
 
 /// A piece of at least this many bytes is not copied to be one piece with its neighbours.

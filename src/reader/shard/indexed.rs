@@ -83,7 +83,7 @@ impl<S: Source> Indexed<'_, S> {
         if !limit.is_bounded() {
             stored = self.check_ends(stored).await?;
         }
-        // As they lie in the shard.
+        // Subchunks are read in the order in which they lie in the shard.
         stored.sort_by_key(|stored| stored.extent.start);
         Ok(stored)
     }
@@ -419,7 +419,7 @@ impl<S: Source> RowSink for Keeping<'_, S> {
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
         let call = self.indexed.attempt.call;
-        // As many shards are read at once.
+        // The number of shards that are read at once.
         let shards = call.requests.get() / call.requests_of_shard;
         let most = call.settings.subchunk_cache / shards.max(1);
         for (number, source) in (first..).zip(sources) {

@@ -112,7 +112,7 @@ fn all_turns_are_one_after_the_others() {
 
 #[test]
 fn schedules_are_counted_and_states_recognised() {
-    // Whatever order: three times two calls are 6! / (2! 2! 2!) orders.
+    // All orders are possible: three actors with two calls each have 6! / (2! 2! 2!) orders.
     let scenario = || {
         let mut scenario = Scenario::new(Objects::new(), |_| Ok(()));
         for at in 0..3 {
@@ -245,7 +245,8 @@ fn half_a_value_is_erased() {
     assert!(violation.what.contains("None after"), "{violation}");
 }
 
-/// What is listed while somebody sets `b` and erases another key, one after the other.
+/// Returns all results that a listing can have while another actor sets `b` and erases the key `erased`, one
+/// after the other.
 fn lists(listing: Listing, erased: &str, sets_first: bool) -> Vec<String> {
     let lists = Mutex::new(BTreeSet::new());
     let scenario = Scenario::new(objects(&[("f/a", b""), ("f/c", b"")]), |_| Ok(()));
@@ -282,12 +283,12 @@ fn a_listing_that_takes_time() {
     use Listing::{Ascending, AtOnce, Checked, Descending};
     assert_eq!(lists(AtOnce, "f/a", false), ["ac", "bc", "c"]);
     assert_eq!(lists(AtOnce, "f/c", false), ["a", "ab", "ac"]);
-    // What was erased and what was set later are both seen.
+    // A key that was erased and a key that was set later are both seen.
     assert_eq!(lists(Ascending, "f/a", false), ["abc", "ac", "bc", "c"]);
     assert_eq!(lists(Ascending, "f/c", false), ["a", "ab", "ac"]);
     assert_eq!(lists(Descending, "f/a", false), ["ac", "bc", "c"]);
     assert_eq!(lists(Descending, "f/c", false), ["a", "ab", "abc", "ac"]);
-    // What was set before something was erased is not seen, nor what was erased.
+    // A key that was set before another one was erased is not seen, nor is the erased key.
     assert_eq!(lists(AtOnce, "f/a", true), ["abc", "ac", "bc"]);
     assert_eq!(lists(Checked, "f/a", true), ["abc", "ac", "bc", "c"]);
 }
@@ -504,7 +505,7 @@ fn two_consolidators_lose_updates() {
     scenario.explore().unwrap();
 }
 
-/// What recognises states changes neither what is found nor how many orders there are.
+/// The recognition of states changes neither the violation that is found nor the number of orders.
 #[test]
 fn with_states_and_without() {
     let scenario = || {

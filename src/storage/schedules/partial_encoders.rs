@@ -23,7 +23,7 @@ use crate::options::{Options, WriteStrategy};
 
 /// Elements of a subchunk.
 const LEN: u64 = 2;
-/// Of a shard.
+/// Subchunks of a shard.
 const SUBCHUNKS: u64 = 3;
 
 /// Tests run at the same time, and their shards have the same names for turns: an encoder must not wait
@@ -173,7 +173,7 @@ impl Shards {
     }
 }
 
-/// What a writer stores, and where.
+/// The elements that a writer stores, and their place.
 type Part = (std::ops::Range<u64>, &'static [u8]);
 
 /// A writer for each of `parts`, with the codec of the same place in `writers`. None of them may fail, and
@@ -282,7 +282,7 @@ fn without_turns_data_are_lost() {
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
             let one = Shards::new(strategy, location, &zstd());
-            // What is stored does not say which elements are missing.
+            // The stored shard does not say which elements are missing.
             let mut other = one.clone();
             other.fill_value = FillValue::from(1_u8);
             let explored = scenario(&[one, other], Objects::new(), [0; 6], parts).explore();

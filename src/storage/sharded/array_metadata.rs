@@ -81,7 +81,7 @@ impl Configuration {
         configuration
     }
 
-    /// As an element of `storage_transformers`.
+    /// Returns the configuration as an element of `storage_transformers`.
     fn metadata(&self) -> String {
         format!(
             r#"{{"name":"{NAME}","configuration":{}}}"#,
@@ -109,7 +109,7 @@ pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<Strin
         return Ok(None);
     }
     let hidden = document.without_first().ok_or(MALFORMED)?;
-    // Of a member that is there twice, the last was understood.
+    // A member may be there twice: the parser understands the last one.
     match ArrayDocument::parse(hidden.as_bytes()).map(|document| document.configuration()) {
         Some(Ok(None)) => Ok(Some(hidden)),
         _ => Err(format!("it has {TRANSFORMERS:?} more than once")),

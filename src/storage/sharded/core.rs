@@ -29,17 +29,17 @@ const LARGEST: u64 = i64::MAX.cast_unsigned();
 /// How often a read that a write interfered with is tried again before it waits for its turn.
 const ATTEMPTS: usize = 3;
 
-/// What some ranges of bytes of a chunk are wanted of: its number in its shard, and the ranges.
+/// The wanted ranges of bytes of a chunk: the number of the chunk in its shard, and the ranges.
 pub(super) type Wanted = (usize, Vec<ByteRange>);
 
 /// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) enum Place {
-    /// That of a chunk: its shard, and its number in it, in C order.
+    /// The key of a chunk: its shard, and its number in the shard, in C order.
     Chunk(ChunkKey, usize),
-    /// That of the metadata of the array.
+    /// The key of the metadata of the array.
     Metadata,
-    /// Any other, which is passed on.
+    /// Any other key, which is passed on.
     Elsewhere,
 }
 
@@ -47,7 +47,7 @@ pub(in crate::storage) enum Place {
 #[derive(Debug)]
 pub(in crate::storage) struct Core {
     configuration: Configuration,
-    /// Of the metadata of the array, if they are seen differently.
+    /// The key of the metadata of the array, if the adapter shows them differently.
     metadata: Option<StoreKey>,
     pub(super) keys: ChunkKeys,
     pub(super) grid: ShardGrid,
@@ -59,7 +59,7 @@ pub(in crate::storage) struct Core {
 }
 
 impl Core {
-    /// Of the array at `path`.
+    /// Returns the core of an adapter for the array at `path`.
     ///
     /// # Errors
     /// [`Error::Create`] if the configuration is not one of shards that this machine can address.
@@ -236,7 +236,8 @@ impl Core {
         Ok(groups.into_values().collect())
     }
 
-    /// What a group asks for, each with its position in what was asked for.
+    /// Reads the ranges of a group. Returns the bytes of each range, if its chunk exists, with the position
+    /// of the range in the request of the caller.
     pub(super) async fn get_group<R: Reads + TakesTurns>(
         &self,
         store: &R,
@@ -269,8 +270,8 @@ impl Core {
         Ok(all)
     }
 
-    /// What is `wanted` of the chunks of a shard, all of one state of it. `None` for chunks that there
-    /// are not.
+    /// Reads the `wanted` ranges of the chunks of a shard, all from one state of the shard. Returns `None`
+    /// for a chunk that does not exist.
     pub(super) async fn read<R: Reads + TakesTurns>(
         &self,
         store: &R,
@@ -403,8 +404,8 @@ impl Core {
         }
     }
 
-    /// What is `wanted` of the chunks of a shard with this index, in one request; `None` if there is no
-    /// shard.
+    /// Reads the `wanted` ranges of the chunks of a shard with this index, by one request. Returns `None` if
+    /// there is no shard.
     async fn read_with<R: Reads>(
         &self,
         store: &R,
@@ -505,7 +506,7 @@ impl Core {
 pub(super) struct Group {
     object: StoreKey,
     is_shard: bool,
-    /// Of each chunk the ranges, and where each is in what was asked for.
+    /// For each chunk, the ranges, and the position of each range in the request of the caller.
     wanted: BTreeMap<usize, (Vec<ByteRange>, Vec<usize>)>,
 }
 

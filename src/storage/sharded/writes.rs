@@ -256,7 +256,7 @@ impl Core {
         }
         for key in store.list_prefix(&underlying).await? {
             let Some(shard) = self.keys.parse(key.as_str()) else {
-                // What is listed with the prefix is erased with it, whatever it is.
+                // A key that is listed with the prefix is erased with the prefix, whatever the key is.
                 if key.has_prefix(prefix) {
                     store.erase(&key).await?;
                 }

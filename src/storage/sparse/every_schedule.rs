@@ -60,7 +60,7 @@ impl ReplacesShards for ByRename<'_> {
     }
 }
 
-/// What there is before anybody acts. Values are small numbers; `None` is an empty subchunk.
+/// The shard and its frame before any actor acts. Values are small numbers; `None` is an empty subchunk.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     shard: Option<[Option<u8>; 2]>,
@@ -121,7 +121,7 @@ struct Subject {
     /// Writers have seen the marker of the array before. A look for the marker is another call.
     knows_marker: bool,
     packing: Packing,
-    /// Of shards, without frames.
+    /// The reader of shards, without frames.
     boxes: ArrayReader<()>,
     processes: Vec<SparseArray>,
     /// How many names of versions each has given.
@@ -242,7 +242,7 @@ impl Subject {
         Ok(done.map_or(0, |done| done.versions))
     }
 
-    /// Those who act will find `before`.
+    /// Returns a scenario whose actors will find `before`.
     fn scenario(&self, before: Before) -> Scenario<'_> {
         let scenario = Scenario::new(self.objects(&before), move |ending| {
             self.judge(&before, ending)
@@ -367,7 +367,7 @@ impl Subject {
         }
     }
 
-    /// What chunks with these elements hold.
+    /// Returns the values of the chunks that have these elements.
     fn values(&self, elements: &[u8]) -> Vec<Value> {
         let chunks = elements.chunks(4).enumerate();
         let value = |(chunk, elements): (usize, &[u8])| match elements[0] {
@@ -510,7 +510,7 @@ const WHOLE: Promises = Promises {
     silent: MAY_FAIL,
 };
 
-/// What stores do and do not promise: object stores, file systems, and some that are worse.
+/// Returns the promises of stores: object stores, file systems, and some that are worse.
 fn stores() -> Vec<(Replacing, Promises)> {
     let torn = |listing, replacing: Replacing, backwards| {
         let torn = match replacing {
@@ -522,7 +522,8 @@ fn stores() -> Vec<(Replacing, Promises)> {
             listing,
             torn: Some(torn),
             backwards,
-            // As `on_filesystem` has it. A second listing of each write, key by key, would be too many orders.
+            // Other listings report their failures, as those of `on_filesystem` do. A second listing of each
+            // write, key by key, would be too many orders.
             silent: MAY_FAIL.filter(|_| listing == Listing::AtOnce),
             ..WHOLE
         };
@@ -982,7 +983,7 @@ fn a_deletion_that_comes_late() {
     at_least(&explored, 50);
 }
 
-/// What listings that fail, and do not say so, make of a writer, with a consolidation beside it or not.
+/// Explores a writer whose listings fail without an error, with a consolidation beside it or not.
 fn silent(
     silence: (Silence, usize),
     before: Before,
@@ -1074,7 +1075,8 @@ fn keys_are_listed() {
     }
 }
 
-/// What the protocol does not promise: these are found, so the checks can fail.
+/// Returns a violation that the protocol does not exclude. The exploration finds the violation, so the checks
+/// can fail.
 fn violated(what: &str, scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Violation {
     let subject = Subject::new(Sizes::Different, Replacing::Set, WHOLE);
     let found = scenario(&subject).explore();

@@ -37,7 +37,7 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 use crate::storage::chunk_keys::ChunkKeys;
 use crate::store::files::NOT_UTF_8;
 
-/// What the name of a directory of a frame has behind the key of its shard.
+/// The suffix that makes the name of a frame's directory from the key of its shard.
 const FRAME: &str = ".frame";
 const CHUNK: &str = "chunk";
 const RECEIPT: &str = "packed";
@@ -203,8 +203,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// What `keys` say, which are under `frame`. Those that are not names of objects of a frame, or of
-    /// subchunks that the shard does not have, are left out; those that are not UTF-8 are counted.
+    /// Returns the listing of `keys`, which are under `frame`. Names that no object of a frame has are left
+    /// out, and so are names of subchunks that the shard does not have. Names that are not UTF-8 are counted.
     pub(super) fn of<'a>(
         frame: &StorePrefix,
         keys: impl IntoIterator<Item = &'a StoreKey>,
@@ -285,12 +285,12 @@ impl Listing {
     }
 }
 
-/// What an object of a frame says of its subchunk.
+/// The content of an object of a frame: one version of a subchunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// It is this, encoded.
+    /// The subchunk, encoded.
     Data(Bytes),
-    /// It is empty.
+    /// The subchunk is empty.
     Tombstone,
 }
 
@@ -326,7 +326,7 @@ impl Entry {
         Ok(object.into())
     }
 
-    /// What `object` says; `None` if it is not whole.
+    /// Decodes `object`. Returns `None` if the object is not whole.
     pub(super) fn decode(object: &Bytes) -> Option<Self> {
         let (checked, checksum) = object.split_last_chunk::<4>()?;
         let (data, [m, a, g, kind, len @ ..]) = checked.split_last_chunk::<12>()?;

@@ -24,7 +24,7 @@ struct Kept {
     listing: Arc<Listing>,
 }
 
-/// What is known about a frame.
+/// The kept listing of a frame, if it is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recent {
     /// Nothing is ever kept.

@@ -1,7 +1,7 @@
 //! The metadata of a sharded array, as that of an unsharded one with a chunk for each subchunk.
 //!
-//! Of the stored text the values of `chunk_grid` and `codecs` are others, and nothing else: the chunk
-//! shape is that of the subchunks, and the codecs are those within the sharding codec.
+//! The stored text gets other values of `chunk_grid` and `codecs`, and no other change: the chunk shape is
+//! that of the subchunks, and the codecs are those within the sharding codec.
 
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ use crate::shard::sharding::Sharding;
 #[derive(Clone, Debug)]
 pub(super) struct ShardedArray {
     pub(super) shards: Arc<Sharding>,
-    /// Of its chunk keys.
+    /// The encoding of the array's chunk keys.
     pub(super) encoding: Encoding,
 }
 
 impl ShardedArray {
-    /// That the array at `path`, of which the metadata is `stored` at `key` now, still has it. What is
-    /// done with the shards of another would be wrong.
+    /// Checks that the array at `path`, whose metadata is `stored` at `key` now, still has this sharding.
+    /// Work on the shards of another array would be wrong.
     ///
     /// # Errors
-    /// [`StorageError::Other`] if it has not; [`StorageError::InvalidMetadata`].
+    /// [`StorageError::Other`] if the array has another sharding; [`StorageError::InvalidMetadata`].
     pub(super) fn check(
         &self,
         key: &StoreKey,
@@ -179,9 +179,10 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
     Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
 }
 
-/// What keeps subchunks ours that are shards themselves, of the array that is `stored` at `key`, also
-/// where nothing is registered: zarrs' own codec panics on some corrupted shards. `None` if they are no
-/// shards, or are left to a codec that somebody else registered.
+/// Returns the claim that keeps nested shards ours: the subchunks that are shards themselves, of the array
+/// that is `stored` at `key`. The claim also holds where nothing is registered: zarrs' own codec panics on
+/// some corrupted shards. Returns `None` if the subchunks are no shards, or are left to a codec that somebody
+/// else registered.
 pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<Claim>, StorageError> {
     let invalid =
         |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());
@@ -286,7 +287,7 @@ mod tests {
             .replace("[6, 5]", "[60, 5]")
             .replace("\"codecs\": 1", "\"made by\": \"a test\"");
         let array = array_of(&key(), &path(), new.as_bytes()).unwrap();
-        // As zarrs writes it.
+        // The metadata as zarrs writes them.
         let written = serde_json::to_string(array.metadata()).unwrap();
         for new in [new, written] {
             let stored = stored_for(&key(), &path(), STORED.as_bytes(), new.as_bytes()).unwrap();

@@ -146,7 +146,7 @@ struct SparseArray {
 type Rename = Arc<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
-    /// That at `path`, as it is stored.
+    /// Opens the array at `path`, as it is stored.
     async fn open<O: Reads>(store: &O, path: &str) -> Result<Self, Error> {
         let node = node_path(path)?;
         let key = meta_key_v3(&node);

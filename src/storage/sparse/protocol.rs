@@ -186,7 +186,8 @@ impl Frames {
         self.len.most().unwrap_or(u64::MAX)
     }
 
-    /// What an object of a frame says; `None` if it is not whole, or has more data than a subchunk can have.
+    /// Decodes an object of a frame. Returns `None` if the object is not whole, or has more data than a
+    /// subchunk can have.
     fn entry(&self, object: &Bytes) -> Option<Entry> {
         let is_possible = object.len() as u64 <= self.most_of_object();
         is_possible.then(|| Entry::decode(object)).flatten()
@@ -809,7 +810,7 @@ impl Frames {
         subchunks: &mut [Option<Entry>],
     ) -> Result<u64, StorageError> {
         if subchunks.iter().all(Option::is_some) {
-            // Whatever the shard is, nothing of it is needed.
+            // No subchunk is needed from the shard, whatever the shard is.
             return Ok(store.size(shard).await?.unwrap_or(0));
         }
         let unusable = |error: StorageError| {
@@ -854,7 +855,7 @@ impl Frames {
                 "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}"
             ))));
         }
-        // What lies together is read together.
+        // Subchunks that lie together are read together.
         let merged = Merged::of(missing.iter().map(|(_, range)| range.clone()));
         let read = if merged.is_empty() {
             Vec::new()
@@ -903,7 +904,7 @@ impl Versions {
     }
 }
 
-/// What the versions of a subchunk that were listed come to.
+/// The result of reading the listed versions of a subchunk.
 pub(super) enum Found {
     Valid(Entry),
     /// None of them is valid.

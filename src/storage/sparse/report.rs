@@ -1,8 +1,8 @@
-//! What consolidations did.
+//! Reports of consolidations.
 
 use std::fmt;
 
-/// What a consolidation did to a shard.
+/// The result of the consolidation of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Consolidation {

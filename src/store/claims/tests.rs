@@ -22,7 +22,7 @@ fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed) as u64
 }
 
-/// What another thread gets, which has no turn.
+/// Tries to take `claims` on another thread, which has no turn.
 fn elsewhere(claims: &[Claim], limit: Duration) -> Result<(), NoTurn> {
     thread::scope(|scope| {
         let taken = scope.spawn(|| take_blocking(claims, limit).map(drop));
@@ -132,7 +132,7 @@ fn encoders_that_share_do_not_get_ahead() {
 fn a_forked_child_has_a_line_of_its_own() {
     let one = number();
     let turn = take_blocking(&alone(one), LONG).unwrap();
-    // What another thread may be doing when this one forks.
+    // The line is locked, as another thread may have locked it when this one forks.
     let locked = Process::this().line();
     // SAFETY: the child calls nothing that needs other threads, and ends without returning.
     let child = unsafe { libc::fork() };

@@ -785,7 +785,7 @@ where
             .collect();
         let mut builder = self.array().builder();
         if number > 0 {
-            // What an application has noted of level 0 is not true of the others.
+            // Attributes that an application has set on level 0 are not true of the other levels.
             builder.attributes(serde_json::Map::new());
             builder
                 .shape(shape)

@@ -81,7 +81,7 @@ use image::Image;
 #[derive(Debug)]
 pub struct MultiscaleWriter {
     image: Kept<Image>,
-    /// Of each level, from level 0 on.
+    /// The shared state of the writer of each level, from level 0 on.
     shared: Vec<Arc<Shared>>,
     memory: MemoryEstimate,
 }

@@ -9,7 +9,7 @@ use super::Reduction;
 use super::axis::Axis;
 use super::made_from::MadeFrom;
 
-/// What an image's group says of it, but for the shapes of its arrays.
+/// The description of an image in its group, but for the shapes of its arrays.
 #[derive(Clone, Debug)]
 pub(super) struct Description<'a> {
     pub(super) axes: &'a [Axis],
@@ -34,7 +34,7 @@ const MADE_FROM: &str = "made_from";
 /// How levels are made, in an image's own metadata.
 const METHOD: &str = "zarrs_cuda::writer::MultiscaleWriter";
 
-/// What the attributes of a group say of the levels of the image whose level 0 has the name `name`.
+/// The levels of the image whose level 0 has the name `name`, as the attributes of a group describe them.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Described {
     pub(super) name: Option<String>,

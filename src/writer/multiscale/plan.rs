@@ -41,7 +41,7 @@ pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) threads: NonZeroUsize,
     /// The group of the image, with its new description.
     pub(super) group: Group<TStorage>,
-    /// What the stored description says.
+    /// The levels, as the stored description describes them.
     pub(super) described: Described,
     /// How long calls of all levels wait.
     pub(super) waiting: Arc<Waiting>,
@@ -60,7 +60,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         }
     }
 
-    /// What the new description says of the levels.
+    /// Returns the levels, as the new description describes them.
     pub(super) fn describes(&self) -> Described {
         let path = self.arrays[0].path().as_str();
         let (_, name) = path.rsplit_once('/').unwrap_or(("", path));

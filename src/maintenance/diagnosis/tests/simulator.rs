@@ -108,7 +108,7 @@ impl Kind {
         }
     }
 
-    /// What a reader finds in `object`.
+    /// Returns the subchunks that a reader finds in `object`, or `None` if the index does not decode.
     pub(super) fn read(self, object: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
         let extents = self.decode(&object[self.index_in(object)], object.len() as u64)?;
         let subchunk = |extent: Option<Range<usize>>| extent.map(|extent| object[extent].to_vec());
@@ -148,7 +148,7 @@ pub(super) fn total(writes: &[Write]) -> usize {
     writes.iter().flatten().map(|(_, bytes)| bytes.len()).sum()
 }
 
-/// Which of the updates of `docs/reference/updates.md` one is.
+/// The kind of an update, from `docs/reference/updates.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     DataOnly,
@@ -168,7 +168,7 @@ pub(super) struct Update {
     pub(super) after: Vec<Option<Vec<u8>>>,
 }
 
-/// Which bytes of a shard are live.
+/// Returns for each byte of a shard whether the byte is live.
 fn live(kind: Kind, object: &[u8], extents: &[Option<Range<usize>>]) -> Vec<bool> {
     let mut live = vec![false; object.len()];
     live[kind.index_in(object)].fill(true);

@@ -28,7 +28,7 @@ fn kinds() -> Vec<Kind> {
     kinds
 }
 
-/// What an update that was torn may leave behind for readers.
+/// The shards that a torn update may leave behind for readers.
 struct Promise<'a> {
     kind: Kind,
     before: Option<Vec<Option<Vec<u8>>>>,
@@ -72,7 +72,7 @@ impl Promise<'_> {
     }
 }
 
-/// What recovery does to an object: the writes, or that it is erased.
+/// Returns the write by which recovery repairs `object`, or `None` if recovery erases `object`.
 fn repair(kind: Kind, object: &[u8]) -> Result<Option<Write>, String> {
     match kind.diagnose(object) {
         Diagnosis::Intact => Ok(Some(Vec::new())),
