@@ -83,8 +83,8 @@ pub(crate) fn write(
     Ok(changes.into_iter().flatten().collect())
 }
 
-/// As [`write`], of objects: what is changed in part is got before, several at once, and the new values are put
-/// after.
+/// Writes the boxes of `batch` to objects. Objects that change in part are got before, several at once, and the new
+/// values are put after.
 pub(crate) fn write_objects(
     opened: &Opened,
     objects: &Objects,
@@ -117,7 +117,7 @@ pub(crate) fn store_file(files: &Files, key: &str, value: Option<&Value<'_>>) ->
     done.map_err(|error| Error::store(doing, key, &error.into()))
 }
 
-/// As [`write`], by updating shards where they are stored.
+/// Writes the boxes of `batch` by updating shards where they are stored.
 pub(crate) fn write_in_place(
     opened: &Opened,
     files: &Arc<Files>,

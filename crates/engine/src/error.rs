@@ -1,4 +1,4 @@
-//! What can go wrong in an engine, with the numbers that a person needs to find out why.
+//! Errors of engines, with the numbers that a person needs to find the cause.
 
 use std::error::Error;
 use std::fmt;
@@ -138,7 +138,7 @@ pub enum Fault {
 /// An operation of a device, or of its driver, failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError {
-    /// What was being done, to what, with which numbers.
+    /// The operation that failed, with its object and its numbers.
     pub operation: String,
     /// The ordinal of the device, where one was chosen.
     pub device: Option<usize>,

@@ -32,7 +32,7 @@ pub struct KnownChain {
     pub order: Vec<usize>,
     /// Reverse every group of this many bytes; 1 leaves them as they are.
     pub swap: usize,
-    /// What is done to the bytes, in the order of encoding.
+    /// The codecs that encode the bytes, in the order of encoding.
     pub stages: Vec<Stage>,
 }
 

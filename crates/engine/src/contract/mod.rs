@@ -140,7 +140,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
         false
     }
 
-    /// What the first shard waits for, unless everything is ready.
+    /// Returns a description of the work that the first shard waits for. Returns `None` if
+    /// everything is ready.
     fn first_wait(&self) -> Option<String> {
         None
     }

@@ -52,7 +52,7 @@ pub struct StreamJob {
     pub inputs: usize,
     /// How many encoded batches there can be at once.
     pub outputs: usize,
-    /// Which of these buffers are lent, if some are. Only the host lends buffers.
+    /// The lending of these buffers, if some are lent. Only the host lends buffers.
     pub lending: Option<Lending>,
     /// From what its slices may be [reduced](StreamEngine::reduce), if the device of another stream
     /// has that.

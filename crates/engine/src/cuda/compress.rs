@@ -72,7 +72,8 @@ fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: Device
     }
 }
 
-/// As [`compress`], for subchunks that are compressed at once.
+/// Enqueues the compression of subchunks that are compressed at once. The arguments are those of
+/// [`compress`].
 fn compress_some(
     session: &Session<'_>,
     prepared: &Prepared,

@@ -171,7 +171,8 @@ impl Default for Copiers {
 }
 
 impl Copiers {
-    /// As many threads as `processors`, up to a limit. Each calls `start` first.
+    /// Returns copiers with `processors` threads, the caller among them: at least two, and at most
+    /// the limit of a [`Crew`]. Each thread but the caller calls `start` first.
     pub(super) fn on(processors: usize, start: impl Fn() + Send + Sync + 'static) -> Self {
         // One at least, since the caller may run elsewhere.
         let crew = Crew::on(NAME, processors.max(2));
@@ -200,10 +201,10 @@ impl Copiers {
         self.run_with(copies, None, threads, || ());
     }
 
-    /// As [`run`](Self::run), where some copies write to `fresh`: makes the pages that these copies
-    /// need, and meanwhile the pages that the next copies probably need, of about `soon` bytes.
-    /// Nothing will be written from `end` on. The calling thread does `work` first, and helps when
-    /// `work` is done. Returns the result of `work`.
+    /// Performs `copies` like [`run`](Self::run), where some copies write to `fresh`. Makes the
+    /// pages that these copies need. Meanwhile makes the pages that the next copies probably need,
+    /// of about `soon` bytes. Nothing will be written from `end` on. The calling thread does `work`
+    /// first, and helps when `work` is done. Returns the result of `work`.
     ///
     /// # Safety
     /// The memory of `fresh` is allocated. Nothing but copies of this function wrote to it, or

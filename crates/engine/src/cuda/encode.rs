@@ -502,7 +502,8 @@ impl Encoder<'_, '_> {
         self.copy_while(copies, end, |_| ());
     }
 
-    /// As [`copy`](Self::copy). This thread does `work` first, which does not write to the shard.
+    /// Performs `copies` like [`copy`](Self::copy), but this thread does `work` first. `work` does
+    /// not write to the shard.
     fn copy_while<T>(
         &mut self,
         copies: &[Copy<'_>],

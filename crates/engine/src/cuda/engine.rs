@@ -116,10 +116,11 @@ impl CudaEngine {
         self.kind_of_batches(grid, chain, most)
     }
 
-    /// As [`kind`](Self::kind), where at most `most` subchunks are compressed at once.
+    /// Returns the prepared kind like [`kind`](Self::kind), with at most `most` subchunks
+    /// compressed at once.
     ///
     /// # Errors
-    /// As for [`kind`](Self::kind).
+    /// The errors are those of [`kind`](Self::kind).
     pub fn kind_of_batches(
         &self,
         grid: &SubchunkGrid,

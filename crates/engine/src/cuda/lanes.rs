@@ -269,7 +269,7 @@ impl Devices {
         Self::on_machine(drivers, Path::new(numa::SYSFS))
     }
 
-    /// As [`new`](Self::new), on the machine that `sysfs` describes.
+    /// Returns the devices of `drivers`, on the machine that `sysfs` describes.
     pub(super) fn on_machine(drivers: Vec<Arc<dyn Driver>>, sysfs: &Path) -> Arc<Self> {
         let addresses: Vec<_> = drivers.iter().map(|driver| driver.device().pci).collect();
         let nodes = numa::nodes(sysfs, &addresses);
@@ -361,7 +361,8 @@ impl Devices {
         result
     }
 
-    /// What the first shard on a device waits for, unless everything is ready. Takes no lock.
+    /// Returns a description of the work that the first shard on a device waits for. Returns `None`
+    /// if everything is ready. Takes no lock.
     pub(super) fn first_wait(&self, limits: &Limits) -> Option<String> {
         let usable = self.usable(limits).ok()?;
         let uncompiled = |index: usize| self.devices[index].driver().uncompiled();
@@ -373,7 +374,7 @@ impl Devices {
         })
     }
 
-    /// What the driver says about each device. Takes no lock.
+    /// Returns the driver's description of each device. Takes no lock.
     pub fn infos(&self) -> impl Iterator<Item = &DeviceInfo> {
         self.devices.iter().map(|device| device.info())
     }

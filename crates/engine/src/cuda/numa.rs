@@ -93,8 +93,8 @@ pub(super) fn nodes(sysfs: &Path, devices: &[Option<PciAddress>]) -> Vec<Option<
     of_devices.collect()
 }
 
-/// As [`nodes`], for a process that may use the processors `allowed`. Returns the number of each
-/// node, and its processors that the process may use.
+/// Returns the node of each device like [`nodes`], for a process that may use the processors
+/// `allowed`. A node is returned as its number, and its processors that the process may use.
 fn places(
     sysfs: &Path,
     allowed: &[usize],

@@ -124,7 +124,7 @@ pub struct Sizing {
     pub(super) capacity: Capacity,
 }
 
-/// Which compressors run on devices, and where their library is.
+/// The compressors that run on devices, and the file of their library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compressors {
     pub levels: HighestLevels,
@@ -244,7 +244,7 @@ impl ShardKind {
         )
     }
 
-    /// As [`Sizing::within`], but with cached results.
+    /// Returns the sizing of [`Sizing::within`], from a cache if it was made before.
     pub(super) fn sizing(&self, most: BufferBytes, tuning: Tuning) -> Result<Arc<Sizing>, String> {
         let asked = (most, tuning);
         let found = self.sizings.get_or::<Infallible>(

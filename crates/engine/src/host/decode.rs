@@ -15,7 +15,7 @@ use crate::subchunk::scatter::swap_bytes;
 use crate::subchunk::scratch::Buffers;
 use crate::subchunk::stages;
 
-/// What the memory is for, in errors.
+/// The purpose of the memory, in errors.
 const OUTPUT: &str = "a decoded shard";
 
 pub(super) fn decode(

@@ -24,7 +24,7 @@ fn most_in_cache(job: &Job<'_>) -> usize {
     (CACHE / job.grid.subchunk_bytes()).max(1)
 }
 
-/// What the memory is for, in errors.
+/// The purpose of the memory, in errors.
 const OUTPUT: &str = "an encoded shard";
 
 pub(super) fn encode(

@@ -1,5 +1,6 @@
-//! What the machine allows: the same scatter and the same library calls for every subchunk, into
-//! warm buffers of each thread, and nothing kept. The benchmark's yardstick.
+//! The limit of the machine, which is the benchmark's yardstick. Every subchunk takes the same
+//! scatter and the same library calls as in the engine. The calls write to warm buffers of each
+//! thread, and nothing is kept.
 
 use super::encode::{compress_schedule, copy_schedule};
 use crate::contract::{Chain, EngineError, Job};

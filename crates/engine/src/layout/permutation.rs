@@ -44,7 +44,7 @@ impl fmt::Display for PermutationError {
 
 impl std::error::Error for PermutationError {}
 
-/// What one axis adds to the place of a subchunk.
+/// The digit of one axis, which determines what the axis adds to the place of a subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiftedDigit {
     /// How many subchunks there are along the axis.
@@ -127,7 +127,7 @@ impl ShardPermutation {
         })
     }
 
-    /// What each axis adds, fastest first. Axes with one subchunk add nothing.
+    /// Returns the digit of each axis, fastest first. Axes with one subchunk have no digit.
     pub(crate) fn digits(&self) -> &[LiftedDigit] {
         &self.digits
     }
@@ -173,7 +173,8 @@ pub(crate) mod tests {
         })
     }
 
-    /// As the definition has it: the number of the shard, then the number within.
+    /// Returns the place of subchunk `number` by the definition: the number of its shard, then its
+    /// number within the shard.
     pub(crate) fn naive(subchunks: &[usize], per_shard: &[usize], mut number: usize) -> usize {
         let mut coordinates = vec![0; subchunks.len()];
         for axis in (0..subchunks.len()).rev() {

@@ -99,7 +99,7 @@ impl Stored<'_> {
 
 /// Find places for `changes` of the shard `stored`.
 pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Placement, TooLarge> {
-    // Which bytes are whose cannot be said where subchunks share some.
+    // Bytes that subchunks share have no single owner.
     let rule = if stored.space.overlaps() {
         Rule::Append
     } else {
@@ -322,7 +322,7 @@ impl Placing<'_> {
     }
 }
 
-/// What an update may use.
+/// The room that an update may use.
 struct Free {
     gaps: Gaps,
     /// The end of the room for everything but slots.

@@ -1,4 +1,4 @@
-//! Which bytes of a shard are used, and which are not.
+//! The used and the unused bytes of a shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -35,7 +35,7 @@ struct State {
     kept: bool,
 }
 
-/// What a new buffer holds.
+/// The contents of a new buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Zeros, as many as it has room for. A used buffer keeps its contents.

@@ -163,8 +163,8 @@ impl Pages<'_> {
         self.make_with(number, populate);
     }
 
-    /// As [`make`](Self::make). `populate` makes the pages that the given range touches, and
-    /// returns whether it did.
+    /// Makes the pages of share `number` like [`make`](Self::make), with `populate`. `populate`
+    /// makes the pages that the given range touches, and returns whether it did.
     fn make_with(&self, number: usize, populate: impl Fn(*mut u8, usize) -> bool) {
         let first = self.start.addr() / HUGE_PAGE * HUGE_PAGE;
         let place = |address: usize| address.saturating_sub(self.start.addr()).min(self.len);
@@ -341,7 +341,7 @@ mod tests {
     fn pages_are_ahead_of_what_is_written() {
         let (vec, mut fresh) = fresh(20 * HUGE_PAGE + 5);
         let start = vec.as_ptr();
-        /// As the functions of the same names. No page is made.
+        /// Calls [`Fresh::before`], as `ahead` calls [`Fresh::ahead`]. No page is made.
         fn before(fresh: &mut Fresh, end: usize) -> Pages<'static> {
             // SAFETY: nothing is done with the pages.
             unsafe { fresh.before(end, THREADS) }
@@ -364,7 +364,7 @@ mod tests {
         // Less is known than all threads could make.
         let end = HUGE_PAGE + 100;
         expect(ahead(&mut fresh, soon, end), end, end);
-        // What is needed is there, and `soon`, too.
+        // The needed pages are there, and the pages for `soon`, too.
         expect(before(&mut fresh, 1000), end, end);
         expect(ahead(&mut fresh, soon, all), end, end);
         // Pages for all threads.

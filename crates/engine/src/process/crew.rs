@@ -172,7 +172,7 @@ struct Shared {
     calls: AtomicUsize,
     /// How long threads spin.
     spin: Duration,
-    /// What each thread calls first.
+    /// The function that each thread calls first.
     start: Option<Box<dyn Fn() + Send + Sync>>,
     /// The process that made the crew.
     process: u32,
@@ -229,13 +229,14 @@ impl Drop for Crew {
 }
 
 impl Crew {
-    /// As many threads as this machine has processors, the caller among them, up to a limit.
+    /// Returns a crew with as many threads as this process may use processors, the caller among
+    /// them, up to a limit.
     pub fn new(name: &'static str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self::on(name, cores)
     }
 
-    /// As many threads as `processors`, the caller among them, up to a limit.
+    /// Returns a crew with `processors` threads, the caller among them, up to a limit.
     pub(crate) fn on(name: &'static str, processors: usize) -> Self {
         Self::of(name, processors.clamp(1, MOST_THREADS) - 1)
     }
@@ -274,7 +275,7 @@ impl Crew {
         self
     }
 
-    /// What threads will share, before there are any.
+    /// Returns the state that the threads will share, before there are any threads.
     fn without_threads(&mut self) -> Option<&mut Shared> {
         Arc::get_mut(&mut self.shared)
     }
@@ -288,8 +289,8 @@ impl Crew {
         self.run_while(total, threads, share, || ());
     }
 
-    /// As [`run`](Self::run), but this thread does `work` first, and helps when `work` is done.
-    /// Returns the result of `work`.
+    /// Does the shares like [`run`](Self::run), but this thread does `work` first, and helps when
+    /// `work` is done. Returns the result of `work`.
     ///
     /// # Panics
     /// If `share` or `work` does, when all shares are done.

@@ -1,4 +1,5 @@
-//! What a process has once: its threads, its account of memory, and values that a forked child has anew.
+//! State that a process has once: its threads, its account of memory, and values that a forked
+//! child has anew.
 
 pub mod account;
 pub mod along;

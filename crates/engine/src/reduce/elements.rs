@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::Reduction;
 use super::fold::{Complex, Decimate, Maximum, Mean, Median, Minimum, Mode, Rows};
 
-/// What elements are.
+/// The data type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
     Bool,

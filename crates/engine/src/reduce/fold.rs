@@ -83,7 +83,7 @@ impl Rows<'_> {
                 made[here] = at_end[here];
             }
             if block.len() == LANES * T::SIZE {
-                // As many as the compiler knows of.
+                // The compiler knows the number of elements here: it is `LANES`.
                 for (number, made) in made.into_iter().enumerate() {
                     made.write(&mut block[number * T::SIZE..(number + 1) * T::SIZE]);
                 }

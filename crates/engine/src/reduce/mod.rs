@@ -82,7 +82,7 @@ const SHARE: usize = 16 << 10;
 pub struct Reducer {
     reduction: Reduction,
     elements: Elements,
-    /// Of a slice that is given: one row after the other.
+    /// The extents of a given slice along all axes but the last: its rows follow one another.
     rows: Vec<usize>,
     row: usize,
     /// The extents of a window, without the axis that slices are appended along.
@@ -136,12 +136,13 @@ impl Reducer {
         self.reduction
     }
 
-    /// What is reduced.
+    /// Returns the data type of the elements that are reduced.
     pub(crate) fn elements(&self) -> Elements {
         self.elements
     }
 
-    /// Of each axis of a slice that is given: its extent, and the extent of a window.
+    /// Returns the extent of a given slice along each axis, and the extent of a window along this
+    /// axis.
     pub(crate) fn axes(&self) -> impl Iterator<Item = (usize, usize)> {
         let rows = self.rows.iter().copied().zip(self.factors.iter().copied());
         rows.chain([(self.row, self.row_factor)])

@@ -196,7 +196,8 @@ fn of_floats(reduction: Reduction, mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Of few values, so that there are ties, and of those at which something could go wrong.
+/// Returns a strategy for `count` elements. Most have one of a few values, so that there are ties,
+/// and some of these values are error-prone. The other elements are random.
 pub fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> {
     let size = kind.size();
     let float = |bits: &[u64], width: usize| -> Vec<Vec<u8>> {

@@ -29,7 +29,8 @@ pub(crate) fn encode_subchunk(
     Ok(encoded)
 }
 
-/// As above; `None` if it is empty, and the job does not store those.
+/// Encodes a subchunk like [`encode_subchunk`]. Returns `None` if the subchunk is empty, and the
+/// job does not store empty subchunks.
 pub(crate) fn encode_stored_subchunk(
     job: &Job<'_>,
     chain: &KnownChain,

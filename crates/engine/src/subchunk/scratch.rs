@@ -7,14 +7,14 @@ use super::blosc::Blosc;
 use super::gzip::Gzip;
 use super::zstd::Zstd;
 
-/// What a thread needs to encode or decode subchunks.
+/// The memory that a thread needs to encode or decode subchunks.
 #[derive(Default)]
 pub(crate) struct Buffers {
     /// A subchunk as it is stored, before any compression.
     pub(crate) subchunk: Vec<u8>,
     /// Parts of neighbouring subchunks, side by side.
     pub(crate) row: Vec<u8>,
-    /// What the stages work in; two, because they take turns.
+    /// The buffers in which the stages work; two, because they take turns.
     pub(crate) stages: [Vec<u8>; 2],
     pub(crate) contexts: Contexts,
 }

@@ -230,7 +230,8 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// As [`decode`], for a fixed-size chain: its stored elements lie in the encoded subchunk.
+/// Decodes a subchunk like [`decode`], for a fixed-size chain. Returns the stored elements, which
+/// lie in the encoded subchunk.
 pub(crate) fn decode_fixed_size<'b>(
     chain: &KnownChain,
     subchunk: usize,

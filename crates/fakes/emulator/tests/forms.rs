@@ -50,8 +50,9 @@ const VALUES: [u64; 32] = [
     0xdead_beef_0bad_f00d,
 ];
 
-/// What one lane gives `instruction`, which has its operands in `%rd10`, `%r10`, `%rs10`, `%p10` (of
-/// the first of three values) and so on, and its result in `%rd20`, `%r20`, `%rs20` or `%p20`.
+/// Returns the result of `instruction` for each entry of `operands`, from one lane each. The first
+/// of three values is in `%rd10`, `%r10`, `%rs10` and `%p10`, the second in `%rd11`, and so on. The
+/// result is in `%rd20`, `%r20`, `%rs20` or `%p20`.
 fn results(instruction: &str, operands: &[[u64; 3]]) -> Vec<u64> {
     let result = if instruction.contains("%p20") {
         "\tselp.b64 \t%rd20, 1, 0, %p20;\n"
@@ -382,7 +383,7 @@ fn shifts() {
         }
     }
     check("shf.r.wrap.b32 %r20, %r10, %r11, %r12;", |a, b, c| {
-        // Of 64 bits, 32 from the bit c on, which counts up to 31.
+        // The result is 32 of 64 bits, from bit `c % 32` on.
         let both = (b & 0xffff_ffff) * (1 << 32) + (a & 0xffff_ffff);
         both / (1 << (c % 32)) % (1 << 32)
     });
@@ -684,7 +685,7 @@ fn ballots_and_atomics() {
     assert_eq!(words[8..], 9_u32.to_le_bytes());
 }
 
-/// What is not understood is an error that names the line and the form.
+/// Statements that are not understood are errors that name the line and the form.
 #[test]
 fn other_forms() {
     for (statement, reason) in [

@@ -1,4 +1,4 @@
-//! What kernels may not do, and that it is seen in each order of lanes.
+//! Tests of the rules for kernels: each order of lanes finds a broken rule.
 
 #![allow(clippy::unwrap_used)]
 
@@ -337,7 +337,7 @@ fn missing_lanes() {
     refused(32, "", endless, "it did not end in 100000 instructions");
 }
 
-/// Which lanes an instruction waits for.
+/// Instructions wait for the lanes of their mask.
 #[test]
 fn member_masks() {
     let vote = |mask: &str| {

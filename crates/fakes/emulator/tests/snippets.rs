@@ -210,7 +210,7 @@ fn statement(chance: &mut Chance) -> Statement {
     }
 }
 
-/// What a thread has after the statements.
+/// Returns the state of a thread after the statements.
 fn evaluate(statements: &[Statement], mut thread: Thread) -> Thread {
     let mut at = 0;
     while let Some(statement) = statements.get(at) {

@@ -1,5 +1,6 @@
-//! Which bits of a result count as undefined: all that change when undefined bits of the operands do;
-//! and no others, where an instruction moves bits without computing with them.
+//! Tests of the bits of a result that count as undefined. All bits count that change when undefined
+//! bits of the operands change. No other bits count, where an instruction moves bits without
+//! computing with them.
 
 #![allow(clippy::unwrap_used)]
 

@@ -67,7 +67,7 @@ pub struct PciAddress {
 }
 
 impl fmt::Display for PciAddress {
-    /// As in the names of `/sys/bus/pci/devices`. GPUs are function 0.
+    /// Writes the address like the names in `/sys/bus/pci/devices`. GPUs are function 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             domain,
@@ -218,7 +218,7 @@ pub enum Access {
     Update,
 }
 
-/// Which side writes pinned memory.
+/// The sides that write pinned memory: the host, the device, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedUse {
     /// The host writes, the device reads. The memory may be write-combined, which makes reads by the

@@ -11,8 +11,8 @@ use crate::reduce::{Elements, Reducer, Reduction};
 const BLOCK: u32 = 256;
 /// The most elements of a launch: fast division needs numbers below 2³¹.
 const MOST: usize = (1 << 31) - 1;
-/// As many digits as the parameters have room for. Those of a slice have at least 2 values each, and
-/// a product below 2³¹; one more is for the windows along the first axis.
+/// The number of digits that the parameters have room for. Each digit of a slice has at least 2
+/// values, and their product is below 2³¹. One more digit is for the windows along the first axis.
 const MAX_DIGITS: usize = 32;
 /// The most axes along which a window has two elements, with the first one.
 const MAX_AXES: usize = 8;

@@ -182,7 +182,8 @@ pub(crate) mod tests {
                 let pieces_per_slot = stride.div_ceil(piece);
                 let warps = u64::from(BLOCK / 32);
                 let first = number / warps * warps;
-                // As many slots as the block's warps have, from the slot of its first piece on.
+                // The slots to which the block's warps copy, from the slot of the block's first
+                // piece on.
                 let slot_of = |number: u64| number / pieces_per_slot;
                 let slots = slot_of(first)..slot_of(first + warps - 1) + 1;
                 let size_of = |slot: u64| stride - (cut + slot) % stride.min(100);

@@ -81,7 +81,7 @@ pub(crate) mod far {
     #[derive(Default)]
     pub(crate) struct FarMemory {
         read: BTreeMap<u64, Vec<u8>>,
-        /// What is written, and what should be in it then.
+        /// The memory that the kernel writes, and the contents that it should have afterwards.
         written: BTreeMap<u64, (Vec<u8>, Vec<u8>)>,
     }
 

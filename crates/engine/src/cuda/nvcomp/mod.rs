@@ -363,8 +363,8 @@ impl Decompressor {
         self.alignments
     }
 
-    /// As [`Compressor::requirements`]. The sizes are those after decompression. Each output slot
-    /// has at most `max_chunk_bytes` bytes.
+    /// Returns the requirements of a batch like [`Compressor::requirements`]. The sizes are those
+    /// after decompression. Each output slot has at most `max_chunk_bytes` bytes.
     pub(crate) fn requirements(
         &self,
         chunks: usize,

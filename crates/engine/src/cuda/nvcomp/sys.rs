@@ -70,7 +70,7 @@ pub(super) type GetRequiredAlignments =
 pub(super) type GetTempSize5 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
 
-/// As [`GetTempSize5`], with a stream as the last argument.
+/// The arguments: those of [`GetTempSize5`], then a stream.
 pub(super) type GetTempSize6 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
 

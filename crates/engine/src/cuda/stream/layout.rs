@@ -194,7 +194,7 @@ mod tests {
     proptest! {
         #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
-        /// As a copy for each part.
+        /// Compares the transfers with one copy for each part.
         #[test]
         fn parts_end_where_copies_of_their_own_would_put_them(
             parts in prop::collection::vec((0..3_usize, 0..7_usize, 1..12_usize), 0..12),

@@ -453,7 +453,7 @@ mod tests {
             let grid = grid(first, &axes, element);
             let padding = Padding::new(&grid);
             let bytes = 3 * grid.slice_bytes();
-            // As the coordinates of its element say.
+            // The place of a byte follows from the coordinates of its element.
             let naive = |at: usize| {
                 let (mut rest, within) = (at / element, at % element);
                 let mut stride = element;

@@ -6,7 +6,7 @@ use crate::cuda::arena::{Arenas, Region};
 use crate::cuda::kernels::reduce::Reduce;
 use crate::layout::StreamGrid;
 
-/// What a stream needs so that the device makes its slices.
+/// The plan and the memory with which the device makes the slices of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct Reduction {
     pub(super) plan: Reduce,

@@ -71,8 +71,8 @@ impl StreamSizing {
         all.div_ceil(rounds).max(1)
     }
 
-    /// As [`new`](Self::new), for batches of `places` places. `None` if the buffers are more than
-    /// this machine can address.
+    /// Returns the buffers like [`new`](Self::new), for batches of `places` places. Returns `None`
+    /// if the buffers are more than this machine can address.
     fn divide(
         kind: &ShardKind,
         job: &StreamJob,

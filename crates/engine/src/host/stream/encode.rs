@@ -211,7 +211,7 @@ fn compress(
     })?;
     drop(pieces);
 
-    // What was encoded lies densely in each group.
+    // Encoded subchunks lie densely in each group.
     let encoded = std::iter::zip(&groups, sizes).flat_map(|(group, sizes)| {
         let mut end = place(group).start;
         let sizes = sizes.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -73,7 +73,7 @@ pub fn encode_padded(
     Ok((parts, at))
 }
 
-/// What a subchunk is encoded to, if it is stored.
+/// The bytes of an encoded subchunk; `None` if the subchunk is not stored.
 type Encoded = Option<Vec<u8>>;
 
 /// Encode some subchunks, in their order, on as many threads as the job allows.

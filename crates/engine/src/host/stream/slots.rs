@@ -1,4 +1,4 @@
-//! What a stream has on the host: the slots of a batch, which slices are copied to.
+//! The memory of a stream on the host: the slots of a batch, to which slices are copied.
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ pub fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
     }
 }
 
-/// What the buffers of a stream take on the host.
+/// Returns the bytes that the buffers of a stream take on the host.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if they are more than this machine can address.
@@ -186,8 +186,8 @@ impl HostStream {
 pub(super) struct HostInput {
     pub(super) stream: Arc<HostStream>,
     pub(super) lease: Lease,
-    /// Which slots were encoded in place, by an attempt that failed for others; empty before the
-    /// first.
+    /// Whether each slot was encoded in place, by an attempt that failed for other slots. Empty
+    /// before the first attempt.
     pub(super) in_place: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Which subchunks have been given to a writer: each once.
+//! Claims on subchunks: each subchunk is given to a writer once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

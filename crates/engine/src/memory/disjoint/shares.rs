@@ -1,4 +1,4 @@
-//! Which elements of a part of a shard each subchunk has.
+//! The elements that each subchunk has in a part of a shard.
 
 use std::ops::Range;
 

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use super::space::Pages;
 use crate::random::Random;
 
-/// Which memory an allocation has.
+/// The kind of memory that an allocation has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Memory of the device, which the host cannot touch.
@@ -229,16 +229,16 @@ impl Drop for Owned {
     }
 }
 
-/// A live allocation, and what its user knows of it.
+/// A live allocation, and the data that its user keeps about it.
 #[derive(Debug)]
 pub struct Allocation<T> {
-    /// Which memory it has.
+    /// The kind of the memory.
     pub kind: Kind,
     /// Its number among the allocations of the device, from 0, for messages.
     pub number: usize,
     /// Its memory.
     pub block: Block,
-    /// What its user knows of it.
+    /// The data that the user keeps about the allocation.
     pub known: T,
 }
 

@@ -8,9 +8,9 @@ use crate::random::Random;
 /// ordered right gives the same bytes under each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// As soon as they are enqueued.
+    /// Operations run as soon as they are enqueued.
     Eager,
-    /// When the host waits for them, or for one that waits for them.
+    /// Operations run when the host waits for them, or for one that waits for them.
     Latest,
     /// Streams have priorities, drawn from the seed. Now and then, and when the host waits, the
     /// first operation of the stream with the highest priority runs, of those that are ready.

@@ -1,4 +1,4 @@
-//! What an emulated driver has, and what goes wrong there.
+//! The settings of an emulated driver, and the faults that are injected there.
 
 use super::codes::Code;
 use crate::device::Schedule;
@@ -50,7 +50,7 @@ pub struct Inject {
     pub code: Code,
 }
 
-/// What the driver of a process has.
+/// The settings of the driver of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Machine {
     pub(super) devices: Vec<Config>,

@@ -128,7 +128,7 @@ pub(super) struct Device {
     pub(super) faults: Vec<Inject>,
     /// How often each function was called.
     pub(super) calls: HashMap<&'static str, usize>,
-    /// What the device did wrong while it ran: the messages.
+    /// The messages about the errors of tasks, found while the device ran them.
     pub(super) wrongs: Vec<String>,
     scheduler: Scheduler<Work>,
     /// When the last task of each stream that has run ended.

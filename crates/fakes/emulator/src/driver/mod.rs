@@ -32,7 +32,7 @@ pub use self::world::{Live, add, calls, inject, live, violations};
 #[derive(Debug)]
 struct Failure {
     code: Code,
-    /// What the caller did wrong, if it did.
+    /// The caller's mistake, if the caller made one.
     message: Option<String>,
 }
 

@@ -412,7 +412,7 @@ pub fn violations(device: usize) -> Vec<String> {
     })
 }
 
-/// What there is on a device now.
+/// The numbers of the objects that exist on a device now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Allocations of device memory.

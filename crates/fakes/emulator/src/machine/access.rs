@@ -9,7 +9,7 @@ use super::{Wrong, warp::Narrow, warp::Wide};
 use crate::ptx::instruction::{Atomic, Instruction, LANES, Op, Space, Width};
 use crate::ptx::kernel::{CONSTANT, PARAMETER, SHARED};
 
-/// What an access moves: `count` values of `bytes` bytes in registers of `width`.
+/// The shape of an access: `count` values of `bytes` bytes in registers of `width`.
 #[derive(Clone, Copy)]
 struct Shape {
     space: Space,

@@ -414,7 +414,7 @@ impl<'a> Block<'a> {
             return Ok(());
         }
         if i.op == Op::WarpBarrier && needed != ALL {
-            // What it orders is counted by the warp, not by the lane.
+            // The emulator counts barriers for a whole warp, and not for each lane.
             let message = format!("a barrier of lanes {} alone is not emulated", list(needed));
             return Err(self.wrong(next, message));
         }

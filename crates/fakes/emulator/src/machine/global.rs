@@ -44,7 +44,7 @@ struct Region {
     /// The memory at `begin`.
     host: *mut u8,
     buffers: Vec<Buffer>,
-    /// Of a region that is written, if there are checks.
+    /// The shadow of a region that is written, if there are checks.
     shadow: Option<Shadow>,
 }
 

@@ -64,7 +64,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a>(pub &'a [u8]);
 
-/// What a launch did.
+/// The counts of the instructions and of the accesses of a launch.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// How often warps executed each instruction of the kernel.
@@ -136,7 +136,7 @@ pub unsafe fn launch(
     Ok(block.into_report())
 }
 
-/// What a kernel did wrong.
+/// An error of a kernel, and its place.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     block: u32,

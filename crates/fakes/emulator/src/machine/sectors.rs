@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What the warps of a launch moved by one instruction.
+/// The counts of the accesses of one instruction, over all warps of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessCount {
     /// The line in the PTX.
@@ -35,7 +35,7 @@ impl Sectors {
         let count = self.0.entry((line, write)).or_insert(new);
         addresses.sort_unstable();
         let (mut bytes, mut sectors) = (0, 0);
-        // What was counted ends here.
+        // The ends of the bytes and of the sectors that were counted.
         let (mut bytes_to, mut sectors_to) = (0, 0);
         for &address in &*addresses {
             let (first, last) = (address.max(bytes_to), address + len);

@@ -1,4 +1,4 @@
-//! What is known of each byte of memory: whether it is defined, and who used it.
+//! The state of each byte of memory: whether the byte is defined, and who used the byte.
 
 /// Who uses memory, and when: a thread of a block, between two barriers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Stamp {
         }
     }
 
-    /// As this one, of another lane of the warp.
+    /// Returns the stamp of lane `lane`, where this is the stamp of lane 0 of the same warp.
     pub(super) fn of_lane(self, lane: usize) -> Self {
         Self {
             thread: self.thread + lane as u16,

@@ -1,4 +1,4 @@
-//! Which bits of registers are undefined, and what instructions make of them.
+//! Undefined bits of registers, and the undefined bits that instructions make of them.
 //!
 //! The rules are those of Valgrind's memcheck (Seward and Nethercote, *Using Valgrind to detect
 //! undefined value errors with bit-precision*, 2005). Undefined bits may be computed with. They must
@@ -9,7 +9,7 @@ use super::warp::{ALL, Narrow, Warp, Wide, blend, lanes};
 use crate::ptx::Kernel;
 use crate::ptx::instruction::{Binary, Instruction, LANES, Logic, Op, Unary, Width};
 
-/// What is undefined of a register.
+/// The defined part of a register: all of it, nothing, or some bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Defined,
@@ -187,7 +187,8 @@ impl Taint {
         *to = *to & !mask | bits & mask;
     }
 
-    /// What `i` leaves undefined in the lanes of `mask`. `warp` has the values from before.
+    /// Sets the bits that `i` leaves undefined in the lanes of `mask`. `warp` has the values from
+    /// before `i`.
     pub(super) fn compute(&mut self, warp: &Warp, i: &Instruction, mask: u32) {
         match i.op {
             Op::Unary(op, Width::W64) => {

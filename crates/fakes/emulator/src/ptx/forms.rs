@@ -118,7 +118,8 @@ fn store(space: Space, bytes: u8, count: u8, volatile: bool) -> (Op, Operands) {
     (op, Operands::Store)
 }
 
-/// What `opcode` does, and its operands. `None` if no kernel had this form when this was written.
+/// Returns the operation of `opcode`, and its operands. Returns `None` if no kernel had this form
+/// when this was written.
 pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
     use Binary::{
         Add, And, Divide, Max, Min, MulHigh, MulLow, Or, Remainder, ShiftLeft, ShiftRight,

@@ -34,7 +34,7 @@ pub(crate) enum Binary {
     Xor,
     ShiftLeft,
     ShiftRight,
-    /// Of a signed number.
+    /// A right shift of a signed number.
     ShiftRightSigned,
     Min,
     Max,
@@ -101,7 +101,7 @@ pub(crate) enum Space {
     Parameter,
 }
 
-/// Which lane's value a lane gets.
+/// The rule that says which lane's value a lane gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Up,
@@ -115,7 +115,7 @@ pub(crate) enum Atomic {
     Or,
 }
 
-/// What an instruction does, with its registers `d`, `a`, `b` and `c`.
+/// The operation of an instruction on its registers `d`, `a`, `b` and `c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Unary(Unary, Width),

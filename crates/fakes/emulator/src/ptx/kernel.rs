@@ -47,7 +47,7 @@ pub(crate) struct Variable {
     pub(crate) len: usize,
 }
 
-/// What a special register holds.
+/// The value of a special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Special {
     /// The number of the thread in its block.

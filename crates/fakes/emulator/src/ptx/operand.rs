@@ -44,7 +44,7 @@ impl<'a> Operands<'a> {
             declared,
             registers: Registers {
                 predicates: declared.predicates,
-                // Those of 16 bits are behind those of 32, and floats behind both.
+                // Registers of 16 bits are behind those of 32 bits, and floats behind both.
                 narrow: declared.narrow + declared.half + declared.floats,
                 wide: declared.wide + declared.wide_floats,
                 ..Registers::default()
@@ -359,7 +359,8 @@ fn special(text: &str) -> Option<Special> {
     })
 }
 
-/// What the register called `text` has, if it is one: a float if its name says so.
+/// Returns the slot for an operand `text`: a float if `text` names a register of floats, and bits
+/// otherwise.
 fn bits_or_float(text: &str, width: Width) -> Slot {
     if text.starts_with("%f") {
         Slot::Float(width)

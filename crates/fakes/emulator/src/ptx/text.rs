@@ -267,7 +267,7 @@ fn parameter(line: Line<'_>, parameters: &mut Vec<Variable>) -> Result<()> {
     }
 }
 
-/// Of one kind. The text has many more than a thread gets of the hardware.
+/// The most registers of one kind. PTX declares many more than the hardware gives a thread.
 const MOST_REGISTERS: usize = 1 << 14;
 
 /// The prefix and the count of `.b32 %r<985>`.

@@ -33,7 +33,7 @@ pub fn module(threads: u32, pointers: usize, shared: &str, body: &str) -> String
     )
 }
 
-/// What a launch may do with a buffer.
+/// A buffer, and how a launch may use it.
 pub struct Memory<'a> {
     pub bytes: &'a mut [u8],
     pub access: Access,

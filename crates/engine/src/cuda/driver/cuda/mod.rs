@@ -397,7 +397,7 @@ impl Driver for CudaDriver {
         })?;
         match code {
             SUCCESS => Ok(status != none),
-            // Of the null stream while another one is captured.
+            // The driver returns such a code for the null stream while another stream is captured.
             code if codes::CAPTURE.contains(&code) => Ok(true),
             code => Err(self.error(code, operation())),
         }

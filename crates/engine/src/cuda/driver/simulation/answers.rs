@@ -22,7 +22,7 @@ const LARGEST: usize = 256 << 10;
 /// The most bytes that are remembered in a process.
 const MOST: usize = 128 << 20;
 
-/// What is known of a launch that ran.
+/// The known output of a launch that ran.
 enum Answer {
     /// The hash of what it wrote, once.
     Once(u64),

@@ -47,7 +47,7 @@ impl Clock {
     }
 }
 
-/// What an operation is, in messages.
+/// The words that name an operation in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) what: &'static str,
@@ -64,7 +64,7 @@ pub(super) struct Touch {
     pub(super) access: Access,
 }
 
-/// Of some bytes: the last operation that wrote them, and those that have read them since.
+/// The last operation that wrote some bytes, and the operations that have read these bytes since.
 #[derive(Clone, Debug)]
 struct Segment {
     end: usize,
@@ -141,7 +141,7 @@ impl History {
                 }
                 if let Some(segment) = self.segments.get_mut(&start) {
                     segment.prune(host);
-                    // Whoever is after this read is after those that are before it.
+                    // An operation that follows this read also follows the reads before it.
                     segment.reads.retain(|r| !clock.knows(r.stamp));
                     segment.reads.push(touch.clone());
                     gap = segment.end;
@@ -151,7 +151,8 @@ impl History {
                 self.read(gap, bytes.end, touch);
             }
         } else {
-            // Whoever is after this write is after what was there, because the write was.
+            // An operation that follows this write also follows the earlier accesses to these
+            // bytes, because this write follows them.
             for start in inside {
                 self.segments.remove(&start);
             }

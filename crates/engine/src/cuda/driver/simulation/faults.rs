@@ -18,7 +18,7 @@ pub enum Inject {
     Refused { launch: usize },
     /// This operation fails once, and does nothing. Not for sticky faults.
     Failed { operation: usize, fault: Fault },
-    /// As above, of `enter`.
+    /// This call of `enter` fails once, and does nothing. The fault is not sticky.
     NotEntered { enter: usize, fault: Fault },
     /// The context breaks at this operation.
     Sticky { operation: usize },
@@ -45,7 +45,7 @@ pub(super) struct Faults {
     pub(super) counts: Counts,
     /// Why nothing works any more.
     pub(super) broken: Option<&'static str>,
-    /// What failed once: the operations.
+    /// The names of the operations that failed once.
     pub(super) failed: Vec<String>,
 }
 

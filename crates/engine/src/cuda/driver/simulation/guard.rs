@@ -1,11 +1,12 @@
 //! Watches that a library keeps within the spans that it was given. (Kernels are watched by the
 //! emulator, access by access.)
 //!
-//! Of every device allocation that it was given a span of, bytes outside its spans are hidden: they
-//! hold a pattern while it runs, so that reading them gives wrong results and writing them is seen.
-//! Bytes of spans that it only reads must be as they were. The zones around each allocation are
-//! looked at, too. Of a stretch of more than two [`EDGE`]s, only that many bytes at each end are
-//! watched. Pinned memory is left alone: the host may be using other bytes of it.
+//! In every device allocation of which the library has a span, the bytes outside its spans are
+//! hidden. Hidden bytes hold a pattern while the library runs, so that reading them gives wrong
+//! results, and writing them is seen. Bytes of spans that the library only reads must not change.
+//! The zones around each allocation are checked, too. In a stretch of more than two [`EDGE`]s, only
+//! the first and the last [`EDGE`] bytes are watched. Pinned memory is left alone, because the host
+//! may be using other bytes of it.
 
 use std::ops::Range;
 
@@ -33,7 +34,7 @@ struct Watched {
     hidden: bool,
 }
 
-/// What must not change.
+/// The bytes that an operation must not change, as they were before it.
 pub(super) struct Guard {
     addresses: Vec<u64>,
     watched: Vec<Watched>,

@@ -104,7 +104,7 @@ mod tests {
     proptest! {
         #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
-        /// As a set of single bytes.
+        /// Compares the intervals with a naive set, which has a flag for each byte.
         #[test]
         fn they_are_sets(
             steps in prop::collection::vec((any::<bool>(), 0..24_usize, 0..8_usize), 0..24),

@@ -52,12 +52,13 @@ fn is_rare(name: &str, dims: Dims, arguments: &[Argument]) -> bool {
     *count <= CHECKED || count.is_multiple_of(CHECKED)
 }
 
-/// How to run a launch. Lanes that went different ways never meet before they have to; in one launch
-/// of eight, everything is in an order of chance. Where sectors are counted, lanes meet, as on hardware.
+/// Returns the options of a launch. Lanes that went different ways never meet before they have to.
+/// In one launch of eight, everything runs in a random order. Where sectors are counted, lanes meet
+/// as on hardware.
 ///
-/// What takes most time is whether values are defined, and accesses ordered. It is checked for launches that are
-/// rare, or for each launch of a simulation that `checks_each`. The environment variable
-/// `ZARRS_CUDA_TEST_CHECKS=0` leaves it out.
+/// The checks for undefined values and for unordered accesses take the most time. They are made for
+/// launches that are rare, or for each launch of a simulation that `checks_each`. The environment
+/// variable `ZARRS_CUDA_TEST_CHECKS=0` leaves these checks out.
 pub(super) fn options(
     (name, dims, arguments): (&str, Dims, &[Argument]),
     seed: u64,

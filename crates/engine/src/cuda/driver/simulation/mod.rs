@@ -9,9 +9,10 @@
 //! fails. Beside that, operations run in an order of choice ([`Schedule`]), and faults can be
 //! injected.
 //!
-//! What it cannot see: a missing order among the threads of the host, of which it makes one party;
-//! bytes of pinned memory that the host touches without [`host_access`](Driver::host_access); how
-//! long anything takes: its clock counts operations. Kernels run one at a time.
+//! The simulation does not see a missing order among the threads of the host, because it treats
+//! them as one party. It does not see bytes of pinned memory that the host touches without
+//! [`host_access`](Driver::host_access). It does not measure time: its clock counts operations.
+//! Kernels run one at a time.
 
 mod answers;
 mod clocks;
@@ -45,7 +46,7 @@ use super::{
 };
 pub use zarrs_cuda_emulator::device::{Kind, Schedule};
 
-/// What to simulate.
+/// The settings of a simulated device.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub ordinal: usize,
@@ -96,13 +97,13 @@ impl Default for Config {
 pub enum Rule {
     /// Conflicting accesses are ordered.
     Order,
-    /// What is read was written.
+    /// Bytes that are read were written.
     Uninitialised,
     /// Spans are within their allocations.
     Bounds,
-    /// What is used is there, and what is freed is not in use.
+    /// Objects that are used exist, and objects that are freed are not in use.
     Lifetime,
-    /// What is waited for was recorded, what is timed has happened.
+    /// Events that are waited for were recorded, and events that are timed have happened.
     Event,
     /// Streams that the application captures are left alone.
     Capture,
@@ -110,7 +111,7 @@ pub enum Rule {
     Context,
     /// Kernels and libraries write what they declared.
     Guard,
-    /// What the kernels' emulator checks.
+    /// Kernels keep the rules that their emulator checks.
     Kernel,
     /// Lengths, dimensions.
     Argument,
@@ -124,7 +125,7 @@ pub struct Violation {
     pub message: String,
 }
 
-/// What is there now.
+/// The resources that are in use now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     pub device_allocations: usize,
@@ -146,7 +147,7 @@ pub struct Simulation {
     on_allocate: OnceLock<Box<dyn Fn(Kind) + Send + Sync>>,
 }
 
-/// What a call does, as far as faults are concerned.
+/// The kind of a call, which decides how faults affect the call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     /// Tells the simulation something; a driver does not hear of it.
@@ -192,7 +193,7 @@ impl Simulation {
         self.lock().sites.clone()
     }
 
-    /// What is there now.
+    /// Returns the resources that are in use now.
     pub fn live(&self) -> Live {
         let state = self.lock();
         Live {
@@ -265,13 +266,14 @@ impl Simulation {
         assert!(set.is_ok(), "there is one");
     }
 
-    /// What each access to global memory moved in the last kernel that ran, if [`Config::sectors`]
-    /// is set.
+    /// Returns the counts of each access to global memory in the last kernel that ran, if
+    /// [`Config::sectors`] is set.
     pub fn sectors(&self) -> Vec<AccessCount> {
         self.lock().sectors.clone()
     }
 
-    /// What was asked of the device so far, if [`Config::trace`] is set: a line for each step.
+    /// Returns the steps that were asked of the device so far, if [`Config::trace`] is set. Each
+    /// step is a line.
     pub fn trace(&self) -> String {
         let state = self.lock();
         state.trace.as_ref().map(Trace::lines).unwrap_or_default()
@@ -294,8 +296,8 @@ impl Simulation {
             trace.enter();
         }
         let result = Self::admit(&mut state, call, operation).and_then(|()| function(&mut state));
-        // What failed after the call that enqueued it is reported by a later one, but not by one
-        // that frees: whoever calls it would not know whether it did.
+        // An operation can fail after the call that enqueued it. A later call reports this failure,
+        // but a call that frees does not: its caller would not know whether the call had freed.
         let result = match (result, call) {
             (Ok(value), Call::Use) => state.failed.take().map_or(Ok(value), Err),
             (result, _) => result,

@@ -32,7 +32,7 @@ fn violation<T>(rule: Rule, message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Violation(rule, message.into()))
 }
 
-/// Which operations used an allocation.
+/// The uses of an allocation by operations.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     /// The operations that touched it.
@@ -49,7 +49,7 @@ type Time = u64;
 struct Stream {
     id: StreamId,
     destroyed: bool,
-    /// What is before the next operation.
+    /// The operations that happen before the next operation of the stream.
     clock: Clock,
     /// When the last operation that has run ended.
     time: Time,
@@ -69,7 +69,7 @@ struct Recorded {
     time: Arc<OnceLock<Time>>,
 }
 
-/// What a stream does.
+/// The work of one operation in a stream.
 struct Work {
     /// When it was enqueued.
     enqueued: Time,
@@ -79,9 +79,9 @@ struct Work {
 }
 
 enum Action {
-    /// From each place of the first half to the place at the same position of the second half.
+    /// Copies each place of the first half to the place at the same position of the second half.
     Copy,
-    /// Of the only place.
+    /// Fills the only place.
     Fill(u8),
     Launch {
         name: &'static str,
@@ -112,7 +112,7 @@ pub(super) struct State {
     pub(super) uploads_read: usize,
     /// How often each thread has entered.
     pub(super) current: HashMap<ThreadId, usize>,
-    /// What went wrong in an operation that ran after the call that enqueued it.
+    /// The failure of an operation that ran after the call that enqueued it.
     pub(super) failed: Option<Failure>,
     scheduler: Scheduler<Work>,
     streams: Vec<Stream>,
@@ -121,7 +121,7 @@ pub(super) struct State {
     pub(super) captured: BTreeSet<u64>,
     /// Streams and events that were created.
     created: u64,
-    /// What the host has waited for.
+    /// The operations that the host has waited for.
     host: Clock,
     host_time: Time,
 }

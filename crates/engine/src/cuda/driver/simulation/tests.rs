@@ -142,7 +142,7 @@ fn kernels_run() {
     assert!(bench.0.violations().is_empty());
 }
 
-/// What was broken, and no more than that.
+/// Returns the violation, and checks that there is no other one.
 #[track_caller]
 fn only_violation(simulation: &Simulation) -> Violation {
     let violations = simulation.violations();

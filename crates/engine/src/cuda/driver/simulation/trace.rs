@@ -59,7 +59,7 @@ struct Thread {
 pub(super) struct Trace {
     steps: Vec<Value>,
     threads: HashMap<ThreadId, Thread>,
-    /// What the kernel that ran last took.
+    /// The bytes, instructions and atomics of the kernel that ran last.
     kernel: Value,
 }
 

@@ -373,7 +373,7 @@ fn runs_may_be_longer_than_four_gibibytes() {
         }
         let stride = 1u64 << 44;
         let source: Vec<u32> = (0..).zip(&runs).map(|(j, run)| 13 * j + run.1).collect();
-        // What a block gathers of so many bytes.
+        // The bytes that the block gathers are `begin..end` of all bytes.
         let grid = far::GRID;
         let warps = u64::from(BLOCK / 32);
         let even = total.div_ceil(u64::from(grid) * warps);

@@ -724,7 +724,7 @@ fn wrong_geometry_is_an_error() {
         "{error}"
     );
 
-    // As many digits as there can be: none can be merged with the next.
+    // The most digits that there can be: none can be merged with the next.
     let order: Vec<usize> = (0..15).collect();
     let deep = Geometry::whole(&[2; 15], &[2; 15], 1, &order);
     let parameters = plain(&deep.lift(), 1, 1).expect("within the limits");

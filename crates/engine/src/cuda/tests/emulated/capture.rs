@@ -43,7 +43,8 @@ fn a_capture_of_the_application_stays_valid() {
         unsafe { driver.is_captured(handle) }
     };
     assert!(!is_captured().unwrap());
-    // What the driver says of the null stream while a stream that blocks it is captured.
+    // The driver returns 906 or 908 for the null stream while a stream that blocks it is captured.
+    // Any other code is an error.
     for (code, expected) in [(906, Some(true)), (908, Some(true)), (400, None)] {
         let function = "cuStreamIsCapturing";
         let mut calls = driver::calls(device).into_iter();

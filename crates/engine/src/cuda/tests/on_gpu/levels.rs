@@ -18,7 +18,7 @@ pub(in crate::cuda) struct Levels {
     pub(in crate::cuda) below: Subject,
 }
 
-/// What is done now and then instead of a reduction on the device.
+/// The sides that reduce windows: the device alone, or now and then also the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Mix {
     DeviceAlone,
@@ -64,7 +64,8 @@ impl Levels {
         this
     }
 
-    /// What the host makes of the level above. The last epoch is filled up.
+    /// Sets the bytes of the level below to the host's reduction of the level above. Fill values
+    /// complete the last epoch.
     pub(in crate::cuda) fn reduce(&mut self) {
         let from = self.below.job.reduced_from.as_ref().unwrap();
         let slice = self.above.job.grid.slice_bytes();

@@ -114,8 +114,8 @@ fn every_chain_with_a_compressor() {
 #[test]
 fn every_chain_comes_back() {
     compressed_small(Schedule::Latest, |setup| {
-        // Of 65 subjects. Some of the stand-in's frames are not for a device, and C-Blosc does not
-        // compress subchunks as short as these.
+        // The test has 65 subjects. Some of the stand-in's frames are not for a device, and C-Blosc
+        // does not compress subchunks as short as these.
         let ([ours, of_host], others) = compressed::decompressed(setup);
         assert!(ours > 40 && of_host > 0, "{ours}, {of_host}: {others:?}");
     });

@@ -17,7 +17,7 @@ use crate::cuda::driver::simulation::{Inject, Kind};
 use crate::cuda::nvcomp;
 use crate::cuda::sizing::Sizing;
 
-/// As [`Tuning::TINY`], with half the batch size.
+/// The tuning [`Tuning::TINY`], with half the batch size.
 const TINIER: Tuning = Tuning {
     batch: Tuning::TINY.batch / 2,
     ..Tuning::TINY

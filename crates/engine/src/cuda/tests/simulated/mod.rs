@@ -52,7 +52,7 @@ pub(super) struct Shard {
     store_empty: bool,
 }
 
-/// Which subchunks of a [`Shard`] are empty.
+/// The subchunks of a [`Shard`] that are empty.
 #[derive(Clone, Copy, Debug)]
 enum Empty {
     EachThird,

@@ -101,7 +101,7 @@ fn pinned_memory_is_allocated_on_the_node_of_its_device() {
     assert_eq!(numa::cpus_of_thread(), mine, "this thread was bound");
 }
 
-/// As on most machines.
+/// Most machines are of this kind: they have one node, or no known node.
 #[test]
 fn nothing_changes_where_there_is_one_node_or_none_is_known() {
     let this = (thread::current().id(), numa::cpus_of_thread());

@@ -1,5 +1,5 @@
-//! What has to happen before what: by the traces of shards and streams, with the operations of all
-//! streams, and the host's blocking waits.
+//! Tests of the order of operations, by the traces of shards and streams. The traces have the
+//! operations of all streams, and the host's blocking waits.
 
 use std::collections::{BTreeSet, HashMap};
 

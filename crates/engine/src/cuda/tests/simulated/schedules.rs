@@ -19,7 +19,7 @@ fn run(simulation: &Arc<Simulation>, shard: &Shard, streams: usize) -> Result<()
     run_with(simulation, shard, StandIn::Six, streams)
 }
 
-/// As above, with a compressor library. Times are taken.
+/// Runs the engine like [`run`], with a compressor library. Times are taken.
 fn run_with(
     simulation: &Arc<Simulation>,
     shard: &Shard,

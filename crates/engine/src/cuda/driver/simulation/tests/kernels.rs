@@ -19,7 +19,8 @@ fn writes(span: DeviceSpan, offset: isize, len: usize) -> LibraryCall {
 #[test]
 fn a_library_keeps_within_its_spans() {
     for schedule in [Schedule::Eager, Schedule::Latest] {
-        // What it writes of 512 bytes, of which it may write 128..256 and read 256..384.
+        // Each case is a write of the library in 512 bytes: its offset, its length, and the error.
+        // The library may write bytes 128..256, and read bytes 256..384.
         let wrong = [
             (
                 120,

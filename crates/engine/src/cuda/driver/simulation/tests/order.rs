@@ -287,7 +287,7 @@ fn events_take_the_time() {
         assert_eq!(time(1, 2), time(0, 1));
         assert_eq!(time(0, 3), time(0, 1) + time(1, 2) + time(2, 3));
         times.push(time(0, 3));
-        // What is enqueued after the host has waited happens later, in any stream.
+        // An operation that is enqueued after the host has waited happens later, in any stream.
         bench.0.record(events[0], idle, SITE).unwrap();
         bench.0.synchronize_stream(idle, SITE).unwrap();
         assert_eq!(

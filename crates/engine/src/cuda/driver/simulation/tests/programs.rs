@@ -211,10 +211,10 @@ fn repaired(mut program: Vec<Step>) -> Vec<Step> {
     program
 }
 
-/// What the host has read, and what is in the buffers at the end.
+/// The bytes that the host has read, and the contents of the buffers at the end.
 type Seen = Vec<Vec<u8>>;
 
-/// What is in a buffer at the beginning.
+/// Returns the contents of a buffer at the beginning.
 fn initial(buffer: usize) -> Vec<u8> {
     (0..LEN).map(|i| (100 * buffer + i) as u8).collect()
 }
@@ -434,7 +434,7 @@ proptest! {
         }
     }
 
-    /// What the clocks accept gives the same bytes under every schedule.
+    /// Programs that the clocks accept give the same bytes under every schedule.
     #[test]
     fn ordered_programs_give_the_same_bytes(program in program(), seed: u64) {
         let program = repaired(program);

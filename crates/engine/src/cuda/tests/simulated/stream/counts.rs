@@ -1,4 +1,4 @@
-//! What streams ask of the driver, counted exactly.
+//! Tests that count exactly what streams ask of the driver.
 
 use serde_json::Value;
 
@@ -127,7 +127,7 @@ fn a_frame_on_the_device_takes_four_operations() {
         (&[(5, 1, 1)], 1, whole),
         // One row.
         (&[(13, 4, 2)], 2, whole),
-        // As of 2304 x 2300 elements, and of 2300 x 2304.
+        // Small versions of 2304 x 2300 elements, and of 2300 x 2304.
         (&[(144, 8, 2), (143, 8, 3)], 2, padded),
         (&[(143, 8, 3), (144, 8, 2)], 2, whole),
         (&[(143, 8, 3), (143, 8, 2)], 2, padded),
@@ -201,7 +201,8 @@ fn many_small_parts_come_back_together() {
     }
 }
 
-/// Whatever happens to a stream, the host reads no memory that is write-combined: there is none.
+/// The host reads no write-combined memory, whatever happens to a stream, because a stream has
+/// none.
 #[test]
 fn no_memory_of_a_stream_is_write_combined() {
     use crate::cuda::driver::simulation::Inject;
@@ -240,7 +241,7 @@ fn no_memory_of_a_stream_is_write_combined() {
             };
             match encoded {
                 Ok(()) => {}
-                // Of bytes that only the device had.
+                // The error names bytes that only the device had.
                 Err(error) => assert!(on_device && error.to_string().contains("They are lost")),
             }
             assert_eq!(simulation.uploads_read(), 0);

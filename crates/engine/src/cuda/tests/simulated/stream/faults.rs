@@ -17,7 +17,7 @@ fn cases() -> Vec<Case> {
     let gzip = Stage::Gzip { level: 4 };
     let case = |stages, library, on_device| {
         let mut subject = padded(stages);
-        // As few operations of each kind as possible.
+        // The subject takes as few operations of each kind as possible.
         subject.epochs = 4;
         subject.fill(3);
         Case {
