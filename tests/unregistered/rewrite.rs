@@ -379,3 +379,35 @@ fn what_is_refused() {
     file.set_len(len).unwrap();
     rewritten.to_bytes().unwrap_err();
 }
+
+/// Each box changes the same large subchunk: earlier versions of it do not add up.
+#[test]
+fn many_boxes_of_one_subchunk() {
+    let rng = &mut Rng(effort::seed());
+    let chain = vec![codecs::bytes("little"), codecs::crc32c()];
+    let shards = Shards {
+        shape: vec![512, 1024],
+        subchunk: vec![512, 512],
+        ..shards(chain, rng)
+    };
+    let format = format_of(&shards);
+    let mut elements = vec![0_u16; 512 * 1024];
+    let boxes: Vec<_> = (1..60_u16)
+        .map(|n| {
+            let (row, column) = (rng.below(512), rng.below(600));
+            elements[(row * 1024 + column) as usize] = n;
+            let one = ArraySubset::from(vec![row..row + 1, column..column + 1]);
+            (one, ArrayBytes::new_flen(n.to_ne_bytes().to_vec()))
+        })
+        .collect();
+    let rewritten = format.rewrite(None, &boxes, &options()).unwrap().unwrap();
+    let decoded = shards.stock().decode(
+        rewritten.to_bytes().unwrap().into(),
+        &shards.chunk_shape(),
+        &shards.data_type,
+        &shards.fill_value(),
+        &options(),
+    );
+    let decoded = decoded.unwrap().into_fixed().unwrap();
+    assert!(*decoded == bytes_of(&elements));
+}

@@ -19,7 +19,10 @@ use crate::shard::error::{codec_error, no_memory};
 use crate::shard::reading::check_memory;
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::within;
-use zarrs_cuda_engine::layout::{Entries, Extent};
+use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN};
+
+/// Earlier versions of subchunks may take so many bytes, and as many as the subchunks that are in use.
+const OLD: usize = 8 << 20;
 
 /// Reads bytes of a stored shard.
 pub(crate) type ReadsBytes<'r> = dyn Fn(Range<u64>) -> Result<Vec<u8>, CodecError> + 'r;
@@ -29,8 +32,10 @@ pub(crate) struct ChangedShard<'s> {
     target: &'s Sharding,
     /// The size of the stored shard, in bytes.
     stored: usize,
-    /// The changed subchunks, encoded.
+    /// The changed subchunks, encoded, and earlier versions of them.
     new: Vec<u8>,
+    /// How many bytes of `new` were in use when the earlier versions were last removed.
+    used: usize,
     /// Where each subchunk lies: in the stored shard, or from its end on in `new`.
     entries: Entries<'static>,
 }
@@ -42,6 +47,7 @@ impl<'s> ChangedShard<'s> {
             target,
             stored: 0,
             new: Vec::new(),
+            used: 0,
             entries: target.index.empty(),
         }
     }
@@ -86,6 +92,7 @@ impl<'s> ChangedShard<'s> {
             target,
             stored: found,
             new: Vec::new(),
+            used: 0,
             entries: before.entries,
         })
     }
@@ -109,15 +116,50 @@ impl<'s> ChangedShard<'s> {
         let begin = self.stored + self.new.len();
         let moved = changes.subchunks.iter().map(|(number, extent)| {
             let extent = extent.as_ref();
-            (*number, extent.map(|e| begin + e.start..begin + e.end))
+            let place = |at: usize| begin + at - RECORD_LEN;
+            (*number, extent.map(|e| place(e.start)..place(e.end)))
         });
+        self.move_subchunks(moved, options)?;
+        let encoded = changes.bytes.get(RECORD_LEN..).unwrap_or_default();
+        let reserved = self.new.try_reserve(encoded.len());
+        reserved.map_err(|_| no_memory("the changed subchunks of a shard", encoded.len()))?;
+        self.new.extend_from_slice(encoded);
+        if self.new.len() > 2 * self.used + OLD {
+            self.remove_earlier_versions(options)?;
+        }
+        Ok(())
+    }
+
+    /// Sets where subchunks lie.
+    fn move_subchunks(
+        &mut self,
+        moved: impl IntoIterator<Item = (usize, Extent)>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
         let index = &self.target.index;
         let encoded = index.encode_changed(&self.entries, moved, options)?;
-        let len = changes.bytes.len();
-        let reserved = self.new.try_reserve(len);
-        reserved.map_err(|_| no_memory("the changed subchunks of a shard", len))?;
         self.entries = index.decode_unchecked(Cow::Owned(encoded), options)?;
-        self.new.extend_from_slice(&changes.bytes);
+        Ok(())
+    }
+
+    /// Removes versions of subchunks that were changed once more.
+    fn remove_earlier_versions(&mut self, options: &CodecOptions) -> Result<(), CodecError> {
+        let mut kept = Vec::new();
+        let moved = self
+            .entries
+            .iter()
+            .enumerate()
+            .filter_map(|(number, extent)| {
+                let extent = extent?;
+                let from = extent.start.checked_sub(self.stored)?;
+                let start = self.stored + kept.len();
+                kept.extend_from_slice(self.new.get(from..from + extent.len())?);
+                Some((number, Some(start..self.stored + kept.len())))
+            });
+        let moved: Vec<_> = moved.collect();
+        self.move_subchunks(moved, options)?;
+        self.used = kept.len();
+        self.new = kept;
         Ok(())
     }
 
