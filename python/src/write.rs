@@ -294,12 +294,21 @@ impl Opened {
         boxes: impl Iterator<Item = Result<(&'e Item, ArrayBytes<'e>), Error>>,
         options: &CodecOptions,
     ) -> Result<Option<Value<'static>>, Error> {
-        let boxes = boxes.map(|one| one.map(|(item, elements)| (in_chunk(item), elements)));
-        let boxes: Vec<_> = boxes.collect::<Result<_, _>>()?;
+        let mut failed = None;
+        let boxes = boxes.map_while(|one| match one {
+            Ok((item, elements)) => Some((in_chunk(item), elements)),
+            Err(error) => {
+                failed = Some(error);
+                None
+            }
+        });
         let stored = store.stored(key)?;
-        let rewritten = shard_format(&self.array)
-            .and_then(|format| format.rewrite(stored, &boxes, options))
-            .map_err(|error| Error::changing(key, &error))?;
+        let rewritten =
+            shard_format(&self.array).and_then(|format| format.rewrite(stored, boxes, options));
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let rewritten = rewritten.map_err(|error| Error::changing(key, &error))?;
         Ok(rewritten.map(Value::Rewritten))
     }
 

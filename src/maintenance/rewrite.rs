@@ -5,9 +5,10 @@
 //! 3. Copy the subchunks to the new shard, densely and in C order, with a new index.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use zarrs::array::{ArrayBytes, ArraySubset};
@@ -19,9 +20,10 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use crate::codec::changed::ChangedShard;
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::{caused, is_of_bytes, no_memory};
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::with_parts;
+use zarrs_cuda_engine::layout::Extent;
 
 /// The bytes of a stored shard.
 #[derive(Debug)]
@@ -90,11 +92,15 @@ enum Piece {
     New(Range<usize>),
 }
 
-/// A shard that [`ShardFormat::rewrite`] returns. It has its new subchunks in memory; it copies all others from the
-/// stored shard when it is written.
+/// A shard that [`ShardFormat::rewrite`] returns. It has its new subchunks in memory, and a shard that was recovered.
+/// It copies all other subchunks from the stored shard when it is written.
 #[derive(Debug)]
 pub struct RewrittenShard {
     stored: Option<StoredShard>,
+    /// The file of the stored shard, if the shard was recovered from there to memory.
+    recovered_from: Option<File>,
+    /// Locked while the position of the stored file is in use.
+    reading: Mutex<()>,
     new: Vec<u8>,
     /// The encoded subchunks, in C order.
     pieces: Vec<Piece>,
@@ -106,79 +112,140 @@ pub struct RewrittenShard {
 impl ShardFormat {
     /// Returns the shard `stored` with new elements for `boxes`: for each box its elements, where the box is in
     /// elements from the origin of the shard. A box that comes later is written over those before it. Without
-    /// `stored`, the other elements are the fill value.
+    /// `stored`, the other elements are the fill value. If the array has array-to-array codecs, a box and its
+    /// elements are as these codecs leave them.
     ///
     /// Subchunks that no box meets stay encoded, and are copied. The new shard has its subchunks densely and in C
     /// order. Subchunks that are stored in the same bytes still share them. Returns `None` if all subchunks are
     /// empty: erase the shard.
     ///
-    /// If an update of `stored` was interrupted, this call does in memory what [`recover`](crate::recover) does.
-    /// Nothing else may write to `stored` until the new shard is written.
+    /// If an update of `stored` was interrupted, this call does in memory what [`recover`](crate::recover) does, and
+    /// says so in a warning of `tracing`. Records of updates can be forged, so the shard must come from trusted
+    /// software. A file that another process updates now is refused. Nothing else may write to `stored` until the
+    /// new shard is written.
     ///
     /// # Errors
-    /// - [`Error::Codec`] if `stored` cannot be read, if its index is invalid, if subchunks overlap in part, if a
-    ///   box does not fit the shard, if a subchunk that a box meets in part cannot be decoded, or if memory cannot
-    ///   be had.
-    /// - [`Error::Codec`] if an update was interrupted, and the right state of the shard is not known.
-    pub fn rewrite(
+    /// [`Error::Codec`] if `stored` cannot be read, or another process updates it (an [`std::io::Error`] of the kind
+    /// `ResourceBusy`); if its index is invalid, and no interrupted update explains that; if subchunks overlap in
+    /// part; if a box does not fit the shard or its elements; if a subchunk that a box meets in part cannot be
+    /// decoded; if memory cannot be had; or if the options ask for a backend that cannot be used.
+    pub fn rewrite<'e>(
         &self,
         stored: Option<StoredShard>,
-        boxes: &[(ArraySubset, ArrayBytes<'_>)],
+        boxes: impl IntoIterator<Item = (ArraySubset, ArrayBytes<'e>)>,
         options: &CodecOptions,
     ) -> Result<Option<RewrittenShard>, Error> {
         let shards = &**self.shards();
         shards.codec.check_trusted()?;
         let opened = stored.map(|stored| opened(shards, stored, options));
-        let (stored, mut changed) = match opened.transpose()?.flatten() {
-            Some((stored, shard)) => (Some(stored), shard),
-            None => (None, ChangedShard::empty(shards)),
+        let opened = opened.transpose()?.unwrap_or_default();
+        let mut changed = match opened.shard {
+            Some(shard) => shard,
+            None => ChangedShard::empty(shards)?,
         };
+        let stored = opened.stored;
         let read = |range: Range<u64>| match &stored {
             Some(stored) => stored.read(&range),
             None => Err(ended(&range).into()),
         };
         for (indexer, elements) in boxes {
-            changed.change((indexer, elements), &read, options)?;
+            changed.change((&indexer, &elements), &read, options)?;
         }
-        Ok(rewritten(shards, stored, changed, options)?)
+        let rewritten = rewritten(shards, stored, changed, options)?;
+        Ok(rewritten.map(|shard| RewrittenShard {
+            recovered_from: opened.recovered_from,
+            ..shard
+        }))
     }
 }
 
-/// Opens a stored shard. If an update of it was interrupted, the update is undone or completed in memory. Returns
-/// `None` for a shard that was never complete.
+/// A stored shard that was opened.
+#[derive(Default)]
+struct Opened<'s> {
+    stored: Option<StoredShard>,
+    /// The shard without changes; `None` for one that was never complete.
+    shard: Option<ChangedShard<'s>>,
+    recovered_from: Option<File>,
+}
+
+/// Opens a stored shard. If an update of it was interrupted, the update is undone or completed in memory.
 fn opened<'s>(
     shards: &'s Sharding,
     stored: StoredShard,
     options: &CodecOptions,
-) -> Result<Option<(StoredShard, ChangedShard<'s>)>, CodecError> {
+) -> Result<Opened<'s>, CodecError> {
     let open = |stored: &StoredShard| {
         let read = |range: Range<u64>| stored.read(&range);
         ChangedShard::new(shards, stored.size()?, &read, options)
     };
+    let whole = |stored, shard| Opened {
+        stored: Some(stored),
+        shard: Some(shard),
+        recovered_from: None,
+    };
     let error = match open(&stored) {
-        Ok(shard) => return Ok(Some((stored, shard))),
+        Ok(shard) => return Ok(whole(stored, shard)),
         Err(error) if !is_of_bytes(&error) => return Err(error),
         Err(error) => error,
     };
-    let object: Bytes = match &stored {
-        StoredShard::Bytes(bytes) => bytes.clone(),
-        StoredShard::File(_) => stored.read(&(0..stored.size()?))?.into(),
+    let (object, file): (Bytes, _) = match stored {
+        StoredShard::Bytes(bytes) => (bytes, None),
+        StoredShard::File(file) => {
+            // The update may be one of a process that still runs: it has the lock.
+            if let Err(TryLockError::WouldBlock) = file.try_lock() {
+                let what = "another process is updating the shard. Nothing was written: try again";
+                return Err(io::Error::new(ErrorKind::ResourceBusy, what).into());
+            }
+            let stored = StoredShard::File(file);
+            if let Ok(shard) = open(&stored) {
+                return Ok(whole(stored, shard));
+            }
+            let object = stored.read(&(0..stored.size()?))?.into();
+            let StoredShard::File(file) = stored else {
+                return Err(error);
+            };
+            (object, Some(file))
+        }
     };
     let parts = match diagnosis_of(shards, &object)? {
         Diagnosis::Intact => return Err(error),
-        Diagnosis::Erase => return Ok(None),
         Diagnosis::Unrecoverable(reason) => {
-            return Err(CodecError::Other(format!(
-                "an update of the shard was interrupted, and the right state is not known: {reason}"
-            )));
+            return Err(caused(
+                format!("{error}. Recovery is not possible: {reason}"),
+                &error,
+            ));
         }
-        Diagnosis::Undo(parts) | Diagnosis::Complete(parts) => parts,
+        Diagnosis::Erase => {
+            tracing::warn!("a shard that was never complete is written anew");
+            return Ok(Opened {
+                recovered_from: file,
+                ..Opened::default()
+            });
+        }
+        Diagnosis::Undo(parts) => {
+            tracing::warn!(
+                "an interrupted update of a shard is undone while the shard is written anew"
+            );
+            parts
+        }
+        Diagnosis::Complete(parts) => {
+            tracing::warn!(
+                "an interrupted update of a shard is completed while the shard is written anew"
+            );
+            parts
+        }
     };
     let parts = parts.into_iter().map(|(at, bytes)| (at, bytes.into()));
     let parts: Vec<(u64, Bytes)> = parts.collect();
-    let stored = StoredShard::Bytes(with_parts(&StoreKey::root(), object, &parts)?);
+    let len = object.len();
+    let object = with_parts(&StoreKey::root(), object, &parts);
+    let object = object.map_err(|_| no_memory("a shard that is recovered", len))?;
+    let stored = StoredShard::Bytes(object);
     let shard = open(&stored)?;
-    Ok(Some((stored, shard)))
+    Ok(Opened {
+        recovered_from: file,
+        ..whole(stored, shard)
+    })
 }
 
 /// Places the subchunks of `changed` one after the other.
@@ -190,33 +257,38 @@ fn rewritten(
 ) -> Result<Option<RewrittenShard>, CodecError> {
     let behind = changed.stored();
     let index = &shards.index;
-    let mut end = index.room().0;
-    let mut places = HashMap::new();
+    let mut end = Some(index.room().0);
     let mut pieces: Vec<Piece> = Vec::new();
-    let mut too_large = false;
-    let extents = changed.extents().map(|extent| {
-        let extent = extent?;
-        let place = places.entry((extent.start, extent.end)).or_insert_with(|| {
-            let start = end;
-            let (sum, overflows) = start.overflowing_add(extent.len());
-            (end, too_large) = (sum, too_large | overflows);
-            match (pieces.last_mut(), extent.start.checked_sub(behind)) {
-                (Some(Piece::Stored(last)), None) if last.end == extent.start as u64 => {
-                    last.end = extent.end as u64;
-                }
-                (_, None) => pieces.push(Piece::Stored(extent.start as u64..extent.end as u64)),
-                (_, Some(from)) => pieces.push(Piece::New(from..from + extent.len())),
+    let mut place = |extent: &Range<usize>| {
+        let start = end?;
+        end = start.checked_add(extent.len());
+        match (pieces.last_mut(), extent.start.checked_sub(behind)) {
+            _ if extent.is_empty() => {}
+            (Some(Piece::Stored(last)), None) if last.end == extent.start as u64 => {
+                last.end = extent.end as u64;
             }
-            start..end
+            (_, None) => pieces.push(Piece::Stored(extent.start as u64..extent.end as u64)),
+            (_, Some(from)) => pieces.push(Piece::New(from..from + extent.len())),
+        }
+        Some(start..end?)
+    };
+    let extents: Vec<Extent> = if changed.overlaps() {
+        let mut places = HashMap::new();
+        let extents = changed.extents().map(|extent| {
+            let extent = extent?;
+            let key = (extent.start, extent.end);
+            places.entry(key).or_insert_with(|| place(&extent)).clone()
         });
-        Some(place.clone())
-    });
-    let extents: Vec<_> = extents.collect();
-    check_overlaps(places.into_keys().collect())?;
+        let extents = extents.collect();
+        check_overlaps(places.into_keys().collect())?;
+        extents
+    } else {
+        changed.extents().map(|extent| place(&extent?)).collect()
+    };
     if extents.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let size = end.checked_add(index.room().1).filter(|_| !too_large);
+    let size = end.and_then(|end| end.checked_add(index.room().1));
     let size = size.ok_or_else(|| {
         CodecError::Other("the new shard would have more bytes than memory".to_string())
     })?;
@@ -224,6 +296,8 @@ fn rewritten(
         index: index.encode(&extents, options)?,
         is_index_first: !index.is_at_end(),
         new: changed.into_new(),
+        recovered_from: None,
+        reading: Mutex::default(),
         stored,
         pieces,
         size: size as u64,
@@ -258,6 +332,7 @@ impl RewrittenShard {
     /// # Errors
     /// Those of reading the stored shard, and [`ErrorKind::OutOfMemory`].
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shard = Vec::new();
         let reserved = usize::try_from(self.size).ok();
         let reserved = reserved.filter(|size| shard.try_reserve_exact(*size).is_ok());
@@ -272,13 +347,19 @@ impl RewrittenShard {
         Ok(shard)
     }
 
-    /// Writes the shard to `file`, from the position of the file on. Long runs of subchunks of a stored file are
-    /// copied by the system.
+    /// Writes the shard to `file`, from the position of the file on. Nothing should be behind: a reader finds an
+    /// index at the end of the file. Long runs of subchunks of a stored file are copied by the system.
     ///
     /// # Errors
-    /// Those of reading the stored shard and of writing. [`ErrorKind::InvalidInput`] if `file` is the stored file.
+    /// Those of reading the stored shard and of writing. On Unix [`ErrorKind::InvalidInput`] if `file` is the stored
+    /// file.
     pub fn write_to(&self, file: &mut File) -> io::Result<()> {
-        if let Some(StoredShard::File(stored)) = &self.stored
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let stored = match &self.stored {
+            Some(StoredShard::File(stored)) => Some(stored),
+            Some(StoredShard::Bytes(_)) | None => self.recovered_from.as_ref(),
+        };
+        if let Some(stored) = stored
             && is_same(stored, file)?
         {
             let what = "a shard cannot be written over itself: its subchunks are copied from there";
@@ -332,7 +413,8 @@ impl RewrittenShard {
         for piece in &self.pieces {
             match (piece, &self.stored) {
                 (Piece::New(range), _) => {
-                    write(Ok(self.new.get(range.clone()).unwrap_or_default()))?;
+                    let new = self.new.get(range.clone());
+                    write(Ok(new.ok_or(ErrorKind::UnexpectedEof)?))?;
                 }
                 (Piece::Stored(range), Some(stored)) => write(Err((stored, range)))?,
                 (Piece::Stored(range), None) => return Err(ended(range)),

@@ -203,7 +203,7 @@ fn any_boxes_of_any_shard() {
         let boxes: Vec<_> = (0..rng.below(4)).map(|_| a_box(rng)).collect();
         let given = boxes_of(&boxes);
         let from = stored.clone().map(StoredShard::Bytes);
-        let rewritten = format.rewrite(from, &given, &options()).unwrap();
+        let rewritten = format.rewrite(from, given.clone(), &options()).unwrap();
         let before = stored.as_deref().map(|stored| subchunks(&format, stored));
         for (subset, new) in &boxes {
             subject.apply((subset, new));
@@ -212,7 +212,7 @@ fn any_boxes_of_any_shard() {
         let from = stored
             .as_deref()
             .map(|stored| StoredShard::File(file_of(stored)));
-        let of_file = format.rewrite(from, &given, &options()).unwrap();
+        let of_file = format.rewrite(from, given.clone(), &options()).unwrap();
         let Some(rewritten) = rewritten else {
             assert!(subject.elements.iter().all(|e| *e == 0), "seed {seed}");
             assert!(of_file.is_none());
@@ -277,8 +277,11 @@ fn interrupted_updates() {
             let store = MemoryStore::new();
             store.set(&key(), torn.clone()).unwrap();
             let recovery = recover(&store, &key(), &format).unwrap();
-            let rewritten =
-                format.rewrite(Some(StoredShard::Bytes(torn.clone())), &given, &options());
+            let rewritten = format.rewrite(
+                Some(StoredShard::Bytes(torn.clone())),
+                given.clone(),
+                &options(),
+            );
             match recovery.outcome {
                 RecoveryOutcome::Unrecoverable { .. } => {
                     rewritten.unwrap_err();
@@ -290,7 +293,7 @@ fn interrupted_updates() {
                 _ => {}
             }
             let from = store.get(&key()).unwrap().map(StoredShard::Bytes);
-            let expected = format.rewrite(from, &given, &options()).unwrap();
+            let expected = format.rewrite(from, given.clone(), &options()).unwrap();
             let bytes = |shard: Option<zarrs_cuda::maintenance::RewrittenShard>| {
                 shard.map(|shard| shard.to_bytes().unwrap())
             };
@@ -325,7 +328,11 @@ fn what_is_refused() {
         shard
     };
     let rewrite = |shard: Vec<u8>, boxes: &[_]| {
-        format.rewrite(Some(StoredShard::Bytes(shard.into())), boxes, &options())
+        format.rewrite(
+            Some(StoredShard::Bytes(shard.into())),
+            boxes.to_vec(),
+            &options(),
+        )
     };
     let at = |start: u64| [start, len];
     // Two subchunks share their bytes: that is kept.
@@ -359,10 +366,25 @@ fn what_is_refused() {
     let elements = ArrayBytes::new_flen(vec![0; 2 * (SHAPE[0] + 1) as usize]);
     rewrite(shard(entries), &[(beyond, elements)]).unwrap_err();
 
+    // A box and its elements fit each other, or nothing is written.
+    for len in [1, 3] {
+        let elements = ArrayBytes::new_flen(vec![0; 2 * len]);
+        let two = ArraySubset::from(vec![0..1, 0..2]);
+        rewrite(shard(entries), &[(two, elements)]).unwrap_err();
+    }
+    let nothing = ArraySubset::from(vec![0..0, 0..3]);
+    let none = ArrayBytes::new_flen(Vec::new());
+    let same = rewrite(shard(entries), &[(nothing, none)])
+        .unwrap()
+        .unwrap();
+    assert!(same.to_bytes().unwrap() == bytes);
+    let error = rewrite(Vec::new(), &[]).unwrap_err().to_string();
+    assert!(error.contains("Recovery is not possible"), "{error}");
+
     // A file is not written over itself.
     let mut file = file_of(&shard(entries));
     let stored = StoredShard::File(file.try_clone().unwrap());
-    let rewritten = format.rewrite(Some(stored), &[], &options()).unwrap();
+    let rewritten = format.rewrite(Some(stored), [], &options()).unwrap();
     let error = rewritten.unwrap().write_to(&mut file).unwrap_err();
     assert!(
         error.to_string().contains("cannot be written over itself"),
@@ -373,7 +395,7 @@ fn what_is_refused() {
     let file = file_of(&shard(entries));
     let stored = StoredShard::File(file.try_clone().unwrap());
     let rewritten = format
-        .rewrite(Some(stored), &[], &options())
+        .rewrite(Some(stored), [], &options())
         .unwrap()
         .unwrap();
     file.set_len(len).unwrap();
@@ -400,7 +422,7 @@ fn many_boxes_of_one_subchunk() {
             (one, ArrayBytes::new_flen(n.to_ne_bytes().to_vec()))
         })
         .collect();
-    let rewritten = format.rewrite(None, &boxes, &options()).unwrap().unwrap();
+    let rewritten = format.rewrite(None, boxes, &options()).unwrap().unwrap();
     let decoded = shards.stock().decode(
         rewritten.to_bytes().unwrap().into(),
         &shards.chunk_shape(),
@@ -410,4 +432,111 @@ fn many_boxes_of_one_subchunk() {
     );
     let decoded = decoded.unwrap().into_fixed().unwrap();
     assert!(*decoded == bytes_of(&elements));
+}
+
+/// Runs of subchunks that the system copies, between changed ones, to a file behind other bytes.
+#[test]
+fn long_runs_from_file_to_file() {
+    for (location, seed) in [Start, End, Start, End].into_iter().zip(effort::seeds(4)) {
+        let rng = &mut Rng(seed);
+        let shards = Shards {
+            shape: vec![64, 4096],
+            subchunk: vec![64, 128],
+            index: IndexLayout {
+                location,
+                big_endian: false,
+                checksum: true,
+            },
+            ..shards(vec![codecs::bytes("little")], rng)
+        };
+        let format = format_of(&shards);
+        let mut elements: Vec<u16> = (0..64 * 4096).map(|_| rng.next() as u16 | 1).collect();
+        let encode = |elements: &[u16]| {
+            let encoded = shards.ours().encode(
+                ArrayBytes::new_flen(bytes_of(elements)),
+                &shards.chunk_shape(),
+                &shards.data_type,
+                &shards.fill_value(),
+                &options(),
+            );
+            encoded.unwrap().into_owned()
+        };
+        let stored = encode(&elements);
+        // Subchunks of 16 KiB: one change, and long and short runs around it.
+        let boxes: Vec<_> = [5, 7, 31]
+            .map(|number: u64| {
+                elements[number as usize * 128] = 0;
+                let one = ArraySubset::from(vec![0..1, number * 128..number * 128 + 1]);
+                (one, ArrayBytes::new_flen(vec![0; 2]))
+            })
+            .into();
+        let file = StoredShard::File(file_of(&stored));
+        let rewritten = format.rewrite(Some(file), boxes, &options());
+        let rewritten = rewritten.unwrap().unwrap();
+        let mut output = file_of(b"before");
+        rewritten.write_to(&mut output).unwrap();
+        let expected = encode(&elements);
+        assert!(
+            content(output) == [&b"before"[..], &expected].concat(),
+            "{location:?}"
+        );
+        assert!(rewritten.to_bytes().unwrap() == expected);
+    }
+}
+
+#[test]
+fn an_index_for_which_there_is_no_memory() {
+    let rng = &mut Rng(effort::seed());
+    let shards = Shards {
+        shape: vec![1 << 42, 1],
+        subchunk: vec![1, 1],
+        ..shards(vec![codecs::bytes("little")], rng)
+    };
+    let one = ArraySubset::from(vec![0..1, 0..1]);
+    let boxes = [(one, ArrayBytes::new_flen(vec![1; 2]))];
+    let error = format_of(&shards)
+        .rewrite(None, boxes, &options())
+        .unwrap_err();
+    assert!(error.to_string().contains("memory"), "{error}");
+}
+
+/// A file whose update was interrupted is recovered unless another process has its lock, and is no output.
+#[test]
+fn the_file_of_an_interrupted_update() {
+    let rng = &mut Rng(effort::seed());
+    let chain = || vec![codecs::bytes("little")];
+    let mut subject = loop {
+        let subject = Subject::new(chain(), WriteStrategy::Append, rng);
+        if subject.shards.index.location == End {
+            break subject;
+        }
+    };
+    let one = |element: u16| (ArraySubset::from(vec![0..1, 0..1]), vec![element]);
+    subject.update(&one(1));
+    let old = subject.stored().unwrap();
+    subject.update(&one(2));
+    let new = subject.stored().unwrap();
+    let torn = new.slice(..old.len().midpoint(new.len()));
+    let format = format_of(&subject.shards);
+    let file = file_of(&torn);
+    file.lock().unwrap();
+    // Another open file, as another process has it.
+    let other = || {
+        File::open(format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&file)
+        ))
+    };
+    let error = format.rewrite(Some(StoredShard::File(other().unwrap())), [], &options());
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("another process is updating the shard"),
+        "{error}"
+    );
+    file.unlock().unwrap();
+    let rewritten = format.rewrite(Some(StoredShard::File(other().unwrap())), [], &options());
+    let rewritten = rewritten.unwrap().unwrap();
+    assert_eq!(subject.decoded(&rewritten.to_bytes().unwrap())[0], 1);
+    let mut file = file;
+    rewritten.write_to(&mut file).unwrap_err();
 }

@@ -14,15 +14,19 @@ use super::comparison::{Comparison, StoredIndex};
 use super::encode::encode;
 use super::index_error;
 use super::reads::Fetched;
-use super::update::Update;
+use super::update::{Changes, Update};
 use crate::shard::error::{codec_error, no_memory};
+use crate::shard::index::ShardIndex;
 use crate::shard::reading::check_memory;
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::within;
 use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN};
 
-/// Earlier versions of subchunks may take so many bytes, and as many as the subchunks that are in use.
+/// Earlier versions of subchunks may take so many bytes, and as many as the versions in use.
 const OLD: usize = 8 << 20;
+
+/// The changed bytes, for an error of memory.
+const CHANGED: &str = "the changed subchunks of a shard";
 
 /// Reads bytes of a stored shard.
 pub(crate) type ReadsBytes<'r> = dyn Fn(Range<u64>) -> Result<Vec<u8>, CodecError> + 'r;
@@ -34,21 +38,34 @@ pub(crate) struct ChangedShard<'s> {
     stored: usize,
     /// The changed subchunks, encoded, and earlier versions of them.
     new: Vec<u8>,
-    /// How many bytes of `new` were in use when the earlier versions were last removed.
-    used: usize,
+    /// The bytes of earlier versions.
+    old: usize,
+    /// Whether subchunks of the stored shard share bytes.
+    overlaps: bool,
     /// Where each subchunk lies: in the stored shard, or from its end on in `new`.
     entries: Entries<'static>,
 }
 
 impl<'s> ChangedShard<'s> {
     /// Returns a shard that is not stored, and empty.
-    pub(crate) fn empty(target: &'s Sharding) -> Self {
+    ///
+    /// # Errors
+    /// A [`CodecError`] if there is no memory for the index, or the backend cannot be used.
+    pub(crate) fn empty(target: &'s Sharding) -> Result<Self, CodecError> {
+        target.shard_codec().check(target)?;
+        // The index, as entries and encoded.
+        check_memory(2 * target.index.len()).map_err(codec_error)?;
+        Ok(Self::with_entries(target, 0, target.index.empty()))
+    }
+
+    fn with_entries(target: &'s Sharding, stored: usize, entries: Entries<'static>) -> Self {
         Self {
             target,
-            stored: 0,
+            stored,
             new: Vec::new(),
-            used: 0,
-            entries: target.index.empty(),
+            old: 0,
+            overlaps: false,
+            entries,
         }
     }
 
@@ -62,8 +79,9 @@ impl<'s> ChangedShard<'s> {
         read: &ReadsBytes<'_>,
         options: &CodecOptions,
     ) -> Result<Self, CodecError> {
+        target.shard_codec().check(target)?;
         let index = &target.index;
-        check_memory(index.len()).map_err(codec_error)?;
+        check_memory(2 * index.len()).map_err(codec_error)?;
         let encoded = read(within(index.byte_range(), size)?)?;
         let options = options.with_validate_checksums(true);
         let before = StoredIndex::new(index, encoded, &options).map_err(|e| index_error(&e))?;
@@ -88,43 +106,64 @@ impl<'s> ChangedShard<'s> {
                 "its last update left {found} bytes, and it has {size}: it was changed meanwhile, or bytes of another program are behind it"
             )));
         }
+        ShardIndex::check_overlaps(&before.entries, &target.codec.options)?;
+        let overlaps = before.space.overlaps();
         Ok(Self {
-            target,
-            stored: found,
-            new: Vec::new(),
-            used: 0,
-            entries: before.entries,
+            overlaps,
+            ..Self::with_entries(target, found, before.entries)
         })
     }
 
     /// Changes the elements that `indexer` names. `read` reads the stored shard.
     ///
     /// # Errors
-    /// A [`CodecError`] if `read` fails, if `indexer` does not fit the shard, if a subchunk cannot be decoded or
-    /// encoded, or if memory cannot be had.
+    /// A [`CodecError`] if `read` fails, if `indexer` does not fit the shard or the elements, if a subchunk cannot be
+    /// decoded or encoded, or if memory cannot be had.
     pub(crate) fn change(
         &mut self,
         (indexer, elements): (&dyn Indexer, &ArrayBytes<'_>),
         read: &ReadsBytes<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
+        elements.validate(indexer.len(), &self.target.data_type)?;
+        if indexer.is_empty() {
+            return Ok(());
+        }
         let update = Update::new(self.target, Some(&self.entries), indexer, elements)?;
         let (ranges, _) = update.reads()?;
         let parts = ranges.iter().map(|range| self.read(range, read));
         let parts = parts.collect::<Result<Vec<_>, CodecError>>()?;
         let changes = encode(&update, &Fetched::answered(ranges, Some(parts))?, options)?;
+        drop(update);
+        if changes.subchunks.is_empty() {
+            return Ok(());
+        }
+        let Changes {
+            bytes, subchunks, ..
+        } = changes;
+        for (number, _) in &subchunks {
+            let before = self.entries.get(*number);
+            let before = before.filter(|extent| extent.start >= self.stored);
+            self.old += before.map_or(0, |extent| extent.len());
+        }
+        // The bytes begin with room for a record, which is kept where it saves a copy.
+        let room = if self.new.is_empty() { 0 } else { RECORD_LEN };
         let begin = self.stored + self.new.len();
-        let moved = changes.subchunks.iter().map(|(number, extent)| {
-            let extent = extent.as_ref();
-            let place = |at: usize| begin + at - RECORD_LEN;
-            (*number, extent.map(|e| place(e.start)..place(e.end)))
-        });
+        let place = |at: usize| begin + at - room;
+        let moved = subchunks
+            .into_iter()
+            .map(|(number, extent)| (number, extent.map(|e| place(e.start)..place(e.end))));
         self.move_subchunks(moved, options)?;
-        let encoded = changes.bytes.get(RECORD_LEN..).unwrap_or_default();
-        let reserved = self.new.try_reserve(encoded.len());
-        reserved.map_err(|_| no_memory("the changed subchunks of a shard", encoded.len()))?;
-        self.new.extend_from_slice(encoded);
-        if self.new.len() > 2 * self.used + OLD {
+        if room == 0 {
+            self.new = bytes;
+        } else {
+            let encoded = bytes.get(room..).unwrap_or_default();
+            let reserved = self.new.try_reserve(encoded.len());
+            reserved.map_err(|_| no_memory(CHANGED, encoded.len()))?;
+            self.new.extend_from_slice(encoded);
+            drop(bytes);
+        }
+        if self.old > OLD && 2 * self.old > self.new.len() {
             self.remove_earlier_versions(options)?;
         }
         Ok(())
@@ -145,6 +184,9 @@ impl<'s> ChangedShard<'s> {
     /// Removes versions of subchunks that were changed once more.
     fn remove_earlier_versions(&mut self, options: &CodecOptions) -> Result<(), CodecError> {
         let mut kept = Vec::new();
+        let len = self.new.len().saturating_sub(self.old);
+        let reserved = kept.try_reserve_exact(len);
+        reserved.map_err(|_| no_memory(CHANGED, len))?;
         let moved = self
             .entries
             .iter()
@@ -158,7 +200,7 @@ impl<'s> ChangedShard<'s> {
             });
         let moved: Vec<_> = moved.collect();
         self.move_subchunks(moved, options)?;
-        self.used = kept.len();
+        self.old = 0;
         self.new = kept;
         Ok(())
     }
@@ -184,6 +226,11 @@ impl<'s> ChangedShard<'s> {
         Ok(Cow::Owned(bytes))
     }
 
+    /// Returns whether subchunks of the stored shard share bytes.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.overlaps
+    }
+
     /// Returns where each subchunk lies: in the stored shard, or from its end on in the changed bytes.
     pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
         self.entries.iter()
@@ -197,5 +244,35 @@ impl<'s> ChangedShard<'s> {
     /// Returns the changed bytes.
     pub(crate) fn into_new(self) -> Vec<u8> {
         self.new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use zarrs::array::{ArraySubset, data_type};
+
+    use super::*;
+    use crate::codec::CudaShardingCodecBuilder;
+
+    #[test]
+    fn earlier_versions_do_not_add_up() {
+        let shape = |extent| vec![NonZeroU64::new(extent).unwrap()];
+        let codec = CudaShardingCodecBuilder::new(shape(1 << 20), &data_type::uint8()).build();
+        let target = codec.unwrap();
+        let target = target.sharding(&shape(2 << 20), &data_type::uint8(), &0_u8.into());
+        let target = target.unwrap();
+        let mut shard = ChangedShard::empty(&target).unwrap();
+        let read = |_: Range<u64>| unreachable!("nothing is stored");
+        let options = CodecOptions::default();
+        let mut longest = 0;
+        for n in 1..100_u8 {
+            let subset = ArraySubset::from(vec![u64::from(n) << 12..(u64::from(n) << 12) + 1]);
+            let element = ArrayBytes::new_flen(vec![n]);
+            shard.change((&subset, &element), &read, &options).unwrap();
+            longest = longest.max(shard.new.len());
+        }
+        assert!(longest > OLD && longest < 2 * OLD + (4 << 20), "{longest}");
     }
 }
