@@ -124,6 +124,26 @@ impl ShardFormat {
     /// software. A file that another process updates now is refused. Nothing else may write to `stored` until the
     /// new shard is written.
     ///
+    /// ```
+    /// # use zarrs::array::{ArrayBuilder, ArrayBytes, ArraySubset, data_type};
+    /// # use zarrs::storage::{ReadableStorageTraits, WritableStorageTraits, store::MemoryStore};
+    /// # use zarrs_cuda::maintenance::{ShardFormat, StoredShard};
+    /// # let store = std::sync::Arc::new(MemoryStore::new());
+    /// # let mut builder = ArrayBuilder::new(vec![8, 8], vec![8, 8], data_type::uint8(), 0_u8);
+    /// # builder.subchunk_shape(vec![4, 4]);
+    /// # let array = builder.build(store.clone(), "/a")?;
+    /// array.store_chunk(&[0, 0], vec![1_u8; 64])?;
+    /// let (key, format) = (array.chunk_key(&[0, 0]), ShardFormat::of(&array, &[0, 0])?);
+    /// let stored = store.get(&key)?.map(StoredShard::Bytes);
+    /// let row = (ArraySubset::from(vec![2..3, 0..8]), ArrayBytes::new_flen(vec![7; 8]));
+    /// match format.rewrite(stored, [row], &Default::default())? {
+    ///     Some(shard) => store.set(&key, shard.to_bytes()?.into())?,
+    ///     None => store.erase(&key)?,
+    /// }
+    /// assert_eq!(array.retrieve_array_subset::<Vec<u8>>(&[2..4, 0..2])?, [7, 7, 1, 1]);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Codec`] if `stored` cannot be read, or another process updates it (an [`std::io::Error`] of the kind
     /// `ResourceBusy`); if its index is invalid, and no interrupted update explains that; if subchunks overlap in

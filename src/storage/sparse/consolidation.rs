@@ -77,7 +77,8 @@ impl SparseArray {
         Ok(key)
     }
 
-    /// The shards that have versions of subchunks in their frames, by their names, in order.
+    /// Returns the shards that have versions of subchunks in their frames, by their names, or receipts of
+    /// consolidations that were interrupted, in order.
     pub(super) async fn framed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
         let failed = |source| failed("list the frames beside", &self.metadata, source);
         let prefix = StorePrefix::new(self.keys.prefix());

@@ -70,14 +70,16 @@ pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     None
 }
 
-/// The key of the shard in whose frame this object is, a version of one of `subchunks` subchunks by its
-/// name, or has a name that is not UTF-8; `None` if it is none.
+/// Returns the key of the shard that has this object in its frame, if the shard is to be consolidated for it. The
+/// object is a version of one of `subchunks` subchunks by its name, a receipt that a consolidation left because it was
+/// interrupted, or has a name that is not UTF-8.
 pub(super) fn shard_with<'a>(keys: &ChunkKeys, key: &'a str, subchunks: usize) -> Option<&'a str> {
     let shard = shard_of(keys, key)?;
     let name = key.strip_prefix(shard)?.strip_prefix(FRAME)?;
     let name = name.strip_prefix('/')?;
     let is_version = || parse(name).is_some_and(|(number, _)| (number as usize) < subchunks);
-    (name.contains(NOT_UTF_8) || is_version()).then_some(shard)
+    let is_receipt = || Receipt::parse(name).is_some();
+    (name.contains(NOT_UTF_8) || is_version() || is_receipt()).then_some(shard)
 }
 
 /// Names of writers of which none is ever given twice: a random one, and a number that counts up.
@@ -476,6 +478,8 @@ mod tests {
         let key = format!("c/7.frame/{name}");
         assert_eq!(shard_with(&keys, &key, 0x2F), Some("c/7"));
         assert_eq!(shard_with(&keys, &key, 0x2E), None);
+        let receipt = "c/7.frame/0000000000000009.E3069283.packed";
+        assert_eq!(shard_with(&keys, receipt, 64), Some("c/7"));
         for other in ["c/7.frame/.DS_Store", "c/7.frame/", "c/7"] {
             assert_eq!(shard_with(&keys, other, 64), None, "{other}");
         }
