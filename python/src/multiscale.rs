@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
 use crate::writing::{
-    Held, Settings, check_frames, failed, interrupted, opened, progress_of, tell,
+    Held, Settings, check_frames, failed, interrupted, limit_of, opened, progress_of, tell,
 };
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
@@ -230,12 +230,7 @@ impl MultiscaleWriter {
     /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices of
     /// level 0 are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
-        self.held.close(py, |writer| {
-            // A limit that is no duration, such as NaN, counts as no time: the writer stops at once.
-            // A thousand million seconds are for ever, and a point in time can still be that far away.
-            let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
-            writer.stop(limit)
-        })
+        self.held.close(py, |writer| writer.stop(limit_of(limit)))
     }
 
     /// Returns what the writer of each level does, and why, in words.

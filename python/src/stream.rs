@@ -2,7 +2,6 @@
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use numpy::PyUntypedArray;
 use pyo3::prelude::*;
@@ -16,7 +15,7 @@ use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
 use crate::writing::{
-    Held, Settings, check_frames, failed, interrupted, opened, progress_of, tell,
+    Held, Settings, check_frames, failed, interrupted, limit_of, opened, progress_of, tell,
 };
 
 /// Appends slices along the first axis of an array.
@@ -116,12 +115,7 @@ impl Writer {
 
     /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
-        self.0.close(py, |writer| {
-            // A limit that is no duration, such as NaN, counts as no time: the writer stops at once.
-            // A thousand million seconds are for ever, and a point in time can still be that far away.
-            let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
-            writer.stop(limit)
-        })
+        self.0.close(py, |writer| writer.stop(limit_of(limit)))
     }
 
     /// Returns what the writer does, and why, in words.

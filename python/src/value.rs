@@ -1,9 +1,7 @@
 //! Values that Python got from a store before a call.
 
-use std::ops::Range;
-
 use bytes::Bytes;
-use zarrs_cuda::storage::within;
+use zarrs_cuda::storage::slice;
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
 
@@ -22,14 +20,14 @@ impl Value {
     /// They were not read, or the value is shorter.
     pub(crate) fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
         let parts = match self {
-            Self::Whole(value) => return cut(value, range),
+            Self::Whole(value) => return slice(value, range),
             Self::Parts(parts) => parts,
         };
         let found = parts.iter().find_map(|(start, part)| match (range, start) {
-            (ByteRange::Suffix(_), None) => cut(part, range).ok(),
+            (ByteRange::Suffix(_), None) => slice(part, range).ok(),
             (ByteRange::FromStart(from, Some(len)), Some(start)) => {
                 let range = ByteRange::FromStart(from.checked_sub(*start)?, Some(len));
-                cut(part, range).ok()
+                slice(part, range).ok()
             }
             _ => None,
         });
@@ -47,12 +45,4 @@ impl Value {
             _ => StorageError::Other(format!("{range} was not read before the call")),
         })
     }
-}
-
-/// Returns the bytes of `range`, without copying them.
-fn cut(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
-    let Range { start, end } = within(range, value.len() as u64)?;
-    // Both are at most the length of the value.
-    let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(value.len()));
-    Ok(value.slice(start..end))
 }

@@ -112,6 +112,12 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
+/// Returns the duration of `seconds`. A number that is no duration, such as NaN, counts as no time.
+pub(crate) fn limit_of(seconds: f64) -> Duration {
+    // A thousand million seconds are for ever, and a point in time can still be that far away.
+    Duration::try_from_secs_f64(seconds.min(1e9)).unwrap_or_default()
+}
+
 /// Whether a call that waits is to end, because a handler of a signal, such as of Ctrl-C, has raised. The
 /// call raises the same.
 pub(crate) fn interrupted() -> bool {

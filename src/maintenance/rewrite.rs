@@ -43,34 +43,84 @@ impl StoredShard {
         }
     }
 
-    /// Appends the bytes of `range` to `output`.
-    fn read_to(&self, range: &Range<u64>, output: &mut Vec<u8>) -> io::Result<()> {
+    /// Returns the bytes of `range`, to be copied from there.
+    fn source<'s>(&'s self, range: &'s Range<u64>) -> io::Result<Source<'s>> {
         match self {
-            Self::File(file) => {
-                let mut file: &File = file;
-                let len = range.end - range.start;
-                let reserved = usize::try_from(len).ok();
-                let reserved = reserved.filter(|len| output.try_reserve_exact(*len).is_ok());
-                reserved.ok_or(ErrorKind::OutOfMemory)?;
-                file.seek(SeekFrom::Start(range.start))?;
-                if file.take(len).read_to_end(output)? as u64 == len {
-                    Ok(())
-                } else {
-                    Err(ended(range))
-                }
-            }
-            Self::Bytes(bytes) => {
-                output.extend_from_slice(part(bytes, range).ok_or_else(|| ended(range))?);
-                Ok(())
-            }
+            Self::File(file) => Ok(Source::File(file, range)),
+            Self::Bytes(bytes) => part(bytes, range)
+                .map(Source::Bytes)
+                .ok_or_else(|| ended(range)),
         }
     }
 
     fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, CodecError> {
         let mut bytes = Vec::new();
-        self.read_to(range, &mut bytes)?;
+        self.source(range)?.append_to(&mut bytes)?;
         Ok(bytes)
     }
+}
+
+/// Bytes that are copied to a rewritten shard.
+enum Source<'s> {
+    Bytes(&'s [u8]),
+    /// A range of bytes of a file, whose position is used.
+    File(&'s File, &'s Range<u64>),
+}
+
+impl Source<'_> {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File(_, range) => range.end - range.start,
+        }
+    }
+
+    /// Appends the bytes to `output`.
+    fn append_to(&self, output: &mut Vec<u8>) -> io::Result<()> {
+        reserve(output, self.len())?;
+        match self {
+            Self::Bytes(bytes) => {
+                output.extend_from_slice(bytes);
+                Ok(())
+            }
+            Self::File(file, range) => copy(file, range, |bytes| {
+                bytes.read_to_end(output).map(|n| n as u64)
+            }),
+        }
+    }
+
+    /// Writes the bytes to `file`.
+    fn write_to(&self, file: &mut File) -> io::Result<()> {
+        match self {
+            Self::Bytes(bytes) => file.write_all(bytes),
+            // The system copies long runs; some file systems let both files have them.
+            Self::File(from, range) => copy(from, range, |bytes| io::copy(bytes, file)),
+        }
+    }
+}
+
+/// Calls `copy` with the bytes of `range` of `file`. Returns an error if `copy` takes fewer bytes.
+fn copy(
+    mut file: &File,
+    range: &Range<u64>,
+    copy: impl FnOnce(&mut io::Take<&File>) -> io::Result<u64>,
+) -> io::Result<()> {
+    let len = range.end - range.start;
+    file.seek(SeekFrom::Start(range.start))?;
+    if copy(&mut file.take(len))? == len {
+        Ok(())
+    } else {
+        Err(ended(range))
+    }
+}
+
+/// Makes room in `output` for `len` more bytes.
+fn reserve(output: &mut Vec<u8>, len: u64) -> io::Result<()> {
+    let reserved = usize::try_from(len).ok();
+    let reserved = reserved.filter(|len| output.try_reserve(*len).is_ok());
+    reserved
+        .map(drop)
+        .ok_or_else(|| ErrorKind::OutOfMemory.into())
 }
 
 /// Returns the bytes of `range`, if all of them are in `bytes`.
@@ -83,9 +133,9 @@ fn ended(Range { start, end }: &Range<u64>) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, what)
 }
 
-/// A piece of a rewritten shard.
+/// A run of encoded subchunks of a rewritten shard.
 #[derive(Debug)]
-enum Piece {
+enum Run {
     /// Bytes of the stored shard.
     Stored(Range<u64>),
     /// Bytes of the changed subchunks.
@@ -103,7 +153,7 @@ pub struct RewrittenShard {
     reading: Mutex<()>,
     new: Vec<u8>,
     /// The encoded subchunks, in C order.
-    pieces: Vec<Piece>,
+    runs: Vec<Run>,
     index: Vec<u8>,
     is_index_first: bool,
     size: u64,
@@ -278,17 +328,17 @@ fn rewritten(
     let behind = changed.stored();
     let index = &shards.index;
     let mut end = Some(index.room().0);
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut runs: Vec<Run> = Vec::new();
     let mut place = |extent: &Range<usize>| {
         let start = end?;
         end = start.checked_add(extent.len());
-        match (pieces.last_mut(), extent.start.checked_sub(behind)) {
+        match (runs.last_mut(), extent.start.checked_sub(behind)) {
             _ if extent.is_empty() => {}
-            (Some(Piece::Stored(last)), None) if last.end == extent.start as u64 => {
+            (Some(Run::Stored(last)), None) if last.end == extent.start as u64 => {
                 last.end = extent.end as u64;
             }
-            (_, None) => pieces.push(Piece::Stored(extent.start as u64..extent.end as u64)),
-            (_, Some(from)) => pieces.push(Piece::New(from..from + extent.len())),
+            (_, None) => runs.push(Run::Stored(extent.start as u64..extent.end as u64)),
+            (_, Some(from)) => runs.push(Run::New(from..from + extent.len())),
         }
         Some(start..end?)
     };
@@ -319,7 +369,7 @@ fn rewritten(
         recovered_from: None,
         reading: Mutex::default(),
         stored,
-        pieces,
+        runs,
         size: size as u64,
     }))
 }
@@ -350,20 +400,12 @@ impl RewrittenShard {
     /// Returns the shard in memory.
     ///
     /// # Errors
-    /// Those of reading the stored shard, and [`ErrorKind::OutOfMemory`].
+    /// An error of reading the stored shard, or [`ErrorKind::OutOfMemory`].
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shard = Vec::new();
-        let reserved = usize::try_from(self.size).ok();
-        let reserved = reserved.filter(|size| shard.try_reserve_exact(*size).is_ok());
-        reserved.ok_or(ErrorKind::OutOfMemory)?;
-        self.each(|bytes| match bytes {
-            Ok(new) => {
-                shard.extend_from_slice(new);
-                Ok(())
-            }
-            Err((stored, range)) => stored.read_to(range, &mut shard),
-        })?;
+        reserve(&mut shard, self.size)?;
+        self.each(|source| source.append_to(&mut shard))?;
         Ok(shard)
     }
 
@@ -371,8 +413,8 @@ impl RewrittenShard {
     /// index at the end of the file. Long runs of subchunks of a stored file are copied by the system.
     ///
     /// # Errors
-    /// Those of reading the stored shard and of writing. On Unix [`ErrorKind::InvalidInput`] if `file` is the stored
-    /// file.
+    /// An error of reading the stored shard or of writing `file`. On Unix [`ErrorKind::InvalidInput`] if `file` is the
+    /// stored file.
     pub fn write_to(&self, file: &mut File) -> io::Result<()> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = match &self.stored {
@@ -386,69 +428,48 @@ impl RewrittenShard {
             return Err(io::Error::new(ErrorKind::InvalidInput, what));
         }
         let mut short = Vec::new();
-        self.each(|bytes| {
-            if short.len() >= SHORT {
+        self.each(|source| {
+            let is_short = source.len() < SHORT;
+            if is_short {
+                source.append_to(&mut short)?;
+            }
+            if !is_short || short.len() as u64 >= SHORT {
                 file.write_all(&short)?;
                 short.clear();
             }
-            match bytes {
-                Ok(new) if new.len() < SHORT => {
-                    short.extend_from_slice(new);
-                    return Ok(());
-                }
-                Err((stored, range)) if range.end - range.start < SHORT as u64 => {
-                    return stored.read_to(range, &mut short);
-                }
-                _ => {}
-            }
-            file.write_all(&short)?;
-            short.clear();
-            match bytes {
-                Ok(new) => file.write_all(new),
-                Err((StoredShard::Bytes(bytes), range)) => {
-                    file.write_all(part(bytes, range).ok_or_else(|| ended(range))?)
-                }
-                Err((StoredShard::File(stored), range)) => {
-                    let (mut stored, len): (&File, _) = (stored, range.end - range.start);
-                    stored.seek(SeekFrom::Start(range.start))?;
-                    if io::copy(&mut stored.take(len), file)? == len {
-                        Ok(())
-                    } else {
-                        Err(ended(range))
-                    }
-                }
+            if is_short {
+                Ok(())
+            } else {
+                source.write_to(file)
             }
         })?;
         file.write_all(&short)
     }
 
-    /// Calls `write` with each piece of the shard, in order: new bytes, or a range of the stored shard.
-    fn each<'p>(
-        &'p self,
-        mut write: impl FnMut(Result<&'p [u8], (&'p StoredShard, &'p Range<u64>)>) -> io::Result<()>,
-    ) -> io::Result<()> {
+    /// Calls `copy` with the bytes of the shard, in order.
+    fn each(&self, mut copy: impl FnMut(Source<'_>) -> io::Result<()>) -> io::Result<()> {
         if self.is_index_first {
-            write(Ok(&self.index))?;
+            copy(Source::Bytes(&self.index))?;
         }
-        for piece in &self.pieces {
-            match (piece, &self.stored) {
-                (Piece::New(range), _) => {
+        for run in &self.runs {
+            match (run, &self.stored) {
+                (Run::New(range), _) => {
                     let new = self.new.get(range.clone());
-                    write(Ok(new.ok_or(ErrorKind::UnexpectedEof)?))?;
+                    copy(Source::Bytes(new.ok_or(ErrorKind::UnexpectedEof)?))?;
                 }
-                (Piece::Stored(range), Some(stored)) => write(Err((stored, range)))?,
-                (Piece::Stored(range), None) => return Err(ended(range)),
+                (Run::Stored(range), Some(stored)) => copy(stored.source(range)?)?,
+                (Run::Stored(range), None) => return Err(ended(range)),
             }
         }
         if self.is_index_first {
             return Ok(());
         }
-        write(Ok(&self.index))
+        copy(Source::Bytes(&self.index))
     }
 }
 
-/// Pieces of fewer bytes than this are written together: a call of the system takes longer than the copy.
-const SHORT: usize = 64 << 10;
+/// Runs of fewer bytes than this are written together: a call of the system takes longer than the copy.
+const SHORT: u64 = 64 << 10;
 
 #[cfg(unix)]
 fn is_same(one: &File, other: &File) -> io::Result<bool> {

@@ -26,7 +26,7 @@ mod transformer;
 mod zarrs_traits;
 
 pub use crate::store::owner::{Life, Owner};
-pub use crate::store::ranges::within;
+pub use crate::store::ranges::{slice, within};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
 pub use sparse::{

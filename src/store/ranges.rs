@@ -138,11 +138,11 @@ impl Merged {
     }
 }
 
-/// A part of `value`.
+/// Returns the bytes of `value` that `range` names, without copying them.
 ///
 /// # Errors
-/// As for [`within`].
-pub(crate) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
+/// The errors of [`within`].
+pub fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
     let range = within(range, value.len() as u64)?;
     match [range.start, range.end].map(usize::try_from) {
         // It ends within the value.

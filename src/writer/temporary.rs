@@ -54,7 +54,7 @@ pub(super) trait Comparing: WritableStorageTraits {
     ) -> Result<bool, StorageError>;
 }
 
-/// Returns a store that does the same as that of [`replacing`], for values that other processes may change.
+/// Returns a store that replaces values as the store of [`replacing`] does. Other processes may change these values.
 pub(super) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparing>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,

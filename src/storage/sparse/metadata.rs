@@ -1,7 +1,7 @@
 //! The metadata of a sharded array, as that of an unsharded one with a chunk for each subchunk.
 //!
-//! The stored text gets other values of `chunk_grid` and `codecs`, and no other change: the chunk shape is
-//! that of the subchunks, and the codecs are those within the sharding codec.
+//! The stored text gets other values of `chunk_grid` and `codecs`, and no other change: the chunk shape becomes
+//! the shape of the subchunks, and the codecs become the inner codecs of the sharding codec.
 
 use std::sync::Arc;
 

@@ -43,14 +43,18 @@ fn answers() -> MutexGuard<'static, Answers> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns where the first byte of `span` is, for the emulator.
+fn first(span: &DeviceSpan) -> *mut u8 {
+    zarrs_cuda_emulator::device::host(span.memory.0 + span.offset as u64)
+}
+
 /// Returns the bytes of `span`.
 ///
 /// # Safety
 /// The span is live, and nobody writes to it.
 unsafe fn bytes<'a>(span: &DeviceSpan) -> &'a [u8] {
-    let host = zarrs_cuda_emulator::device::host(span.memory.0 + span.offset as u64);
     // SAFETY: the caller's.
-    unsafe { std::slice::from_raw_parts(host, span.len) }
+    unsafe { std::slice::from_raw_parts(first(span), span.len) }
 }
 
 /// Returns the spans that a launch with the arguments may write.
@@ -121,9 +125,8 @@ impl Question {
         for span in spans_written(arguments) {
             let (these, after) = rest.split_at(span.len);
             rest = after;
-            let target = zarrs_cuda_emulator::device::host(span.memory.0 + span.offset as u64);
             // SAFETY: the caller's.
-            unsafe { target.copy_from_nonoverlapping(these.as_ptr(), span.len) };
+            unsafe { first(span).copy_from_nonoverlapping(these.as_ptr(), span.len) };
         }
         true
     }
