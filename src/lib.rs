@@ -81,6 +81,7 @@ mod metrics;
 mod on_devices;
 mod options;
 mod plan;
+mod pyramid;
 pub mod reader;
 mod registration;
 mod shard;

@@ -17,12 +17,8 @@ use zarrs_cuda::writer::{
 };
 
 use crate::error::{Error, detached, no_panic};
-use crate::memory::Memory;
 use crate::store::{Place, Store};
-use crate::tensor::Tensor;
-use crate::writing::{
-    Held, Settings, check_frames, failed, interrupted, limit_of, opened, progress_of, tell,
-};
+use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
 #[derive(FromPyObject)]
@@ -84,15 +80,8 @@ impl Pyramid {
                 self.reduction
             ))
         })?;
-        let mut builder = Levels::builder(array).with_reduction(reduction);
-        match store {
-            Store::Files(files) => {
-                let root = files.root().to_owned();
-                builder = builder.with_atomic_rename(files.clone()).on_directory(root);
-            }
-            Store::Objects(objects) => builder = builder.with_conditional_writes(objects.clone()),
-            Store::Asked(_) | Store::Given(_) => {}
-        }
+        let builder = Levels::builder(array).with_reduction(reduction);
+        let mut builder = on_store(builder, store);
         if let Some(axes) = self.axes {
             builder = builder.with_axes(axes.into_iter().map(Axis::from));
         }
@@ -153,14 +142,7 @@ impl MultiscaleWriter {
         let store = Store::at(Some(place), sync);
         let (writer, paths) = detached(py, &path, || {
             let array = opened(&store, &path)?;
-            let mut builder = pyramid
-                .builder(&store, &array)?
-                .with_codec_options(settings.codec_options())
-                .with_flush_after(settings.flush_after()?)
-                .with_interrupt(interrupted);
-            if let Some(bytes) = settings.memory {
-                builder = builder.with_host_memory(bytes);
-            }
+            let mut builder = settings.apply(pyramid.builder(&store, &array)?)?;
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |level, now: &Progress| {
                     tell(&progress, |py| Ok((level, progress_of(py, now)?.unbind())));
@@ -186,15 +168,8 @@ impl MultiscaleWriter {
     /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
     /// if a shard of level 0 took long.
     fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
-        let memory = Memory::of(array);
-        self.held.with(py, |writer| {
-            let appended = writer.append_bytes(memory.bytes()?);
-            if appended.is_err() {
-                // The next call begins with a whole slice, too.
-                writer.discard_partial_slice();
-            }
-            appended.map_err(failed)?;
-            Ok(writer.progress().first().and_then(|top| top.slow_shard))
+        self.held.append(py, array, |writer| {
+            writer.progress().first().and_then(|top| top.slow_shard)
         })
     }
 
@@ -205,15 +180,11 @@ impl MultiscaleWriter {
         capsule: &Bound<'_, PyAny>,
         of_slice: Vec<i64>,
     ) -> PyResult<()> {
-        let tensor = Tensor::take(capsule)?;
-        self.held.with(py, |writer| {
-            tensor.check(&of_slice)?;
-            tensor.append_to_image(writer).map_err(failed)
-        })
+        self.held.append_tensor(py, capsule, &of_slice)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.held.with(py, |writer| writer.flush().map_err(failed))
+        self.held.flush(py)
     }
 
     /// Stores everything that was appended. Returns what was done, in words.
@@ -230,7 +201,7 @@ impl MultiscaleWriter {
     /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices of
     /// level 0 are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
-        self.held.close(py, |writer| writer.stop(limit_of(limit)))
+        self.held.stop(py, limit)
     }
 
     /// Returns what the writer of each level does, and why, in words.

@@ -13,10 +13,7 @@ use zarrs_cuda::writer::{ArrayWriter, Progress};
 use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
-use crate::tensor::Tensor;
-use crate::writing::{
-    Held, Settings, check_frames, failed, interrupted, limit_of, opened, progress_of, tell,
-};
+use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
 
 /// Appends slices along the first axis of an array.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
@@ -40,21 +37,8 @@ impl Writer {
             let array = opened(&store, &path)?;
             let end = array.shape().first().copied().unwrap_or(0);
             check_frames(&store, &array, start.unwrap_or(end))?;
-            let mut builder = ArrayWriter::builder(&array)
-                .with_codec_options(settings.codec_options())
-                .with_flush_after(settings.flush_after()?)
-                .with_interrupt(interrupted);
-            if let Some(bytes) = settings.memory {
-                builder = builder.with_host_memory(bytes);
-            }
-            match store {
-                Store::Files(files) => {
-                    let root = files.root().to_owned();
-                    builder = builder.with_atomic_rename(files).on_directory(root);
-                }
-                Store::Objects(objects) => builder = builder.with_conditional_writes(objects),
-                Store::Asked(_) | Store::Given(_) => {}
-            }
+            let builder = on_store(ArrayWriter::builder(&array), &store);
+            let mut builder = settings.apply(builder)?;
             if let Some(start) = start {
                 builder = builder.with_start(start);
             }
@@ -71,16 +55,8 @@ impl Writer {
     /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
     /// if a shard took long.
     fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
-        let memory = Memory::of(array);
-        self.0.with(py, |writer| {
-            let appended = writer.append_bytes(memory.bytes()?);
-            if appended.is_err() {
-                // The next call begins with a whole slice, too.
-                writer.discard_partial_slice();
-            }
-            appended.map_err(failed)?;
-            Ok(writer.progress().slow_shard)
-        })
+        self.0
+            .append(py, array, |writer| writer.progress().slow_shard)
     }
 
     /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
@@ -90,15 +66,11 @@ impl Writer {
         capsule: &Bound<'_, PyAny>,
         of_slice: Vec<i64>,
     ) -> PyResult<()> {
-        let tensor = Tensor::take(capsule)?;
-        self.0.with(py, |writer| {
-            tensor.check(&of_slice)?;
-            tensor.append_to(writer).map_err(failed)
-        })
+        self.0.append_tensor(py, capsule, &of_slice)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.0.with(py, |writer| writer.flush().map_err(failed))
+        self.0.flush(py)
     }
 
     /// Stores everything that was appended. Returns what was done, in words.
@@ -115,7 +87,7 @@ impl Writer {
 
     /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
-        self.0.close(py, |writer| writer.stop(limit_of(limit)))
+        self.0.stop(py, limit)
     }
 
     /// Returns what the writer does, and why, in words.

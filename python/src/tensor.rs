@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use zarrs_cuda::writer::{ArrayWriter, MultiscaleWriter, WriterError};
+use zarrs_cuda::writer::{Appending, Writer, WriterError};
 
 use crate::error::Error;
 
@@ -90,16 +90,13 @@ impl Tensor {
         )))
     }
 
-    /// Appends the elements to the array that `writer` writes.
-    pub(crate) fn append_to(&self, writer: &mut ArrayWriter) -> Result<(), WriterError> {
+    /// Appends the elements to the array, or to level 0 of the image, that `writer` writes.
+    pub(crate) fn append_to<W: Appending>(
+        &self,
+        writer: &mut Writer<W>,
+    ) -> Result<(), WriterError> {
         // SAFETY: the tensor is held until this returns. Its library was told to make the default stream of the
         // device wait for the elements.
-        unsafe { writer.append_dlpack(&self.0, 0) }
-    }
-
-    /// Appends the elements to level 0 of the image that `writer` writes.
-    pub(crate) fn append_to_image(&self, writer: &mut MultiscaleWriter) -> Result<(), WriterError> {
-        // SAFETY: as above.
         unsafe { writer.append_dlpack(&self.0, 0) }
     }
 }

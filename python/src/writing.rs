@@ -5,14 +5,17 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use numpy::PyUntypedArray;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use zarrs::array::{Array, CodecOptions};
-use zarrs_cuda::writer::{Progress, WriterError};
+use zarrs::array::Array;
+use zarrs_cuda::writer::{Appending, Progress, Writer, WriterBuilder, WriterError};
 
 use crate::error::{Error, detached};
 use crate::maintain;
+use crate::memory::Memory;
 use crate::store::Store;
+use crate::tensor::Tensor;
 
 pub(crate) fn opened(store: &Store, path: &str) -> Result<Array<Store>, Error> {
     let array = Array::open(Arc::new(store.clone()), &format!("/{path}"));
@@ -112,15 +115,9 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Returns the duration of `seconds`. A number that is no duration, such as NaN, counts as no time.
-pub(crate) fn limit_of(seconds: f64) -> Duration {
-    // A thousand million seconds are for ever, and a point in time can still be that far away.
-    Duration::try_from_secs_f64(seconds.min(1e9)).unwrap_or_default()
-}
-
 /// Whether a call that waits is to end, because a handler of a signal, such as of Ctrl-C, has raised. The
 /// call raises the same.
-pub(crate) fn interrupted() -> bool {
+fn interrupted() -> bool {
     #[allow(
         clippy::redundant_closure_for_method_calls,
         reason = "the method is one of any lifetime only in a closure"
@@ -146,7 +143,7 @@ fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
 pub(crate) struct Settings {
     /// The most bytes of all open writers, if it is not the library's default.
     #[pyo3(item(0))]
-    pub(crate) memory: Option<usize>,
+    memory: Option<usize>,
     /// How many threads encode.
     #[pyo3(item(1))]
     threads: NonZeroUsize,
@@ -156,14 +153,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Zarrs' options for codecs.
-    pub(crate) fn codec_options(&self) -> CodecOptions {
-        let options = zarrs::config::global_config().codec_options();
-        options.with_concurrent_target(self.threads.get())
-    }
-
-    /// For how long complete shards wait, if they are stored in pauses.
-    pub(crate) fn flush_after(&self) -> Result<Option<Duration>, Error> {
+    /// Gives `builder` these settings, and lets a call of its writer end when a signal has raised.
+    pub(crate) fn apply<T>(
+        &self,
+        builder: WriterBuilder<Store, T>,
+    ) -> Result<WriterBuilder<Store, T>, Error> {
         let seconds = |given| {
             Duration::try_from_secs_f64(given).map_err(|_| {
                 Error::Value(format!(
@@ -171,7 +165,30 @@ impl Settings {
                 ))
             })
         };
-        self.flush_after.map(seconds).transpose()
+        let options = zarrs::config::global_config().codec_options();
+        let builder = builder
+            .with_codec_options(options.with_concurrent_target(self.threads.get()))
+            .with_flush_after(self.flush_after.map(seconds).transpose()?)
+            .with_interrupt(interrupted);
+        Ok(match self.memory {
+            Some(bytes) => builder.with_host_memory(bytes),
+            None => builder,
+        })
+    }
+}
+
+/// Lets a writer rename files, or replace objects under conditions.
+pub(crate) fn on_store<T>(
+    builder: WriterBuilder<Store, T>,
+    store: &Store,
+) -> WriterBuilder<Store, T> {
+    match store {
+        Store::Files(files) => {
+            let root = files.root().to_owned();
+            builder.with_atomic_rename(files.clone()).on_directory(root)
+        }
+        Store::Objects(objects) => builder.with_conditional_writes(objects.clone()),
+        Store::Asked(_) | Store::Given(_) => builder,
     }
 }
 
@@ -265,6 +282,57 @@ impl<W: Send> Held<W> {
             RAISED.take();
             ended.transpose()
         })
+    }
+}
+
+impl<W: Appending> Held<Writer<W>>
+where
+    Writer<W>: Send,
+{
+    /// Appends the elements of `array`, which is contiguous. Then does `also`.
+    pub(crate) fn append<T: Send>(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyUntypedArray>,
+        also: impl FnOnce(&Writer<W>) -> T + Send,
+    ) -> PyResult<T> {
+        let memory = Memory::of(array);
+        self.with(py, |writer| {
+            let appended = writer.append_bytes(memory.bytes()?);
+            if appended.is_err() {
+                // The next call begins with a whole slice, too.
+                writer.discard_partial_slice();
+            }
+            appended.map_err(failed)?;
+            Ok(also(writer))
+        })
+    }
+
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
+    pub(crate) fn append_tensor(
+        &self,
+        py: Python<'_>,
+        capsule: &Bound<'_, PyAny>,
+        of_slice: &[i64],
+    ) -> PyResult<()> {
+        let tensor = Tensor::take(capsule)?;
+        self.with(py, |writer| {
+            tensor.check(of_slice)?;
+            tensor.append_to(writer).map_err(failed)
+        })
+    }
+
+    /// Stores complete shards.
+    pub(crate) fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |writer| writer.flush().map_err(failed))
+    }
+
+    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
+    pub(crate) fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
+        // A number that is no duration, such as NaN, counts as no time. A thousand million seconds are for ever,
+        // and a point in time can still be that far away.
+        let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
+        self.close(py, |writer| writer.stop(limit))
     }
 }
 

@@ -10,7 +10,7 @@ use zarrs_cuda_testing::stores::faulty::{Fault as StoreFault, Faulty};
 use super::*;
 use crate::options::Backend;
 use crate::plan::{Engines, Rule};
-use crate::writer::multiscale::tests::{Image, images, on, small};
+use crate::pyramid::tests::{Image, images, on, small};
 use crate::writer::{DeviceSlice, MultiscaleWriter, WriterError};
 use zarrs_cuda_engine::cuda::driver::Fault;
 use zarrs_cuda_engine::fakes::simulation::Inject;

@@ -13,7 +13,7 @@ use super::sink::Length;
 
 /// The arrays of an image that are longer than they will be, from level 0 on.
 #[derive(Debug, Default)]
-pub(super) struct Cuts(Mutex<Vec<Cut>>);
+pub(crate) struct Cuts(Mutex<Vec<Cut>>);
 
 /// An array that is to have at most so many slices.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ impl Cuts {
     }
 
     /// Adds the array of the next level, which is to have at most so many `slices`.
-    pub(super) fn add(&self, length: Arc<dyn Length>, slices: u64) {
+    pub(crate) fn add(&self, length: Arc<dyn Length>, slices: u64) {
         self.due().push(Cut { length, slices });
     }
 
     /// Returns whether an array is longer than it will be.
-    pub(super) fn are_due(&self) -> bool {
+    pub(crate) fn are_due(&self) -> bool {
         !self.due().is_empty()
     }
 
@@ -42,7 +42,7 @@ impl Cuts {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn make(&self, left: usize) -> Result<(), StorageError> {
+    pub(crate) fn make(&self, left: usize) -> Result<(), StorageError> {
         let mut due = self.due();
         while let Some(cut) = due.get(left..).and_then(<[_]>::last) {
             cut.length.cut(cut.slices)?;
@@ -54,10 +54,10 @@ impl Cuts {
 
 /// The cuts of an image, as one of its levels has to make them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cutting {
-    pub(super) cuts: Arc<Cuts>,
+pub(crate) struct Cutting {
+    pub(crate) cuts: Arc<Cuts>,
     /// Shards that end at this slice or before are made of slices that stay: no cut comes before them.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
 }
 
 impl Cutting {
@@ -65,7 +65,7 @@ impl Cutting {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn before(&self, end: u64) -> Result<(), StorageError> {
+    pub(crate) fn before(&self, end: u64) -> Result<(), StorageError> {
         if end > self.kept {
             self.cuts.make(0)
         } else {

@@ -6,7 +6,7 @@ use zarrs::array::{Array, ArrayMetadata};
 use zarrs::storage::store::MemoryStore;
 
 /// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-pub(super) fn differs<T: ?Sized, U: ?Sized>(
+pub(crate) fn differs<T: ?Sized, U: ?Sized>(
     one: &Array<T>,
     other: &Array<U>,
 ) -> Option<&'static str> {
@@ -33,7 +33,7 @@ pub(super) fn differs<T: ?Sized, U: ?Sized>(
 
 /// A member in which two values of `zarr.json` differ, but for the first extent and attributes, however each
 /// of them is spelled. `None` also if this process does not understand `before`.
-pub(super) fn stored_differs(before: &[u8], now: &[u8]) -> Option<&'static str> {
+pub(crate) fn stored_differs(before: &[u8], now: &[u8]) -> Option<&'static str> {
     let before = spelled_out(before)?;
     match spelled_out(now) {
         Some(now) => differs(&before, &now),

@@ -5,10 +5,13 @@ use dlpark::traits::TensorView;
 use zarrs::array::DataType;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 
+use super::appending::Appending;
+use super::device::DeviceSlice;
 use super::error::WriterError;
-use super::{ArrayWriter, DeviceSlice, Stream};
+use super::handle::Writer;
+use super::stream::Stream;
 
-impl ArrayWriter {
+impl<W: Appending> Writer<W> {
     /// Appends the elements of `tensor`: any number of them. The tensor must be contiguous in C
     /// order and of the array's data type. All of it has been read when this returns.
     ///
@@ -29,32 +32,19 @@ impl ArrayWriter {
         tensor: &impl TensorView,
         stream: u64,
     ) -> Result<(), WriterError> {
-        // SAFETY: the caller's promise.
-        self.with(|writer| unsafe { writer.append_dlpack(tensor, stream) })
-    }
-}
-
-impl Stream {
-    /// Appends the elements of `tensor`: see [`ArrayWriter::append_dlpack`].
-    ///
-    /// # Safety
-    /// As for [`ArrayWriter::append_dlpack`].
-    unsafe fn append_dlpack(
-        &mut self,
-        tensor: &impl TensorView,
-        stream: u64,
-    ) -> Result<(), WriterError> {
-        // SAFETY: the caller's promise.
-        match unsafe { elements_of(self, tensor, stream)? } {
-            Elements::Host(bytes) => self.append_bytes(bytes),
-            // SAFETY: the caller's promise, since it is waited for.
-            Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
-        }
+        self.with(|writer| {
+            // SAFETY: the caller's promise.
+            match unsafe { elements_of(writer.top(), tensor, stream)? } {
+                Elements::Host(bytes) => writer.put(bytes, true).map(drop),
+                // SAFETY: the caller's promise, since it is waited for.
+                Elements::Device(slice) => unsafe { writer.append_device(&slice)? }.wait(),
+            }
+        })
     }
 }
 
 /// The elements of a tensor.
-pub(super) enum Elements<'a> {
+enum Elements<'a> {
     Host(&'a [u8]),
     Device(DeviceSlice),
 }
@@ -62,11 +52,11 @@ pub(super) enum Elements<'a> {
 /// Returns the elements of `tensor` if `writer` can append them.
 ///
 /// # Errors
-/// [`WriterError::Unsupported`] as for [`append_dlpack`](ArrayWriter::append_dlpack).
+/// [`WriterError::Unsupported`] as for [`append_dlpack`](Writer::append_dlpack).
 ///
 /// # Safety
-/// As for [`append_dlpack`](ArrayWriter::append_dlpack), as long as the elements are used.
-pub(super) unsafe fn elements_of<'a>(
+/// As for [`append_dlpack`](Writer::append_dlpack), as long as the elements are used.
+unsafe fn elements_of<'a>(
     writer: &Stream,
     tensor: &'a impl TensorView,
     stream: u64,

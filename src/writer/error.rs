@@ -4,7 +4,12 @@ use std::error::Error;
 use std::sync::Arc;
 
 use zarrs::array::ElementError;
+use zarrs::node::NodePath;
+use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey};
+
+use crate::shard::error::codec_error;
+use zarrs_cuda_engine::contract::EngineError;
 
 /// An error of an [`ArrayWriter`](super::ArrayWriter).
 #[non_exhaustive]
@@ -141,4 +146,46 @@ pub enum WriterError {
         /// The first slice that it did not write.
         end: u64,
     },
+}
+
+impl WriterError {
+    /// The store cannot be written to, or failed, before the array at `path` is written.
+    pub(crate) fn refused(path: &NodePath, error: StorageError) -> Self {
+        match error {
+            StorageError::Unsupported(reason) => Self::Unsupported { reason },
+            error => Self::of_store("prepare the store of", path, error),
+        }
+    }
+
+    /// The lease of the array at `path` cannot be taken.
+    pub(crate) fn no_lease(path: &NodePath, error: StorageError) -> Self {
+        Self::of_store("begin to write", path, error)
+    }
+
+    /// The store failed while something was `doing` to the metadata at `path`.
+    pub(crate) fn of_store(doing: &'static str, path: &NodePath, source: StorageError) -> Self {
+        Self::Array(crate::error::Error::Storage {
+            doing,
+            key: zarrs::node::meta_key_v3(path),
+            source,
+        })
+    }
+
+    /// There is no thread for `task`.
+    pub(crate) fn no_thread(task: &str, error: &std::io::Error) -> Self {
+        let reason = format!("no thread to {task}: {error}");
+        Self::Array(CodecError::from(std::io::Error::new(error.kind(), reason)).into())
+    }
+
+    /// The engine cannot be used.
+    pub(crate) fn of_engine(error: EngineError) -> Self {
+        Self::Array(crate::error::Error::Codec(codec_error(error)))
+    }
+}
+
+/// The array cannot be written as a stream, for this reason.
+pub(crate) fn unsupported(reason: impl Into<String>) -> WriterError {
+    WriterError::Unsupported {
+        reason: reason.into(),
+    }
 }

@@ -32,6 +32,57 @@ pub struct WriterExplanation {
     pub lease: &'static str,
 }
 
+/// How a store replaces values, as far as a writer can use it.
+#[derive(Clone, Copy)]
+pub(super) enum StoreKind {
+    Renames,
+    HasConditions,
+    Plain,
+}
+
+impl StoreKind {
+    /// Says how a shard is stored.
+    pub(super) fn shards(self) -> &'static str {
+        match self {
+            Self::Renames => "each grows in a temporary, which is renamed when it is complete",
+            Self::HasConditions | Self::Plain => {
+                "each is put together in memory and stored whole, which takes longer and more memory than a temporary in a store that renames"
+            }
+        }
+    }
+
+    /// Says how the metadata of the array are replaced.
+    pub(super) fn metadata(self) -> &'static str {
+        match self {
+            Self::Renames => "a temporary is compared with what was read last, and renamed",
+            Self::HasConditions => {
+                "replaced under the condition that they are as they were read, where the store takes conditions"
+            }
+            Self::Plain => {
+                "replaced by one `set`, which overwrites changes of other processes at the same moment"
+            }
+        }
+    }
+}
+
+/// Says why a writer has a lease, or has none.
+pub(super) fn why_lease(has_lease: bool, extends: bool, has_conditions: bool) -> &'static str {
+    match (has_lease, extends, has_conditions) {
+        (true, ..) => {
+            "the writer extends or cuts the array, or writes a part of the levels of an image"
+        }
+        (false, false, _) => {
+            "a writer that does not begin at the end of the array may be one of several; it takes the lease when it extends the array, if the store has leases"
+        }
+        (false, true, true) => {
+            "the store takes no conditions, or ignores them: see to it that no other process extends the array"
+        }
+        (false, true, false) => {
+            "the values of the store are not known to be files, and it has no requests with conditions: see to it that no other process extends the array"
+        }
+    }
+}
+
 impl fmt::Display for WriterExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lease = if self.has_lease { "held" } else { "none" };

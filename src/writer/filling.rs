@@ -10,7 +10,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How shards of a stream fill. It looks at a clock only where a shard begins or ends.
 #[derive(Debug)]
-pub(super) struct Filling {
+pub(crate) struct Filling {
     slice_bytes: u64,
     shard_bytes: u64,
     epoch_slices: u64,
@@ -27,12 +27,12 @@ pub(super) struct Filling {
 
 /// A shard that takes long to fill. `Display` says what came, and what to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Slow {
+pub(crate) struct Slow {
     /// The slices that came, and the time they took.
-    pub(super) slices: u64,
-    pub(super) time: Duration,
+    pub(crate) slices: u64,
+    pub(crate) time: Duration,
     /// The slices that come within [`PATIENCE`]: whole subchunks, if there are any.
-    pub(super) in_time: u64,
+    pub(crate) in_time: u64,
     epoch_slices: u64,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for Slow {
 }
 
 impl Filling {
-    pub(super) fn new(grid: &StreamGrid, flush_after: Option<Duration>) -> Self {
+    pub(crate) fn new(grid: &StreamGrid, flush_after: Option<Duration>) -> Self {
         let slice_bytes = grid.slice_bytes() as u64;
         Self {
             slice_bytes,
@@ -73,12 +73,12 @@ impl Filling {
     }
 
     /// Does not tell that a shard takes long: another level does.
-    pub(super) fn be_quiet(&mut self) {
+    pub(crate) fn be_quiet(&mut self) {
         self.is_quiet = true;
     }
 
     /// Notes that `len` bytes were appended, which are `appended` now. Returns a shard that took long, once.
-    pub(super) fn advance(&mut self, len: u64, appended: u64) -> Option<Slow> {
+    pub(crate) fn advance(&mut self, len: u64, appended: u64) -> Option<Slow> {
         let begins = self.began.is_none();
         let complete = appended / self.shard_bytes;
         let ends = complete > appended.saturating_sub(len) / self.shard_bytes;
@@ -100,7 +100,7 @@ impl Filling {
     }
 
     /// Returns the shard that is being filled, if it takes long and nothing was told of one before.
-    pub(super) fn overdue(&mut self, now: Instant, appended: u64) -> Option<Slow> {
+    pub(crate) fn overdue(&mut self, now: Instant, appended: u64) -> Option<Slow> {
         let time = now.saturating_duration_since(self.began?);
         let slices = appended % self.shard_bytes / self.slice_bytes;
         self.slow(slices, time)
@@ -122,18 +122,18 @@ impl Filling {
     }
 
     /// The open batch was submitted, or all of its complete shards were.
-    pub(super) fn submitted(&mut self) {
+    pub(crate) fn submitted(&mut self) {
         self.open = None;
     }
 
     /// Whether a complete shard of the open batch has waited long enough.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.has_passed(self.open, now)
     }
 
     /// Whether a complete shard is to be covered without further waiting. It is then, with all that are
     /// complete by now.
-    pub(super) fn takes_promise(&mut self, now: Instant) -> bool {
+    pub(crate) fn takes_promise(&mut self, now: Instant) -> bool {
         let takes = self.has_passed(self.unpromised, now);
         if takes {
             self.unpromised = None;
@@ -149,7 +149,7 @@ impl Filling {
     }
 
     /// In how long a complete shard has waited long enough; a shard that completes from now on has not before.
-    pub(super) fn next(&self, now: Instant) -> Duration {
+    pub(crate) fn next(&self, now: Instant) -> Duration {
         let after = self.flush_after.unwrap_or(PATIENCE);
         let first = [self.open, self.unpromised].into_iter().flatten().min();
         match first {
@@ -159,7 +159,7 @@ impl Filling {
     }
 
     /// For how long a complete shard may wait.
-    pub(super) fn flush_after(&self) -> Duration {
+    pub(crate) fn flush_after(&self) -> Duration {
         self.flush_after.unwrap_or(PATIENCE)
     }
 }

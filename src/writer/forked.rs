@@ -1,6 +1,7 @@
 //! A forked child has a copy of the writer, and none of its threads. What it does with the copy leaves the
 //! parent's stream as it is.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 

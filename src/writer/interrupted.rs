@@ -13,43 +13,43 @@ use zarrs_storage::{
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
 
 /// A filesystem that fails when it is told to.
-pub(super) type Files = Faulty<FilesystemStore>;
+pub(crate) type Files = Faulty<FilesystemStore>;
 
 /// Files of a directory that lives as long as this does.
-pub(super) fn files() -> (TempDir, Arc<Files>) {
+pub(crate) fn files() -> (TempDir, Arc<Files>) {
     let directory = TempDir::new().unwrap();
     let files = FilesystemStore::new(directory.path()).unwrap();
     (directory, Arc::new(Faulty::new(Arc::new(files))))
 }
 
-pub(super) fn key(key: &str) -> StoreKey {
+pub(crate) fn key(key: &str) -> StoreKey {
     StoreKey::new(key).unwrap()
 }
 
-pub(super) fn put(files: &Files, at: &str, value: impl AsRef<[u8]>) {
+pub(crate) fn put(files: &Files, at: &str, value: impl AsRef<[u8]>) {
     let value = Bytes::copy_from_slice(value.as_ref());
     files.inner().set(&key(at), value).unwrap();
 }
 
-pub(super) fn value(files: &Files, at: &str) -> Option<Vec<u8>> {
+pub(crate) fn value(files: &Files, at: &str) -> Option<Vec<u8>> {
     let value = files.inner().get(&key(at)).unwrap();
     value.map(|value| value.to_vec())
 }
 
 /// Everything that is stored.
-pub(super) fn snapshot(files: &Files) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn snapshot(files: &Files) -> BTreeMap<String, Vec<u8>> {
     let keys = files.inner().list().unwrap();
     let keys = keys.iter().map(|key| key.as_str().to_owned());
     keys.map(|key| (key.clone(), value(files, &key).unwrap()))
         .collect()
 }
 
-pub(super) type Step<'a, A> = &'a dyn Fn(&A) -> Result<(), StorageError>;
+pub(crate) type Step<'a, A> = &'a dyn Fn(&A) -> Result<(), StorageError>;
 
 /// Do `steps` with what is made by `make`, in files as `prepare` leaves them; again and again, so that
 /// each request fails once, in each way. A step that fails is repeated. Whenever one has failed,
 /// `check` what is stored. Return what is stored in the end, which must be the same each time.
-pub(super) fn interrupted<A>(
+pub(crate) fn interrupted<A>(
     prepare: impl Fn(&Files),
     make: impl Fn(&Arc<Files>) -> A,
     steps: &[Step<'_, A>],

@@ -12,7 +12,7 @@ use super::sink::Length;
 use crate::store::array_lease::{Leases, Work};
 use crate::store::lease::Held;
 
-pub(super) struct LateLease {
+pub(crate) struct LateLease {
     leases: Leases,
     /// The number of slices that the array had when the writer was built.
     slices: u64,
@@ -36,7 +36,7 @@ impl fmt::Debug for LateLease {
 }
 
 impl LateLease {
-    pub(super) fn new(leases: Leases, slices: u64) -> Self {
+    pub(crate) fn new(leases: Leases, slices: u64) -> Self {
         Self {
             leases,
             slices,
@@ -50,7 +50,7 @@ impl LateLease {
     /// # Errors
     /// The errors of [`Leases::take`], those of `length`, and that another process has changed the number of
     /// slices since the writer was built. Then it may be called again.
-    pub(super) fn before(&self, end: u64, length: &dyn Length) -> Result<(), StorageError> {
+    pub(crate) fn before(&self, end: u64, length: &dyn Length) -> Result<(), StorageError> {
         if end <= self.slices {
             return Ok(());
         }

@@ -3,10 +3,11 @@
 use ndarray::{ArrayBase, Data, Dimension};
 use zarrs::array::Element;
 
-use super::ArrayWriter;
+use super::appending::Appending;
 use super::error::WriterError;
+use super::handle::Writer;
 
-impl ArrayWriter {
+impl<W: Appending> Writer<W> {
     /// Appends the elements of `array`, which may be a view, in C order of its axes: any number of
     /// them.
     ///

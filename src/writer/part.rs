@@ -13,7 +13,7 @@ use zarrs_cuda_engine::contract::stream::Output;
 
 /// Some bytes of an output, as a store is given them.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     bytes: Bytes,
     /// Where they came from, unless this part owns them alone.
     origin: Option<Origin>,
@@ -43,7 +43,7 @@ impl AsRef<[u8]> for Owner {
 
 impl Part {
     /// The bytes `range` of `output`; `None` if it does not have them.
-    pub(super) fn of(output: &Arc<dyn Output>, range: Range<usize>) -> Option<Self> {
+    pub(crate) fn of(output: &Arc<dyn Output>, range: Range<usize>) -> Option<Self> {
         (**output).as_ref().get(range.clone())?;
         let token = Arc::new(());
         Some(Self {
@@ -61,7 +61,7 @@ impl Part {
     }
 
     /// Bytes of its own.
-    pub(super) fn owned(bytes: Vec<u8>) -> Self {
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self {
             bytes: Bytes::from(bytes),
             origin: None,
@@ -69,7 +69,7 @@ impl Part {
     }
 
     /// The same bytes in memory of their own, if they lie in a scarce buffer.
-    pub(super) fn out_of_scarce(self) -> Self {
+    pub(crate) fn out_of_scarce(self) -> Self {
         if self.is_scarce() {
             Self::owned(self.bytes.to_vec())
         } else {
@@ -82,18 +82,18 @@ impl Part {
         origin.is_some_and(|origin| origin.output.is_scarce())
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
     /// The bytes for a store.
-    pub(super) fn bytes(&self) -> Bytes {
+    pub(crate) fn bytes(&self) -> Bytes {
         self.bytes.clone()
     }
 
     /// The store has taken the bytes. If it keeps them, and they are in a scarce buffer, it has to be
     /// given these in their place.
-    pub(super) fn taken(self) -> Option<Self> {
+    pub(crate) fn taken(self) -> Option<Self> {
         let origin = self.origin?;
         drop(self.bytes);
         if Arc::strong_count(&origin.bytes) == 1 {

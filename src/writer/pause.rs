@@ -14,50 +14,21 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::appending::Appending;
 use super::error::WriterError;
+use super::stream::check_process;
 use super::timer::{Look, TIMER};
 use super::waiting::{TURN, Waiting};
 
-/// A writer that can be looked at between two calls.
-pub(super) trait Pausing: Send + 'static {
-    /// Hands complete shards that have waited long enough to the threads of the writer, without waiting.
-    /// Returns in how long to look again; `None` if there will be nothing to do.
-    fn look(&mut self) -> Option<Duration>;
-
-    /// How long calls of the writer wait.
-    fn waiting(&self) -> Arc<Waiting>;
-
-    /// Whether its work has ended.
-    fn is_done(&self) -> bool;
-
-    /// All slices below this one are stored.
-    fn finished_slices(&self) -> u64;
-
-    /// Ends the writer, which `stores` its complete shards before. Returns the first slice that is not
-    /// stored. Waiting for the store is [limited](Waiting::limit).
-    fn stop(&mut self, stores: bool) -> Result<u64, WriterError>;
-}
-
 /// In how long to look again at a writer that was busy.
-pub(super) const SOON: Duration = Duration::from_millis(10);
+pub(crate) const SOON: Duration = Duration::from_millis(10);
 
 /// How long the end of a writer takes beyond its limit, so that its temporaries are erased.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Checks that this is the process in which a writer was built that begins at the slice `start`.
-pub(super) fn check_process(process: u32, start: u64) -> Result<(), WriterError> {
-    if process == std::process::id() {
-        return Ok(());
-    }
-    Err(WriterError::Broken {
-        reason: "its process was forked after it was built, and the writer is the parent's: build another one here, for another part of the array".to_string(),
-        finished_slices: start,
-    })
-}
-
 /// A writer of an application, which the timer knows.
 #[derive(Debug)]
-pub(super) struct Kept<W: Pausing> {
+pub(crate) struct Kept<W: Appending> {
     /// `None` once it was taken out.
     writer: Arc<Mutex<Option<W>>>,
     waiting: Arc<Waiting>,
@@ -67,15 +38,17 @@ pub(super) struct Kept<W: Pausing> {
     process: u32,
 }
 
-impl<W: Pausing> Kept<W> {
-    /// Lets the timer know a writer that begins at the slice `start`, unless nothing is stored in pauses.
-    pub(super) fn new(
+impl<W: Appending> Kept<W> {
+    /// Lets the timer know a writer, unless nothing is stored in pauses.
+    pub(crate) fn new(
         writer: W,
-        start: u64,
         flush_after: Option<Duration>,
         drop_limit: Duration,
     ) -> std::io::Result<Self> {
-        let waiting = writer.waiting();
+        let (waiting, start) = (
+            writer.top().waiting.clone(),
+            writer.top().shared.setup.start,
+        );
         let writer = Arc::new(Mutex::new(Some(writer)));
         if let Some(after) = flush_after {
             let watched: Arc<dyn Look> = writer.clone();
@@ -90,8 +63,13 @@ impl<W: Pausing> Kept<W> {
         })
     }
 
+    /// Returns the first slice that the writer writes.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
     /// Does `work` with the writer.
-    pub(super) fn with<T>(
+    pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut W) -> Result<T, WriterError>,
     ) -> Result<T, WriterError> {
@@ -109,18 +87,18 @@ impl<W: Pausing> Kept<W> {
     ///
     /// # Errors
     /// [`WriterError::Broken`] in a forked child.
-    pub(super) fn take(&self) -> Result<Option<W>, WriterError> {
+    pub(crate) fn take(&self) -> Result<Option<W>, WriterError> {
         check_process(self.process, self.start)?;
         Ok(lock(&self.writer).take())
     }
 
-    /// Ends the writer within `limit`: see [`Pausing::stop`]. It goes on behind the caller's back if it takes
+    /// Ends the writer within `limit`: see [`Appending::stop`]. It goes on behind the caller's back if it takes
     /// longer.
-    pub(super) fn stop(&self, limit: Duration, stores: bool) -> Result<u64, WriterError> {
+    pub(crate) fn stop(&self, limit: Duration, stores: bool) -> Result<u64, WriterError> {
         let Some(writer) = self.take()? else {
             return Ok(self.start);
         };
-        let finished = writer.finished_slices();
+        let finished = writer.top().progress().finished_slices;
         if writer.is_done() {
             return Ok(finished);
         }
@@ -178,7 +156,7 @@ impl<W: Pausing> Kept<W> {
     }
 }
 
-impl<W: Pausing> Drop for Kept<W> {
+impl<W: Appending> Drop for Kept<W> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // The parent goes on with all of it: with its temporaries, too.
@@ -195,8 +173,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<W: Pausing> Look for Mutex<Option<W>> {
-    /// Looks at the writer by [`Pausing::look`], unless a call of the application is in the writer.
+impl<W: Appending> Look for Mutex<Option<W>> {
+    /// Looks at the writer by [`Appending::look`], unless a call of the application is in the writer.
     fn look(self: Arc<Self>) -> Option<Duration> {
         match self.try_lock() {
             Ok(mut writer) => writer.as_mut()?.look(),

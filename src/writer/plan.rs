@@ -62,44 +62,44 @@ const MOST_INDEXES: usize = 1 << 40;
 
 /// The configuration of a writer.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) job: Arc<StreamJob>,
-    pub(super) choice: StreamChoice,
-    pub(super) memory: MemoryEstimate,
+pub(crate) struct Plan {
+    pub(crate) job: Arc<StreamJob>,
+    pub(crate) choice: StreamChoice,
+    pub(crate) memory: MemoryEstimate,
     /// The host memory of the smallest buffers, in bytes.
-    pub(super) reserved: usize,
+    pub(crate) reserved: usize,
     /// Whether every batch has whole shards.
-    pub(super) whole_shards: bool,
+    pub(crate) whole_shards: bool,
     /// Buffers for shards that are put together.
-    pub(super) assembly: Option<Assembly>,
+    pub(crate) assembly: Option<Assembly>,
 }
 
 /// Buffers for shards that are put together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Assembly {
-    pub(super) count: usize,
+pub(crate) struct Assembly {
+    pub(crate) count: usize,
     /// How many of them are the writer's own.
-    pub(super) own: usize,
-    pub(super) len: usize,
-    pub(super) lender: Lender,
+    pub(crate) own: usize,
+    pub(crate) len: usize,
+    pub(crate) lender: Lender,
 }
 
 /// The host memory of all open writers, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Account {
+pub(crate) struct Account {
     /// The most that they may have.
-    pub(super) limit: usize,
+    pub(crate) limit: usize,
     /// How much of it a writer may reserve.
-    pub(super) free: usize,
+    pub(crate) free: usize,
     /// How much of that a writer takes, unless its smallest batches take more.
-    pub(super) share: usize,
+    pub(crate) share: usize,
     /// The memory that the open writers have reserved.
-    pub(super) reserved: Reserved,
+    pub(crate) reserved: Reserved,
 }
 
 impl Account {
     /// With a limit for all open writers.
-    pub(super) fn now(limit: usize) -> Self {
+    pub(crate) fn now(limit: usize) -> Self {
         /// The part of what the others have left: one over this number.
         const BESIDE_OTHERS: usize = 4;
         let reserved = account::reserved();
@@ -114,7 +114,7 @@ impl Account {
     }
 
     /// The error of a writer whose smallest buffers do not fit beside the smallest buffers of the others.
-    pub(super) fn refuses(&self, needed: usize, budget: usize) -> WriterError {
+    pub(crate) fn refuses(&self, needed: usize, budget: usize) -> WriterError {
         let Reserved { writers, bytes } = self.reserved;
         WriterError::Memory {
             memory: "host memory",
@@ -130,11 +130,11 @@ impl Account {
 
 /// How many epochs a batch has.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Epochs {
+pub(crate) struct Epochs {
     /// The number of epochs that the application asks for, if it asks for one.
-    pub(super) asked: Option<usize>,
+    pub(crate) asked: Option<usize>,
     /// At most so many, unless a batch is a whole shard epoch that is stored as it is.
-    pub(super) most: Option<usize>,
+    pub(crate) most: Option<usize>,
 }
 
 /// One configuration.
@@ -161,7 +161,7 @@ impl Candidate {
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
 /// batches of `epochs`; on the `host`, if there is a reason.
-pub(super) fn plan(
+pub(crate) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
     grows: bool,

@@ -10,9 +10,9 @@ use zarrs_cuda_testing::stores::renaming::RenamingStore;
 use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits};
 
 use super::ArrayWriter;
-use super::multiscale::tests::small;
 use crate::codec::CudaShardingCodecBuilder;
 use crate::options::{Backend, Options};
+use crate::pyramid::tests::small;
 
 /// So many disks after an event, at most.
 const MOST: usize = 48;

@@ -8,7 +8,7 @@ const MOST: Duration = Duration::from_mins(1);
 
 /// The attempts of a writer whose store fails: each comes later than the one before, by twice the time.
 #[derive(Debug)]
-pub(super) struct Retry {
+pub(crate) struct Retry {
     first: Duration,
     interval: Duration,
     /// When the next attempt is due; `None` until a failure was seen.
@@ -17,7 +17,7 @@ pub(super) struct Retry {
 
 /// The answer for a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attempt {
+pub(crate) enum Attempt {
     /// Nothing has failed.
     NotNeeded,
     Now,
@@ -27,7 +27,7 @@ pub(super) enum Attempt {
 
 impl Retry {
     /// The first attempt comes `first` after the failure was seen.
-    pub(super) fn new(first: Duration) -> Self {
+    pub(crate) fn new(first: Duration) -> Self {
         let first = first.clamp(LEAST, MOST);
         Self {
             first,
@@ -37,7 +37,7 @@ impl Retry {
     }
 
     /// Whether to try again at `now`, if the store `has_failed`. A writer that has stored everything `is_well`.
-    pub(super) fn look(&mut self, now: Instant, has_failed: bool, is_well: bool) -> Attempt {
+    pub(crate) fn look(&mut self, now: Instant, has_failed: bool, is_well: bool) -> Attempt {
         if !has_failed {
             self.next = None;
             if is_well {

@@ -38,33 +38,33 @@ use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 
 /// The part that does not change.
 #[derive(Debug)]
-pub(super) struct Setup {
-    pub(super) encoding: ShardEncoding,
-    pub(super) grid: StreamGrid,
+pub(crate) struct Setup {
+    pub(crate) encoding: ShardEncoding,
+    pub(crate) grid: StreamGrid,
     /// The array without its store: it names shards.
-    pub(super) array: Array<()>,
-    pub(super) engine: &'static str,
-    pub(super) explanation: WriterExplanation,
+    pub(crate) array: Array<()>,
+    pub(crate) engine: &'static str,
+    pub(crate) explanation: WriterExplanation,
     /// The first slice of the stream.
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// Whether every batch has whole shards.
-    pub(super) whole_shards: bool,
-    pub(super) sink: Box<dyn ShardSink>,
-    pub(super) length: Arc<dyn Length>,
+    pub(crate) whole_shards: bool,
+    pub(crate) sink: Box<dyn ShardSink>,
+    pub(crate) length: Arc<dyn Length>,
     /// Made before a shard is replaced.
-    pub(super) cutting: Cutting,
+    pub(crate) cutting: Cutting,
     /// Taken before a shard extends the array.
-    pub(super) extending: Weak<LateLease>,
+    pub(crate) extending: Weak<LateLease>,
     /// How many shards are stored at once.
-    pub(super) store_threads: usize,
-    pub(super) metadata_interval: Duration,
-    pub(super) on_progress: Option<ProgressCallback>,
+    pub(crate) store_threads: usize,
+    pub(crate) metadata_interval: Duration,
+    pub(crate) on_progress: Option<ProgressCallback>,
 }
 
 impl Setup {
     /// Lets the array's length cover `slices`, whose shards are stored. Their names outlast a power failure
     /// before the length does.
-    pub(super) fn cover(&self, slices: u64) -> Result<(), StorageError> {
+    pub(crate) fn cover(&self, slices: u64) -> Result<(), StorageError> {
         self.sink.sync_names()?;
         self.length.grow(slices)
     }
@@ -72,7 +72,7 @@ impl Setup {
 
 /// The function to call when a shard was stored.
 #[derive(Clone)]
-pub(super) struct ProgressCallback(pub(super) Arc<dyn Fn(&Progress) + Send + Sync>);
+pub(crate) struct ProgressCallback(pub(crate) Arc<dyn Fn(&Progress) + Send + Sync>);
 
 impl fmt::Debug for ProgressCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,24 +83,24 @@ impl fmt::Debug for ProgressCallback {
 /// A shard of the stream: its index along the first axis, and its number, in C order, among those
 /// with that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ShardId {
-    pub(super) outer: u64,
-    pub(super) inner: usize,
+pub(crate) struct ShardId {
+    pub(crate) outer: u64,
+    pub(crate) inner: usize,
 }
 
 /// A full batch, or a last one that may be short.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     /// How many batches come before it.
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// The index of its first epoch, counted from the start of the array.
-    pub(super) first_epoch: u64,
-    pub(super) grid: Arc<BatchGrid>,
+    pub(crate) first_epoch: u64,
+    pub(crate) grid: Arc<BatchGrid>,
 }
 
 /// An item of work for encoding.
 #[derive(Debug)]
-pub(super) enum Item {
+pub(crate) enum Item {
     Batch(Batch, Box<dyn Input>),
     /// No other batch comes: open shards are complete.
     End,
@@ -108,7 +108,7 @@ pub(super) enum Item {
 
 /// A step of storing a shard. The steps are done in order.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// Store all of it.
     Set(Part),
     /// Erase it: all of it is the fill value.
@@ -124,7 +124,7 @@ pub(super) enum Work {
 
 impl Work {
     /// For a person.
-    pub(super) fn doing(&self) -> &'static str {
+    pub(crate) fn doing(&self) -> &'static str {
         match self {
             Self::Set(_) => "store the shard",
             Self::Erase => "erase the empty shard",
@@ -136,18 +136,18 @@ impl Work {
 
 /// A shard that is not finished.
 #[derive(Debug)]
-pub(super) struct Storing {
-    pub(super) key: StoreKey,
-    pub(super) work: VecDeque<Work>,
+pub(crate) struct Storing {
+    pub(crate) key: StoreKey,
+    pub(crate) work: VecDeque<Work>,
     /// Whether a thread does some of it.
-    pub(super) busy: bool,
+    pub(crate) busy: bool,
     /// Whether anything was written of it.
-    pub(super) begun: bool,
+    pub(crate) begun: bool,
 }
 
 /// Why nothing new is begun.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     Store {
         doing: &'static str,
         key: StoreKey,
@@ -165,57 +165,57 @@ pub(super) enum Failure {
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own, which other threads look at"
 )]
-pub(super) struct State {
-    pub(super) batches: VecDeque<Item>,
+pub(crate) struct State {
+    pub(crate) batches: VecDeque<Item>,
     /// Shards with work, and those whose temporaries have begun.
-    pub(super) shards: BTreeMap<ShardId, Storing>,
+    pub(crate) shards: BTreeMap<ShardId, Storing>,
     /// Shards with work that no thread does.
-    pub(super) ready: VecDeque<ShardId>,
-    pub(super) failure: Option<Failure>,
+    pub(crate) ready: VecDeque<ShardId>,
+    pub(crate) failure: Option<Failure>,
     /// Why the writer cannot go on, ever.
-    pub(super) broken: Option<String>,
+    pub(crate) broken: Option<String>,
     /// Everything is dropped.
-    pub(super) aborted: bool,
+    pub(crate) aborted: bool,
     /// The first slice behind the stream, once that is known.
-    pub(super) end: Option<u64>,
+    pub(crate) end: Option<u64>,
     /// Whether encoding has come to the end.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
     /// The first shard epoch that is not finished, and how many shards are in those from there on.
-    pub(super) first_unfinished: u64,
-    pub(super) finished_of: BTreeMap<u64, usize>,
+    pub(crate) first_unfinished: u64,
+    pub(crate) finished_of: BTreeMap<u64, usize>,
     /// Whether a thread writes metadata.
-    pub(super) growing: bool,
-    pub(super) grown: Instant,
+    pub(crate) growing: bool,
+    pub(crate) grown: Instant,
     /// Metadata is to be written now.
-    pub(super) grow_now: bool,
+    pub(crate) grow_now: bool,
     /// Metadata are to be written as soon as all slices below this one are stored.
-    pub(super) promised: u64,
+    pub(crate) promised: u64,
     /// Tasks that store.
-    pub(super) storing: usize,
+    pub(crate) storing: usize,
     /// Tasks that store and do a step.
-    pub(super) working: usize,
+    pub(crate) working: usize,
     /// Whether the timer looks when the metadata are to be written.
-    pub(super) is_timed: bool,
+    pub(crate) is_timed: bool,
     /// Whether the timer looks whether the writer rests.
-    pub(super) is_resting: bool,
-    pub(super) progress: Progress,
+    pub(crate) is_resting: bool,
+    pub(crate) progress: Progress,
 }
 
 /// The parts of a writer that its threads share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) setup: Setup,
+pub(crate) struct Shared {
+    pub(crate) setup: Setup,
     state: Mutex<State>,
     /// Held while the application's callback runs.
-    pub(super) telling: Mutex<()>,
-    pub(super) signal: Arc<Returned>,
+    pub(crate) telling: Mutex<()>,
+    pub(crate) signal: Arc<Returned>,
     /// Whether a page-locked buffer was kept by the store: it gets copies from then on.
-    pub(super) store_keeps: AtomicBool,
+    pub(crate) store_keeps: AtomicBool,
     staff: OnceLock<Box<dyn Calls>>,
 }
 
 /// Calls threads for the work of a writer.
-pub(super) trait Calls: fmt::Debug + Send + Sync {
+pub(crate) trait Calls: fmt::Debug + Send + Sync {
     /// Counts the threads that `state` needs, in it. The result calls them, when the state is not locked.
     fn needed(&self, shared: &Shared, state: &mut State) -> Option<Box<dyn FnOnce() + '_>>;
 
@@ -227,7 +227,7 @@ pub(super) trait Calls: fmt::Debug + Send + Sync {
 }
 
 impl Shared {
-    pub(super) fn new(setup: Setup, covered: u64, signal: Arc<Returned>) -> Arc<Self> {
+    pub(crate) fn new(setup: Setup, covered: u64, signal: Arc<Returned>) -> Arc<Self> {
         let shard_slices = setup.grid.shard_slices() as u64;
         let progress = Progress {
             finished_slices: setup.start,
@@ -265,29 +265,29 @@ impl Shared {
     }
 
     /// Sets what calls threads for the work. To be set once, before there is work.
-    pub(super) fn employ(&self, staff: Box<dyn Calls>) {
+    pub(crate) fn employ(&self, staff: Box<dyn Calls>) {
         let _ = self.staff.set(staff);
     }
 
     /// Ends the work of the writer: nothing more is begun, and what has begun is waited for. Buffers that are
     /// not in use are freed.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         if let Some(staff) = self.staff.get() {
             staff.close();
         }
     }
 
     /// Whether the work of the writer has ended.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.staff.get().is_some_and(|staff| staff.is_closed())
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, notifies waiting threads, and calls threads for what there is to do now.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, calls) = {
             let mut state = self.lock();
             let result = change(&mut state);
@@ -305,7 +305,7 @@ impl Shared {
     }
 
     /// The writer cannot go on.
-    pub(super) fn break_down(&self, reason: String) {
+    pub(crate) fn break_down(&self, reason: String) {
         tracing::error!(reason, "a writer cannot go on");
         self.change(|state| {
             state.broken.get_or_insert(reason);
@@ -313,7 +313,7 @@ impl Shared {
     }
 
     /// Give a shard work.
-    pub(super) fn add_work(&self, id: ShardId, work: impl IntoIterator<Item = Work>) {
+    pub(crate) fn add_work(&self, id: ShardId, work: impl IntoIterator<Item = Work>) {
         self.change(|state| {
             let storing = state.shards.entry(id).or_insert_with(|| Storing {
                 key: self.key_of(id),
@@ -330,7 +330,7 @@ impl Shared {
     }
 
     /// Where a shard is stored.
-    pub(super) fn key_of(&self, id: ShardId) -> StoreKey {
+    pub(crate) fn key_of(&self, id: ShardId) -> StoreKey {
         let inner = c_order::coordinates(id.inner, &self.setup.grid.shards());
         let inner = inner.into_iter().map(|at| at as u64);
         let indices: Vec<u64> = std::iter::once(id.outer).chain(inner).collect();
@@ -338,7 +338,7 @@ impl Shared {
     }
 
     /// A shard is stored: how far the stored slices reach now.
-    pub(super) fn finish_shard(&self, state: &mut State, id: ShardId) {
+    pub(crate) fn finish_shard(&self, state: &mut State, id: ShardId) {
         state.shards.remove(&id);
         *state.finished_of.entry(id.outer).or_default() += 1;
         let shards = self.setup.grid.shards_per_epoch();
@@ -352,7 +352,7 @@ impl Shared {
     }
 
     /// The error of `state` for the caller, if there is one.
-    pub(super) fn error(state: &State) -> Option<WriterError> {
+    pub(crate) fn error(state: &State) -> Option<WriterError> {
         let finished_slices = state.progress.finished_slices;
         if let Some(reason) = &state.broken {
             return Some(WriterError::Broken {
@@ -381,14 +381,14 @@ impl Shared {
     }
 
     /// Whether the store has failed, and whether everything that was given to the threads is stored.
-    pub(super) fn has_failed(&self) -> (bool, bool) {
+    pub(crate) fn has_failed(&self) -> (bool, bool) {
         let state = self.lock();
         let has_failed = matches!(state.failure, Some(Failure::Store { .. }));
         (has_failed, state.is_idle() && !self.must_grow(&state))
     }
 
     /// Forgets a failure, so that everything is tried again.
-    pub(super) fn try_again(&self) {
+    pub(crate) fn try_again(&self) {
         self.change(|state| {
             state.failure = None;
             let idle = state
@@ -400,20 +400,20 @@ impl Shared {
     }
 
     /// Whether the array's metadata has to be written.
-    pub(super) fn must_grow(&self, state: &State) -> bool {
+    pub(crate) fn must_grow(&self, state: &State) -> bool {
         let finished = state.progress.finished_slices;
         finished > state.progress.covered_slices && finished > self.setup.start
     }
 
     /// The end of the slices that were appended. A part of a slice counts.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         let appended = self.lock().progress.appended_bytes;
         let slices = appended.div_ceil(self.setup.grid.slice_bytes() as u64);
         self.setup.start + slices
     }
 
     /// How far the writer is, in `state`.
-    pub(super) fn snapshot(&self, state: &State) -> Progress {
+    pub(crate) fn snapshot(&self, state: &State) -> Progress {
         let slice = self.setup.grid.slice_bytes() as u64;
         let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
         let appended = state.progress.appended_bytes / slice;
@@ -430,14 +430,14 @@ impl Shared {
     }
 
     /// How far the writer is.
-    pub(super) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         self.snapshot(&self.lock())
     }
 }
 
 impl State {
     /// Whether everything that was given to the threads is stored.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.batches.is_empty()
             && self.progress.batches_encoding == 0
             && self.shards.values().all(|s| !s.busy && s.work.is_empty())

@@ -6,15 +6,15 @@ mod whole;
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
 
-pub(super) use renamed::{RenamedSink, set_anew, temporary_key};
-pub(super) use whole::WholeSink;
+pub(crate) use renamed::{RenamedSink, set_anew, temporary_key};
+pub(crate) use whole::WholeSink;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.
 ///
 /// A shard is stored whole ([`set`](Self::set)), or, where a store can rename, in pieces:
 /// [`write`](Self::write) them, and [`complete`](Self::complete) it. Every call can be repeated after
 /// it has failed.
-pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
+pub(crate) trait ShardSink: Send + Sync + std::fmt::Debug {
     /// Replaces the shard `key` by `value` at once: a reader sees the old shard or all of `value`.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError>;
 
@@ -44,7 +44,7 @@ pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
 }
 
 /// The array's length, as readers see it.
-pub(super) trait Length: Send + Sync + std::fmt::Debug {
+pub(crate) trait Length: Send + Sync + std::fmt::Debug {
     /// Checks that the stored array has `slices` slices along its first axis, or is not stored yet. Lets every
     /// change find out from now on whether another process has changed the number of slices.
     ///

@@ -20,7 +20,7 @@ const OF_PART: &str = ".part";
 ///
 /// # Errors
 /// If `key` is the root.
-pub(super) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey, StorageError> {
+pub(crate) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey, StorageError> {
     match part {
         None => temporary_key(key),
         Some(part) => temporary_key(&StoreKey::new(format!("{key}{OF_PART}{part}"))?),
@@ -28,14 +28,14 @@ pub(super) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey
 }
 
 /// Whether `found` is the temporary of `key` for any part.
-pub(super) fn is_of_a_part(found: &StoreKey, key: &StoreKey) -> bool {
+pub(crate) fn is_of_a_part(found: &StoreKey, key: &StoreKey) -> bool {
     let part = found.as_str().strip_prefix(key.as_str());
     let part = part.and_then(|rest| rest.strip_prefix(OF_PART)?.split('.').next()?.parse().ok());
     part.is_some_and(|part| temporary_of(key, Some(part)).is_ok_and(|key| key == *found))
 }
 
 /// Stores each value in its [temporary](temporary_of), and renames it.
-pub(super) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
+pub(crate) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
@@ -43,7 +43,7 @@ where
 }
 
 /// Replaces values that no other process has changed.
-pub(super) trait Comparing: WritableStorageTraits {
+pub(crate) trait Comparing: WritableStorageTraits {
     /// Replaces the value of `key` if it is `before`, and returns whether it was. Between the look and the
     /// rename a moment remains.
     fn replace(
@@ -55,7 +55,7 @@ pub(super) trait Comparing: WritableStorageTraits {
 }
 
 /// Returns a store that replaces values as the store of [`replacing`] does. Other processes may change these values.
-pub(super) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparing>
+pub(crate) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparing>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {

@@ -9,11 +9,11 @@ use super::shared::{Shared, State};
 use zarrs_cuda_engine::contract::stream::Returned;
 
 /// How often a call that waits asks whether to go on.
-pub(super) const TURN: Duration = Duration::from_millis(50);
+pub(crate) const TURN: Duration = Duration::from_millis(50);
 
 /// Asks the application whether a call is to end early.
 #[derive(Clone)]
-pub(super) struct Interrupt(pub(super) Arc<dyn Fn() -> bool + Send + Sync>);
+pub(crate) struct Interrupt(pub(crate) Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl fmt::Debug for Interrupt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,7 +23,7 @@ impl fmt::Debug for Interrupt {
 
 /// How long calls wait: as the application says or, at the end of a writer, until some time.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     interrupt: Option<Interrupt>,
     state: Mutex<Limits>,
 }
@@ -35,7 +35,7 @@ struct Limits {
 }
 
 impl Waiting {
-    pub(super) fn new(interrupt: Option<Interrupt>) -> Self {
+    pub(crate) fn new(interrupt: Option<Interrupt>) -> Self {
         Self {
             interrupt,
             state: Mutex::new(Limits {
@@ -50,12 +50,12 @@ impl Waiting {
     }
 
     /// Lets calls wait for at most `time` from now on. The application is not asked any more.
-    pub(super) fn limit(&self, time: Duration) {
+    pub(crate) fn limit(&self, time: Duration) {
         self.lock().until = Instant::now().checked_add(time);
     }
 
     /// Whether the application wants a call to end. It is asked once in a [`TURN`].
-    pub(super) fn is_interrupted(&self) -> bool {
+    pub(crate) fn is_interrupted(&self) -> bool {
         let Some(interrupt) = &self.interrupt else {
             return false;
         };
@@ -73,7 +73,7 @@ impl Waiting {
     ///
     /// # Errors
     /// [`WriterError::Cancelled`] if the call is not to wait any more.
-    pub(super) fn wait(
+    pub(crate) fn wait(
         &self,
         signal: &Returned,
         seen: u64,
@@ -99,7 +99,7 @@ impl Waiting {
     ///
     /// # Errors
     /// The error that was found, and [`WriterError::Cancelled`] if the call is not to wait any more.
-    pub(super) fn until<T>(
+    pub(crate) fn until<T>(
         &self,
         shared: &Shared,
         mut look: impl FnMut(&mut State) -> Option<Result<T, WriterError>>,

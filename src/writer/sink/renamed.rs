@@ -20,7 +20,7 @@ use crate::store::durable::Names;
 ///
 /// # Errors
 /// If `key` is the root.
-pub(in crate::writer) fn temporary_key(key: &StoreKey) -> Result<StoreKey, StorageError> {
+pub(crate) fn temporary_key(key: &StoreKey) -> Result<StoreKey, StorageError> {
     AtomicWriteStorageAdapter::<()>::temporary_key(key)
 }
 
@@ -29,7 +29,7 @@ pub(in crate::writer) fn temporary_key(key: &StoreKey) -> Result<StoreKey, Stora
 ///
 /// # Errors
 /// The store's.
-pub(in crate::writer) fn set_anew<S: ?Sized + WritableStorageTraits>(
+pub(crate) fn set_anew<S: ?Sized + WritableStorageTraits>(
     store: &S,
     temporary: &StoreKey,
     value: Bytes,
@@ -39,7 +39,7 @@ pub(in crate::writer) fn set_anew<S: ?Sized + WritableStorageTraits>(
 }
 
 /// Shards grow in a temporary of `store`, which is renamed when they are complete.
-pub(in crate::writer) struct RenamedSink<S: ?Sized> {
+pub(crate) struct RenamedSink<S: ?Sized> {
     store: Arc<S>,
     /// The shards that were begun, and not completed or discarded.
     begun: Mutex<HashMap<StoreKey, Begun>>,
@@ -76,7 +76,7 @@ where
     /// [`StorageError::Unsupported`] if the store cannot write parts of values, if the array has
     /// storage transformers, which `store` would bypass, or if the array's metadata in `store` is
     /// not that in its own storage; the store's.
-    pub(in crate::writer) fn of<T>(
+    pub(crate) fn of<T>(
         array: &Array<T>,
         store: Arc<S>,
         names: Option<Names>,

@@ -13,13 +13,13 @@ use super::ShardSink;
 
 /// Stores shards in the array's own storage, through its storage transformers, each by one `set`.
 /// They appear as the store lets values appear.
-pub(in crate::writer) struct WholeSink {
+pub(crate) struct WholeSink {
     storage: WritableStorage,
 }
 
 impl WholeSink {
     /// For the shards of `array`.
-    pub(in crate::writer) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
+    pub(crate) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
     where
         T: ?Sized + WritableStorageTraits + 'static,
     {

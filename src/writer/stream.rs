@@ -1,103 +1,21 @@
-//! Appends slices to an array while they arrive, and stores finished shards, in bounded memory.
-//!
-//! An [`ArrayWriter`] takes the frames of a camera, a simulation or a model, slice after slice
-//! along the first axis, and stores every shard as soon as it is complete:
-//!
-//! ```
-//! # use std::sync::Arc;
-//! # use zarrs::array::{ArrayBuilder, data_type};
-//! # use zarrs_cuda::CudaShardingCodecBuilder;
-//! use zarrs_cuda::writer::ArrayWriter;
-//!
-//! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
-//! # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
-//! # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
-//! # builder.array_to_bytes_codec(codec.build_arc()?);
-//! // Of shape (0, 64, 64), in shards of (8, 64, 64).
-//! let array = builder.build(store, "/frames")?;
-//! array.store_metadata()?;
-//!
-//! let mut writer = ArrayWriter::builder(&array).build()?;
-//! for n in 0..20 {
-//!     let frame = vec![n as u16; 64 * 64];
-//!     writer.append(&frame)?;
-//! }
-//! let report = writer.finish()?;
-//! assert_eq!((report.finished_slices, report.shards), (20, 3));
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! The [guide](crate::guide::stream) shows how to use it. The [reference
-//! page](crate::guide::reference::streaming) says what is promised to followers, after a crash, and
-//! after errors.
-
-mod array_writer;
-mod assembler;
-mod begun;
-mod builder;
-mod cuts;
-#[allow(unsafe_code)]
-mod device;
-mod differs;
-#[cfg(feature = "dlpack")]
-#[allow(unsafe_code)]
-mod dlpack;
-mod encoding;
-mod error;
-mod explanation;
-mod filling;
-mod late_lease;
-mod leftovers;
-mod metadata;
-pub(crate) mod multiscale;
-#[cfg(feature = "ndarray")]
-mod ndarray;
-mod part;
-mod pause;
-mod plan;
-mod report;
-mod retry;
-mod shared;
-mod sink;
-mod staff;
-mod storing;
-mod temporary;
-mod timer;
-mod visits;
-mod waiting;
-mod workers;
-
-#[cfg(all(test, target_os = "linux"))]
-mod forked;
-#[cfg(test)]
-mod interrupted;
-#[cfg(test)]
-mod power_failure;
+//! A stream of slices to one array: the open batch, and the state that the writer shares with its threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zarrs::array::{ArrayBytes, Element};
 
-pub use array_writer::ArrayWriter;
-pub use builder::ArrayWriterBuilder;
-pub use device::{DeviceEvent, DeviceSlice};
-pub use error::WriterError;
-pub use explanation::WriterExplanation;
-pub use multiscale::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
-pub use report::{Progress, WriterReport};
-
-pub use crate::store::conditional::{ConditionalStore, ValueVersion};
-
+use super::error::WriterError;
+use super::filling::{Filling, Slow};
+use super::plan::Plan;
+use super::report::{Progress, WriterReport};
+use super::retry::Retry;
+use super::shared::{Batch, Item, Shared};
+use super::storing;
+use super::waiting::Waiting;
 use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
 use crate::store::lease::Held;
-use filling::{Filling, Slow};
-use pause::Pausing;
-use plan::Plan;
-use retry::{Attempt, Retry};
-use shared::{Batch, Item, Shared};
-use waiting::Waiting;
 use zarrs_cuda_engine::contract::stream::{Input, OnRead, StreamEngine, StreamJob};
 use zarrs_cuda_engine::layout::BatchGrid;
 use zarrs_cuda_engine::memory::buffers::Patience;
@@ -106,39 +24,39 @@ use zarrs_cuda_engine::process::account::Reservation;
 /// The state of an [`ArrayWriter`] between two calls of the application: the open batch, and the state that
 /// the writer shares with its threads.
 #[derive(Debug)]
-struct Stream {
-    shared: Arc<Shared>,
-    engine: Arc<dyn StreamEngine>,
-    memory: MemoryEstimate,
+pub struct Stream {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) engine: Arc<dyn StreamEngine>,
+    pub(crate) memory: MemoryEstimate,
     /// Bytes of the smallest buffers on the host.
-    reserved: usize,
+    pub(crate) reserved: usize,
     /// A full batch.
-    grid: Arc<BatchGrid>,
-    batch_bytes: usize,
+    pub(crate) grid: Arc<BatchGrid>,
+    pub(crate) batch_bytes: usize,
     /// The batch that is being filled, and how far.
-    input: Option<Box<dyn Input>>,
-    filled: usize,
+    pub(crate) input: Option<Box<dyn Input>>,
+    pub(crate) filled: usize,
     /// Whether a full batch stays until [`submit_full`](Self::submit_full): a level below is made of it.
-    holds: bool,
+    pub(crate) holds: bool,
     /// How many batches, and epochs, came before it.
-    batches: u64,
-    epochs: u64,
-    first_append: Option<Instant>,
-    filling: Filling,
-    retry: Retry,
-    waiting: Arc<Waiting>,
+    pub(crate) batches: u64,
+    pub(crate) epochs: u64,
+    pub(crate) first_append: Option<Instant>,
+    pub(crate) filling: Filling,
+    pub(crate) retry: Retry,
+    pub(crate) waiting: Arc<Waiting>,
     /// Deleted when the writer has finished, or is dropped.
-    lease: Option<Held>,
+    pub(crate) lease: Option<Held>,
     /// Until the writer has finished; `None` if all levels of an image have one.
-    reservation: Option<Reservation>,
-    report: Option<WriterReport>,
-    job: Arc<StreamJob>,
+    pub(crate) reservation: Option<Reservation>,
+    pub(crate) report: Option<WriterReport>,
+    pub(crate) job: Arc<StreamJob>,
     /// The process that built it.
-    process: u32,
+    pub(crate) process: u32,
 }
 
 impl Stream {
-    fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         engine: Arc<dyn StreamEngine>,
         plan: &Plan,
@@ -173,48 +91,18 @@ impl Stream {
     }
 
     /// Checks that this is the process that built the writer, and not one that was forked from it.
-    fn check_process(&self) -> Result<(), WriterError> {
+    pub(crate) fn check_process(&self) -> Result<(), WriterError> {
         // Without a lock, which a thread of the parent may have held.
-        pause::check_process(self.process, self.shared.setup.start)
+        check_process(self.process, self.shared.setup.start)
     }
 
     /// How far the writer is.
-    fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         self.shared.progress()
     }
 
-    /// Appends `elements`: see [`ArrayWriter::append`].
-    fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
-        let bytes = self.bytes_of(elements)?;
-        self.append_bytes(&bytes)
-    }
-
-    /// Appends `bytes`: see [`ArrayWriter::append_bytes`].
-    fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            rest = self.take(rest, true)?;
-        }
-        Ok(())
-    }
-
-    /// Appends without waiting: see [`ArrayWriter::try_append`].
-    fn try_append<'a, T: Element>(&mut self, elements: &'a [T]) -> Result<&'a [T], WriterError> {
-        let bytes = self.bytes_of(elements)?;
-        let size = self.job.grid.shard().element_size();
-        // Whole elements: no element was cut, and batches have whole ones.
-        let rest = self.try_take(&bytes)?;
-        Ok(&elements[elements.len() - rest / size..])
-    }
-
-    /// Appends without waiting: see [`ArrayWriter::try_append_bytes`].
-    fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
-        let rest = self.try_take(bytes)?;
-        Ok(&bytes[bytes.len() - rest..])
-    }
-
     /// The bytes of `elements`, if they are of the array's data type.
-    fn bytes_of<'a, T: Element>(
+    pub(crate) fn bytes_of<'a, T: Element>(
         &self,
         elements: &'a [T],
     ) -> Result<std::borrow::Cow<'a, [u8]>, WriterError> {
@@ -236,28 +124,18 @@ impl Stream {
         }
     }
 
-    /// Appends without waiting, and returns how many bytes are left.
-    fn try_take(&mut self, bytes: &[u8]) -> Result<usize, WriterError> {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let before = rest.len();
-            rest = self.take(rest, false)?;
-            if rest.len() == before {
-                self.shared.lock().progress.refusals += 1;
-                break;
-            }
-        }
-        Ok(rest.len())
-    }
-
     /// Appends the beginning of `bytes`, as much as the batch takes, and returns the rest. If no
     /// batch is free, the rest is all of it, unless it may `wait`.
-    fn take<'a>(&mut self, bytes: &'a [u8], wait: bool) -> Result<&'a [u8], WriterError> {
+    pub(crate) fn take<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        wait: bool,
+    ) -> Result<&'a [u8], WriterError> {
         self.take_telling(bytes, wait, &|_| ())
     }
 
     /// Appends like [`take`](Self::take). Threads tell what they have `read`: see [`Input::write_telling`].
-    fn take_telling<'a>(
+    pub(crate) fn take_telling<'a>(
         &mut self,
         bytes: &'a [u8],
         wait: bool,
@@ -280,7 +158,7 @@ impl Stream {
 
     /// Appends all of `bytes`, which are part of one slice, or nothing if no batch is free. Waits for
     /// one if it may `wait`. Returns whether they were appended. Threads tell what they have `read`.
-    fn take_slice(
+    pub(crate) fn take_slice(
         &mut self,
         bytes: &[u8],
         wait: bool,
@@ -291,7 +169,7 @@ impl Stream {
     }
 
     /// Notes that `len` bytes were put into the batch.
-    fn advance(&mut self, len: usize) {
+    pub(crate) fn advance(&mut self, len: usize) {
         self.filled += len;
         let appended = {
             let progress = &mut self.shared.lock().progress;
@@ -307,23 +185,23 @@ impl Stream {
     }
 
     /// Complete slices of the batch.
-    fn whole_slices(&self) -> usize {
+    pub(crate) fn whole_slices(&self) -> usize {
         self.filled / self.job.grid.slice_bytes()
     }
 
-    fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.filled == self.batch_bytes
     }
 
     /// Submits the batch if it is full.
-    fn submit_full(&mut self) {
+    pub(crate) fn submit_full(&mut self) {
         if self.is_full() {
             self.submit(self.grid.clone(), self.job.epochs);
         }
     }
 
     /// Checks that more can be appended.
-    fn check(&self) -> Result<(), WriterError> {
+    pub(crate) fn check(&self) -> Result<(), WriterError> {
         self.check_process()?;
         let state = self.shared.lock();
         if let Some(end) = state.end {
@@ -332,7 +210,7 @@ impl Stream {
         Shared::error(&state).map_or(Ok(()), Err)
     }
 
-    fn broken(&self, reason: &str) -> WriterError {
+    pub(crate) fn broken(&self, reason: &str) -> WriterError {
         self.shared.break_down(reason.to_string());
         WriterError::Broken {
             reason: reason.to_string(),
@@ -341,7 +219,7 @@ impl Stream {
     }
 
     /// A buffer for the next batch.
-    fn next_input(&self, wait: bool) -> Result<Option<Box<dyn Input>>, WriterError> {
+    pub(crate) fn next_input(&self, wait: bool) -> Result<Option<Box<dyn Input>>, WriterError> {
         let look = |new| {
             let input = self.engine.input(new);
             input.map_err(|error| self.broken(&error.to_string()))
@@ -373,7 +251,7 @@ impl Stream {
     }
 
     /// Gives the filled input to be encoded, as a batch of `grid`.
-    fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
+    pub(crate) fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
         };
@@ -392,17 +270,17 @@ impl Stream {
     }
 
     /// The first slice that was not appended completely.
-    fn end_slice(&self) -> u64 {
+    pub(crate) fn end_slice(&self) -> u64 {
         self.shared.setup.start + self.progress().appended_slices
     }
 
     /// Bytes of a slice that was begun.
-    fn partial_slice(&self) -> usize {
+    pub(crate) fn partial_slice(&self) -> usize {
         self.filled % self.job.grid.slice_bytes()
     }
 
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
-    fn discard_partial_slice(&mut self) -> usize {
+    pub(crate) fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
         // The elements that come next are written over the incomplete slice.
         self.filled -= partial;
@@ -410,20 +288,9 @@ impl Stream {
         partial
     }
 
-    /// Stores complete shards: see [`ArrayWriter::flush`].
-    fn flush(&mut self) -> Result<(), WriterError> {
-        self.check_process()?;
-        if self.report.is_some() {
-            return Ok(());
-        }
-        self.shared.try_again();
-        self.submit_complete_shards(true)?;
-        self.stored()
-    }
-
     /// Submits the complete shards of a batch without waiting for its rest, which moves to the next
     /// batch. Returns whether it did: unless it may `wait`, there may be no buffer for the rest.
-    fn submit_complete_shards(&mut self, wait: bool) -> Result<bool, WriterError> {
+    pub(crate) fn submit_complete_shards(&mut self, wait: bool) -> Result<bool, WriterError> {
         /// About so many bytes move at once.
         const PIECE: usize = 1 << 20;
         let per_shard = self.job.grid.epochs_per_shard();
@@ -469,7 +336,7 @@ impl Stream {
     }
 
     /// Waits until everything that was given to the threads is stored and covered.
-    fn stored(&self) -> Result<(), WriterError> {
+    pub(crate) fn stored(&self) -> Result<(), WriterError> {
         self.shared.change(|state| state.grow_now = true);
         let result = self.waiting.until(&self.shared, |state| {
             if let Some(error) = Shared::error(state) {
@@ -486,7 +353,7 @@ impl Stream {
     }
 
     /// Lets what is stored outlast a power failure, where the store promises that.
-    fn sync_names(&self) -> Result<(), WriterError> {
+    pub(crate) fn sync_names(&self) -> Result<(), WriterError> {
         let setup = &self.shared.setup;
         let synced = storing::caught(|| setup.sink.sync_names());
         synced.map_err(|source| WriterError::Store {
@@ -498,13 +365,13 @@ impl Stream {
     }
 
     /// Whether something of a writer that has ended is not stored yet, and no error keeps it from that.
-    fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let state = self.shared.lock();
         Shared::error(&state).is_none() && !(state.ended && state.is_idle())
     }
 
     /// Stores everything: see [`ArrayWriter::finish`].
-    fn finish(&mut self) -> Result<WriterReport, WriterError> {
+    pub(crate) fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.check_process()?;
         if let Some(report) = &self.report {
             return Ok(report.clone());
@@ -525,7 +392,7 @@ impl Stream {
         Ok(report)
     }
 
-    fn new_report(&self) -> WriterReport {
+    pub(crate) fn new_report(&self) -> WriterReport {
         let progress = self.progress();
         WriterReport {
             engine: self.shared.setup.engine,
@@ -545,7 +412,7 @@ impl Stream {
     }
 
     /// Checks that the last slice is complete.
-    fn check_whole_slices(&self) -> Result<(), WriterError> {
+    pub(crate) fn check_whole_slices(&self) -> Result<(), WriterError> {
         if self.partial_slice() == 0 {
             return Ok(());
         }
@@ -557,7 +424,7 @@ impl Stream {
     }
 
     /// Tells the threads, once, that nothing more comes.
-    fn end(&mut self) -> Result<(), WriterError> {
+    pub(crate) fn end(&mut self) -> Result<(), WriterError> {
         if self.shared.lock().end.is_some() {
             return Ok(());
         }
@@ -583,7 +450,7 @@ impl Stream {
     }
 
     /// Fills `missing` bytes behind the appended ones with the fill value.
-    fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
+    pub(crate) fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
         /// About so many bytes at once.
         const PIECE: usize = 1 << 20;
         let fill = &self.job.fill_value;
@@ -601,7 +468,7 @@ impl Stream {
     }
 
     /// Ends without storing anything more.
-    fn leave(&mut self) -> Result<WriterReport, WriterError> {
+    pub(crate) fn leave(&mut self) -> Result<WriterReport, WriterError> {
         self.give_up()?;
         (self.lease, self.reservation) = (None, None);
         let report = self.new_report();
@@ -609,13 +476,19 @@ impl Stream {
         Ok(report)
     }
 
-    /// Gives up: see [`ArrayWriter::abort`].
-    fn abort(mut self) -> Result<u64, WriterError> {
+    /// Waits until every complete shard is stored, and covered by the metadata.
+    pub(crate) fn flush(&mut self) -> Result<(), WriterError> {
         self.check_process()?;
-        self.give_up()
+        if self.report.is_some() {
+            return Ok(());
+        }
+        self.shared.try_again();
+        self.submit_complete_shards(true)?;
+        self.stored()
     }
 
-    fn give_up(&mut self) -> Result<u64, WriterError> {
+    /// Ends without storing more, and erases temporaries. Returns the first slice that is not stored.
+    pub(crate) fn give_up(&mut self) -> Result<u64, WriterError> {
         self.input = None;
         let dropped = self.shared.change(|state| {
             state.aborted = true;
@@ -666,7 +539,7 @@ impl Stream {
     }
 
     /// Logs the slices that were appended and not stored, if there are any.
-    fn tell_lost(&self) {
+    pub(crate) fn tell_lost(&self) {
         let (end, finished) = (self.end_slice(), self.progress().finished_slices);
         if end > finished || self.partial_slice() > 0 {
             tracing::warn!(
@@ -680,7 +553,7 @@ impl Stream {
     }
 
     /// Logs that a shard takes long to fill.
-    fn tell_slow(&self, slow: Slow) {
+    pub(crate) fn tell_slow(&self, slow: Slow) {
         self.shared.lock().progress.slow_shard = Some(slow.in_time);
         tracing::warn!(
             path = %self.shared.setup.array.path(),
@@ -690,14 +563,14 @@ impl Stream {
     }
 
     /// Stores complete shards that have waited long enough: of this stream alone, without waiting.
-    fn submit_due(&mut self) -> Result<bool, WriterError> {
+    pub(crate) fn submit_due(&mut self) -> Result<bool, WriterError> {
         self.check()?;
         self.submit_complete_shards(false)
     }
 
     /// Lets the metadata cover all shards that are complete as soon as they are stored, if one of them has
     /// waited long enough.
-    fn promise_due(&mut self, now: Instant) {
+    pub(crate) fn promise_due(&mut self, now: Instant) {
         if !self.filling.takes_promise(now) {
             return;
         }
@@ -710,7 +583,7 @@ impl Stream {
     }
 
     /// Does what is due but for submitting shards. Returns in how long to look again.
-    fn attend(&mut self, now: Instant) -> Duration {
+    pub(crate) fn attend(&mut self, now: Instant) -> Duration {
         self.promise_due(now);
         let appended = self.shared.lock().progress.appended_bytes;
         if let Some(slow) = self.filling.overdue(now, appended) {
@@ -720,9 +593,20 @@ impl Stream {
     }
 
     /// Whether there is nothing to store any more, or no way to do so.
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.shared.is_closed() || self.shared.lock().broken.is_some()
     }
+}
+
+/// Checks that this is the process in which a writer was built that begins at the slice `start`.
+pub(crate) fn check_process(process: u32, start: u64) -> Result<(), WriterError> {
+    if process == std::process::id() {
+        return Ok(());
+    }
+    Err(WriterError::Broken {
+        reason: "its process was forked after it was built, and the writer is the parent's: build another one here, for another part of the array".to_string(),
+        finished_slices: start,
+    })
 }
 
 impl Drop for Stream {
@@ -741,52 +625,5 @@ impl Drop for Stream {
         if let Err(error) = result {
             tracing::warn!(%error, "dropping a writer");
         }
-    }
-}
-
-impl Pausing for Stream {
-    fn look(&mut self) -> Option<Duration> {
-        if self.is_over() {
-            return None;
-        }
-        let now = Instant::now();
-        let (has_failed, is_well) = self.shared.has_failed();
-        match self.retry.look(now, has_failed, is_well) {
-            Attempt::NotNeeded => {}
-            Attempt::Now => self.shared.try_again(),
-            Attempt::Later(left) => return Some(left),
-        }
-        if self.filling.is_due(now) {
-            match self.submit_due() {
-                Ok(true) => {}
-                Ok(false) => return Some(pause::SOON),
-                Err(error) => {
-                    tracing::debug!(%error, "complete shards cannot be stored in a pause");
-                    return Some(self.filling.flush_after());
-                }
-            }
-        }
-        Some(self.attend(now))
-    }
-
-    fn waiting(&self) -> Arc<Waiting> {
-        self.waiting.clone()
-    }
-
-    fn is_done(&self) -> bool {
-        self.shared.is_closed()
-    }
-
-    fn finished_slices(&self) -> u64 {
-        self.progress().finished_slices
-    }
-
-    fn stop(&mut self, stores: bool) -> Result<u64, WriterError> {
-        if stores && let Err(error) = self.flush() {
-            tracing::warn!(%error, path = %self.shared.setup.array.path(), "complete shards could not all be stored at the end of a writer");
-        }
-        let result = self.give_up();
-        self.tell_lost();
-        result
     }
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 use zarrs::node::meta_key_v3;
 use zarrs_storage::{ReadableWritableStorageTraits, StorageError};
 
+use super::MultiscaleBuilder;
 use super::cascade::{Cascade, at_level};
 use super::describe::patiently;
 use super::feed::{feed, for_each_slice};
+use super::levels;
 use super::made_from::Source;
 use super::plan::Plan;
-use super::{MultiscaleBuilder, pyramid};
 use crate::error::Error;
 use crate::reader::Cancel;
 use crate::store::array_lease::Work;
@@ -48,13 +49,13 @@ where
             (first, _) => first,
         };
         // The window of the last slice may have had no second slice when it was made.
-        let whole = pyramid::whole_windows(&plan.levels, first.unwrap_or(end));
+        let whole = levels::whole_windows(&plan.levels, first.unwrap_or(end));
         let whole = std::iter::zip(whole, stored).map(|(whole, stored)| match first {
             Some(_) => whole.min(stored),
             None => whole.min(stored.saturating_sub(1)),
         });
         let kept: Vec<u64> = whole.collect();
-        let starts = pyramid::starts(&plan.levels, &kept, end);
+        let starts = levels::starts(&plan.levels, &kept, end);
         for (level, start) in starts.into_iter().enumerate().skip(1) {
             plan.set_length(level, start)?;
         }
@@ -88,7 +89,7 @@ where
         let unchanged = unchanged.map_err(|error| self.cannot_look(error))?;
         let first = unchanged.map(|unchanged| unchanged.min(plan.length(0)));
         if let Some(first) = first {
-            tracing::info!(path = %self.array().path(), first, "level 0 has changed, or was copied, since its levels were made: they are made again from this slice on");
+            tracing::info!(path = %self.array.path(), first, "level 0 has changed, or was copied, since its levels were made: they are made again from this slice on");
         }
         Ok(first)
     }
@@ -96,7 +97,7 @@ where
     fn cannot_look(&self, source: StorageError) -> WriterError {
         WriterError::Array(Error::Storage {
             doing: "look whether shards have changed since the levels were made, of",
-            key: meta_key_v3(self.array().path()),
+            key: meta_key_v3(self.array.path()),
             source,
         })
     }
@@ -134,9 +135,9 @@ where
         self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());
-        let block = pyramid::block(&plan.levels).ok_or_else(too_long)?;
+        let block = levels::block(&plan.levels).ok_or_else(too_long)?;
         let slices = plan.length(0);
-        let lengths = pyramid::lengths(&plan.levels, slices);
+        let lengths = levels::lengths(&plan.levels, slices);
         // No level has slices that are not written before the description says that they may be missing.
         for level in 1..lengths.len() {
             self.store_array(&plan, level, &ArrayWriterBuilder::create)?;

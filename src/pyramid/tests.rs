@@ -12,12 +12,13 @@ use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
 use zarrs_storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 
-use super::super::interrupted::{Files, files, snapshot};
 use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 use crate::codec::CudaShardingCodecBuilder;
 use crate::options::{Backend, Options};
 use crate::plan::Engines;
 use crate::reader::Cancel;
+use crate::writer::appending::Appending;
+use crate::writer::interrupted::{Files, files, snapshot};
 use crate::writer::{ArrayWriter, WriterError};
 use zarrs_cuda_engine::reduce::{Elements, oracle};
 
@@ -725,8 +726,7 @@ fn memory_is_shared() {
     let writer = image.builder(&store).build().unwrap();
     let all = writer.memory_estimate();
     assert_eq!(image.builder(&store).memory_estimate().unwrap(), all);
-    let sum =
-        (writer.image).with(|image| Ok(image.writers().map(|w| w.memory.host).sum::<usize>()));
+    let sum = writer.with(|image| Ok(image.streams().iter().map(|w| w.memory.host).sum::<usize>()));
     let sum = sum.unwrap();
     // A begun slice of level 0, a kept slice for levels 1 and 2, and one that each of them made.
     assert_eq!(all.host - sum, 30 + (30 + 9) + (9 + 4));

@@ -16,7 +16,6 @@ use zarrs_storage::{
 };
 
 use super::MultiscaleBuilder;
-use super::builder::Renamed;
 use super::made_from::{Note, Source};
 use super::ome::with_made_from;
 use super::plan::Plan;
@@ -24,6 +23,7 @@ use crate::error::Error;
 use crate::metadata::json::Document;
 use crate::writer::WriterError;
 use crate::writer::sink::temporary_key;
+use crate::writer::stores::Renaming;
 use crate::writer::temporary::{is_of_a_part, temporary_of};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
@@ -36,7 +36,7 @@ where
         let key = meta_key_v3(plan.group.path());
         let doing = "store the description of the image in";
         self.store(doing, key, plan.part, &|key| self.description(plan, key))?;
-        let key = meta_key_v3(self.array().path());
+        let key = meta_key_v3(self.array.path());
         let doing = "store the names of the dimensions in";
         self.store(doing, key, plan.part, &|key| self.with_names(plan, key))
     }
@@ -48,7 +48,7 @@ where
         key: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let group = &plan.group;
-        match Group::open(self.array().storage(), group.path().as_str()) {
+        match Group::open(self.array.storage(), group.path().as_str()) {
             Ok(stored) if stored.metadata() == group.metadata() => return Ok(None),
             Ok(_) | Err(GroupCreateError::MissingMetadata) => {}
             // Another program may have written metadata since the plan was made: they stay.
@@ -63,12 +63,16 @@ where
     /// Returns the files of level 0, if the values of the store are files.
     pub(super) fn source(&self, plan: &Plan<TStorage>) -> Option<Source> {
         let array = plan.arrays[0].with_storage(Arc::new(()));
-        Some(Source::new(self.top.root()?, array, &plan.levels[0]))
+        Some(Source::new(
+            self.settings.root.clone()?,
+            array,
+            &plan.levels[0],
+        ))
     }
 
     /// Returns a function that notes in the description what the levels were made from.
     pub(super) fn noting(&self, plan: &Plan<TStorage>) -> Note {
-        let (storage, renamed) = (self.array().storage(), self.renamed.clone());
+        let (storage, renaming) = (self.array.storage(), self.settings.renaming.clone());
         let group = plan.group.path().clone();
         let path = plan.arrays[0].path().as_str();
         let name = path
@@ -90,7 +94,7 @@ where
                 }
             };
             let key = meta_key_v3(&group);
-            let noted = store(&storage, renamed.as_deref(), &key, None, &lacking);
+            let noted = store(&storage, renaming.as_deref(), &key, None, &lacking);
             if let Err(error) = noted {
                 // The levels are made again when they are asked for the next time.
                 tracing::warn!(%key, %error, "the description of an image does not say what its levels were made from");
@@ -104,7 +108,7 @@ where
         plan: &Plan<TStorage>,
         key: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
-        let Some(stored) = self.array().storage().get(key)? else {
+        let Some(stored) = self.array.storage().get(key)? else {
             return Ok(None);
         };
         let invalid = |reason| StorageError::InvalidMetadata(key.clone(), reason);
@@ -128,8 +132,8 @@ where
         part: Option<u64>,
         lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
     ) -> Result<(), WriterError> {
-        let renamed = self.renamed.as_deref();
-        let result = store(&self.array().storage(), renamed, &key, part, lacking);
+        let renaming = self.settings.renaming.as_deref();
+        let result = store(&self.array.storage(), renaming, &key, part, lacking);
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
@@ -137,10 +141,10 @@ where
     /// and the one that wrote this part, or the processes that wrote any part. The leases of the levels are
     /// taken.
     pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
-        let Some(renamed) = &self.renamed else {
+        let Some(renaming) = &self.settings.renaming else {
             return Ok(());
         };
-        let writer = (renamed.replacing)(plan.part);
+        let writer = renaming.replacing(plan.part);
         let top = meta_key_v3(plan.arrays[0].path());
         let erase = |key: &StoreKey| {
             // Another process may be appending to level 0.
@@ -150,7 +154,7 @@ where
             if plan.part.is_some() {
                 return writer.erase(&temporary_of(key, plan.part)?);
             }
-            let beside = renamed.listed.list_dir(&key.parent())?;
+            let beside = renaming.listed().list_dir(&key.parent())?;
             let found = beside.keys().iter();
             let mut of_parts = found.filter(|found| is_of_a_part(found, key));
             of_parts.try_for_each(|found| writer.erase(found))
@@ -176,10 +180,10 @@ fn as_stored<T: ?Sized>(key: &StoreKey, group: &Group<T>) -> Result<Option<Bytes
     scratch.get(key)
 }
 
-/// Stores the value that `lacking` returns, if there is one: in `renamed`, or in `storage`.
+/// Stores the value that `lacking` returns, if there is one: in `renaming`, or in `storage`.
 fn store<TStorage>(
     storage: &Arc<TStorage>,
-    renamed: Option<&Renamed>,
+    renaming: Option<&dyn Renaming<TStorage>>,
     key: &StoreKey,
     part: Option<u64>,
     lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
@@ -189,15 +193,15 @@ where
 {
     let attempt = || match lacking(key)? {
         None => Ok(()),
-        Some(value) => match renamed {
-            Some(renamed) => (renamed.replacing)(part).set(key, value),
+        Some(value) => match renaming {
+            Some(renaming) => renaming.replacing(part).set(key, value),
             None => storage.set(key, value),
         },
     };
-    patiently(attempt).or_else(|error| match renamed {
+    patiently(attempt).or_else(|error| match renaming {
         // One that is there for so long was left behind.
-        Some(renamed) if part.is_none() => {
-            (renamed.replacing)(part).erase(&temporary_key(key)?)?;
+        Some(renaming) if part.is_none() => {
+            renaming.replacing(part).erase(&temporary_key(key)?)?;
             attempt()
         }
         _ => Err(error),

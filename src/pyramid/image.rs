@@ -4,29 +4,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs::array::Element;
-
-use super::super::cuts::Cuts;
-#[cfg(feature = "dlpack")]
-use super::super::dlpack;
-use super::super::pause::{self, Pausing};
-use super::super::retry::Attempt;
-use super::super::waiting::Waiting;
-use super::super::{DeviceEvent, DeviceSlice, Stream, WriterError, WriterReport};
 use super::cascade::{self, Cascade, at_level};
 use super::made_from::{Note, Source};
-use crate::metrics::MemoryEstimate;
+use crate::writer::appending::Appending;
+use crate::writer::cuts::Cuts;
+use crate::writer::pause;
+use crate::writer::retry::Attempt;
+use crate::writer::stream::Stream;
+use crate::writer::{DeviceEvent, DeviceSlice, WriterError, WriterReport};
 use zarrs_cuda_engine::process::account::Reservation;
 
 /// The state of a [`MultiscaleWriter`](super::MultiscaleWriter) between two calls.
-pub(super) struct Image {
+pub struct Image {
     top: Stream,
     lower: Cascade,
     /// A slice of level 0 that was appended in part.
     begun: Vec<u8>,
     /// Whether windows whose second slice did not come have ended.
     is_ending: bool,
-    pub(super) memory: MemoryEstimate,
     /// Until all levels have finished.
     reservation: Option<Reservation>,
     /// The cuts that wait for the first shard, if the image begins to be written within level 0.
@@ -47,13 +42,13 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// An image of `top` and the levels below, whose buffers take `memory`, of which the smallest are reserved.
+    /// An image of `top` and the levels below, whose smallest buffers are reserved.
     /// If it begins within level 0, `within` are the cuts that wait for the first shard. If level 0 is files, `note`
     /// notes them at the end.
     pub(super) fn new(
         top: Stream,
         mut lower: Cascade,
-        (memory, reservation): (MemoryEstimate, Reservation),
+        reservation: Reservation,
         within: Option<Arc<Cuts>>,
         note: Option<(Source, Note)>,
     ) -> Self {
@@ -64,71 +59,11 @@ impl Image {
             lower,
             begun: Vec::new(),
             is_ending: false,
-            memory,
             reservation: Some(reservation),
             within,
             note,
             reports: None,
         }
-    }
-
-    /// The streams of all levels, from level 0 on.
-    pub(super) fn writers(&self) -> impl Iterator<Item = &Stream> {
-        let lower = self.lower.levels.iter().map(|lower| &lower.writer);
-        std::iter::once(&self.top).chain(lower)
-    }
-
-    /// See [`MultiscaleWriter::append`](super::MultiscaleWriter::append).
-    pub(super) fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
-        let bytes = self.top.bytes_of(elements)?;
-        self.append_bytes(&bytes)
-    }
-
-    /// See [`MultiscaleWriter::append_bytes`](super::MultiscaleWriter::append_bytes).
-    pub(super) fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
-        self.put(bytes, true).map(|_| ())
-    }
-
-    /// See [`MultiscaleWriter::try_append`](super::MultiscaleWriter::try_append).
-    pub(super) fn try_append<'a, T: Element>(
-        &mut self,
-        elements: &'a [T],
-    ) -> Result<&'a [T], WriterError> {
-        let bytes = self.top.bytes_of(elements)?;
-        let size = self.top.job.grid.shard().element_size();
-        let rest = self.put(&bytes, false)?;
-        Ok(&elements[elements.len() - rest / size..])
-    }
-
-    /// See [`MultiscaleWriter::try_append_bytes`](super::MultiscaleWriter::try_append_bytes).
-    pub(super) fn try_append_bytes<'a>(
-        &mut self,
-        bytes: &'a [u8],
-    ) -> Result<&'a [u8], WriterError> {
-        let rest = self.put(bytes, false)?;
-        Ok(&bytes[bytes.len() - rest..])
-    }
-
-    /// Appends `bytes`, and returns how many are left.
-    fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
-        if self.is_ending {
-            let end = self.top.end_slice();
-            return Err(WriterError::Finished { end });
-        }
-        if self.top.holds {
-            return self.put_batches(bytes, wait);
-        }
-        let mut rest = bytes;
-        // The first slice of a window whose second one is in `bytes`, too.
-        let mut first = None;
-        let result = self.put_slices(&mut rest, &mut first, wait);
-        if let Some(first) = first {
-            // The second one was not taken.
-            self.lower.add(0, first)?;
-        }
-        result?;
-        self.lower.settle(wait)?;
-        Ok(self.refuse(rest.len()))
     }
 
     /// Counts a refusal if not all bytes were appended. Returns how many are `left`.
@@ -157,32 +92,6 @@ impl Image {
         cascade::submit_full(0, &mut self.top, &mut self.lower.levels, wait)
     }
 
-    /// See [`MultiscaleWriter::append_device`](super::MultiscaleWriter::append_device).
-    ///
-    /// # Safety
-    /// As for [`ArrayWriter::append_device`](super::super::ArrayWriter::append_device).
-    #[allow(unsafe_code)]
-    pub(super) unsafe fn append_device(
-        &mut self,
-        slice: &DeviceSlice,
-    ) -> Result<DeviceEvent, WriterError> {
-        if self.is_ending {
-            let end = self.top.end_slice();
-            return Err(WriterError::Finished { end });
-        }
-        // All copies are in one stream of the device, so that the last one stands for all.
-        let mut last = None;
-        // SAFETY: what the caller promises.
-        let appended = unsafe { self.append_parts(slice, &mut last) };
-        let last = last.unwrap_or_else(DeviceEvent::of_nothing);
-        if let Err(error) = appended {
-            // The device has read the slice when the caller gets the error.
-            last.wait()?;
-            return Err(error);
-        }
-        Ok(last)
-    }
-
     /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
     ///
     /// # Safety
@@ -207,25 +116,6 @@ impl Image {
             at += len;
         }
         self.submit_full(true).map(|_| ())
-    }
-
-    /// See [`MultiscaleWriter::append_dlpack`](super::MultiscaleWriter::append_dlpack).
-    ///
-    /// # Safety
-    /// As for [`ArrayWriter::append_dlpack`](super::super::ArrayWriter::append_dlpack).
-    #[cfg(feature = "dlpack")]
-    #[allow(unsafe_code)]
-    pub(super) unsafe fn append_dlpack(
-        &mut self,
-        tensor: &impl dlpark::traits::TensorView,
-        stream: u64,
-    ) -> Result<(), WriterError> {
-        // SAFETY: the caller's promise.
-        match unsafe { dlpack::elements_of(&self.top, tensor, stream)? } {
-            dlpack::Elements::Host(bytes) => self.append_bytes(bytes),
-            // SAFETY: the caller's promise, since it is waited for.
-            dlpack::Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
-        }
     }
 
     /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
@@ -284,24 +174,12 @@ impl Image {
         Ok(())
     }
 
-    /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
-    pub(super) fn discard_partial_slice(&mut self) -> usize {
-        self.top.discard_partial_slice()
-    }
-
-    /// See [`MultiscaleWriter::flush`](super::MultiscaleWriter::flush).
-    pub(super) fn flush(&mut self) -> Result<(), WriterError> {
-        if self.reports.is_some() {
-            return Ok(());
-        }
-        self.try_again()?;
-        cascade::flush(0, &mut self.top, &mut self.lower.levels)
-    }
-
     /// Lets all writers try again what has failed.
     fn try_again(&self) -> Result<(), WriterError> {
         self.top.check_process()?;
-        self.writers().for_each(|writer| writer.shared.try_again());
+        self.streams()
+            .into_iter()
+            .for_each(|writer| writer.shared.try_again());
         Ok(())
     }
 
@@ -350,10 +228,80 @@ impl Image {
         Ok(reports)
     }
 
-    /// Gives up: see [`MultiscaleWriter::abort`](super::MultiscaleWriter::abort).
-    pub(super) fn abort(mut self) -> Result<u64, WriterError> {
-        self.top.check_process()?;
-        self.give_up()
+    /// Stores complete shards of all levels that have waited long enough, without waiting. Returns whether
+    /// it did.
+    fn submit_due(&mut self, now: Instant) -> Result<bool, WriterError> {
+        if self
+            .streams()
+            .into_iter()
+            .any(|writer| writer.filling.is_due(now))
+        {
+            return cascade::submit_complete(0, &mut self.top, &mut self.lower.levels, false);
+        }
+        Ok(true)
+    }
+}
+
+impl Appending for Image {
+    fn top(&self) -> &Stream {
+        &self.top
+    }
+
+    fn top_mut(&mut self) -> &mut Stream {
+        &mut self.top
+    }
+
+    fn streams(&self) -> Vec<&Stream> {
+        let lower = self.lower.levels.iter().map(|lower| &lower.writer);
+        std::iter::once(&self.top).chain(lower).collect()
+    }
+
+    fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        if self.top.holds {
+            return self.put_batches(bytes, wait);
+        }
+        let mut rest = bytes;
+        // The first slice of a window whose second one is in `bytes`, too.
+        let mut first = None;
+        let result = self.put_slices(&mut rest, &mut first, wait);
+        if let Some(first) = first {
+            // The second one was not taken.
+            self.lower.add(0, first)?;
+        }
+        result?;
+        self.lower.settle(wait)?;
+        Ok(self.refuse(rest.len()))
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn append_device(&mut self, slice: &DeviceSlice) -> Result<DeviceEvent, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        // All copies are in one stream of the device, so that the last one stands for all.
+        let mut last = None;
+        // SAFETY: what the caller promises.
+        let appended = unsafe { self.append_parts(slice, &mut last) };
+        let last = last.unwrap_or_else(DeviceEvent::of_nothing);
+        if let Err(error) = appended {
+            // The device has read the slice when the caller gets the error.
+            last.wait()?;
+            return Err(error);
+        }
+        Ok(last)
+    }
+
+    fn flush(&mut self) -> Result<(), WriterError> {
+        if self.reports.is_some() {
+            return Ok(());
+        }
+        self.try_again()?;
+        cascade::flush(0, &mut self.top, &mut self.lower.levels)
     }
 
     fn give_up(&mut self) -> Result<u64, WriterError> {
@@ -366,31 +314,23 @@ impl Image {
         result
     }
 
-    /// Stores complete shards of all levels that have waited long enough, without waiting. Returns whether
-    /// it did.
-    fn submit_due(&mut self, now: Instant) -> Result<bool, WriterError> {
-        if self.writers().any(|writer| writer.filling.is_due(now)) {
-            return cascade::submit_complete(0, &mut self.top, &mut self.lower.levels, false);
-        }
-        Ok(true)
-    }
-}
-
-impl Pausing for Image {
     fn look(&mut self) -> Option<Duration> {
-        if self.writers().any(Stream::is_over) {
+        if self.streams().into_iter().any(Stream::is_over) {
             return None;
         }
         let now = Instant::now();
         let (mut has_failed, mut is_well) = (false, true);
-        for writer in self.writers() {
+        for writer in self.streams() {
             let of_level = writer.shared.has_failed();
             has_failed |= of_level.0;
             is_well &= of_level.1;
         }
         match self.top.retry.look(now, has_failed, is_well) {
             Attempt::NotNeeded => {}
-            Attempt::Now => self.writers().for_each(|writer| writer.shared.try_again()),
+            Attempt::Now => self
+                .streams()
+                .into_iter()
+                .for_each(|writer| writer.shared.try_again()),
             Attempt::Later(left) => return Some(left),
         }
         match self.submit_due(now) {
@@ -404,26 +344,5 @@ impl Pausing for Image {
         let lower = self.lower.levels.iter_mut().map(|lower| &mut lower.writer);
         let levels = std::iter::once(&mut self.top).chain(lower);
         levels.map(|level| level.attend(now)).min()
-    }
-
-    fn waiting(&self) -> Arc<Waiting> {
-        self.top.waiting.clone()
-    }
-
-    fn is_done(&self) -> bool {
-        self.writers().all(Stream::is_done)
-    }
-
-    fn finished_slices(&self) -> u64 {
-        self.top.finished_slices()
-    }
-
-    fn stop(&mut self, stores: bool) -> Result<u64, WriterError> {
-        if stores && let Err(error) = self.flush() {
-            tracing::warn!(%error, path = %self.top.shared.setup.array.path(), "complete shards could not all be stored at the end of a writer of levels");
-        }
-        let result = self.give_up();
-        self.top.tell_lost();
-        result
     }
 }

@@ -4,26 +4,21 @@ use std::fmt;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use zarrs::array::{Array, DataType};
 use zarrs::group::{Group, GroupBuilder, GroupCreateError};
 use zarrs::metadata::GroupMetadata;
 use zarrs::node::meta_key_v3;
 use zarrs::plugin::ZarrVersion;
-use zarrs_codec::CodecOptions;
-use zarrs_storage::{
-    AtomicRenameStorageTraits, ListableStorage, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, WritableStorage, WritableStorageTraits,
-};
+use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::Reduction;
 use super::axis::Axis;
 use super::cascade::{self, Cascade, Lower, at_level};
 use super::image::Image;
+use super::levels::{self, Level};
 use super::ome::{Described, Description};
 use super::plan::Plan;
-use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
@@ -32,21 +27,23 @@ use crate::metrics::MemoryEstimate;
 use crate::reader::Cancel;
 use crate::store::array_lease::{self, Work};
 use crate::store::lease::Held;
-use crate::writer::builder::{cannot_begin, no_thread};
+use crate::writer::builder::OneLevel;
 use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::differs::differs;
 use crate::writer::plan::Account;
-use crate::writer::temporary::replacing;
-use crate::writer::{ArrayWriterBuilder, ConditionalStore, Progress, WriterError};
+use crate::writer::settings::WriterBuilder;
+use crate::writer::waiting::Waiting;
+use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
 use zarrs_cuda_engine::reduce::{Elements, Reducer};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
-#[must_use]
-pub struct MultiscaleBuilder<TStorage: ?Sized> {
-    /// The array, and the settings of the writers.
-    pub(super) top: ArrayWriterBuilder<TStorage>,
+pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
+
+/// The settings of a writer of an image that a writer of one array does not have.
+#[derive(Default)]
+pub struct AllLevels {
     axes: Option<Vec<Axis>>,
     levels: Option<usize>,
     reduction: Reduction,
@@ -54,28 +51,17 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
     name: Option<String>,
     omero: Option<serde_json::Value>,
-    start: Option<u64>,
     on_progress: Option<OnProgress>,
-    pub(super) renamed: Option<Arc<Renamed>>,
-}
-
-/// A store that renames.
-pub(super) struct Renamed {
-    /// Replaces metadata at once, for the process that writes a part, or the only one.
-    pub(super) replacing: Box<dyn Fn(Option<u64>) -> WritableStorage + Send + Sync>,
-    pub(super) listed: ListableStorage,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
 
-impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
+impl fmt::Debug for AllLevels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MultiscaleBuilder")
-            .field("top", &self.top)
+        f.debug_struct("AllLevels")
             .field("axes", &self.axes)
             .field("levels", &self.levels)
             .field("reduction", &self.reduction)
-            .field("start", &self.start)
             .finish_non_exhaustive()
     }
 }
@@ -84,46 +70,27 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    pub(super) fn array(&self) -> &Array<TStorage> {
-        self.top.array()
-    }
-
-    pub(super) fn new(array: &Array<TStorage>) -> Self {
-        Self {
-            top: ArrayWriterBuilder::new(array),
-            axes: None,
-            levels: None,
-            reduction: Reduction::Mean,
-            shapes: Vec::new(),
-            name: None,
-            omero: None,
-            start: None,
-            on_progress: None,
-            renamed: None,
-        }
-    }
-
     /// Sets the axes, in the order of the array's. Default: the axes of the stored description of the image,
     /// or else axes by the array's dimension names, if each is `t`, `time`, `c`, `channel`, `z`, `y` or `x`.
     ///
     /// [OME-Zarr](https://ngff.openmicroscopy.org/0.5/#axes-md) allows two to five axes: time, then
     /// channels or another type, then two or three of space.
     pub fn with_axes(mut self, axes: impl IntoIterator<Item = Axis>) -> Self {
-        self.axes = Some(axes.into_iter().collect());
+        self.target.axes = Some(axes.into_iter().collect());
         self
     }
 
     /// Sets how many levels there are, with level 0: 1 to 64. Default: as many as it takes until one
     /// subchunk covers a slice of the last level along the axes that are halved.
     pub fn with_levels(mut self, levels: usize) -> Self {
-        self.levels = Some(levels);
+        self.target.levels = Some(levels);
         self
     }
 
     /// Sets how a window of a level becomes one element of the level below. Default:
     /// [`Reduction::Mean`]. Use [`Reduction::Mode`] for labels.
     pub fn with_reduction(mut self, reduction: Reduction) -> Self {
-        self.reduction = reduction;
+        self.target.reduction = reduction;
         self
     }
 
@@ -135,85 +102,22 @@ where
         subchunk: impl Into<Vec<u64>>,
         shard: impl Into<Vec<u64>>,
     ) -> Self {
-        self.shapes.push((level, subchunk.into(), shard.into()));
+        self.target
+            .shapes
+            .push((level, subchunk.into(), shard.into()));
         self
     }
 
     /// Sets the name of the image in its metadata. Default: the name that it has there, or none.
     pub fn with_name(mut self, name: &str) -> Self {
-        self.name = Some(name.to_owned());
+        self.target.name = Some(name.to_owned());
         self
     }
 
     /// Sets the [`omero`](https://ngff.openmicroscopy.org/0.5/#omero-md) metadata: how viewers show the
     /// channels. Default: the member that is stored, or none.
     pub fn with_omero(mut self, omero: serde_json::Value) -> Self {
-        self.omero = Some(omero);
-        self
-    }
-
-    /// Sets the first slice of level 0 to write: a multiple of a shard's extent along the first axis,
-    /// and at most the end of the array. Default: the end of the array.
-    ///
-    /// The slices behind it are replaced. All levels are cut there when the first of their shards is about to
-    /// be stored. Until then the image stays as it is, also if the writer finishes without a slice.
-    pub fn with_start(mut self, slice: u64) -> Self {
-        self.start = Some(slice);
-        self
-    }
-
-    /// Sets how many epochs of level 0 are encoded together, at most: see
-    /// [`ArrayWriterBuilder::with_epochs_per_batch`].
-    pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
-        self.top = self.top.with_epochs_per_batch(epochs);
-        self
-    }
-
-    /// Sets how many shards of level 0 are stored at once, each by a thread of its own; at least 1.
-    /// Each level below has half as many threads, and at least one. Default: 8.
-    pub fn with_store_threads(mut self, threads: usize) -> Self {
-        self.top = self.top.with_store_threads(threads);
-        self
-    }
-
-    /// Sets the most host memory of all open writers of this process for which this one is built, and is lent
-    /// further buffers, in bytes: see [`ArrayWriterBuilder::with_host_memory`].
-    pub fn with_host_memory(mut self, bytes: usize) -> Self {
-        self.top = self.top.with_host_memory(bytes);
-        self
-    }
-
-    /// Sets zarrs' options for codecs: see [`ArrayWriterBuilder::with_codec_options`].
-    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
-        self.top = self.top.with_codec_options(options);
-        self
-    }
-
-    /// Sets the shortest time between updates of the shapes in the metadata of the arrays. Default: one
-    /// second.
-    pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
-        self.top = self.top.with_metadata_interval(interval);
-        self
-    }
-
-    /// Sets for how long complete shards of all levels wait for the rest of their batches: see
-    /// [`ArrayWriterBuilder::with_flush_after`]. Default: one second.
-    pub fn with_flush_after(mut self, time: impl Into<Option<Duration>>) -> Self {
-        self.top = self.top.with_flush_after(time);
-        self
-    }
-
-    /// Sets how long a writer that is dropped without [`finish`](MultiscaleWriter::finish) waits until
-    /// the complete shards of all levels are stored. Default: five seconds.
-    pub fn with_drop_limit(mut self, limit: Duration) -> Self {
-        self.top = self.top.with_drop_limit(limit);
-        self
-    }
-
-    /// Sets a function that the calling thread asks while a call waits: see
-    /// [`ArrayWriterBuilder::with_interrupt`]. Default: none.
-    pub fn with_interrupt(mut self, asked: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        self.top = self.top.with_interrupt(asked);
+        self.target.omero = Some(omero);
         self
     }
 
@@ -225,39 +129,7 @@ where
         mut self,
         callback: impl Fn(usize, &Progress) + Send + Sync + 'static,
     ) -> Self {
-        self.on_progress = Some(Arc::new(callback));
-        self
-    }
-
-    /// Writes shards and metadata to temporaries in `store`, and renames them when they are complete.
-    /// **Use it on every filesystem**: see [`ArrayWriterBuilder::with_atomic_rename`].
-    pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
-    where
-        S: AtomicRenameStorageTraits
-            + ReadableStorageTraits
-            + WritableStorageTraits
-            + ListableStorageTraits
-            + 'static,
-    {
-        self.top = self.top.with_atomic_rename(store.clone());
-        self.renamed = Some(Arc::new(Renamed {
-            listed: store.clone(),
-            replacing: Box::new(move |part| replacing(store.clone(), part)),
-        }));
-        self
-    }
-
-    /// Takes leases, and replaces metadata, by requests with conditions: see
-    /// [`ArrayWriterBuilder::with_conditional_writes`].
-    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
-        self.top = self.top.with_conditional_writes(store);
-        self
-    }
-
-    /// Tells the writer that the values of the store are the files below `root`: see
-    /// [`ArrayWriterBuilder::on_directory`].
-    pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
-        self.top = self.top.on_directory(root);
+        self.target.on_progress = Some(Arc::new(callback));
         self
     }
 
@@ -367,7 +239,7 @@ where
         let mut reservation = self.reserve(&mut plan, 0)?;
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
         let keeps_until_first = first < plan.length(0);
-        let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
+        let starts = levels::starts(&plan.levels, &plan.whole_lengths(), first);
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
@@ -376,7 +248,8 @@ where
             cuts: cuts.clone(),
             kept,
         };
-        let top = self.writer(&plan, 0).cutting(cutting(first));
+        let mut top = self.writer(&plan, 0);
+        top.target.level.cutting = Some(cutting(first));
         let mut top = plan.of_level(0, top.build_stream())?;
         self.erase_leftovers(&plan)?;
         // The windows of the slices that stay.
@@ -391,14 +264,14 @@ where
         });
         let reserved = lower.reserved() + plan.kept + top.reserved;
         plan.extend(&mut reservation, reserved)?;
-        let (flush_after, drop_limit) = self.top.pauses();
         let is_within = keeps_until_first.then_some(cuts);
         let note = self
             .source(&plan)
             .map(|source| (source, self.noting(&plan)));
-        let image = Image::new(top, lower, (memory, reservation), is_within, note);
-        let writer = MultiscaleWriter::new(image, flush_after, drop_limit);
-        writer.map_err(|error| no_thread("store shards in pauses", &error))
+        let image = Image::new(top, lower, reservation, is_within, note);
+        let (after, limit) = (self.settings.flush_after, self.settings.drop_limit);
+        let writer = MultiscaleWriter::new(image, memory, after, limit);
+        writer.map_err(|error| WriterError::no_thread("store shards in pauses", &error))
     }
 
     /// The writers of the levels below level 0, which are cut off where these begin, as `cutting` says.
@@ -408,7 +281,9 @@ where
         cutting: &dyn Fn(usize) -> Cutting,
     ) -> Result<Cascade, WriterError> {
         cascade_of(plan, &|level| {
-            self.writer(plan, level).cutting(cutting(level))
+            let mut writer = self.writer(plan, level);
+            writer.target.level.cutting = Some(cutting(level));
+            writer
         })
     }
 
@@ -440,7 +315,7 @@ where
         plan: &Plan<TStorage>,
         slices: &Range<u64>,
     ) -> Result<Cascade, WriterError> {
-        let starts = pyramid::lengths(&plan.levels, slices.start);
+        let starts = levels::lengths(&plan.levels, slices.start);
         cascade_of(plan, &|level| {
             self.writer(plan, level).with_start(starts[level])
         })
@@ -454,16 +329,25 @@ where
         let reduced = level
             .checked_sub(1)
             .and_then(|above| plan.reduced.get(above));
-        let builder = self
-            .top
-            .for_level(level, &plan.arrays[level])
-            .for_part(plan.part)
-            .with_lease(plan.leases.get(level).cloned().flatten())
-            .waiting_as(plan.waiting.clone())
-            .reserved_in(plan.account_of(level))
-            .with_at_most_epochs(plan.epochs)
-            .with_reduced_from(reduced.cloned());
-        match self.on_progress.clone() {
+        let mut settings = self.settings.clone();
+        settings.start = None;
+        settings.epochs_per_batch = settings.epochs_per_batch.filter(|_| level == 0);
+        settings.store_threads = (settings.store_threads >> level.min(63)).max(1);
+        let array = &plan.arrays[level];
+        let mut builder = ArrayWriterBuilder {
+            settings,
+            ..ArrayWriterBuilder::new(array)
+        };
+        builder.target.level = OneLevel {
+            cutting: None,
+            part: plan.part,
+            lease: plan.leases.get(level).cloned().flatten(),
+            most_epochs: plan.epochs,
+            reduced_from: reduced.cloned(),
+            account: Some(plan.account_of(level)),
+            waiting: Some(plan.waiting.clone()),
+        };
+        match self.target.on_progress.clone() {
             Some(callback) => {
                 builder.with_progress_callback(move |progress| callback(level, progress))
             }
@@ -477,7 +361,7 @@ where
     /// As for [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan_for(None)?;
-        if self.start != Some(0) && !plan.described.in_parts {
+        if self.settings.start != Some(0) && !plan.described.in_parts {
             self.check_settings(&plan, "make them again with `with_start(0)`")?;
         }
         Ok(plan)
@@ -489,7 +373,7 @@ where
     /// As for [`build`](Self::build).
     pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan()?;
-        if first == 0 && self.start.is_none() {
+        if first == 0 && self.settings.start.is_none() {
             // A lease of this writer would be taken for one that a killed writer has left.
             self.writer(&plan, 0).check_begun()?;
         }
@@ -516,7 +400,10 @@ where
             .collect();
         let of_level = |(level, taken): (usize, Result<_, _>)| {
             let array = &plan.arrays[level];
-            cascade::of_level(level, taken.map_err(|error| cannot_begin(array, error)))
+            cascade::of_level(
+                level,
+                taken.map_err(|error| WriterError::no_lease(array.path(), error)),
+            )
         };
         let taken = array_lease::take_each(&leases, work).into_iter();
         taken.enumerate().map(of_level).collect()
@@ -542,14 +429,14 @@ where
     /// the only one.
     pub(super) fn plan_for(&self, part: Option<u64>) -> Result<Plan<TStorage>, WriterError> {
         let refused = |reason| self.refused(reason);
-        let codec = find::of_array(self.array())?;
+        let codec = find::of_array(&self.array)?;
         let name = self.names(1).map_err(refused)?.swap_remove(0);
         let (mut group, described) = self.stored_group(&name).map_err(refused)?;
         let axes = self.axes(&described).map_err(refused)?;
         let factors: Vec<u64> = axes.iter().map(|axis| axis.factor).collect();
         let top = self.top(&codec).map_err(refused)?;
-        let mut levels = pyramid::levels(&top, &factors, self.levels).map_err(refused)?;
-        for (level, subchunk, shard) in &self.shapes {
+        let mut levels = levels::levels(&top, &factors, self.target.levels).map_err(refused)?;
+        for (level, subchunk, shard) in &self.target.shapes {
             let last = levels.len() - 1;
             let place = levels.get_mut(*level).filter(|_| *level > 0);
             let place = place.ok_or_else(|| {
@@ -562,10 +449,10 @@ where
         let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
         let description = Description {
             axes: &axes,
-            reduction: self.reduction,
+            reduction: self.target.reduction,
             names: &names,
-            name: self.name.as_deref().or(described.name.as_deref()),
-            omero: self.omero.as_ref(),
+            name: self.target.name.as_deref().or(described.name.as_deref()),
+            omero: self.target.omero.as_ref(),
             in_parts: part.is_some(),
         };
         let attributes = description.add_to(group.attributes().clone());
@@ -580,7 +467,7 @@ where
         let kept: usize = std::iter::zip(&reducers, &levels[1..])
             .map(|(reducer, level)| Lower::bytes(reducer, level.window()))
             .sum();
-        let budget = self.top.options(codec.options());
+        let budget = self.settings.limit(codec.options());
         let mut plan = Plan {
             arrays: Vec::new(),
             reducers,
@@ -590,13 +477,13 @@ where
             reduced: Vec::new(),
             account: Account::now(budget.host_memory()),
             budget,
-            threads: NonZeroUsize::new(self.top.codec_options().concurrent_target())
+            threads: NonZeroUsize::new(self.settings.codec_options.concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
             group,
             described,
             part,
             leases: Vec::new(),
-            waiting: self.top.waiting(),
+            waiting: Arc::new(Waiting::new(self.settings.interrupt.clone())),
             levels,
         };
         for (number, name) in names.iter().enumerate() {
@@ -624,7 +511,7 @@ where
 
     pub(super) fn refused(&self, reason: String) -> WriterError {
         WriterError::Pyramid {
-            path: self.array().path().to_string(),
+            path: self.array.path().to_string(),
             reason,
         }
     }
@@ -632,7 +519,7 @@ where
     /// The first slice of level 0 to write, or to make the levels of again, if one was given.
     pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
         let stored = plan.length(0);
-        match self.start {
+        match self.settings.start {
             Some(start) if start > stored => Err(self.refused(format!(
                 "its first {stored} slices are stored, and slice {start} would be the next one: begin at {stored} or before"
             ))),
@@ -641,9 +528,9 @@ where
     }
 
     fn axes(&self, described: &Described) -> Result<Vec<Axis>, String> {
-        let rank = self.array().dimensionality();
-        let names = self.array().dimension_names().as_ref();
-        let axes = match self.axes.as_ref().or(described.axes.as_ref()) {
+        let rank = self.array.dimensionality();
+        let names = self.array.dimension_names().as_ref();
+        let axes = match self.target.axes.as_ref().or(described.axes.as_ref()) {
             Some(axes) => axes.clone(),
             None => names
                 .and_then(|names| {
@@ -672,7 +559,7 @@ where
 
     /// Level 0.
     fn top(&self, codec: &CudaShardingCodec) -> Result<Level, String> {
-        let Some(inner) = self.array().shape().get(1..) else {
+        let Some(inner) = self.array.shape().get(1..) else {
             return Err("it has no axis to append along".to_owned());
         };
         if let Some(axis) = inner.iter().position(|extent| *extent == 0) {
@@ -681,8 +568,8 @@ where
                 axis + 1
             ));
         }
-        let rank = self.array().dimensionality();
-        let shard = self.array().chunk_shape(&vec![0; rank]);
+        let rank = self.array.dimensionality();
+        let shard = self.array.chunk_shape(&vec![0; rank]);
         let shard = shard.map_err(|error| error.to_string())?;
         let extents = |shape: &[NonZeroU64]| shape.iter().map(|extent| extent.get()).collect();
         Ok(Level {
@@ -695,7 +582,7 @@ where
 
     /// The names of the levels' arrays: the name of level 0, and those that count on from there.
     fn names(&self, levels: usize) -> Result<Vec<String>, String> {
-        let path = self.array().path().as_str();
+        let path = self.array.path().as_str();
         let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.is_empty() {
             return Err("it is the root of its store, and no group has it: an image is a group with an array for each level, such as /image/0".to_owned());
@@ -712,7 +599,7 @@ where
     }
 
     fn reducers(&self, levels: &[Level]) -> Result<(Elements, Vec<Reducer>), String> {
-        let data_type = self.array().data_type();
+        let data_type = self.array.data_type();
         let elements = elements_of(data_type)
             .ok_or_else(|| format!("elements of {data_type} have no fixed size of 1, 2, 4, 8 or 16 bytes, and cannot be reduced"))?;
         let reducer = |pair: &[Level]| {
@@ -726,7 +613,12 @@ where
                 .iter()
                 .map(|factor| if *factor == 2 { 2 } else { 1 })
                 .collect();
-            let reducer = Reducer::new(self.reduction.of_engine(), elements, &shape, &factors);
+            let reducer = Reducer::new(
+                self.target.reduction.of_engine(),
+                elements,
+                &shape,
+                &factors,
+            );
             reducer
                 .map_err(|reason| format!("elements of {data_type} cannot be reduced so: {reason}"))
         };
@@ -737,10 +629,10 @@ where
     /// The group of the image, which may not be stored, and what it says of the image whose level 0 has the
     /// name `name`.
     fn stored_group(&self, name: &str) -> Result<(Group<TStorage>, Described), String> {
-        let path = self.array().path().as_str();
+        let path = self.array.path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let parent = if parent.is_empty() { "/" } else { parent };
-        let storage = self.array().storage();
+        let storage = self.array.storage();
         let group = match Group::open(storage.clone(), parent) {
             Ok(group) if matches!(group.metadata(), GroupMetadata::V2(_)) => {
                 return Err(format!(
@@ -777,13 +669,13 @@ where
         let codec = codec.with_subchunk_shape(nonzero(&level.subchunk, "subchunks")?);
         let codec = codec.map_err(|error| error.to_string())?;
         let codec = codec.with_options(plan.options_of(number));
-        let path = self.array().path().as_str();
+        let path = self.array.path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        let first = self.array().shape().first().copied().unwrap_or(0);
+        let first = self.array.shape().first().copied().unwrap_or(0);
         let shape: Vec<u64> = std::iter::once(first)
             .chain(level.inner.iter().copied())
             .collect();
-        let mut builder = self.array().builder();
+        let mut builder = self.array.builder();
         if number > 0 {
             // Attributes that an application has set on level 0 are not true of the other levels.
             builder.attributes(serde_json::Map::new());
@@ -794,7 +686,7 @@ where
         builder
             .array_to_bytes_codec(Arc::new(codec))
             .dimension_names(Some(axes.iter().map(|axis| axis.name.clone())))
-            .build(self.array().storage(), &format!("{parent}/{name}"))
+            .build(self.array.storage(), &format!("{parent}/{name}"))
             .map_err(|error| format!("level {number} cannot be such an array: {error}"))
     }
 
@@ -811,11 +703,11 @@ where
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
         // Another program may have spelled out less of level 0 than is built here.
-        if path == self.array().path() && differs(&stored, self.array()).is_none() {
+        if path == self.array.path() && differs(&stored, &self.array).is_none() {
             return Ok(length);
         }
         match differs(&stored, array) {
-            Some(member) if path == self.array().path() => Err(refused(format!(
+            Some(member) if path == self.array.path() => Err(refused(format!(
                 "{path} is there, and has another {member}: open the array that is stored"
             ))),
             Some(member) => Err(refused(format!(

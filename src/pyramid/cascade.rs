@@ -16,7 +16,8 @@
 
 use std::num::NonZeroUsize;
 
-use super::super::{Stream, WriterError, WriterReport};
+use crate::writer::stream::Stream;
+use crate::writer::{WriterError, WriterReport};
 use zarrs_cuda_engine::contract::stream::{OnRead, Windows};
 use zarrs_cuda_engine::process::along::Along;
 use zarrs_cuda_engine::reduce::Reducer;

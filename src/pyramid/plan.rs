@@ -6,8 +6,8 @@ use std::sync::Arc;
 use zarrs::array::Array;
 use zarrs::group::Group;
 
+use super::levels::Level;
 use super::ome::Described;
-use super::pyramid::Level;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
 use crate::store::lease::Held;

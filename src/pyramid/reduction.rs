@@ -3,10 +3,11 @@
 use zarrs_cuda_engine::reduce;
 
 /// How a window becomes one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
     /// The mean.
+    #[default]
     Mean,
     /// The smallest element.
     Minimum,

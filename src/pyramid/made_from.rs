@@ -15,7 +15,7 @@ use twox_hash::XxHash3_64;
 use zarrs::array::Array;
 use zarrs_storage::StorageError;
 
-use super::pyramid::Level;
+use super::levels::Level;
 use zarrs_cuda_engine::layout::c_order;
 
 /// How many states a fingerprint has, at most, besides the last two.

@@ -1,0 +1,98 @@
+//! Appends elements that are on a device, batch by batch.
+
+use std::time::Instant;
+
+use super::appending::Appending;
+use super::device::{DeviceEvent, DeviceSlice, failed};
+use super::error::WriterError;
+use super::handle::Writer;
+use super::stream::Stream;
+use zarrs_cuda_engine::contract::stream::{DeviceBytes, Reusable};
+
+impl<W: Appending> Writer<W> {
+    /// Appends elements that are on the device on which this writer encodes: any number of bytes,
+    /// not only whole elements. Nothing is copied to the host, unless the host encodes another level of an
+    /// image. Waits like [`append`](Self::append).
+    ///
+    /// If the device fails on a batch, the batch is copied to the host if that is still possible.
+    /// Under [`Backend::Auto`](crate::Backend::Auto) the host then encodes it. If the device is
+    /// lost, the slices that only the device had are lost; the writer stops, and its errors say
+    /// which slices are stored.
+    ///
+    /// # Errors
+    /// - [`WriterError::Unsupported`] if this writer encodes on the host, or on another device, or if
+    ///   the slice's stream is being captured into a graph. Nothing was appended.
+    /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
+    ///   was appended.
+    /// - Otherwise as for [`append`](Self::append).
+    ///
+    /// # Safety
+    /// - `slice` names memory of its device that can be read, and a stream of its primary context,
+    ///   or 0.
+    /// - That memory is neither written nor freed before the returned event has happened or, after
+    ///   [`WriterError::Device`], before the device has done all its work.
+    pub unsafe fn append_device(
+        &mut self,
+        slice: &DeviceSlice,
+    ) -> Result<DeviceEvent, WriterError> {
+        // SAFETY: the caller's promise.
+        self.with(|writer| unsafe { writer.append_device(slice) })
+    }
+}
+
+/// Appends elements that are on a device: see [`Writer::append_device`].
+///
+/// # Safety
+/// As for [`Writer::append_device`].
+pub(super) unsafe fn append(
+    stream: &mut Stream,
+    slice: &DeviceSlice,
+) -> Result<DeviceEvent, WriterError> {
+    let mut event = DeviceEvent(None);
+    // SAFETY: the caller's promise.
+    let appended = unsafe { stream.append_parts(slice, &mut event.0) };
+    if let Err(error) = appended {
+        // The elements that were appended have been read when the caller hears of the error.
+        event.wait()?;
+        return Err(error);
+    }
+    Ok(event)
+}
+
+impl Stream {
+    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
+    ///
+    /// # Safety
+    /// As for [`Writer::append_device`].
+    unsafe fn append_parts(
+        &mut self,
+        slice: &DeviceSlice,
+        last: &mut Option<Box<dyn Reusable>>,
+    ) -> Result<(), WriterError> {
+        let mut at = 0;
+        while at < slice.len {
+            self.check()?;
+            self.first_append.get_or_insert_with(Instant::now);
+            if self.input.is_none() {
+                self.input = self.next_input(true)?;
+            }
+            let Some(input) = &mut self.input else {
+                continue;
+            };
+            let len = (slice.len - at).min(self.batch_bytes - self.filled);
+            let bytes = DeviceBytes {
+                device: slice.device,
+                pointer: slice.pointer.saturating_add(at as u64),
+                len,
+                stream: slice.stream,
+            };
+            // SAFETY: a part of the caller's promise.
+            let put = unsafe { input.write_from_device(self.filled, &bytes) };
+            // All copies are in one stream of the device, so that the last one stands for all.
+            *last = Some(put.map_err(failed)?);
+            at += len;
+            self.advance(len);
+        }
+        Ok(())
+    }
+}

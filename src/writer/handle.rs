@@ -1,0 +1,163 @@
+//! A writer as an application has it: of an array, or of an image with its levels.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::Element;
+
+use super::appending::Appending;
+use super::error::WriterError;
+use super::pause::Kept;
+use super::shared::Shared;
+use crate::metrics::MemoryEstimate;
+
+/// Appends slices along the first axis of an array: an [`ArrayWriter`](super::ArrayWriter), or a
+/// [`MultiscaleWriter`](super::MultiscaleWriter), which also writes the smaller levels of an image.
+#[derive(Debug)]
+pub struct Writer<W: Appending> {
+    open: Kept<W>,
+    /// The shared state of the stream of each level.
+    pub(crate) shared: Vec<Arc<Shared>>,
+    memory: MemoryEstimate,
+}
+
+impl<W: Appending> Writer<W> {
+    /// A writer whose buffers take `memory` at most.
+    pub(crate) fn new(
+        open: W,
+        memory: MemoryEstimate,
+        flush_after: Option<Duration>,
+        drop_limit: Duration,
+    ) -> std::io::Result<Self> {
+        let streams = open.streams().into_iter();
+        Ok(Self {
+            shared: streams.map(|stream| stream.shared.clone()).collect(),
+            open: Kept::new(open, flush_after, drop_limit)?,
+            memory,
+        })
+    }
+
+    /// Does `work` with the writer, at which the timer does not look meanwhile.
+    pub(crate) fn with<T>(
+        &self,
+        work: impl FnOnce(&mut W) -> Result<T, WriterError>,
+    ) -> Result<T, WriterError> {
+        self.open.with(work)
+    }
+
+    /// Returns the most memory that the buffers take: of all levels of an image.
+    #[must_use]
+    pub fn memory_estimate(&self) -> MemoryEstimate {
+        self.memory
+    }
+
+    /// Returns the first slice that this writer writes: of level 0 of an image.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.open.start()
+    }
+
+    /// Appends `elements`, in C order: any number of them, not only whole slices. Waits while the
+    /// encoder or the store is behind. An image takes elements of level 0.
+    ///
+    /// # Errors
+    /// - [`WriterError::Element`] if the elements are not of the array's data type, and
+    ///   [`WriterError::Unsupported`] if [`append_bytes`](Self::append_bytes) has cut the last
+    ///   element. Nothing was appended.
+    /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored.
+    ///   The elements that this call appended before are kept; [`progress`](Self::progress) says
+    ///   how many bytes were appended in all. [`flush`](Self::flush) tries again.
+    /// - [`WriterError::Broken`] if the writer cannot go on, [`WriterError::Finished`] if it was
+    ///   finished.
+    /// - [`WriterError::Level`] for an error of another level of an image than level 0.
+    pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
+        self.with(|writer| {
+            let bytes = writer.top().bytes_of(elements)?;
+            writer.put(&bytes, true).map(drop)
+        })
+    }
+
+    /// Appends the bytes of elements, in C order, each in the byte order of this machine: any
+    /// number of bytes, not only whole elements. Waits like [`append`](Self::append).
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
+        self.with(|writer| writer.put(bytes, true).map(drop))
+    }
+
+    /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
+    ///
+    /// There is room again when a batch was encoded and stored.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append<'a, T: Element>(
+        &mut self,
+        elements: &'a [T],
+    ) -> Result<&'a [T], WriterError> {
+        self.with(|writer| {
+            let bytes = writer.top().bytes_of(elements)?;
+            let size = writer.top().job.grid.shard().element_size();
+            // Whole elements: no element was cut, and batches have whole ones.
+            let left = writer.put(&bytes, false)?;
+            Ok(&elements[elements.len() - left / size..])
+        })
+    }
+
+    /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
+        self.with(|writer| {
+            let left = writer.put(bytes, false)?;
+            Ok(&bytes[bytes.len() - left..])
+        })
+    }
+
+    /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
+    pub fn discard_partial_slice(&mut self) -> usize {
+        let discarded = self.with(|writer| Ok(writer.top_mut().discard_partial_slice()));
+        // In a forked child there is nothing to discard.
+        discarded.unwrap_or(0)
+    }
+
+    /// Waits until every complete shard is stored, and covered by the array's metadata: on each level of an
+    /// image.
+    ///
+    /// Incomplete shards stay in memory. After an error of the store, `flush` tries again; if it
+    /// succeeds, more can be appended.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn flush(&mut self) -> Result<(), WriterError> {
+        self.with(W::flush)
+    }
+
+    /// Stores complete shards, for at most `limit`, and gives up the rest. Returns the first slice that is
+    /// not stored then: of level 0 of an image.
+    ///
+    /// A store that is at work after the limit is left alone, and may complete its shard later.
+    ///
+    /// # Errors
+    /// [`WriterError::Store`] if a temporary could not be erased. What could not be stored is logged.
+    pub fn stop(self, limit: Duration) -> Result<u64, WriterError> {
+        self.open.stop(limit, true)
+    }
+
+    /// Gives up at once: stores nothing more, forgets what is not stored, and erases the writer's temporaries.
+    /// Returns the first slice that is not stored.
+    ///
+    /// # Errors
+    /// [`WriterError::Store`] if a temporary could not be erased.
+    pub fn abort(self) -> Result<u64, WriterError> {
+        match self.open.take()? {
+            Some(mut writer) => {
+                writer.top().check_process()?;
+                writer.give_up()
+            }
+            None => Ok(self.start()),
+        }
+    }
+}

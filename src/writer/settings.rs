@@ -1,0 +1,263 @@
+//! The settings of a writer, whether of an array or of an image with its levels.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::Array;
+use zarrs_codec::CodecOptions;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
+    ReadableWritableStorageTraits, WritableStorageTraits,
+};
+
+use super::stores::Renaming;
+use super::waiting::Interrupt;
+use crate::options::Options;
+use crate::store::conditional::ConditionalStore;
+use crate::store::files::directory_of;
+
+/// Builds a writer: an [`ArrayWriter`](super::ArrayWriter) or a [`MultiscaleWriter`](super::MultiscaleWriter).
+/// The [guide](crate::guide::tuning#writer-settings) says when to change which setting.
+#[must_use]
+pub struct WriterBuilder<TStorage: ?Sized, Target> {
+    pub(crate) array: Array<TStorage>,
+    pub(crate) settings: Settings<TStorage>,
+    /// The settings of a writer of this kind alone.
+    pub(crate) target: Target,
+}
+
+/// The settings of writers of both kinds.
+pub(crate) struct Settings<TStorage: ?Sized> {
+    /// The store, if it renames.
+    pub(crate) renaming: Option<Arc<dyn Renaming<TStorage>>>,
+    /// The store, if it replaces values under conditions.
+    pub(crate) conditional: Option<Arc<dyn ConditionalStore>>,
+    /// The directory of the store, if its values are files.
+    pub(crate) root: Option<PathBuf>,
+    pub(crate) start: Option<u64>,
+    pub(crate) epochs_per_batch: Option<usize>,
+    /// The most host memory of all open writers, if it is not that of the options.
+    pub(crate) host_memory: Option<usize>,
+    pub(crate) store_threads: usize,
+    pub(crate) codec_options: CodecOptions,
+    pub(crate) metadata_interval: Duration,
+    pub(crate) flush_after: Option<Duration>,
+    pub(crate) drop_limit: Duration,
+    pub(crate) interrupt: Option<Interrupt>,
+}
+
+impl<TStorage: ?Sized> Default for Settings<TStorage> {
+    fn default() -> Self {
+        Self {
+            renaming: None,
+            conditional: None,
+            root: None,
+            start: None,
+            epochs_per_batch: None,
+            host_memory: None,
+            store_threads: 8,
+            codec_options: zarrs::config::global_config().codec_options(),
+            metadata_interval: Duration::from_secs(1),
+            flush_after: Some(Duration::from_secs(1)),
+            drop_limit: Duration::from_secs(5),
+            interrupt: None,
+        }
+    }
+}
+
+impl<TStorage: ?Sized> Clone for Settings<TStorage> {
+    fn clone(&self) -> Self {
+        Self {
+            renaming: self.renaming.clone(),
+            conditional: self.conditional.clone(),
+            root: self.root.clone(),
+            interrupt: self.interrupt.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<TStorage: ?Sized> Settings<TStorage> {
+    /// Returns `options` of the array's codec, with the memory that the writer may have.
+    pub(crate) fn limit(&self, options: &Options) -> Options {
+        let options = options.clone();
+        match self.host_memory {
+            Some(bytes) => options.with_host_memory(bytes),
+            None => options,
+        }
+    }
+}
+
+impl<TStorage: ?Sized, Target: fmt::Debug> fmt::Debug for WriterBuilder<TStorage, Target> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriterBuilder")
+            .field("array", &self.array.path())
+            .field("renames", &self.settings.renaming.is_some())
+            .field("start", &self.settings.start)
+            .field("epochs_per_batch", &self.settings.epochs_per_batch)
+            .field("store_threads", &self.settings.store_threads)
+            .field("metadata_interval", &self.settings.metadata_interval)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<TStorage, Target> WriterBuilder<TStorage, Target>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+    Target: Default,
+{
+    pub(crate) fn new(array: &Array<TStorage>) -> Self {
+        Self {
+            array: array.with_storage(array.storage()),
+            settings: Settings::default(),
+            target: Target::default(),
+        }
+    }
+}
+
+impl<TStorage, Target> WriterBuilder<TStorage, Target>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's
+    /// extent there. Default: the end of the array, which is extended.
+    ///
+    /// The array's slices from there on are replaced, shard by shard. A writer that begins at the last
+    /// border of a shard before the end extends the array, as one that begins at its end does.
+    ///
+    /// An image takes a slice of level 0 that is not behind its end. All its levels are cut there when the first
+    /// of their shards is about to be stored. Until then the image stays as it is, also if the writer
+    /// finishes without a slice.
+    pub fn with_start(mut self, slice: u64) -> Self {
+        self.settings.start = Some(slice);
+        self
+    }
+
+    /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
+    /// of the first axis. Default: enough that all threads, or a whole device, have work, as the
+    /// budgets allow.
+    ///
+    /// The number is rounded down to a divisor or a multiple of the epochs in a shard, and is at
+    /// least 1. The shards are the same for any number. It is a number of level 0 of an image.
+    pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
+        self.settings.epochs_per_batch = Some(epochs.max(1));
+        self
+    }
+
+    /// Sets how many shards are stored at once, each by a thread of its own; at least 1. Default:
+    /// 8, because the threads mostly wait for a disk that syncs or for a server. Use more for a
+    /// store that is far away. Each level of an image has half as many as the level above, and at least one.
+    pub fn with_store_threads(mut self, threads: usize) -> Self {
+        self.settings.store_threads = threads.max(1);
+        self
+    }
+
+    /// Sets the most host memory that the buffers of all open writers of this process may take for this writer
+    /// to be built, and to be lent further ones, in bytes. Default:
+    /// [`Options::host_memory`](crate::Options::host_memory) of the array's codec.
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.settings.host_memory = Some(bytes);
+        self
+    }
+
+    /// Sets zarrs' options for codecs: how many threads encode, and whether empty subchunks are
+    /// stored. Default: zarrs' global configuration; an array does not tell its own.
+    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
+        self.settings.codec_options = options;
+        self
+    }
+
+    /// Sets the shortest time between updates of the shape in the array's metadata. Default: one
+    /// second. Zero updates it whenever it can cover more finished shards.
+    ///
+    /// [`flush`](super::ArrayWriter::flush) and [`finish`](super::ArrayWriter::finish) update it in any case, and so does
+    /// a [pause](Self::with_flush_after).
+    pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
+        self.settings.metadata_interval = interval;
+        self
+    }
+
+    /// Sets for how long a complete shard waits for the rest of its batch before it is stored without it;
+    /// `None`: until the batch is full. Default: one second.
+    ///
+    /// A batch may have several shards, which are encoded together. While slices come fast this changes
+    /// nothing. When the input rests, or slices come slowly, complete shards are stored nevertheless, and
+    /// the metadata cover them as soon as they are stored, also before the
+    /// [metadata interval](Self::with_metadata_interval) is over. Then a kill loses only the shard that is
+    /// being filled. The stored bytes are the same for any time. [`Progress::at_risk`](super::Progress::at_risk) says how many
+    /// slices are not stored.
+    ///
+    /// When a shard takes longer than 60 seconds to fill, the writer logs a warning, once, with a length
+    /// of shards that would not: [`Progress::slow_shard`](super::Progress::slow_shard).
+    ///
+    /// One thread does this for all writers of a process.
+    pub fn with_flush_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.settings.flush_after = time.into();
+        self
+    }
+
+    /// Sets how long a writer that is dropped without [`finish`](super::ArrayWriter::finish) waits until its
+    /// complete shards are stored. Default: five seconds.
+    pub fn with_drop_limit(mut self, limit: Duration) -> Self {
+        self.settings.drop_limit = limit;
+        self
+    }
+
+    /// Sets a function that the calling thread asks about every 50 ms while a call waits for the encoder
+    /// or the store. When it returns true, the call returns [`WriterError::Cancelled`](super::WriterError::Cancelled). The writer keeps
+    /// what was appended, and the call can be repeated. Default: none.
+    pub fn with_interrupt(mut self, asked: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.settings.interrupt = Some(Interrupt(Arc::new(asked)));
+        self
+    }
+
+    /// Writes shards and metadata to temporaries in `store`, and renames them when they are
+    /// complete. `store` is the store of the array. An [`Array`] does not say whether its store can
+    /// rename; zarrs' `FilesystemStore` can.
+    ///
+    /// **Use it on every filesystem.** Without it a shard is stored by one `set`, which on a
+    /// filesystem is not atomic: a reader, also one after a crash, may find part of a shard. It
+    /// also saves memory: a shard is written as it grows, and needs no buffer until it is complete.
+    ///
+    /// A temporary is the key with `.tmp` behind it, as in zarrs' `AtomicWriteStorageAdapter`. The
+    /// next writer that extends the array erases the temporaries of a writer that was killed. So
+    /// only one such writer may run at a time. On zarrs' `FilesystemStore` (feature `filesystem`) a second
+    /// one is refused while the first has its [lease](crate::guide::reference::streaming#leases), and
+    /// directories are synced before the array's shape covers what is in them.
+    ///
+    /// [`build`](Self::build) reports errors of `store`.
+    pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
+    where
+        S: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ListableStorageTraits
+            + 'static,
+    {
+        self.settings.root = directory_of(&store).or(self.settings.root);
+        self.settings.renaming = Some(Arc::new(store));
+        self
+    }
+
+    /// Takes the [lease](crate::guide::reference::streaming#leases) of the array, and replaces its metadata,
+    /// by requests to `store` that have conditions. `store` is the store of the array: one of objects, which
+    /// has such requests. Without them there is no lease, and the metadata are replaced in any case.
+    ///
+    /// With [`with_atomic_rename`](Self::with_atomic_rename) it changes nothing.
+    /// [`explain`](super::ArrayWriter::explain) says whether there is a lease. [`build`](Self::build) reports errors
+    /// of `store`.
+    pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
+        self.settings.conditional = Some(store);
+        self
+    }
+
+    /// Tells the writer that the values of the store are the files below `root`, so that the writer has a
+    /// [lease](crate::guide::reference::streaming#leases). Not needed for zarrs' `FilesystemStore`.
+    pub fn on_directory(mut self, root: PathBuf) -> Self {
+        self.settings.root = Some(root);
+        self
+    }
+}
