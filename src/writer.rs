@@ -43,6 +43,7 @@ pub(crate) mod differs;
 #[allow(unsafe_code)]
 mod dlpack;
 mod encoding;
+mod ending;
 pub(crate) mod error;
 mod explanation;
 mod filling;

@@ -1,42 +1,30 @@
 //! The settings of a writer of all levels, and how it is built.
 
 use std::fmt;
-use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
 use std::sync::Arc;
 
-use zarrs::array::{Array, DataType};
-use zarrs::group::{Group, GroupBuilder, GroupCreateError};
-use zarrs::metadata::GroupMetadata;
+use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
-use zarrs::plugin::ZarrVersion;
 use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::Reduction;
 use super::axis::Axis;
 use super::cascade::{self, Cascade, Lower, at_level};
 use super::image::Image;
-use super::levels::{self, Level};
-use super::ome::{Described, Description};
+use super::levels::{self};
 use super::plan::Plan;
 use super::{MultiscaleWriter, feed};
-use crate::codec::CudaShardingCodec;
-use crate::codec::find;
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::reader::Cancel;
-use crate::store::array_lease::{self, Work};
-use crate::store::lease::Held;
 use crate::writer::builder::OneLevel;
 use crate::writer::cuts::{Cuts, Cutting};
-use crate::writer::differs::differs;
 use crate::writer::plan::Account;
 use crate::writer::settings::WriterBuilder;
-use crate::writer::waiting::Waiting;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
-use zarrs_cuda_engine::reduce::{Elements, Reducer};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
@@ -44,14 +32,14 @@ pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
 /// The settings of a writer of an image that a writer of one array does not have.
 #[derive(Default)]
 pub struct AllLevels {
-    axes: Option<Vec<Axis>>,
-    levels: Option<usize>,
-    reduction: Reduction,
+    pub(super) axes: Option<Vec<Axis>>,
+    pub(super) levels: Option<usize>,
+    pub(super) reduction: Reduction,
     /// Subchunks and shards of some levels.
-    shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
-    name: Option<String>,
-    omero: Option<serde_json::Value>,
-    on_progress: Option<OnProgress>,
+    pub(super) shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
+    pub(super) name: Option<String>,
+    pub(super) omero: Option<serde_json::Value>,
+    pub(super) on_progress: Option<OnProgress>,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
@@ -354,368 +342,6 @@ where
             None => builder,
         }
     }
-
-    /// Plans the levels. Each array is as long as it is stored.
-    ///
-    /// # Errors
-    /// As for [`build`](Self::build).
-    pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
-        let plan = self.plan_for(None)?;
-        if self.settings.start != Some(0) && !plan.described.in_parts {
-            self.check_settings(&plan, "make them again with `with_start(0)`")?;
-        }
-        Ok(plan)
-    }
-
-    /// Plans the levels with the leases of the arrays from level `first` on: no other process writes them.
-    ///
-    /// # Errors
-    /// As for [`build`](Self::build).
-    pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
-        let plan = self.plan()?;
-        if first == 0 && self.settings.start.is_none() {
-            // A lease of this writer would be taken for one that a killed writer has left.
-            self.writer(&plan, 0).check_begun()?;
-        }
-        let leases = self.leases(&plan, first, Work::Alone)?;
-        if leases.iter().all(Option::is_none) {
-            return Ok(plan);
-        }
-        // Another process may have changed the arrays until the leases were there.
-        Ok(Plan {
-            leases,
-            ..self.plan()?
-        })
-    }
-
-    /// Takes the leases for `work` on the arrays from level `first` on.
-    pub(super) fn leases(
-        &self,
-        plan: &Plan<TStorage>,
-        first: usize,
-        work: Work,
-    ) -> Result<Vec<Option<Held>>, WriterError> {
-        let leases: Vec<_> = (0..plan.arrays.len())
-            .map(|level| self.writer(plan, level).leases().filter(|_| level >= first))
-            .collect();
-        let of_level = |(level, taken): (usize, Result<_, _>)| {
-            let array = &plan.arrays[level];
-            cascade::of_level(
-                level,
-                taken.map_err(|error| WriterError::no_lease(array.path(), error)),
-            )
-        };
-        let taken = array_lease::take_each(&leases, work).into_iter();
-        taken.enumerate().map(of_level).collect()
-    }
-
-    /// Checks that the levels that are there were made with the same settings.
-    pub(super) fn check_settings(
-        &self,
-        plan: &Plan<TStorage>,
-        or: &str,
-    ) -> Result<(), WriterError> {
-        let is_begun = (1..plan.levels.len()).any(|level| plan.length(level) > 0);
-        let difference = plan.described.difference(&plan.describes());
-        match difference.filter(|_| is_begun) {
-            Some(difference) => Err(self.refused(format!(
-                "its levels are there, and were made with {difference}: use the same settings, or {or}"
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// Plans the levels for a process that writes a part of them, while others write the others, or for
-    /// the only one.
-    pub(super) fn plan_for(&self, part: Option<u64>) -> Result<Plan<TStorage>, WriterError> {
-        let refused = |reason| self.refused(reason);
-        let codec = find::of_array(&self.array)?;
-        let name = self.names(1).map_err(refused)?.swap_remove(0);
-        let (mut group, described) = self.stored_group(&name).map_err(refused)?;
-        let axes = self.axes(&described).map_err(refused)?;
-        let factors: Vec<u64> = axes.iter().map(|axis| axis.factor).collect();
-        let top = self.top(&codec).map_err(refused)?;
-        let mut levels = levels::levels(&top, &factors, self.target.levels).map_err(refused)?;
-        for (level, subchunk, shard) in &self.target.shapes {
-            let last = levels.len() - 1;
-            let place = levels.get_mut(*level).filter(|_| *level > 0);
-            let place = place.ok_or_else(|| {
-                refused(format!("shapes are given for level {level}: they can be given for levels 1 to {last}, and level 0 has its own"))
-            })?;
-            place.subchunk.clone_from(subchunk);
-            place.shard.clone_from(shard);
-        }
-        let names = self.names(levels.len()).map_err(refused)?;
-        let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
-        let description = Description {
-            axes: &axes,
-            reduction: self.target.reduction,
-            names: &names,
-            name: self.target.name.as_deref().or(described.name.as_deref()),
-            omero: self.target.omero.as_ref(),
-            in_parts: part.is_some(),
-        };
-        let attributes = description.add_to(group.attributes().clone());
-        *group.attributes_mut() = attributes.map_err(refused)?;
-
-        // Each level has the part of the budget that its epochs have of the bytes of all.
-        let weights: Vec<usize> = levels
-            .iter()
-            .map(|level| level.epoch_bytes(elements.size()))
-            .collect();
-        let slice = reducers.first().map_or(0, Reducer::bytes);
-        let kept: usize = std::iter::zip(&reducers, &levels[1..])
-            .map(|(reducer, level)| Lower::bytes(reducer, level.window()))
-            .sum();
-        let budget = self.settings.limit(codec.options());
-        let mut plan = Plan {
-            arrays: Vec::new(),
-            reducers,
-            kept: kept + slice,
-            weights,
-            epochs: None,
-            reduced: Vec::new(),
-            account: Account::now(budget.host_memory()),
-            budget,
-            threads: NonZeroUsize::new(self.settings.codec_options.concurrent_target())
-                .unwrap_or(NonZeroUsize::MIN),
-            group,
-            described,
-            part,
-            leases: Vec::new(),
-            waiting: Arc::new(Waiting::new(self.settings.interrupt.clone())),
-            levels,
-        };
-        for (number, name) in names.iter().enumerate() {
-            let array = self.array_of(&codec, &plan, &axes, number, name);
-            let array = array.map_err(&refused)?;
-            let length = self.stored_length(&array)?;
-            let is_level = |described: &Described| described.names.contains(name);
-            if number > 0 && length > 0 && !is_level(&plan.described) {
-                // Another process may have stored the description meanwhile: it does so before the level has slices.
-                let now = self.stored_group(&names[0]).map_err(&refused)?.1;
-                if !is_level(&now) {
-                    return Err(refused(format!(
-                        "{} is there, and the description of the image does not name it as a level: move or erase it, or give the image a group of its own",
-                        array.path()
-                    )));
-                }
-            }
-            plan.arrays.push(array);
-            plan.set_length(number, length)?;
-        }
-        // Without a plan, the writer of level 0 says why.
-        plan.epochs = self.writer(&plan, 0).planned_epochs().ok();
-        Ok(plan)
-    }
-
-    pub(super) fn refused(&self, reason: String) -> WriterError {
-        WriterError::Pyramid {
-            path: self.array.path().to_string(),
-            reason,
-        }
-    }
-
-    /// The first slice of level 0 to write, or to make the levels of again, if one was given.
-    pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
-        let stored = plan.length(0);
-        match self.settings.start {
-            Some(start) if start > stored => Err(self.refused(format!(
-                "its first {stored} slices are stored, and slice {start} would be the next one: begin at {stored} or before"
-            ))),
-            start => Ok(start),
-        }
-    }
-
-    fn axes(&self, described: &Described) -> Result<Vec<Axis>, String> {
-        let rank = self.array.dimensionality();
-        let names = self.array.dimension_names().as_ref();
-        let axes = match self.target.axes.as_ref().or(described.axes.as_ref()) {
-            Some(axes) => axes.clone(),
-            None => names
-                .and_then(|names| {
-                    let axis = |name: &Option<String>| Axis::by_name(name.as_deref()?);
-                    names.iter().map(axis).collect()
-                })
-                .ok_or(
-                    "its dimension names do not say what its axes are: give them by `with_axes`",
-                )?,
-        };
-        if axes.len() != rank {
-            return Err(format!("it has {rank} axes, and {} were given", axes.len()));
-        }
-        let differs = |(axis, name): (&Axis, &Option<String>)| {
-            name.as_ref().is_some_and(|name| *name != axis.name)
-        };
-        let names = names.into_iter().flatten();
-        if let Some((axis, name)) = axes.iter().zip(names).find(|pair| differs(*pair)) {
-            return Err(format!(
-                "its dimension names and the axes differ: {name:?} and {:?}",
-                axis.name
-            ));
-        }
-        Ok(axes)
-    }
-
-    /// Level 0.
-    fn top(&self, codec: &CudaShardingCodec) -> Result<Level, String> {
-        let Some(inner) = self.array.shape().get(1..) else {
-            return Err("it has no axis to append along".to_owned());
-        };
-        if let Some(axis) = inner.iter().position(|extent| *extent == 0) {
-            return Err(format!(
-                "it has no elements along axis {}, so its slices are empty",
-                axis + 1
-            ));
-        }
-        let rank = self.array.dimensionality();
-        let shard = self.array.chunk_shape(&vec![0; rank]);
-        let shard = shard.map_err(|error| error.to_string())?;
-        let extents = |shape: &[NonZeroU64]| shape.iter().map(|extent| extent.get()).collect();
-        Ok(Level {
-            inner: inner.to_vec(),
-            subchunk: extents(codec.subchunk_shape()),
-            shard: extents(&shard),
-            factors: vec![1; rank],
-        })
-    }
-
-    /// The names of the levels' arrays: the name of level 0, and those that count on from there.
-    fn names(&self, levels: usize) -> Result<Vec<String>, String> {
-        let path = self.array.path().as_str();
-        let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
-        if name.is_empty() {
-            return Err("it is the root of its store, and no group has it: an image is a group with an array for each level, such as /image/0".to_owned());
-        }
-        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
-        let number = name[stem.len()..].parse::<usize>().ok();
-        Ok((0..levels)
-            .map(|level| match (level, number) {
-                (0, _) => name.to_owned(),
-                (_, Some(number)) => format!("{stem}{}", number.saturating_add(level)),
-                (_, None) => format!("{name}_{level}"),
-            })
-            .collect())
-    }
-
-    fn reducers(&self, levels: &[Level]) -> Result<(Elements, Vec<Reducer>), String> {
-        let data_type = self.array.data_type();
-        let elements = elements_of(data_type)
-            .ok_or_else(|| format!("elements of {data_type} have no fixed size of 1, 2, 4, 8 or 16 bytes, and cannot be reduced"))?;
-        let reducer = |pair: &[Level]| {
-            let shape: Option<Vec<usize>> = pair[0]
-                .inner
-                .iter()
-                .map(|e| usize::try_from(*e).ok())
-                .collect();
-            let shape = shape.ok_or("its slices are larger than this machine can address")?;
-            let factors: Vec<usize> = pair[1].factors[1..]
-                .iter()
-                .map(|factor| if *factor == 2 { 2 } else { 1 })
-                .collect();
-            let reducer = Reducer::new(
-                self.target.reduction.of_engine(),
-                elements,
-                &shape,
-                &factors,
-            );
-            reducer
-                .map_err(|reason| format!("elements of {data_type} cannot be reduced so: {reason}"))
-        };
-        let reducers: Result<Vec<_>, String> = levels.windows(2).map(reducer).collect();
-        Ok((elements, reducers?))
-    }
-
-    /// The group of the image, which may not be stored, and what it says of the image whose level 0 has the
-    /// name `name`.
-    fn stored_group(&self, name: &str) -> Result<(Group<TStorage>, Described), String> {
-        let path = self.array.path().as_str();
-        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        let parent = if parent.is_empty() { "/" } else { parent };
-        let storage = self.array.storage();
-        let group = match Group::open(storage.clone(), parent) {
-            Ok(group) if matches!(group.metadata(), GroupMetadata::V2(_)) => {
-                return Err(format!(
-                    "the group {parent} is one of Zarr v2, and an image is one of Zarr v3"
-                ));
-            }
-            Ok(group) => group,
-            Err(GroupCreateError::MissingMetadata) => GroupBuilder::new()
-                .build(storage, parent)
-                .map_err(|error| error.to_string())?,
-            // It is left alone, because nothing that cannot be read is replaced.
-            Err(error) => return Err(format!("the group {parent} cannot be read: {error}")),
-        };
-        let described = Described::of(group.attributes(), name);
-        Ok((group, described))
-    }
-
-    /// The array of a level. Its first extent is the given one's.
-    fn array_of(
-        &self,
-        codec: &CudaShardingCodec,
-        plan: &Plan<TStorage>,
-        axes: &[Axis],
-        number: usize,
-        name: &str,
-    ) -> Result<Array<TStorage>, String> {
-        let level = &plan.levels[number];
-        let nonzero = |shape: &[u64], of: &str| -> Result<Vec<NonZeroU64>, String> {
-            let extents = shape.iter().map(|extent| NonZeroU64::new(*extent));
-            let extents: Option<Vec<_>> = extents.collect();
-            extents.ok_or_else(|| format!("{of} of level {number} have no elements: {shape:?}"))
-        };
-        nonzero(&level.shard, "shards")?;
-        let codec = codec.with_subchunk_shape(nonzero(&level.subchunk, "subchunks")?);
-        let codec = codec.map_err(|error| error.to_string())?;
-        let codec = codec.with_options(plan.options_of(number));
-        let path = self.array.path().as_str();
-        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        let first = self.array.shape().first().copied().unwrap_or(0);
-        let shape: Vec<u64> = std::iter::once(first)
-            .chain(level.inner.iter().copied())
-            .collect();
-        let mut builder = self.array.builder();
-        if number > 0 {
-            // Attributes that an application has set on level 0 are not true of the other levels.
-            builder.attributes(serde_json::Map::new());
-            builder
-                .shape(shape)
-                .chunk_grid_metadata(level.shard.clone());
-        }
-        builder
-            .array_to_bytes_codec(Arc::new(codec))
-            .dimension_names(Some(axes.iter().map(|axis| axis.name.clone())))
-            .build(self.array.storage(), &format!("{parent}/{name}"))
-            .map_err(|error| format!("level {number} cannot be such an array: {error}"))
-    }
-
-    /// How many slices a level has in the store: 0 if it is not there.
-    ///
-    /// # Errors
-    /// The store's, or that the stored array is another one.
-    fn stored_length(&self, array: &Array<TStorage>) -> Result<u64, WriterError> {
-        let Some(length) = ArrayWriterBuilder::new(array).stored_length()? else {
-            return Ok(0);
-        };
-        let (path, refused) = (array.path(), |reason| self.refused(reason));
-        let stored = Array::open(array.storage(), path.as_str());
-        let stored = stored
-            .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
-        // Another program may have spelled out less of level 0 than is built here.
-        if path == self.array.path() && differs(&stored, &self.array).is_none() {
-            return Ok(length);
-        }
-        match differs(&stored, array) {
-            Some(member) if path == self.array.path() => Err(refused(format!(
-                "{path} is there, and has another {member}: open the array that is stored"
-            ))),
-            Some(member) => Err(refused(format!(
-                "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
-            ))),
-            None => Ok(length),
-        }
-    }
 }
 
 /// The levels below level 0, with the writers that `writer` has for them.
@@ -744,30 +370,4 @@ fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
         pinned: a.pinned + b.pinned,
         device: a.device + b.device,
     }
-}
-
-/// The kind of elements of a data type; `None` if they cannot be reduced.
-fn elements_of(data_type: &DataType) -> Option<Elements> {
-    let name = zarrs::plugin::ExtensionName::name(data_type, ZarrVersion::V3);
-    Some(match name.as_deref().unwrap_or_default() {
-        "bool" => Elements::Bool,
-        "int8" => Elements::Int8,
-        "int16" => Elements::Int16,
-        "int32" => Elements::Int32,
-        "int64" => Elements::Int64,
-        "uint8" => Elements::UInt8,
-        "uint16" => Elements::UInt16,
-        "uint32" => Elements::UInt32,
-        "uint64" => Elements::UInt64,
-        "bfloat16" => Elements::BFloat16,
-        "float16" => Elements::Float16,
-        "float32" => Elements::Float32,
-        "float64" => Elements::Float64,
-        "complex64" | "complex_float32" => Elements::Complex64,
-        "complex128" | "complex_float64" => Elements::Complex128,
-        _ => {
-            let size = data_type.fixed_size()?;
-            matches!(size, 1 | 2 | 4 | 8 | 16).then_some(Elements::Bytes(size))?
-        }
-    })
 }

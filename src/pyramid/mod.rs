@@ -10,6 +10,7 @@ mod levels;
 mod made_from;
 mod ome;
 mod plan;
+mod planning;
 mod reduction;
 mod stored;
 

@@ -11,7 +11,6 @@ use super::plan::Plan;
 use super::report::{Progress, WriterReport};
 use super::retry::Retry;
 use super::shared::{Batch, Item, Shared};
-use super::storing;
 use super::waiting::Waiting;
 use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
@@ -352,130 +351,6 @@ impl Stream {
         result
     }
 
-    /// Lets what is stored outlast a power failure, where the store promises that.
-    pub(crate) fn sync_names(&self) -> Result<(), WriterError> {
-        let setup = &self.shared.setup;
-        let synced = storing::caught(|| setup.sink.sync_names());
-        synced.map_err(|source| WriterError::Store {
-            doing: "sync the directories of the shards and of",
-            key: zarrs::node::meta_key_v3(setup.array.path()),
-            finished_slices: self.progress().finished_slices,
-            source: Arc::new(source),
-        })
-    }
-
-    /// Whether something of a writer that has ended is not stored yet, and no error keeps it from that.
-    pub(crate) fn is_busy(&self) -> bool {
-        let state = self.shared.lock();
-        Shared::error(&state).is_none() && !(state.ended && state.is_idle())
-    }
-
-    /// Stores everything: see [`ArrayWriter::finish`].
-    pub(crate) fn finish(&mut self) -> Result<WriterReport, WriterError> {
-        self.check_process()?;
-        if let Some(report) = &self.report {
-            return Ok(report.clone());
-        }
-        self.check_whole_slices()?;
-        if let Some(reason) = self.shared.lock().broken.clone() {
-            return Err(self.broken(&reason));
-        }
-        self.end()?;
-        self.shared.try_again();
-        self.stored()?;
-        self.sync_names()?;
-        self.shared.close();
-        (self.lease, self.reservation) = (None, None);
-        let report = self.new_report();
-        tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
-        self.report = Some(report.clone());
-        Ok(report)
-    }
-
-    pub(crate) fn new_report(&self) -> WriterReport {
-        let progress = self.progress();
-        WriterReport {
-            engine: self.shared.setup.engine,
-            first_slice: self.shared.setup.start,
-            finished_slices: progress.finished_slices,
-            shards: progress.shards_stored,
-            shards_empty: progress.shards_empty,
-            raw_bytes: progress.appended_bytes,
-            stored_bytes: progress.stored_bytes,
-            elapsed: self
-                .first_append
-                .map_or_else(Default::default, |first| first.elapsed()),
-            waiting: progress.waiting,
-            encoding: progress.encoding,
-            storing: progress.storing,
-        }
-    }
-
-    /// Checks that the last slice is complete.
-    pub(crate) fn check_whole_slices(&self) -> Result<(), WriterError> {
-        if self.partial_slice() == 0 {
-            return Ok(());
-        }
-        Err(WriterError::IncompleteSlice {
-            slice: self.end_slice(),
-            got: self.partial_slice(),
-            expected: self.job.grid.slice_bytes(),
-        })
-    }
-
-    /// Tells the threads, once, that nothing more comes.
-    pub(crate) fn end(&mut self) -> Result<(), WriterError> {
-        if self.shared.lock().end.is_some() {
-            return Ok(());
-        }
-        let short = if self.filled == 0 {
-            None
-        } else {
-            // Up to the end of the epoch there is nothing but the fill value.
-            let epochs = self.filled.div_ceil(self.job.grid.epoch_bytes());
-            let missing = epochs * self.job.grid.epoch_bytes() - self.filled;
-            self.pad(missing)?;
-            let grid = self.job.grid.batch(epochs);
-            let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
-            Some((grid, epochs))
-        };
-        let end = self.end_slice();
-        self.shared.change(|state| state.end = Some(end));
-        if let Some((grid, epochs)) = short {
-            self.submit(Arc::new(grid), epochs);
-        }
-        self.shared
-            .change(|state| state.batches.push_back(Item::End));
-        Ok(())
-    }
-
-    /// Fills `missing` bytes behind the appended ones with the fill value.
-    pub(crate) fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
-        /// About so many bytes at once.
-        const PIECE: usize = 1 << 20;
-        let fill = &self.job.fill_value;
-        let pattern = fill.repeat((PIECE / fill.len()).max(1).min(missing / fill.len()));
-        let mut at = self.filled;
-        let end = at + missing;
-        while at < end {
-            let Some(input) = &mut self.input else { break };
-            let len = pattern.len().min(end - at);
-            let written = input.write(at, &pattern[..len]);
-            written.map_err(|error| self.broken(&error.to_string()))?;
-            at += len;
-        }
-        Ok(())
-    }
-
-    /// Ends without storing anything more.
-    pub(crate) fn leave(&mut self) -> Result<WriterReport, WriterError> {
-        self.give_up()?;
-        (self.lease, self.reservation) = (None, None);
-        let report = self.new_report();
-        self.report = Some(report.clone());
-        Ok(report)
-    }
-
     /// Waits until every complete shard is stored, and covered by the metadata.
     pub(crate) fn flush(&mut self) -> Result<(), WriterError> {
         self.check_process()?;
@@ -485,71 +360,6 @@ impl Stream {
         self.shared.try_again();
         self.submit_complete_shards(true)?;
         self.stored()
-    }
-
-    /// Ends without storing more, and erases temporaries. Returns the first slice that is not stored.
-    pub(crate) fn give_up(&mut self) -> Result<u64, WriterError> {
-        self.input = None;
-        let dropped = self.shared.change(|state| {
-            state.aborted = true;
-            state.ready.clear();
-            let work: Vec<_> = state
-                .shards
-                .values_mut()
-                .map(|storing| std::mem::take(&mut storing.work))
-                .collect();
-            (std::mem::take(&mut state.batches), work)
-        });
-        // Not under the lock: buffers go back, and tell so.
-        drop(dropped);
-        self.shared.signal.give_up();
-        self.shared.close();
-        let begun: Vec<_> = self.shared.change(|state| {
-            std::mem::take(&mut state.shards)
-                .into_values()
-                .filter(|storing| storing.begun)
-                .map(|storing| storing.key)
-                .collect()
-        });
-        let (finished_slices, uncovered) = {
-            let state = self.shared.lock();
-            (
-                state.progress.finished_slices,
-                self.shared.must_grow(&state),
-            )
-        };
-        // Readers may read all that is stored: the metadata have to cover it.
-        let setup = &self.shared.setup;
-        if uncovered && let Err(error) = storing::caught(|| setup.cover(finished_slices)) {
-            tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
-        }
-        let mut result = Ok(finished_slices);
-        for key in begun {
-            if let Err(source) = storing::caught(|| setup.sink.discard(&key)) {
-                // The others are erased nevertheless.
-                result = result.and(Err(WriterError::Store {
-                    doing: "erase the temporary of",
-                    key,
-                    finished_slices,
-                    source: Arc::new(source),
-                }));
-            }
-        }
-        result
-    }
-
-    /// Logs the slices that were appended and not stored, if there are any.
-    pub(crate) fn tell_lost(&self) {
-        let (end, finished) = (self.end_slice(), self.progress().finished_slices);
-        if end > finished || self.partial_slice() > 0 {
-            tracing::warn!(
-                path = %self.shared.setup.array.path(),
-                from = finished,
-                to = end,
-                partial = self.partial_slice(),
-                "a writer ended without `finish`: slices {finished} to {end} are lost"
-            );
-        }
     }
 
     /// Logs that a shard takes long to fill.
@@ -607,23 +417,4 @@ pub(crate) fn check_process(process: u32, start: u64) -> Result<(), WriterError>
         reason: "its process was forked after it was built, and the writer is the parent's: build another one here, for another part of the array".to_string(),
         finished_slices: start,
     })
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.check_process().is_err() {
-            // The parent goes on with all of it: with its temporaries, too.
-            let shared = (self.shared.clone(), self.engine.clone());
-            std::mem::forget((shared, self.input.take()));
-            return;
-        }
-        if self.shared.is_closed() {
-            return;
-        }
-        let result = self.give_up();
-        self.tell_lost();
-        if let Err(error) = result {
-            tracing::warn!(%error, "dropping a writer");
-        }
-    }
 }

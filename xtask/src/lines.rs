@@ -1,14 +1,42 @@
 //! Counts the lines of code of the packages.
 //!
 //! A line counts if it is neither blank nor a comment, and users compile it. Lines behind
-//! `cfg(test)` or a feature for this repository's own programs are counted separately.
+//! `cfg(test)` or a feature for this repository's own programs are counted separately. A file with more
+//! lines than [`most`] is more than one idea.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::{Result, sources};
 
+/// Returns the most lines that a file of users may have.
+fn most(file: &Path) -> usize {
+    if file.starts_with("cli") || file.starts_with("python") {
+        600
+    } else {
+        500
+    }
+}
+
+/// Returns the files that have too many lines, and how many.
+fn too_long() -> Result<Vec<String>> {
+    let sources = sources::all()?.into_iter();
+    let long = sources.filter(|source| source.library.len() > most(&source.file));
+    let told = |source: sources::Source| {
+        let (file, lines, most) = (source.file, source.library.len(), most);
+        format!(
+            "{}: {lines} of at most {} lines",
+            file.display(),
+            most(&file)
+        )
+    };
+    Ok(long.map(told).collect())
+}
+
 /// Prints the lines of each folder, and of all: for users, and for this repository.
+///
+/// # Errors
+/// A file has too many lines.
 pub(crate) fn print() -> Result<()> {
     let mut folders = BTreeMap::new();
     let mut all = [0, 0];
@@ -26,5 +54,18 @@ pub(crate) fn print() -> Result<()> {
         println!("{library:>8} {apart:>8}  {}", folder.display());
     }
     println!("{:>8} {:>8}  all", all[0], all[1]);
-    Ok(())
+    let long = too_long()?;
+    if long.is_empty() {
+        return Ok(());
+    }
+    Err(long.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_file_is_too_long() {
+        std::env::set_current_dir(crate::root()).unwrap();
+        assert_eq!(super::too_long().unwrap(), Vec::<String>::new());
+    }
 }
