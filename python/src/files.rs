@@ -3,13 +3,11 @@
 //! zarrs' own store of files syncs what it writes, keeps a lock for each key that it was asked for, which a
 //! forked child may find locked, and does not replace a file at once.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
@@ -19,7 +17,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use zarrs_cuda::storage::{in_place, within};
+use zarrs_cuda::storage::{Durable, NewFile, in_place, within};
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 
 /// The files below a directory.
@@ -50,22 +48,14 @@ impl Files {
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<()> {
         let path = &self.path(key);
-        let temporary = temporary(path);
-        let written = self.create(&temporary).and_then(|mut file| {
-            write(&mut file)?;
-            self.sync_file(&file)
-        });
-        let done = written.and_then(|()| fs::rename(&temporary, path));
-        if done.is_err() {
-            // The first error is the one to report.
-            let _ = fs::remove_file(&temporary);
-        }
-        done?;
-        self.sync_parent(path)
-    }
-
-    fn sync_file(&self, file: &File) -> io::Result<()> {
-        if self.sync { file.sync_all() } else { Ok(()) }
+        let mut new = NewFile::beside(path)?;
+        write(new.file_mut())?;
+        let durable = if self.sync {
+            Durable::Below(&self.root)
+        } else {
+            Durable::No
+        };
+        new.rename_to(path, durable)
     }
 
     /// Lets the disk know which names there are beside `path`.
@@ -77,30 +67,6 @@ impl Files {
             // Another process has removed it.
             Err(error) if is_missing(&error) => Ok(()),
             done => done,
-        }
-    }
-
-    /// A new file, and the directories above it.
-    fn create(&self, path: &Path) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        self.open_to_write(path, options.write(true).create_new(true))
-    }
-
-    /// Opens a file, and makes the directories above it if there are none.
-    fn open_to_write(&self, path: &Path, options: &OpenOptions) -> io::Result<File> {
-        match options.open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let parent = path.parent().unwrap_or(&self.root);
-                fs::create_dir_all(parent)?;
-                let inside = parent
-                    .ancestors()
-                    .take_while(|above| above.starts_with(&self.root));
-                inside
-                    .into_iter()
-                    .try_for_each(|above| self.sync_parent(above))?;
-                options.open(path)
-            }
-            opened => opened,
         }
     }
 
@@ -173,20 +139,6 @@ fn is_missing(error: &io::Error) -> bool {
         error.kind(),
         ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
     )
-}
-
-/// A name beside `path` that no other write has, as zarr-python's temporaries are called.
-fn temporary(path: &Path) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_nanos());
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(
-        ".{:08x}{count:08x}{now:016x}.partial",
-        std::process::id()
-    ));
-    path.with_file_name(name)
 }
 
 fn read_range(file: &File, size: u64, range: ByteRange) -> Result<Bytes, StorageError> {

@@ -33,7 +33,7 @@ const _: () = assert!(usize::BITS == 64);
 #[pymodule]
 mod _internal {
     #[pymodule_export]
-    use crate::maintain::{Lease, frames};
+    use crate::maintain::{Lease, frames, is_left};
     #[pymodule_export]
     use crate::multiscale::{MultiscaleWriter, write_lower_levels};
     #[pymodule_export]

@@ -8,7 +8,7 @@ use serde_json::json;
 use zarrs::array::Array;
 use zarrs::node::NodePath;
 use zarrs_cuda::maintenance::{ArrayLease, Shards};
-use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda::storage::{SparseShardStore, Unfinished};
 use zarrs_storage::{StorageError, StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
@@ -123,6 +123,12 @@ pub(crate) fn frames(py: Python<'_>, place: Place<'_>, path: &str) -> PyResult<u
             Err(error) => Err(failed(error)),
         }
     })
+}
+
+/// Returns whether the file with this name was being written by a process of this package that has ended.
+#[pyfunction]
+pub(crate) fn is_left(name: &str) -> bool {
+    Unfinished::of(name).is_some_and(|unfinished| unfinished.is_left())
 }
 
 /// The number of a shard in C order; `None` if it is not in the grid.

@@ -170,6 +170,24 @@ def test_a_torn_update_is_recovered(tmp_path: Path) -> None:
     assert states <= {"undone", "completed"}
 
 
+def temporary_of_a_killed_process(directory: Path) -> str:
+    """The name of the file that a process wrote when the system killed it: it may write files of 16 bytes."""
+    code = f"""
+import resource, signal
+import zarr
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+array = zarr.create_array({str(directory)!r}, shape=(4096,), chunks=(4096,), dtype="uint8", compressors=None)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+array[:] = 1
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGXFSZ
+    (left,) = (directory / "c").iterdir()
+    assert left.stat().st_size < 4096
+    return left.name
+
+
 @pytest.mark.parametrize("shards", [(8, 8), None])
 def test_temporaries_of_killed_writes_change_nothing(shards: Any, tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path)
@@ -179,14 +197,14 @@ def test_temporaries_of_killed_writes_change_nothing(shards: Any, tmp_path: Path
     array[:8] = 1
     other[...] = 3
     before = array.nchunks_initialized, array.info_complete()._count_chunks_initialized
-    ours = f"{os.getpid():08x}{1:08x}{7:016x}"
-    names = [f"0.{ours}.partial", f"1.{uuid.uuid4().hex}.partial", f"zarr.{uuid.uuid4().hex}.partial"]
+    ours = temporary_of_a_killed_process(tmp_path / "killed")
+    names = [ours, f"1.{uuid.uuid4().hex}.partial", f"zarr.{uuid.uuid4().hex}.partial"]
     made = [tmp_path / "a/c/0" / names[0], tmp_path / "a/c/1" / names[1], tmp_path / "a" / names[2]]
     for path in made:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"not whole")
     assert (array.nchunks_initialized, array.info_complete()._count_chunks_initialized) == before
-    assert set(zarr.open_group(tmp_path).array_keys()) == {"a", "b"}
+    assert set(zarr.open_group(tmp_path).array_keys()) == {"a", "b", "killed"}
     shutil.copytree(tmp_path, tmp_path / "copy")
     for pipeline in (OURS, THEIRS):
         for path in (tmp_path / "a", tmp_path / "copy/a"):

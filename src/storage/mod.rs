@@ -27,6 +27,7 @@ mod zarrs_traits;
 
 pub use crate::store::owner::{Life, Owner};
 pub use crate::store::ranges::{slice, within};
+pub use crate::store::replace::{Durable, NewFile, Unfinished, replace};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
 pub use sparse::{

@@ -6,14 +6,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 use bytes::Bytes;
 
 use super::durable::sync_names_beside;
 use super::file_turns::{hold, hold_new};
-use super::owner::Owner;
+use super::replace::{Durable, NewFile};
 
 /// Write `values`, each at its offset in bytes, to the file at `path`; all of them, or as far as the file
 /// system fails. If they are to be `synced_below` a directory, they are on the disk when the call returns, and
@@ -26,18 +25,19 @@ use super::owner::Owner;
 /// no room, nothing was written, except on file systems that copy what is overwritten. After each error the
 /// file is as long as it was. Bytes that lie within the old length may be old or new.
 pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) -> io::Result<()> {
+    let durable = synced_below.map_or(Durable::No, Durable::Below);
     let sync = synced_below.is_some();
     hold(path)?;
     let mut options = OpenOptions::new();
     let file = match options.read(true).write(true).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            create(path, values, sync)?;
+            create(path, values, durable)?;
             return synced_below.map_or(Ok(()), |root| sync_directories(path, root));
         }
         opened => opened?,
     };
     let file = if has_other_names(&file.metadata()?) {
-        copy_of(path, sync)?
+        copy_of(path, durable)?
     } else {
         file
     };
@@ -50,7 +50,7 @@ pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) 
     written
 }
 
-fn create(path: &Path, values: &[(u64, Bytes)], sync: bool) -> io::Result<()> {
+fn create(path: &Path, values: &[(u64, Bytes)], durable: Durable<'_>) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok() {
         // A link that leads to nothing is followed.
         let file = OpenOptions::new()
@@ -58,12 +58,13 @@ fn create(path: &Path, values: &[(u64, Bytes)], sync: bool) -> io::Result<()> {
             .create(true)
             .truncate(false)
             .open(path)?;
+        let sync = durable != Durable::No;
         return reserve(&file, values).and_then(|()| write_all(&file, values, sync));
     }
-    let new = Temporary::of(path)?;
-    reserve(&new.file, values)?;
-    write_all(&new.file, values, sync)?;
-    hold_new(path, &new.file)?;
+    let new = NewFile::beside(path)?;
+    reserve(new.file(), values)?;
+    write_all(new.file(), values, false)?;
+    hold_new(path, new.file())?;
     if fs::symlink_metadata(path).is_ok() {
         let what = format!(
             "{} was created by another process at the same time. Nothing of it was written: try again",
@@ -71,23 +72,21 @@ fn create(path: &Path, values: &[(u64, Bytes)], sync: bool) -> io::Result<()> {
         );
         return Err(io::Error::new(ErrorKind::ResourceBusy, what));
     }
-    new.rename_to(path, sync)
+    new.rename_to(path, durable)
 }
 
 /// Give the file at `path` a copy of its own, which has no other names, and return it.
-fn copy_of(path: &Path, sync: bool) -> io::Result<File> {
+fn copy_of(path: &Path, durable: Durable<'_>) -> io::Result<File> {
     // A symbolic link stays one.
     let real = fs::canonicalize(path)?;
     let mut from = File::open(&real)?;
-    let copy = Temporary::of(&real)?;
-    copy.file.set_permissions(from.metadata()?.permissions())?;
-    io::copy(&mut from, &mut &copy.file)?;
-    if sync {
-        copy.file.sync_all()?;
-    }
-    hold_new(path, &copy.file)?;
-    let file = copy.file.try_clone()?;
-    copy.rename_to(&real, sync)?;
+    let copy = NewFile::beside(&real)?;
+    copy.file()
+        .set_permissions(from.metadata()?.permissions())?;
+    io::copy(&mut from, &mut copy.file())?;
+    hold_new(path, copy.file())?;
+    let file = copy.file().try_clone()?;
+    copy.rename_to(&real, durable)?;
     Ok(file)
 }
 
@@ -147,62 +146,6 @@ fn has_other_names(metadata: &fs::Metadata) -> bool {
 #[cfg(not(unix))]
 fn has_other_names(_metadata: &fs::Metadata) -> bool {
     false
-}
-
-/// A new file that no other process writes. It is deleted unless it is renamed.
-struct Temporary {
-    file: File,
-    path: PathBuf,
-}
-
-impl Temporary {
-    /// Make a temporary beside `path`, and the directories above it.
-    fn of(path: &Path) -> io::Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}-{number}.tmp", Owner::this()));
-        let temporary = PathBuf::from(name);
-        let create = || {
-            let mut options = OpenOptions::new();
-            options
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&temporary)
-        };
-        let file = match create() {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
-                create()?
-            }
-            created => created?,
-        };
-        Ok(Self {
-            file,
-            path: temporary,
-        })
-    }
-
-    /// Give the file the name `path`, whose file it replaces.
-    fn rename_to(mut self, path: &Path, sync: bool) -> io::Result<()> {
-        fs::rename(&self.path, path)?;
-        // Nothing is left to delete.
-        self.path = PathBuf::new();
-        if sync {
-            sync_names_beside(path)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.path.as_os_str().is_empty() {
-            let _ = fs::remove_file(&self.path); // the error of the write is the one to report
-        }
-    }
 }
 
 /// Let the disk know the names of the directories above `path` that lie below `root`. Any of them may be new: the

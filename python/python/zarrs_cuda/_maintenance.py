@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._pipeline import native_for
+from zarrs_cuda._native import native
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError, check_path, is_sharded
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     type AnyArray = Array[Any] | AsyncArray[Any]
 
-# The temporaries of this package, and of zarr-python.
+# The temporaries of zarr-python, which do not say which process writes them.
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
@@ -216,8 +217,8 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     Shards whose last update in place was interrupted are completed, or as they were before. They are found
     by a listing; shards outside of the shape of the array are left alone. A file with several names (hard
     links) is not written to: the repaired shard is a new file, and the other names keep the torn one.
-    Temporary files are deleted: those of zarr-python, too, and those of arrays without shards. Nothing else
-    may write the array meanwhile.
+    Temporary files are deleted: those of zarr-python, those of arrays without shards, too, and those of
+    processes of this package and machine that have ended. Nothing else may write the array meanwhile.
 
     Parameters
     ----------
@@ -252,8 +253,9 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
         found = {tuple(shard): ours.recover(path, shard, threads)[0] for shard in shards}
         if isinstance(store, LocalStore):
             for directory, _, names in os.walk(store.root / path):
-                for name in filter(_TEMPORARY.search, names):
-                    (Path(directory) / name).unlink(missing_ok=True)
+                for name in names:
+                    if _TEMPORARY.search(name) or native().is_left(name):
+                        (Path(directory) / name).unlink(missing_ok=True)
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
 
 

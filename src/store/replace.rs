@@ -1,0 +1,240 @@
+//! Files that appear at once under their names: each is written beside its name, and renamed.
+//!
+//! ```text
+//! create NAME.OWNER-NUMBER.tmp, which fails if it is there     no process writes the file of another one
+//! write the bytes
+//! sync the bytes                                               as `Durable` asks
+//! rename to NAME                                               readers see the old file or the new one
+//! sync the names above                                         as `Durable` asks
+//! ```
+//!
+//! The name of the temporary says which process writes it. The temporary is deleted if its process gives up, and
+//! stays if the process is killed: [`Unfinished`] tells these apart from files that are being written.
+
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File, OpenOptions};
+use std::hash::BuildHasher;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::durable::sync_names_beside;
+use super::owner::{Life, Owner};
+use zarrs_cuda_engine::process::per_process::PerProcess;
+
+/// The suffix of all temporaries, also of those of other programs.
+const SUFFIX: &str = ".tmp";
+
+/// What outlasts a power failure when a file has been replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durable<'a> {
+    /// Nothing is synced. After a power failure the name may be missing, or have any bytes.
+    No,
+    /// The bytes are synced before the rename. After a power failure the name has the old bytes or the new ones.
+    Bytes,
+    /// The bytes are synced before the rename, and the names of the file and of new directories below this
+    /// directory after it. After a power failure the name has the new bytes.
+    Below(&'a Path),
+}
+
+/// A new file that does not have its name yet. It is deleted unless it is renamed.
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    /// Its name until then; empty once it is renamed.
+    temporary: PathBuf,
+    /// The directory that was the last one there, if directories were made.
+    above_new: Option<PathBuf>,
+}
+
+impl NewFile {
+    /// Makes a new file, empty, beside `path`. Makes the directories above it that are not there.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub fn beside(path: &Path) -> io::Result<Self> {
+        static NEXT: PerProcess<AtomicU64> = PerProcess::new(|| {
+            // Half of the numbers are left to count.
+            AtomicU64::new(RandomState::new().hash_one(std::process::id()) >> 1)
+        });
+        let number = NEXT.get().fetch_add(1, Ordering::Relaxed);
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}-{number}{SUFFIX}", Owner::this()));
+        let temporary = PathBuf::from(name);
+        let create = || {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true);
+            options.create_new(true).open(&temporary)
+        };
+        let mut above_new = None;
+        let file = match create() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let directory = path.parent().unwrap_or(Path::new(""));
+                let mut above = directory.ancestors();
+                let there = above.find(|above| above.as_os_str().is_empty() || above.is_dir());
+                above_new = there.map(Path::to_path_buf);
+                fs::create_dir_all(directory)?;
+                create()?
+            }
+            created => created?,
+        };
+        Ok(Self {
+            file,
+            temporary,
+            above_new,
+        })
+    }
+
+    /// Returns the file, which can be read and written.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Returns the file, for functions that take it so.
+    pub fn file_mut(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Gives the file the name `path`, beside which it was made. It replaces the file that has this name.
+    ///
+    /// # Errors
+    /// The error of the file system. After an error of the rename, or before it, `path` is as it was.
+    pub fn rename_to(mut self, path: &Path, durable: Durable<'_>) -> io::Result<()> {
+        if durable != Durable::No {
+            self.file.sync_all()?;
+        }
+        fs::rename(&self.temporary, path)?;
+        // Nothing is left to delete.
+        self.temporary = PathBuf::new();
+        let Durable::Below(root) = durable else {
+            return Ok(());
+        };
+        sync_names_beside(path)?;
+        match &self.above_new {
+            Some(there) => {
+                let new = path.ancestors().skip(1);
+                let mut new = new.take_while(|new| *new != there && *new != root);
+                new.try_for_each(sync_names_beside)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.temporary.as_os_str().is_empty() {
+            let _ = fs::remove_file(&self.temporary); // the error of the write is the one to report
+        }
+    }
+}
+
+/// Replaces the file `path` by one with `bytes`: see [`NewFile`].
+///
+/// # Errors
+/// The error of the file system.
+pub fn replace(path: &Path, bytes: &[u8], durable: Durable<'_>) -> io::Result<()> {
+    let new = NewFile::beside(path)?;
+    new.file().write_all(bytes)?;
+    new.rename_to(path, durable)
+}
+
+/// The name of a temporary: of a file that is being written, or that a killed process has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished<'a> {
+    /// The name that the file was to have.
+    pub name: &'a str,
+    /// The process that writes it, if it is one of [`NewFile`].
+    pub owner: Option<Owner>,
+}
+
+impl<'a> Unfinished<'a> {
+    /// Understands a name without directories; `None` if it does not end in `.tmp`.
+    #[must_use]
+    pub fn of(name: &'a str) -> Option<Self> {
+        let name = name.strip_suffix(SUFFIX)?;
+        let owned = name.rsplit_once('.').and_then(|(name, writer)| {
+            let (owner, number) = writer.rsplit_once('-')?;
+            number.parse::<u64>().ok()?;
+            Some((name, owner.parse().ok()?))
+        });
+        let (name, owner) = owned.map_or((name, None), |(name, owner)| (name, Some(owner)));
+        Some(Self { name, owner })
+    }
+
+    /// Returns whether the process that wrote it has ended for certain. Only then nobody misses the file.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        let owner = self.owner.as_ref();
+        owner.is_some_and(|owner| owner.life() == Life::Ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_new_file_is_deleted_unless_it_is_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c/0/1");
+        for durable in [Durable::No, Durable::Bytes, Durable::Below(folder.path())] {
+            replace(&path, b"one", durable).unwrap();
+            drop(NewFile::beside(&path).unwrap());
+            let [first, second] = [(); 2].map(|()| NewFile::beside(&path).unwrap());
+            assert_ne!(first.temporary, second.temporary);
+            let name = first.temporary.file_name().unwrap().to_str().unwrap();
+            let unfinished = Unfinished::of(name).unwrap();
+            assert_eq!(unfinished.name, "1");
+            assert_eq!(unfinished.owner.as_ref(), Some(Owner::this()));
+            assert!(!unfinished.is_left(), "this process runs");
+            drop(second);
+            assert_eq!(fs::read(&path).unwrap(), b"one");
+            first.rename_to(&path, durable).unwrap();
+            assert_eq!(names(&folder.path().join("c/0")), ["1"]);
+            assert_eq!(fs::read(&path).unwrap(), b"");
+            fs::remove_dir_all(folder.path().join("c")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_renamed_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("directory");
+        fs::create_dir_all(path.join("full")).unwrap();
+        let below = Durable::Below(folder.path());
+        assert!(replace(&path, b"one", below).is_err());
+        assert_eq!(names(folder.path()), ["directory"]);
+        // A file is no directory.
+        let file = folder.path().join("file");
+        fs::write(&file, b"before").unwrap();
+        assert!(replace(&file.join("0"), b"one", below).is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"before");
+    }
+
+    #[test]
+    fn names_of_temporaries() {
+        let owner = Owner::this();
+        let of = |name| Unfinished::of(name).map(|found| (found.name, found.owner));
+        assert_eq!(of("c.0.1.tmp"), Some(("c.0.1", None)));
+        let owned = format!("c.0.1.{owner}-7.tmp");
+        assert_eq!(of(&owned), Some(("c.0.1", Some(owner.clone()))));
+        let other = format!("c.0.1.{owner}-x.tmp");
+        assert_eq!(of(&other), Some((&other[..other.len() - 4], None)));
+        assert_eq!(of("c.0.1"), None);
+        // A process of another machine, and one that never was.
+        let elsewhere = Unfinished::of("1.0000000000000001-2-3-4.tmp").unwrap();
+        assert!(elsewhere.owner.is_some() && !elsewhere.is_left());
+        assert!(!Unfinished::of("1.tmp").unwrap().is_left());
+    }
+}
