@@ -32,13 +32,13 @@
 //! after errors.
 
 pub(crate) mod appending;
+mod array_length;
 mod array_writer;
 mod assembler;
 mod begun;
 pub(crate) mod builder;
 pub(crate) mod cuts;
 pub(crate) mod device;
-pub(crate) mod differs;
 #[cfg(feature = "dlpack")]
 #[allow(unsafe_code)]
 mod dlpack;
@@ -52,7 +52,6 @@ mod from_device;
 pub(crate) mod handle;
 mod late_lease;
 mod leftovers;
-mod metadata;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod part;
@@ -67,7 +66,6 @@ mod staff;
 pub(crate) mod stores;
 mod storing;
 pub(crate) mod stream;
-pub(crate) mod temporary;
 mod timer;
 mod visits;
 pub(crate) mod waiting;

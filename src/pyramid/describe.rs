@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use zarrs::array::Array;
 use zarrs::group::{Group, GroupCreateError};
 use zarrs::node::meta_key_v3;
-use zarrs::storage::store::MemoryStore;
 use zarrs_storage::{
     ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
     WritableStorageTraits,
@@ -21,10 +20,11 @@ use super::ome::with_made_from;
 use super::plan::Plan;
 use crate::error::Error;
 use crate::metadata::json::Document;
+use crate::metadata::stored::text_of_group;
+use crate::metadata::temporary::{is_of_a_part, temporary_of};
+use crate::store::renaming::temporary_key;
 use crate::writer::WriterError;
-use crate::writer::sink::temporary_key;
 use crate::writer::stores::Renaming;
-use crate::writer::temporary::{is_of_a_part, temporary_of};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
 where
@@ -57,7 +57,7 @@ where
                 return Err(StorageError::InvalidMetadata(key.clone(), reason));
             }
         }
-        as_stored(key, group)
+        text_of_group(group).map(Some)
     }
 
     /// Returns the files of level 0, if the values of the store are files.
@@ -80,7 +80,7 @@ where
             .map_or(path, |(_, name)| name)
             .to_owned();
         Box::new(move |made_from| {
-            let lacking = |key: &StoreKey| {
+            let lacking = |_: &StoreKey| {
                 let Ok(mut stored) = Group::open(storage.clone(), group.as_str()) else {
                     return Ok(None);
                 };
@@ -88,7 +88,7 @@ where
                 match with_made_from(before.clone(), &name, made_from) {
                     Some(attributes) if attributes != before => {
                         *stored.attributes_mut() = attributes;
-                        as_stored(key, &stored)
+                        text_of_group(&stored).map(Some)
                     }
                     _ => Ok(None),
                 }
@@ -168,16 +168,6 @@ where
         }
         Ok(())
     }
-}
-
-/// The metadata of `group` as zarrs stores them.
-fn as_stored<T: ?Sized>(key: &StoreKey, group: &Group<T>) -> Result<Option<Bytes>, StorageError> {
-    let scratch = Arc::new(MemoryStore::new());
-    let path = group.path().as_str();
-    Group::new_with_metadata(scratch.clone(), path, group.metadata().clone())
-        .map_err(|error| StorageError::Other(error.to_string()))?
-        .store_metadata()?;
-    scratch.get(key)
 }
 
 /// Stores the value that `lacking` returns, if there is one: in `renaming`, or in `storage`.

@@ -13,7 +13,7 @@
 //! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and turns of writers of one process:
 //! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
 //! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
-//! written where they are by `in_place.rs`, and whole ones replaced at once by `replace.rs`. `owner.rs` tells processes apart, and
+//! written where they are by `in_place.rs`, and whole ones replaced at once by `replace.rs`, or in a store that renames by `renaming.rs`. `owner.rs` tells processes apart, and
 //! `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one array,
 //! the latter over stores that have `conditional.rs`;
 //! `durable.rs` lets names outlast a power failure, and `times.rs` has the times of values.
@@ -34,6 +34,7 @@ mod no_panic;
 pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod ranges;
+pub(crate) mod renaming;
 pub(crate) mod replace;
 pub(crate) mod times;
 pub(crate) mod turns;

@@ -25,7 +25,7 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 /// The suffix of all temporaries, also of those of other programs.
 const SUFFIX: &str = ".tmp";
 
-/// What outlasts a power failure when a file has been replaced.
+/// The part of a replaced file that outlasts a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durable<'a> {

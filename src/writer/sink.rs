@@ -6,7 +6,7 @@ mod whole;
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
 
-pub(crate) use renamed::{RenamedSink, set_anew, temporary_key};
+pub(crate) use renamed::RenamedSink;
 pub(crate) use whole::WholeSink;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.

@@ -8,11 +8,11 @@ use zarrs_storage::{
     ReadableWritableStorageTraits, StorageError, WritableStorage, WritableStorageTraits,
 };
 
+use super::array_length::ArrayLength;
 use super::error::{WriterError, unsupported};
 use super::leftovers;
-use super::metadata::ArrayLength;
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
-use super::temporary::replacing;
+use crate::metadata::temporary::replacing;
 use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
 

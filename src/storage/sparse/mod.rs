@@ -28,7 +28,6 @@ use bytes::Bytes;
 use zarrs::array::Array;
 use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
     AtomicRenameStorageTraits, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
@@ -53,6 +52,7 @@ use crate::options::Options;
 use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::ranges::{slice, with_parts};
+use crate::store::renaming::temporary_key;
 use crate::store::times::Stamp;
 use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
@@ -473,7 +473,7 @@ where
         let temporary = if is_shared {
             StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
         } else {
-            AtomicWriteStorageAdapter::<()>::temporary_key(key)?
+            temporary_key(key)?
         };
         if !is_shared {
             // A process that died may have left it; or it is a link, which would be written through.

@@ -7,19 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::node::meta_key_v3;
-use zarrs::storage::store::MemoryStore;
 use zarrs_storage::{
     AtomicRenameStorageTraits, ReadableStorage, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, StorageHandle, StoreKey, WritableStorage,
-    WritableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, StorageHandle, StoreKey, WritableStorageTraits,
 };
 
-use super::differs::stored_differs;
 use super::sink::Length;
 use super::storing::caught;
-use super::temporary::{Comparing, comparing, temporary_of};
 use crate::metadata::json::Document;
-use crate::store::conditional::{ConditionalStore, ValueVersion};
+use crate::metadata::same_array::stored_differs;
+use crate::metadata::stored::{MetadataStore, Replacing, Seen, text_of_array};
+use crate::metadata::temporary::{comparing, temporary_of};
+use crate::store::conditional::ConditionalStore;
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
@@ -34,65 +33,9 @@ pub(super) struct ArrayLength {
     own: Bytes,
     /// The extents of the array but the first.
     inner: Vec<u64>,
-    reader: ReadableStorage,
-    writer: Writer,
+    metadata: MetadataStore,
     /// The lock is held while the metadata change.
     state: Mutex<State>,
-}
-
-/// How the metadata are replaced.
-enum Writer {
-    /// By one `set`.
-    Whole(WritableStorage),
-    /// In a temporary, which is renamed if they are still the same then.
-    Renamed(Arc<dyn Comparing>),
-    /// By a request that has their version for a condition.
-    Conditional(Arc<dyn ConditionalStore>),
-}
-
-/// Stored metadata, as they were read.
-#[derive(Clone)]
-struct Seen {
-    bytes: Bytes,
-    /// Their version, if the store has requests with conditions.
-    version: Option<ValueVersion>,
-}
-
-impl Writer {
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        match self {
-            Self::Whole(store) => store.erase(key),
-            Self::Renamed(store) => store.erase(key),
-            Self::Conditional(store) => store.erase(key),
-        }
-    }
-
-    /// Replaces the metadata `before`, and returns whether they were still there.
-    fn replace(
-        &self,
-        key: &StoreKey,
-        before: Option<&Seen>,
-        value: Bytes,
-    ) -> Result<bool, StorageError> {
-        match self {
-            Self::Whole(store) => store.set(key, value).map(|()| true),
-            Self::Renamed(store) => store.replace(key, before.map(|seen| &seen.bytes), value),
-            Self::Conditional(store) => {
-                let version = before.and_then(|seen| seen.version.as_ref());
-                match store.set_if(key, value.clone(), version) {
-                    // The store tells versions, and takes no conditions.
-                    Err(StorageError::Unsupported(_)) => store.set(key, value).map(|()| true),
-                    Err(error) => Err(error),
-                    Ok(Some(_)) => Ok(true),
-                    // The request may have been sent twice, because its answer was lost.
-                    Ok(None) => {
-                        let now = store.get_with_version(key)?;
-                        Ok(now.is_some_and(|(now, _)| now == value))
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// How often the metadata are read again while other processes change them.
@@ -134,7 +77,7 @@ impl ArrayLength {
             .storage_transformers()
             .create_writable_transformer(writer)?;
         // zarrs reads metadata past the transformers.
-        let writer = Writer::Whole(writer);
+        let writer = Replacing::Whole(writer);
         Self::new(array, array.storage().readable(), writer, None)
     }
 
@@ -153,7 +96,7 @@ impl ArrayLength {
         S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
     {
         let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
-        let writer = Writer::Renamed(comparing(store.clone(), part));
+        let writer = Replacing::Renamed(comparing(store.clone(), part));
         Self::new(array, store, writer, Some(temporary))
     }
 
@@ -185,13 +128,13 @@ impl ArrayLength {
                 "{key} in the array's storage is not {key} in the store for `with_conditional_writes`: give it the store that the array is in, with the same root"
             )));
         }
-        Self::new(array, reader, Writer::Conditional(store), None)
+        Self::new(array, reader, Replacing::Conditional(store), None)
     }
 
     fn new<T: ?Sized>(
         array: &Array<T>,
         reader: ReadableStorage,
-        writer: Writer,
+        writer: Replacing,
         temporary: Option<StoreKey>,
     ) -> Result<Self, StorageError> {
         let key = meta_key_v3(array.path());
@@ -201,17 +144,13 @@ impl ArrayLength {
                 array.path()
             )));
         }
-        // The text is the one that zarrs would store, with the options that the array keeps to itself.
-        let scratch = Arc::new(MemoryStore::new());
-        array.with_storage(scratch.clone()).store_metadata()?;
-        let own = scratch.get(&key)?.unwrap_or_default();
+        let own = text_of_array(array)?;
         Ok(Self {
             key,
             temporary,
             own,
             inner: array.shape().iter().skip(1).copied().collect(),
-            reader,
-            writer,
+            metadata: MetadataStore { reader, writer },
             state: Mutex::default(),
         })
     }
@@ -242,10 +181,10 @@ impl ArrayLength {
     /// Erase the temporary that a failed attempt left, if its value is `attempted` or a part of it.
     fn erase_own(&self, attempted: &mut Option<Bytes>) -> Result<(), StorageError> {
         if let (Some(temporary), Some(attempted)) = (&self.temporary, &*attempted)
-            && let Some(found) = self.reader.get(temporary)?
+            && let Some(found) = self.metadata.reader.get(temporary)?
             && attempted.starts_with(&found)
         {
-            self.writer.erase(temporary)?;
+            self.metadata.writer.erase(temporary)?;
         }
         *attempted = None;
         Ok(())
@@ -262,14 +201,14 @@ impl ArrayLength {
         self.erase_own(attempted)?;
         self.is_free()?;
         *attempted = Some(metadata.clone());
-        let stored = self.writer.replace(&self.key, before, metadata)?;
+        let stored = self.metadata.writer.replace(&self.key, before, metadata)?;
         *attempted = None;
         Ok(stored)
     }
 
     fn is_free(&self) -> Result<(), StorageError> {
         match &self.temporary {
-            Some(temporary) if self.reader.size_key(temporary)?.is_some() => {
+            Some(temporary) if self.metadata.reader.size_key(temporary)?.is_some() => {
                 Err(StorageError::Other(format!(
                     "cannot store {}: {temporary} is there, so another process is about to replace the metadata of this array, or died when it was. If none is, erase {temporary}; then try again",
                     self.key
@@ -329,7 +268,7 @@ impl ArrayLength {
         state: &mut State,
         change: &dyn Fn(u64) -> u64,
     ) -> Result<bool, StorageError> {
-        let stored = self.read()?;
+        let stored = self.metadata.read(&self.key)?;
         let base = match (&state.attempted, &stored) {
             // A torn value is made whole first, so that it is never a part of some older attempt.
             (Some(whole), Some(torn)) if is_torn(&torn.bytes, whole) => {
@@ -377,22 +316,6 @@ impl ArrayLength {
         Ok(true)
     }
 
-    /// The stored metadata.
-    fn read(&self) -> Result<Option<Seen>, StorageError> {
-        if let Writer::Conditional(store) = &self.writer {
-            let seen = |(bytes, version)| Seen {
-                bytes,
-                version: Some(version),
-            };
-            return Ok(store.get_with_version(&self.key)?.map(seen));
-        }
-        let stored = self.reader.get(&self.key)?;
-        Ok(stored.map(|bytes| Seen {
-            bytes,
-            version: None,
-        }))
-    }
-
     /// Check that the metadata `now` describe the array of the last ones.
     fn check_array(&self, state: &State, now: &Bytes) -> Result<(), StorageError> {
         let Some(last) = state.last.as_ref().filter(|last| *last != now) else {
@@ -432,7 +355,7 @@ impl Drop for ArrayLength {
 
 impl Length for ArrayLength {
     fn stored(&self) -> Result<Option<u64>, StorageError> {
-        let Some(stored) = self.reader.get(&self.key)? else {
+        let Some(stored) = self.metadata.reader.get(&self.key)? else {
             return Ok(None);
         };
         self.state().last.get_or_insert_with(|| stored.clone());
@@ -464,6 +387,7 @@ impl Length for ArrayLength {
 mod tests {
     use serde_json::json;
     use zarrs::array::{ArrayBuilder, data_type};
+    use zarrs::storage::store::MemoryStore;
 
     use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
     use super::*;
@@ -682,10 +606,13 @@ mod tests {
             length.grow(9).unwrap();
             assert_eq!(text(), with_shape(9));
             if conditions == Conditions::Obeyed {
-                let seen = length.read().unwrap().unwrap();
+                let seen = length.metadata.read(&length.key).unwrap().unwrap();
                 let edited = text().replace("1.10", "2");
                 store.set(&key(KEY), edited.clone().into()).unwrap();
-                let stale = length.writer.replace(&key(KEY), Some(&seen), "lost".into());
+                let stale = length
+                    .metadata
+                    .writer
+                    .replace(&key(KEY), Some(&seen), "lost".into());
                 assert!(!stale.unwrap());
                 assert_eq!(text(), edited);
             }

@@ -12,7 +12,7 @@ use zarrs_storage::{
     StorePrefix, WritableStorage, WritableStorageTraits,
 };
 
-use super::sink::{set_anew, temporary_key};
+use crate::store::renaming::{set_anew, temporary_key};
 
 const OF_PART: &str = ".part";
 
