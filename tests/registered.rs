@@ -2,6 +2,8 @@
 //! zarrs' own. A registration affects the whole process, so a test that opens an array holds
 //! [`registry`].
 //!
+//! The files are in the folders of their subjects.
+//!
 //! | module | subject |
 //! |---|---|
 //! | `range_writes` | `RangeWrites`: partial writes for stores that only replace whole objects |
@@ -13,8 +15,11 @@
     reason = "a test fails by panicking, and says where"
 )]
 
+#[path = "shared/range_writes/mod.rs"]
 mod range_writes;
+#[path = "shared/sharded_store/mod.rs"]
 mod sharded_store;
+#[path = "codec/updates/mod.rs"]
 mod updates;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,8 @@
 //! Tests in a process that never registers this crate's codec. So zarrs' codec is zarrs' code
 //! entirely, also in nested sharding, and can be the oracle.
 //!
+//! The files are in the folders of their subjects.
+//!
 //! | module | subject |
 //! |---|---|
 //! | `codec` | the codec compared with zarrs', data types without a fixed size, regressions |
@@ -19,10 +21,15 @@
 )]
 
 mod codec;
+#[path = "maintenance/maintenance.rs"]
 mod maintenance;
 mod reader;
+#[path = "maintenance/rewrite.rs"]
 mod rewrite;
+#[path = "shared/sparse/mod.rs"]
 mod sparse;
+#[path = "maintenance/trouble.rs"]
 mod trouble;
+#[path = "maintenance/vast.rs"]
 mod vast;
 mod writer;

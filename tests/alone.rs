@@ -1,6 +1,8 @@
 //! Tests that need a process, or most of a machine, for themselves. They run one at a time, with
 //! any number of test threads.
 //!
+//! The files are in the folders of their subjects. A test begins its own process by [`in_its_own_process`].
+//!
 //! | module | subject | why alone |
 //! |---|---|---|
 //! | `hostile` | truncated, corrupted or made-up shards | the largest allocation of the process |
@@ -15,12 +17,17 @@
     reason = "made-up data, and a test's way to fail"
 )]
 
+#[path = "codec/hostile/mod.rs"]
 mod hostile;
 #[cfg(target_os = "linux")]
+#[path = "codec/memory.rs"]
 mod memory;
+#[path = "codec/registration.rs"]
 mod registration;
+#[path = "writer/alone/mod.rs"]
 mod writer;
 #[allow(deprecated, reason = "zarrs' deprecated methods are tested, too")]
+#[path = "codec/zarrs_api.rs"]
 mod zarrs_api;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
