@@ -58,6 +58,8 @@
 //!   [reader].
 //! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
 //!   `DLPack`.
+//! - `object_store`: `objects::BlockingObjectStore`, a store over the object stores of the crate
+//!   `object_store`, with the conditional writes that a [writer] needs for its lease.
 #![deny(unsafe_code)]
 #![cfg_attr(
     test,
@@ -77,6 +79,8 @@ pub mod guide;
 pub mod maintenance;
 mod metadata;
 mod metrics;
+#[cfg(feature = "object_store")]
+pub mod objects;
 #[cfg(test)]
 mod on_devices;
 mod options;

@@ -12,6 +12,8 @@ use std::time::UNIX_EPOCH;
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::StoreKey;
+#[cfg(feature = "remote")]
+use zarrs_storage::{StorageError, StorePrefix};
 
 use crate::failure::Failure;
 use crate::inspect::stored;
@@ -269,15 +271,21 @@ fn files(root: &Path, mut on_file: impl FnMut(&str, u64, &str)) -> Result<(), St
 fn objects(
     place: &Place,
     url: &str,
-    on_object: impl FnMut(&str, u64, &str),
+    mut on_object: impl FnMut(&str, u64, &str),
 ) -> Result<bool, Failure> {
     if place.is_http() {
         return Ok(false);
     }
-    let remote = crate::remote::Remote::open(place, url)?;
-    match remote.versions(on_object) {
+    let remote = crate::remote::open(place, url)?;
+    let listed = remote.for_each_object(&StorePrefix::root(), |object| {
+        // The time of the last change stands for a version that the server does not tell.
+        let time = || object.last_modified.to_rfc3339();
+        let version = object.e_tag.clone().unwrap_or_else(time);
+        on_object(object.location.as_ref(), object.size, &version);
+    });
+    match listed {
         Ok(()) => Ok(true),
-        Err(zarrs_storage::StorageError::Unsupported(_)) => Ok(false),
+        Err(StorageError::Unsupported(_)) => Ok(false),
         Err(error) => Err(Failure::failed(format!(
             "cannot list the objects of {place}: {error}"
         ))),

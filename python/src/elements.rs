@@ -15,9 +15,8 @@ use crate::batch::{Batch, Item};
 use crate::error::{Error, no_panic};
 use crate::files::Files;
 use crate::maintain;
-use crate::objects::ShardsOf;
-use crate::pool;
-use crate::read::{check_keys, each};
+use crate::pool::{self, each};
+use crate::read::check_keys;
 use crate::store::Store;
 use crate::write::{Change, Value, check_frames, in_chunk, options, store_file};
 
@@ -179,14 +178,7 @@ pub(crate) fn write(
     threads: NonZeroUsize,
 ) -> Result<Vec<Change>, Error> {
     check_keys(opened, batch)?;
-    match store {
-        Store::Files(files) => check_frames(files, batch)?,
-        Store::Objects(objects) if opened.is_sharded => {
-            let keys = batch.items.iter().map(|item| (item.key.clone(), false));
-            objects.values(keys, Some(&ShardsOf::array(&batch.path)))?;
-        }
-        Store::Objects(_) | Store::Asked(_) | Store::Given(_) => {}
-    }
+    check_frames(opened, store, batch)?;
     let changes = pool::run(threads, || {
         each(&batch.items, threads, |item, share| {
             let options = options(batch, share);

@@ -110,23 +110,15 @@ impl Error {
             // A store of Python raised it.
             return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
         }
-        let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
+        // The library's message of a request is in words for people.
+        let request = object.and_then(|request| request.source());
+        let Some(object) = request.and_then(|cause| cause.downcast_ref::<ObjectError>()) else {
             let code = error.and_then(|error| match error.kind() {
                 io::ErrorKind::ResourceBusy => Some(EBUSY),
                 _ => error.raw_os_error(),
             });
             return Self::Io(message, code);
         };
-        // The reason is often far down: a certificate, a name that is not known.
-        let mut message = message;
-        let mut cause = object.source();
-        while let Some(error) = cause {
-            let why = error.to_string();
-            if !message.contains(&why) {
-                message = format!("{message}: {why}");
-            }
-            cause = error.source();
-        }
         Self::Object(message, class_of(object))
     }
 

@@ -1,7 +1,7 @@
 //! Looking after shards: packing, compacting, repairing and describing them.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use serde_json::json;
@@ -160,7 +160,7 @@ impl Lease {
                 let array = NodePath::new(&format!("/{path}"));
                 let array =
                     array.map_err(|error| failed(&StorageError::Other(error.to_string())))?;
-                let lease = ArrayLease::take_in(objects.clone(), &array);
+                let lease = ArrayLease::take_in(Arc::new(objects.store.clone()), &array);
                 Some(lease.map_err(|error| failed(&error))?)
             }
             _ => None,

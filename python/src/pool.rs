@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
@@ -62,4 +63,21 @@ fn pool(threads: NonZeroUsize) -> Result<Arc<(ThreadPool, AtomicUsize)>, Error> 
     };
     pool.1.fetch_add(1, Ordering::Relaxed);
     Ok(pool)
+}
+
+/// Does something for each of `items`, on as many threads; each may use `share` of them.
+pub(crate) fn each<I: Sync, T: Send>(
+    items: &[I],
+    threads: NonZeroUsize,
+    one: impl Fn(&I, usize) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let share = (threads.get() / items.len().max(1)).max(1);
+    if threads.get() == 1 || items.len() == 1 {
+        return items.iter().map(|item| one(item, share)).collect();
+    }
+    let results = items
+        .par_iter()
+        .with_max_len(1)
+        .map(|item| one(item, share));
+    results.collect()
 }

@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::reader::{ArrayReader, ReadReport};
@@ -20,7 +19,7 @@ use crate::batch::{Batch, Item};
 use crate::error::{Error, no_panic};
 use crate::memory::Memory;
 use crate::objects::Objects;
-use crate::pool;
+use crate::pool::{self, each};
 use crate::store::Store;
 
 /// Reads the boxes of `batch` to their place. Returns, for each, whether its chunk is there.
@@ -67,8 +66,9 @@ fn read_objects(
     let mut found = vec![false; batch.items.len()];
     for numbers in whole.chunks(objects.at_once()) {
         let batch = some(numbers);
-        let keys = batch.items.iter().map(|item| (item.key.clone(), true));
-        let given = Store::Given(Arc::new(objects.values(keys, None)?));
+        let value = |item: &Item| Ok((item.key.clone(), objects.value(&item.key)?));
+        let values = objects.each(&batch.items, value)?;
+        let given = Store::Given(Arc::new(values.into_iter().collect()));
         let read = read(opened, &given, &batch, memory, threads)?;
         numbers
             .iter()
@@ -173,23 +173,6 @@ pub(crate) fn read_subchunks(
     let absent: HashSet<&str> = report.absent.iter().map(StoreKey::as_str).collect();
     let is_there = |(key, ..): &Subchunks| !absent.contains(&**key);
     Ok(subchunks.iter().map(is_there).collect())
-}
-
-/// Does something for each of `items`, on as many threads; each may use `share` of them.
-pub(crate) fn each<I: Sync, T: Send>(
-    items: &[I],
-    threads: NonZeroUsize,
-    one: impl Fn(&I, usize) -> Result<T, Error> + Sync,
-) -> Result<Vec<T>, Error> {
-    let share = (threads.get() / items.len().max(1)).max(1);
-    if threads.get() == 1 || items.len() == 1 {
-        return items.iter().map(|item| one(item, share)).collect();
-    }
-    let results = items
-        .par_iter()
-        .with_max_len(1)
-        .map(|item| one(item, share));
-    results.collect()
 }
 
 fn read_box(

@@ -50,9 +50,7 @@ impl Store {
     pub(crate) fn at(place: Option<Place<'_>>, sync: bool) -> Self {
         match place {
             Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
-            Some(Place::Objects(objects)) => {
-                Self::Objects(Arc::new(objects.0.of_one_array(objects.py())))
-            }
+            Some(Place::Objects(objects)) => Self::Objects(Arc::new(objects.0.of_one_array())),
             Some(Place::Asked(store)) => Self::Asked(Arc::new(Asked(store.unbind()))),
             None => Self::Given(Arc::default()),
         }
@@ -117,7 +115,7 @@ impl Store {
     fn writable(&self) -> Result<&dyn WritableStorageTraits, StorageError> {
         match self {
             Self::Files(files) => Ok(files),
-            Self::Objects(objects) => Ok(objects),
+            Self::Objects(objects) => Ok(&objects.store),
             Self::Asked(asked) => Ok(asked),
             Self::Given(_) => Err(not_ours()),
         }
@@ -126,7 +124,7 @@ impl Store {
     fn listable(&self) -> Result<&dyn ListableStorageTraits, StorageError> {
         match self {
             Self::Files(files) => Ok(files),
-            Self::Objects(objects) => Ok(objects),
+            Self::Objects(objects) => Ok(&objects.store),
             Self::Asked(asked) => Ok(asked),
             Self::Given(_) => Err(not_ours()),
         }
@@ -176,7 +174,7 @@ impl Store {
             }
             Self::Objects(objects) => {
                 let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
-                objects.get(&key).map_err(failed)
+                objects.store.get(&key).map_err(failed)
             }
             Self::Asked(asked) => {
                 let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
@@ -210,7 +208,7 @@ fn not_ours() -> StorageError {
 impl ReadableStorageTraits for Store {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
         match self {
-            Self::Objects(objects) => objects.get(key),
+            Self::Objects(objects) => objects.store.get(key),
             Self::Asked(asked) => asked.get(key),
             Self::Files(_) | Self::Given(_) => self.get_partial(key, ByteRange::FromStart(0, None)),
         }
@@ -223,7 +221,7 @@ impl ReadableStorageTraits for Store {
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
         match self {
             Self::Files(files) => files.get_partial_many(key, byte_ranges),
-            Self::Objects(objects) => objects.get_partial_many(key, byte_ranges),
+            Self::Objects(objects) => objects.store.get_partial_many(key, byte_ranges),
             Self::Asked(asked) => asked.get_partial_many(key, byte_ranges),
             Self::Given(values) => {
                 let Some(value) = given(values, key.as_str())? else {
@@ -239,7 +237,7 @@ impl ReadableStorageTraits for Store {
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
         match self {
             Self::Files(files) => files.size_key(key),
-            Self::Objects(objects) => objects.size_key(key),
+            Self::Objects(objects) => objects.store.size_key(key),
             Self::Asked(asked) => asked.size_key(key),
             Self::Given(values) => match given(values, key.as_str())? {
                 Some(Value::Whole(value)) => Ok(Some(value.len() as u64)),

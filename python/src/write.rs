@@ -6,9 +6,12 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::maintenance::RewrittenShard;
+use zarrs_cuda::storage::SparseShardStore;
+use zarrs_storage::StorageError;
 
 use crate::array::{Opened, Shared, shard_format};
 use crate::batch::{Batch, Item};
@@ -16,9 +19,9 @@ use crate::error::Error;
 use crate::files::Files;
 use crate::maintain;
 use crate::memory::Memory;
-use crate::objects::{Objects, ShardsOf};
-use crate::pool;
-use crate::read::{check_keys, each};
+use crate::objects::Objects;
+use crate::pool::{self, each};
+use crate::read::check_keys;
 use crate::store::Store;
 
 /// A key, and its new value; `None` if there is to be none.
@@ -59,9 +62,7 @@ pub(crate) fn write(
         return Ok(Vec::new());
     }
     check_keys(opened, batch)?;
-    if let Store::Files(files) = store {
-        check_frames(files, batch)?;
-    }
+    check_frames(opened, store, batch)?;
     // Several boxes of one chunk, which follow each other, are one change.
     let chunks: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
     let changes = pool::run(threads, || {
@@ -87,23 +88,40 @@ pub(crate) fn write(
 /// values are put after.
 pub(crate) fn write_objects(
     opened: &Opened,
-    objects: &Objects,
+    objects: &Arc<Objects>,
     batch: &Batch,
     memory: &Memory,
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
-    let shards = opened.is_sharded.then(|| ShardsOf::array(&batch.path));
+    let store = Store::Objects(objects.clone());
+    let mut is_checked = false;
     for items in batch.items.chunks(objects.at_once()) {
         let chunks = items.chunk_by(|a, b| a.key == b.key);
         let wanted = chunks.filter_map(|boxes| {
             let first = boxes.first()?;
             let is_complete = boxes.len() == 1 && opened.is_complete(first);
-            Some((first.key.clone(), !is_complete))
+            (!is_complete).then_some(&first.key)
         });
-        let values = objects.values(wanted, shards.as_ref())?;
-        let (given, some) = (Store::Given(Arc::new(values)), batch.of(items.iter()));
-        objects.change(write(opened, &given, &some, memory, threads)?)?;
+        let wanted: Vec<&String> = wanted.collect();
+        let get = || objects.each(&wanted, |key| Ok(((*key).clone(), objects.value(key)?)));
+        let values = if is_checked {
+            get()?
+        } else {
+            // One request says of most arrays that they have no subchunks beside shards. It waits for no value.
+            let both = || rayon::join(|| check_frames(opened, &store, batch), get);
+            let (checked, values) = pool::run(objects.requests, both)?;
+            checked?;
+            values?
+        };
+        is_checked = true;
+        let given = Store::Given(Arc::new(values.into_iter().collect()));
+        let some = batch.of(items.iter());
+        let changes = write(opened, &given, &some, memory, threads)?.into_iter();
+        let changes: Vec<_> = changes
+            .map(|(key, value)| (key, value.map(Bytes::from)))
+            .collect();
+        objects.each(&changes, |(key, value)| objects.change(key, value.clone()))?;
     }
     Ok(())
 }
@@ -127,7 +145,7 @@ pub(crate) fn write_in_place(
 ) -> Result<(), Error> {
     let array = opened.array.with_storage(files.clone());
     check_keys(opened, batch)?;
-    check_frames(files, batch)?;
+    check_frames(opened, &Store::Files(files.clone()), batch)?;
     let one = |item: &Item, share: usize| {
         let options = options(batch, share).with_experimental_partial_encoding(true);
         let elements = opened.boxed(item, memory, share)?;
@@ -207,20 +225,34 @@ pub(crate) fn options(batch: &Batch, threads: usize) -> CodecOptions {
 }
 
 /// Checks that no subchunks are stored beside the shards of `batch`, before the first of them is written: they
-/// would hide what is written.
-pub(crate) fn check_frames(files: &Files, batch: &Batch) -> Result<(), Error> {
-    batch
-        .items
-        .iter()
-        .try_for_each(|Item { key, .. }| match files.has_frame(key) {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(Error::Frames(key.clone())),
-            Err(error) => Err(Error::store(
-                "look for subchunks beside",
-                key,
-                &error.into(),
-            )),
-        })
+/// would hide what is written. Stores that Python asks are checked by Python.
+pub(crate) fn check_frames(opened: &Opened, store: &Store, batch: &Batch) -> Result<(), Error> {
+    let shards: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
+    let check = |items: &&[Item], find: &dyn Fn(&str) -> Result<bool, StorageError>| {
+        items
+            .first()
+            .map_or(Ok(()), |Item { key, .. }| match find(key) {
+                Ok(false) => Ok(()),
+                Ok(true) => Err(Error::Frames(key.clone())),
+                Err(error) => Err(Error::store("look for subchunks beside", key, &error)),
+            })
+    };
+    match store {
+        Store::Files(files) => {
+            let find = |key: &str| Ok(files.has_frame(key)?);
+            shards.iter().try_for_each(|items| check(items, &find))
+        }
+        Store::Objects(objects) if opened.is_sharded => {
+            let array = format!("/{}", batch.path);
+            let is_marked = SparseShardStore::is_marked(&objects.store, &array);
+            if !is_marked.map_err(maintain::failed)? {
+                return Ok(());
+            }
+            let find = |key: &str| objects.has_frame(key);
+            objects.each(&shards, |items| check(items, &find)).map(drop)
+        }
+        Store::Objects(_) | Store::Asked(_) | Store::Given(_) => Ok(()),
+    }
 }
 
 impl Opened {

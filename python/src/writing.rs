@@ -187,7 +187,7 @@ pub(crate) fn on_store<T>(
             let root = files.root().to_owned();
             builder.with_atomic_rename(files.clone()).on_directory(root)
         }
-        Store::Objects(objects) => builder.with_conditional_writes(objects.clone()),
+        Store::Objects(objects) => builder.with_conditional_writes(Arc::new(objects.store.clone())),
         Store::Asked(_) | Store::Given(_) => builder,
     }
 }

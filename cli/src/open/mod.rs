@@ -26,9 +26,9 @@ pub(crate) use self::kind::{
 use self::lenient::Lenient;
 pub(crate) use self::lenient::repairs_of;
 use self::member::Member;
-pub(crate) use self::place::{Place, must_be_local};
 #[cfg(feature = "remote")]
-pub(crate) use self::place::{is_http, without_user};
+pub(crate) use self::place::is_http;
+pub(crate) use self::place::{Place, must_be_local};
 use crate::failure::Failure;
 use crate::version2;
 
@@ -248,9 +248,15 @@ fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
 
 #[cfg(feature = "remote")]
 fn remote(place: &Place, url: &str) -> Result<Stores, Failure> {
-    let remote = Arc::new(crate::remote::Remote::open(place, url)?);
+    let remote = Arc::new(crate::remote::open(place, url)?);
     let listed = remote.clone();
-    let sizes: Sizes = Box::new(move || listed.sizes());
+    let sizes: Sizes = Box::new(move || {
+        let mut sizes = Vec::new();
+        listed.for_each_object(&StorePrefix::root(), |object| {
+            sizes.push((object.location.to_string(), object.size));
+        })?;
+        Ok(sizes)
+    });
     Ok(Stores {
         conditional: Some(remote.clone()),
         ..Stores::new(remote, None, Some(sizes))

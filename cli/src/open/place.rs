@@ -48,7 +48,7 @@ pub(crate) fn is_http(url: &str) -> bool {
 }
 
 /// The address `url` without the name and password of a user.
-pub(crate) fn without_user(url: &str) -> String {
+fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_string();
     };

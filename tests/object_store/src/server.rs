@@ -107,9 +107,9 @@ impl Server {
         self.directory.path().join(Path::new(BUCKET))
     }
 
-    /// An asynchronous store on the bucket, for use in a tokio runtime.
+    /// The objects of the bucket, by a client of S3.
     #[must_use]
-    pub fn store(&self) -> Store {
+    pub fn objects(&self) -> AmazonS3 {
         let s3 = AmazonS3Builder::new()
             .with_endpoint(format!("http://{}", self.address))
             .with_allow_http(true)
@@ -121,7 +121,13 @@ impl Server {
             .with_disable_bulk_delete(true)
             .with_http_connector(PlainHttp)
             .build();
-        AsyncObjectStore::new(s3.unwrap())
+        s3.unwrap()
+    }
+
+    /// An asynchronous store on the bucket, for use in a tokio runtime.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        AsyncObjectStore::new(self.objects())
     }
 
     /// A blocking store on the bucket.

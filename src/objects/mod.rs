@@ -1,0 +1,256 @@
+//! Blocking stores over object stores: S3, Google Cloud Storage, Azure, HTTP servers, memory (feature `object_store`).
+//!
+//! A [`BlockingObjectStore`] is a synchronous store of zarrs over any [`ObjectStore`]. Its requests with conditions
+//! give an [`ArrayWriter`](crate::writer::ArrayWriter) the lease of its array, and keep changes that other programs
+//! make to the metadata.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use zarrs::array::{Array, ArrayBuilder, data_type};
+//! use zarrs_cuda::objects::BlockingObjectStore;
+//! use zarrs_cuda::objects::object_store::memory::InMemory;
+//! use zarrs_cuda::writer::ArrayWriter;
+//!
+//! let store = Arc::new(BlockingObjectStore::new(Arc::new(InMemory::new())));
+//! let array = ArrayBuilder::new(vec![0, 64], vec![16, 64], data_type::uint16(), 0_u16)
+//!     .subchunk_shape(vec![4, 16])
+//!     .build(store.clone(), "/stream")?;
+//! array.store_metadata()?;
+//!
+//! let builder = ArrayWriter::builder(&array).with_conditional_writes(store.clone());
+//! let mut writer = builder.build()?;
+//! assert!(writer.explain().to_string().contains("lease: held"));
+//! writer.append(&vec![7_u16; 32 * 64])?;
+//! writer.finish()?;
+//!
+//! let array = Array::open(store, "/stream")?;
+//! assert_eq!(array.shape(), [32, 64]);
+//! assert_eq!(array.retrieve_chunk::<Vec<u16>>(&[1, 0])?, [7; 16 * 64]);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+#[cfg(all(test, target_os = "linux"))]
+mod forked;
+mod one_object;
+mod runtime;
+mod zarrs_traits;
+
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
+
+use futures_util::TryStreamExt;
+pub use object_store;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use tokio::sync::Semaphore;
+use zarrs_cuda_engine::process::per_process::PerProcess;
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
+
+pub use error::message;
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A synchronous store of zarrs over an object store.
+///
+/// - Requests wait on a runtime of this module, on the calling thread. A method panics on a thread that runs
+///   asynchronous tasks of tokio: there, call it through `tokio::task::spawn_blocking`.
+/// - Keys are the paths of objects, as they are: no character is encoded.
+/// - Parts of a value are requested without the value's size, each by one request, and all of them are parts of one
+///   version: if another value comes between the requests, all parts are requested again.
+/// - Values of 64 MiB and more are sent in parts, which go up side by side.
+/// - [`ConditionalStore`](crate::writer::ConditionalStore) is implemented by requests with conditions.
+/// - In a forked child, requests have a runtime of the child. A store that keeps connections has to be
+///   [made again](Self::made_again_by) there.
+///
+/// Clones share the object store and the limit of requests.
+///
+/// # Errors
+/// An error of the object store is a [`StorageError::IOError`], whose source is the [`object_store::Error`]. Its
+/// kind is `TimedOut` if the server was not reached, `PermissionDenied` if the server refuses, `Unsupported` if the
+/// object store has no such request, and `Other` otherwise. Its text is one line, without addresses' passwords:
+/// [`message`]. A listing, or a request with a condition, that a server does not have is
+/// [`StorageError::Unsupported`].
+#[derive(Clone)]
+pub struct BlockingObjectStore {
+    store: Arc<PerProcess<OnceLock<Arc<dyn ObjectStore>>>>,
+    /// Makes the object store again, in a forked child.
+    make: Arc<dyn Fn() -> Result<Arc<dyn ObjectStore>, BoxError> + Send + Sync>,
+    /// Permits for requests for parts of values. A forked child has permits of its own: nobody would return
+    /// those that threads of its parent hold.
+    permits: Arc<PerProcess<OnceLock<Semaphore>>>,
+    requests: NonZeroUsize,
+    words: fn(String) -> String,
+    no_listings: Option<&'static str>,
+    no_writes: Option<&'static str>,
+    no_conditions: Option<&'static str>,
+}
+
+impl fmt::Debug for BlockingObjectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockingObjectStore")
+            .field("store", &self.store.get().get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl BlockingObjectStore {
+    /// Returns the values of `store`.
+    #[must_use]
+    pub fn new(store: Arc<dyn ObjectStore>) -> Self {
+        let here = PerProcess::new(OnceLock::new);
+        here.get().get_or_init(|| store.clone());
+        Self {
+            store: Arc::new(here),
+            make: Arc::new(move || Ok(store.clone())),
+            permits: Arc::new(PerProcess::new(OnceLock::new)),
+            requests: const { NonZeroUsize::new(16).unwrap() },
+            words: |message| message,
+            no_listings: None,
+            no_writes: None,
+            no_conditions: None,
+        }
+    }
+
+    /// Has a forked child call `make` for an object store of its own, when the child makes its first request.
+    ///
+    /// Connections are of one process: a child that uses those of its parent hangs, or mixes up answers.
+    #[must_use]
+    pub fn made_again_by(
+        mut self,
+        make: impl Fn() -> Result<Arc<dyn ObjectStore>, BoxError> + Send + Sync + 'static,
+    ) -> Self {
+        self.make = Arc::new(make);
+        self
+    }
+
+    /// Limits the requests for parts of values that are made at once, by all threads and by all clones of the
+    /// returned store. Without this call, the limit is 16.
+    #[must_use]
+    pub fn with_requests(mut self, requests: NonZeroUsize) -> Self {
+        self.permits = Arc::new(PerProcess::new(OnceLock::new));
+        self.requests = requests;
+        self
+    }
+
+    /// Has `words` change the message of each error, for example to hide credentials that a server repeats.
+    #[must_use]
+    pub fn with_words(mut self, words: fn(String) -> String) -> Self {
+        self.words = words;
+        self
+    }
+
+    /// Refuses listings without a request: [`StorageError::Unsupported`] with this reason.
+    #[must_use]
+    pub fn without_listings(mut self, reason: &'static str) -> Self {
+        self.no_listings = Some(reason);
+        self
+    }
+
+    /// Refuses to store and erase values without a request: [`StorageError::Unsupported`] with this reason.
+    #[must_use]
+    pub fn without_writes(mut self, reason: &'static str) -> Self {
+        self.no_writes = Some(reason);
+        self
+    }
+
+    /// Refuses requests with conditions without a request: [`StorageError::Unsupported`] with this reason.
+    #[must_use]
+    pub fn without_conditions(mut self, reason: &'static str) -> Self {
+        self.no_conditions = Some(reason);
+        self
+    }
+
+    /// Makes `requests` to the object store, and waits for them.
+    ///
+    /// # Errors
+    /// The runtime cannot be started, or a forked child cannot make the object store.
+    pub fn run<T, F>(&self, requests: impl FnOnce(Arc<dyn ObjectStore>) -> F) -> Result<T>
+    where
+        F: Future<Output = T>,
+    {
+        let here = self.store.get();
+        let store = if let Some(store) = here.get() {
+            store.clone()
+        } else {
+            // Not within `get_or_init`: `make` may wait for a lock that another thread of a caller holds.
+            let made = (self.make)().map_err(std::io::Error::other)?;
+            here.get_or_init(|| made).clone()
+        };
+        Ok(runtime::runtime()?.block_on(requests(store)))
+    }
+
+    /// Calls `on_object` with each object below `prefix`, in no order.
+    ///
+    /// # Errors
+    /// The errors of listings.
+    pub fn for_each_object(
+        &self,
+        prefix: &StorePrefix,
+        mut on_object: impl FnMut(&ObjectMeta),
+    ) -> Result<()> {
+        must(self.no_listings)?;
+        let below = below(prefix)?;
+        let listed = self.run(|store| async move {
+            let mut objects = store.list(below.as_ref());
+            while let Some(object) = objects.try_next().await? {
+                on_object(&object);
+            }
+            Ok(())
+        })?;
+        listed.map_err(|error| error::listing(error, self.words))
+    }
+
+    /// Returns the description of the object `key`; `None` if there is no object.
+    ///
+    /// # Errors
+    /// The errors of the object store.
+    pub fn object(&self, key: &StoreKey) -> Result<Option<ObjectMeta>> {
+        let path = path(key.as_str())?;
+        self.wait(|store| async move { one_object::found(store.head(&path).await) })
+    }
+
+    /// Returns the error of zarrs for an error of the object store.
+    #[must_use]
+    pub fn error(&self, error: object_store::Error) -> StorageError {
+        error::storage_error(error, self.words)
+    }
+
+    fn wait<T, F>(&self, requests: impl FnOnce(Arc<dyn ObjectStore>) -> F) -> Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        self.run(requests)?.map_err(|error| self.error(error))
+    }
+
+    fn permits(&self) -> &Semaphore {
+        let permits = self.permits.get();
+        permits.get_or_init(|| Semaphore::new(self.requests.get().min(Semaphore::MAX_PERMITS)))
+    }
+}
+
+/// Fails if there is a reason not to make a request.
+fn must(refusal: Option<&'static str>) -> Result<()> {
+    refusal.map_or(Ok(()), |reason| {
+        Err(StorageError::Unsupported(reason.into()))
+    })
+}
+
+/// Returns the path of the object `key`. `Path::from` would encode some characters: an object would have one name
+/// here, and another one where a path is parsed.
+fn path(key: &str) -> Result<Path> {
+    Path::parse(key.trim_end_matches('/')).map_err(|error| {
+        StorageError::Other(format!("no object can have the name {key:?}: {error}"))
+    })
+}
+
+/// Returns the path below which objects with the prefix lie; `None` for all objects.
+fn below(prefix: &StorePrefix) -> Result<Option<Path>> {
+    let path = path(prefix.as_str())?;
+    Ok((!path.is_root()).then_some(path))
+}

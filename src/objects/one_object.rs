@@ -1,0 +1,149 @@
+//! Requests for one object: parts of one version of the object, and long values in parts.
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use object_store::{
+    Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, Result, UpdateVersion,
+    WriteMultipart,
+};
+use tokio::sync::Semaphore;
+use zarrs_storage::byte_range::ByteRange;
+
+use super::error::has_no_answer;
+
+/// Longer values are sent in parts: some stores take 5 GiB at once, and parts go up side by side.
+const LONG: usize = 64 << 20;
+
+/// Returns the value of a result, or `None` if there is no object.
+pub(super) fn found<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes of an object.
+pub(super) struct Part {
+    pub(super) bytes: Bytes,
+    /// The size of the object, in bytes.
+    pub(super) size: u64,
+    pub(super) version: UpdateVersion,
+}
+
+impl Part {
+    fn of(object: &ObjectMeta, bytes: Bytes) -> Self {
+        let (e_tag, version) = (object.e_tag.clone(), object.version.clone());
+        Self {
+            bytes,
+            size: object.size,
+            version: UpdateVersion { e_tag, version },
+        }
+    }
+}
+
+/// Gets a part of an object, which may be the object's end.
+pub(super) async fn part(store: &dyn ObjectStore, path: &Path, range: ByteRange) -> Result<Part> {
+    let get = |range| async move {
+        let options = GetOptions::new().with_range(range);
+        let got = store.get_opts(path, options).await?;
+        Ok(Part::of(&got.meta.clone(), got.bytes().await?))
+    };
+    // There is no request for no bytes.
+    let none = async || Ok(Part::of(&store.head(path).await?, Bytes::new()));
+    match range {
+        ByteRange::FromStart(0, None) => get(None).await,
+        ByteRange::FromStart(_, Some(0)) | ByteRange::Suffix(0) => none().await,
+        ByteRange::FromStart(start, None) => match get(Some(GetRange::Offset(start))).await {
+            Err(error) if !has_no_answer(&error) => {
+                let none = none().await?;
+                if none.size == start {
+                    Ok(none)
+                } else {
+                    Err(error)
+                }
+            }
+            got => got,
+        },
+        ByteRange::FromStart(start, Some(len)) => {
+            get(Some(GetRange::Bounded(start..start.saturating_add(len)))).await
+        }
+        ByteRange::Suffix(len) => match get(Some(GetRange::Suffix(len))).await {
+            // Azure has no such requests.
+            Err(Error::NotSupported { .. }) => {
+                let size = store.head(path).await?.size;
+                get(Some(GetRange::Bounded(size.saturating_sub(len)..size))).await
+            }
+            got => got,
+        },
+    }
+}
+
+/// Gets parts of one version of an object; `None` if there is no object. If another object came between the requests,
+/// all parts are requested again.
+pub(super) async fn parts(
+    store: &dyn ObjectStore,
+    path: &Path,
+    ranges: &[ByteRange],
+    permits: &Semaphore,
+) -> Result<Option<Vec<Part>>> {
+    /// The largest number of requests for parts of one object that wait for permits at once.
+    const MOST_PARTS: usize = 256;
+    /// How often the parts of an object that is replaced meanwhile are requested.
+    const ATTEMPTS: usize = 3;
+    let get = |range: &ByteRange| {
+        let range = *range;
+        async move {
+            // Permits are never closed.
+            let _permit = permits.acquire().await.ok();
+            part(store, path, range).await
+        }
+    };
+    for _ in 0..ATTEMPTS {
+        let got = stream::iter(ranges).map(get).buffered(MOST_PARTS);
+        let Some(mut got) = found(got.try_collect::<Vec<_>>().await)? else {
+            return Ok(None);
+        };
+        if let ([_, .., last], [.., range]) = (&mut *got, ranges)
+            && last.version.e_tag.is_none()
+            && last.version.version.is_none()
+        {
+            // A reader asks for the index last. Behind the others, it tells whether they are of an older object.
+            let Some(again) = found(get(range).await)? else {
+                return Ok(None);
+            };
+            *last = again;
+        }
+        if got.windows(2).all(|two| two[0].version == two[1].version) {
+            return Ok(Some(got));
+        }
+    }
+    Err(Error::Generic {
+        store: "object store",
+        source: format!("it was replaced {ATTEMPTS} times while it was read").into(),
+    })
+}
+
+/// Stores a value, in parts if it is long.
+pub(super) async fn put(store: &dyn ObjectStore, path: &Path, value: Bytes) -> Result<()> {
+    /// The largest number of parts that every store takes for one object.
+    const MOST: usize = 5000;
+    if value.len() < LONG {
+        return store.put(path, value.into()).await.map(drop);
+    }
+    let part = (LONG / 4).max(value.len().div_ceil(MOST));
+    let upload = store.put_multipart(path).await?;
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, part);
+    let mut rest = value;
+    while !rest.is_empty() {
+        if let Err(error) = upload.wait_for_capacity(8).await {
+            // The first error is the one to report.
+            let _ = upload.abort().await;
+            return Err(error);
+        }
+        upload.put(rest.split_to(part.min(rest.len())));
+    }
+    // The upload is aborted if a part fails.
+    upload.finish().await.map(drop)
+}
