@@ -3,17 +3,16 @@
 use serde_json::json;
 use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::{Grid, Listed};
+use zarrs_cuda_convert::open::{self, Opened};
+use zarrs_cuda_convert::stored::FRAME;
+use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 use zarrs_storage::{StorageError, StorePrefix};
 
-use crate::arguments::shape_text;
-use crate::budget::Budget;
-use crate::chosen::{Grid, Listed, ShardArgs};
+use crate::chosen::ShardArgs;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::inspect::stored::FRAME;
-use crate::open::{self, Opened};
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
 use crate::work::on_each;
 
 /// Pack subchunks that were written one by one into the shards of an array
@@ -185,7 +184,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         return Ok(Outcome::new(lines.join("\n"), json));
     }
     opened.must_be_plain("consolidate")?;
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let done = on_each(
         ["consolidating", "nothing is lost"],
         &grid,

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::json;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open;
 
 use crate::common::Common;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::{inspect, open, reencode};
+use crate::{inspect, reencode};
 
 /// Re-encode a small MRI volume into a folder, verify it, and look at it
 #[derive(clap::Args, Debug)]

@@ -136,15 +136,3 @@ impl Live {
         self.bar.finish_and_clear();
     }
 }
-
-/// A number of bytes as people read it: `169.17 KiB`.
-pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
-    HumanBytes(bytes)
-}
-
-/// A number of things as people read it: `1 shard`, `2 shards`.
-pub(crate) fn counted(number: impl TryInto<u128>, thing: &str) -> String {
-    let number = number.try_into().unwrap_or(u128::MAX);
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{plural}")
-}

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::{Compaction, Recovery, Shards};
-
-use crate::failure::Failure;
-use crate::inspect::stored::readable_files;
-use crate::open::{Opened, Place, Store};
-use crate::replace::{self, Left};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{Opened, Place, Store};
+use zarrs_cuda_convert::replace::{self, Left};
+use zarrs_cuda_convert::stored::readable_files;
 
 /// The array, whose shards are replaced as a whole.
 pub(crate) enum Replacing<'a> {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use serde_json::json;
+use zarrs_cuda_convert::Failure;
 
 use crate::CommandLine;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
 
 /// Print completions for a shell

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use zarrs_cuda_convert::Failure;
+
 use crate::exit::Exit;
-use crate::failure::Failure;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 /// The guards that exist: a subcommand may call another one.

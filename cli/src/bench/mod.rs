@@ -13,16 +13,16 @@ use zarrs::array::{Array, ArrayBuilder, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::codec::SubchunkCodec;
+use zarrs_cuda_convert::open;
+use zarrs_cuda_convert::words::bytes_text;
 
 use crate::arguments::{Count, Size};
-use crate::budget::Budget;
-use crate::codec::SubchunkCodec;
 use crate::common::Common;
 use crate::doctor;
-use crate::failure::Failure;
-use crate::open;
 use crate::outcome::{Outcome, write_page};
-use crate::progress::{Progress, Unit, bytes_text};
+use crate::progress::{Progress, Unit};
 use crate::stop;
 
 /// Compare this library with zarrs on this machine, as a table and as an HTML page
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 fn must_fit(args: &Args, common: &Common) -> Result<(), Failure> {
     let of_threads = (3 * 2 * SHARD.pow(3)).saturating_mul(common.threads() as u64);
     let size = args.size.bytes() as u64;
-    let (budget, shards) = (Budget::of(common), of_threads.min(size.saturating_mul(3)));
+    let (budget, shards) = (common.budget(), of_threads.min(size.saturating_mul(3)));
     let needed = size.saturating_mul(3).saturating_add(shards);
     if needed <= budget.bytes() {
         return Ok(());

@@ -3,7 +3,6 @@
 //! | file | what it does |
 //! |---|---|
 //! | `sharded.rs` | opens an array, also one whose subchunks cannot be decoded |
-//! | `stored.rs` | lists the objects of an array, for `reshard`, too |
 //! | `survey.rs`, `look.rs` | all sizes, and the indices of some shards |
 //! | `facts.rs` | what the metadata say |
 //! | `terminal.rs` | both for a terminal |
@@ -13,7 +12,6 @@ mod facts;
 mod look;
 mod page;
 mod sharded;
-pub(crate) mod stored;
 mod survey;
 mod terminal;
 #[cfg(test)]
@@ -26,14 +24,14 @@ use zarrs_cuda::maintenance::{Inspection, RecoveryOutcome};
 
 use crate::arguments::ShardIndices;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{self, Place};
 use crate::outcome::{Outcome, write_page};
 use crate::stop;
 use facts::Facts;
 use look::State;
 use sharded::Sharded;
 use survey::{MOST_READ, Survey, indices};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{self, Place};
 
 /// Show what is in the shards of an array, and where
 #[derive(clap::Args, Debug)]

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayMetadata, DataType};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda::maintenance::{Inspection, ShardFormat, inspect};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{self, Opened, Place};
 use zarrs_storage::StoreKey;
 
-use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
 use crate::reshard::side::Index;
 
 /// A sharded array.

@@ -5,13 +5,13 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 use zarrs_cuda::maintenance::{Inspection, Shards};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::chunks::Elsewhere;
+use zarrs_cuda_convert::open::Opened;
+use zarrs_cuda_convert::stored::{self, Keys, ObjectKind};
 
 use super::look::{Look, State};
 use super::sharded::Sharded;
-use super::stored::{self, Keys, ObjectKind};
-use crate::chunks::Elsewhere;
-use crate::failure::Failure;
-use crate::open::Opened;
 use crate::progress::{Progress, Unit};
 use crate::stop;
 

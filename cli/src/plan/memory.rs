@@ -7,14 +7,14 @@ use zarrs::array::{Array, ArrayBuilder, DataType, FillValue};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::writer::{ArrayWriter, WriterError};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::argument;
+use zarrs_cuda_convert::parts::{Parts, Sizes};
+use zarrs_cuda_convert::shapes::volume;
+use zarrs_cuda_convert::words::bytes_text;
 
 use super::{Args, Shapes};
-use crate::budget::{Budget, argument};
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::parts::{Parts, Sizes};
-use crate::progress::bytes_text;
-use crate::shapes::volume;
 
 /// The memory for shards of a plan.
 pub(super) struct Memory {
@@ -34,7 +34,7 @@ pub(super) fn of(
     shapes: &Shapes<'_>,
     shard: &[u64],
 ) -> Result<Memory, Failure> {
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let needed = |shard: &[u64]| match args.rate {
         Some(_) => of_stream(args, common, data_type, shapes, shard),
         None => Ok(of_reencode(common, shapes, shard)),
@@ -69,7 +69,7 @@ impl Memory {
     }
 
     pub(super) fn text(&self) -> String {
-        bytes_text(self.bytes).to_string()
+        bytes_text(self.bytes)
     }
 
     /// Lines for people.

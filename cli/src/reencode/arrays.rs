@@ -6,16 +6,16 @@ use std::sync::Arc;
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, ArrayMetadataOptions};
 use zarrs_codec::ArrayToArrayCodecTraits;
 use zarrs_cuda::CudaShardingCodecBuilder;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::data_types;
+use zarrs_cuda_convert::open::Store;
+use zarrs_cuda_convert::shapes::edges;
+use zarrs_cuda_convert::words::shape_text;
 
 use super::Job;
 use super::shapes::Shapes;
 use super::target::Target;
 use super::xarray;
-use crate::arguments::shape_text;
-use crate::data_types;
-use crate::failure::Failure;
-use crate::open::Store;
-use crate::shapes::edges;
 
 pub(crate) type Input = Array<Store>;
 /// The output array. Each value appears at once, as a whole.

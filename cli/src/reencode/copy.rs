@@ -8,6 +8,10 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs::storage::{StorageError, StorePrefix};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::chunks::Chunks;
+use zarrs_cuda_convert::open::Place;
+use zarrs_cuda_convert::shapes::volume;
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -15,11 +19,7 @@ use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
 use super::shapes::Shapes;
-use crate::chunks::Chunks;
-use crate::failure::Failure;
-use crate::open::Place;
 use crate::progress::{Progress, Unit};
-use crate::shapes::volume;
 use crate::stop;
 
 /// Reads elements of the input, whose `chunks` were listed.

@@ -4,13 +4,13 @@
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::chunks::Chunks;
+use zarrs_cuda_convert::grid::{Grid, Listed, add_covered};
+use zarrs_cuda_convert::open::Opened;
 
 use super::arrays::{Input, Output};
 use super::shapes::Shapes;
-use crate::chosen::{Grid, Listed, add_covered};
-use crate::chunks::Chunks;
-use crate::failure::Failure;
-use crate::open::Opened;
 
 /// The shards to work on.
 pub(super) struct Covered<'a> {
@@ -95,7 +95,7 @@ impl<'a> Covered<'a> {
                 let regions = self.shards().map(|(_, region)| region.num_elements());
                 regions.fold(0, u64::saturating_add)
             }
-            None => crate::shapes::volume(&self.shapes.array),
+            None => zarrs_cuda_convert::shapes::volume(&self.shapes.array),
         }
     }
 }

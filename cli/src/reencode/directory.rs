@@ -6,13 +6,13 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::claim::{Claim, Refused};
+use zarrs_cuda_convert::open::{is_array, is_group, read_file};
+use zarrs_cuda_convert::replace::{self, Left, temporary_of};
 
 use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::run::{self, busy};
-use crate::claim::{Claim, Refused};
-use crate::failure::Failure;
-use crate::open::{is_array, is_group, read_file};
-use crate::replace::{self, Left, temporary_of};
 
 /// Looks at the directory. A marker that `claim` made new does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {

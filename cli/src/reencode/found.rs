@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use zarrs_cuda_convert::Failure;
+
 use super::Mode;
 use super::run::{self, GoesOn, Run};
-use crate::failure::Failure;
 
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";

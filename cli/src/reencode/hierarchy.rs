@@ -5,6 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::consolidated;
+use zarrs_cuda_convert::evidence::{Changes, Evidence};
+use zarrs_cuda_convert::names;
+use zarrs_cuda_convert::open::{self, Kind, Place, Store, Stores};
+use zarrs_cuda_convert::stored::ends_elsewhere;
+use zarrs_cuda_convert::words::counted;
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::readable::unreadable;
@@ -12,14 +19,7 @@ use super::run::Run;
 use super::target::{Begun, Target};
 use super::{Args, Job, Plan, not_begun};
 use crate::common::Common;
-use crate::consolidated;
-use crate::evidence::{Changes, Evidence};
-use crate::failure::Failure;
-use crate::inspect::stored::ends_elsewhere;
-use crate::names;
-use crate::open::{self, Kind, Place, Store, Stores};
 use crate::outcome::Outcome;
-use crate::progress::counted;
 use crate::stop;
 
 /// The files of a group's metadata.

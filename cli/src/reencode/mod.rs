@@ -31,6 +31,13 @@ use serde_json::json;
 use zarrs::array::ArraySubset;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::ArrayToBytesCodecTraits;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::apart::{must_lie_apart, must_not_be_in_an_array};
+use zarrs_cuda_convert::chunks::{Chunks, Empty};
+use zarrs_cuda_convert::codec::SubchunkCodec;
+use zarrs_cuda_convert::consolidated;
+use zarrs_cuda_convert::evidence::Evidence;
+use zarrs_cuda_convert::open::{self, Opened, Place};
 
 use self::arrays::{Input, Output, describe, metadata_json};
 use self::copy::copy;
@@ -40,16 +47,9 @@ use self::run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
-use crate::apart::{must_lie_apart, must_not_be_in_an_array};
-use crate::budget::Budget;
-use crate::chunks::{Chunks, Empty};
-use crate::codec::{CODECS, SubchunkCodec};
+use crate::arguments::CODECS;
 use crate::common::Common;
-use crate::consolidated;
-use crate::evidence::Evidence;
 use crate::explain;
-use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
 use crate::outcome::{Outcome, wrapped};
 use crate::shapes::ShapeArgs;
 use crate::stop;
@@ -299,7 +299,7 @@ impl Plan<'_> {
         }
         common.say(&self.counted);
         common.say(format!("{shapes}, {}", args.codec));
-        for note in shapes.notes(&Budget::of(common)) {
+        for note in shapes.notes(&common.budget()) {
             common.say(note);
         }
         for repair in &self.opened.repairs {

@@ -2,12 +2,12 @@
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::evidence::Changes;
+use zarrs_cuda_convert::open::Store;
 
 use super::Job;
 use super::arrays::{Input, Output};
-use crate::evidence::Changes;
-use crate::failure::Failure;
-use crate::open::Store;
 
 /// The shards that an earlier run stored.
 pub(super) struct Stored<'a> {

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 use super::shapes::Shapes;
-use crate::arguments::shape_text;
-use crate::evidence::{Changes, Evidence};
-use crate::failure::Failure;
 use zarrs_cuda::storage::{Life, Owner};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::evidence::{Changes, Evidence};
+use zarrs_cuda_convert::words::shape_text;
 
 /// The member that says the run.
 const MEMBER: &str = "zarrs_cuda_run";

@@ -4,14 +4,14 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use zarrs::array::Array;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::Budget;
+use zarrs_cuda_convert::open::{Place, Store};
+use zarrs_cuda_convert::parts::{Parts, Sizes, element_bytes, reads, unit};
+use zarrs_cuda_convert::shapes::{Written, edges};
 
 use super::Job;
 use crate::arguments::Shape;
-use crate::budget::Budget;
-use crate::failure::Failure;
-use crate::open::{Place, Store};
-use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
-use crate::shapes::{Written, edges};
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -46,7 +46,7 @@ impl Shapes {
         let shard = asked("--shard", &args.shard)?;
         let subchunk = asked("--subchunk", &args.subchunk)?;
         let (input_chunk, element) = (unit(input), element_bytes(input));
-        let (shard, subchunk) = args.chosen(
+        let (shard, subchunk) = args.wishes().chosen(
             &array,
             shard,
             subchunk,
@@ -60,7 +60,7 @@ impl Shapes {
             element,
             is_object: matches!(job.output, Place::Url(_)),
         };
-        let parts = Parts::choose(&sizes, &Budget::of(job.common), job.common.threads())?;
+        let parts = Parts::choose(&sizes, &job.common.budget(), job.common.threads())?;
         Ok(Self {
             array,
             shard,

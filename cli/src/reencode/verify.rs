@@ -1,13 +1,13 @@
 //! Compares the output with the input.
 
 use zarrs::array::{Array, ArrayBytes};
+use zarrs_cuda_convert::Failure;
 
 use super::Job;
 use super::arrays::Output;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
-use crate::failure::Failure;
 use crate::stop;
 
 /// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.

@@ -11,13 +11,13 @@ use std::sync::{Mutex, PoisonError};
 use zarrs::array::ChunkKeyEncoding;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
+use zarrs_cuda_convert::evidence::Changes;
+use zarrs_cuda_convert::replace::Temporary;
+use zarrs_cuda_convert::stored::{self, Keys};
 
 use super::plan::{Piece, Plan};
 use super::source::{Objects, Place, Source};
-use crate::evidence::Changes;
-use crate::inspect::stored::{self, Keys};
 use crate::progress::Progress;
-use crate::replace::Temporary;
 use crate::stop;
 
 /// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for

@@ -26,16 +26,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use zarrs_cuda::maintenance::ShardFormat;
 
-use crate::apart::{must_lie_apart, must_not_be_in_an_array};
 use crate::arguments::Shape;
-use crate::budget::Budget;
-use crate::chunks::Elsewhere;
 use crate::common::Common;
-use crate::consolidated;
-use crate::evidence::Evidence;
-use crate::failure::Failure;
-use crate::inspect::stored::{self, Keys};
-use crate::open::{self, Place, read_file};
 use crate::outcome::Outcome;
 use crate::progress::{Progress, Unit};
 use crate::stop;
@@ -44,6 +36,13 @@ use plan::Plan;
 use side::Side;
 use source::Objects;
 use target::{Before, Noted};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::apart::{must_lie_apart, must_not_be_in_an_array};
+use zarrs_cuda_convert::chunks::Elsewhere;
+use zarrs_cuda_convert::consolidated;
+use zarrs_cuda_convert::evidence::Evidence;
+use zarrs_cuda_convert::open::{self, Place, read_file};
+use zarrs_cuda_convert::stored::{self, Keys};
 
 const EXAMPLES: &str = "\
 Valid if IN and OUT have the same shape, data type, fill value, subchunk shape and codecs of a
@@ -148,7 +147,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
     let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
     budget.must_fit(
         format_args!(

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::{Value, json};
+use zarrs_cuda_convert::open::Place;
 
 use super::copy::Copied;
-use crate::open::Place;
 
 pub(super) struct Done {
     pub(super) copied: Copied,

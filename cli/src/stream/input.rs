@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_chan
 use std::thread;
 use std::time::Duration;
 
-use crate::failure::Failure;
+use zarrs_cuda_convert::Failure;
 
 /// How many bytes are read at once, at most.
 const PIECE: usize = 4 << 20;

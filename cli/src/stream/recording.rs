@@ -16,17 +16,18 @@ use zarrs_codec::{BytesToBytesCodecTraits, Codec, CodecMetadataOptions};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::writer::{ArrayWriter, ConditionalStore, WriterError};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::apart::must_not_be_in_an_array;
+use zarrs_cuda_convert::chunks::{Chunks, Empty};
+use zarrs_cuda_convert::data_types;
+use zarrs_cuda_convert::extensions::{ByteOrder, Number};
+use zarrs_cuda_convert::open::{self, Kind, Place, Store};
+use zarrs_cuda_convert::shapes::{Written, edges};
+use zarrs_cuda_convert::words::shape_text;
 use zarrs_storage::StorageError;
 
 use super::{Args, CODEC};
-use crate::apart::must_not_be_in_an_array;
-use crate::arguments::{Shape, shape_text};
-use crate::chunks::{Chunks, Empty};
-use crate::data_types;
-use crate::extensions::{ByteOrder, Number};
-use crate::failure::Failure;
-use crate::open::{self, Kind, Place, Store};
-use crate::shapes::{Written, edges};
+use crate::arguments::Shape;
 
 /// A dimension whose extent is not known.
 const ENDLESS: u64 = 1 << 40;
@@ -368,6 +369,7 @@ fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
     let subchunk = asked("--subchunk", &args.shapes.subchunk)?;
     let (shard, subchunk) =
         args.shapes
+            .wishes()
             .chosen(&shape, shard, subchunk, Written::Slices, element as u64)?;
     shape[0] = 0;
     let cannot = |error: &dyn fmt::Display| Failure::failed(format!("cannot make {path}: {error}"));
