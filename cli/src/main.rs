@@ -38,6 +38,7 @@ mod pyramid;
 mod recover;
 mod reencode;
 mod replacing;
+mod reports;
 mod reshard;
 mod shapes;
 mod shell;
@@ -45,6 +46,7 @@ mod stdout;
 mod stop;
 mod stream;
 mod verify;
+mod watcher;
 mod work;
 
 use std::process::ExitCode;

@@ -4,17 +4,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zarrs_cuda_convert::Unit;
 
 /// Between two lines where there is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
-
-/// The unit in which progress is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    Bytes,
-    /// Things with this name, such as "shards".
-    Things(&'static str),
-}
 
 /// The progress of one work, on standard error. Threads may share it.
 #[derive(Debug)]

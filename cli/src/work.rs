@@ -5,11 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::Unit;
 use zarrs_cuda_convert::grid::Grid;
 use zarrs_cuda_convert::words::counted;
 
 use crate::chosen::Chosen;
-use crate::progress::{Progress, Unit};
+use crate::progress::Progress;
 use crate::stop;
 
 /// After so many shards that failed no more are begun: then it is the store that fails.

@@ -14,6 +14,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::Unit;
 use zarrs_cuda_convert::codec::SubchunkCodec;
 use zarrs_cuda_convert::open;
 use zarrs_cuda_convert::words::bytes_text;
@@ -22,7 +23,7 @@ use crate::arguments::{Count, Size};
 use crate::common::Common;
 use crate::doctor;
 use crate::outcome::{Outcome, write_page};
-use crate::progress::{Progress, Unit};
+use crate::progress::Progress;
 use crate::stop;
 
 /// Compare this library with zarrs on this machine, as a table and as an HTML page

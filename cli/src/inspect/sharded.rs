@@ -8,9 +8,8 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda::maintenance::{Inspection, ShardFormat, inspect};
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::open::{self, Opened, Place};
+use zarrs_cuda_convert::reshard::side::Index;
 use zarrs_storage::StoreKey;
-
-use crate::reshard::side::Index;
 
 /// A sharded array.
 pub(super) struct Sharded {

@@ -6,13 +6,14 @@ use std::sync::Mutex;
 use rayon::prelude::*;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::Unit;
 use zarrs_cuda_convert::chunks::Elsewhere;
 use zarrs_cuda_convert::open::Opened;
 use zarrs_cuda_convert::stored::{self, Keys, ObjectKind};
 
 use super::look::{Look, State};
 use super::sharded::Sharded;
-use crate::progress::{Progress, Unit};
+use crate::progress::Progress;
 use crate::stop;
 
 /// How many indices are read unless all are asked for.

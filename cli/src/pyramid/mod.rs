@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
     }
     let mut json = plan.json(&args.image.to_string());
-    json["chunks"] = chunks.json();
+    json["chunks"] = json!(chunks.counts());
     common.say(told);
     if args.dry_run {
         let memory = plan::memory(&levels, &files).map_err(|error| failed(args, &error))?;

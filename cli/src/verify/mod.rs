@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         done.failures.push(failure.clone());
     }
     let outcome = report(args, common, &opened, all)
-        .with("chunks", json!(chunks.map(|chunks| chunks.json())));
+        .with("chunks", json!(chunks.map(|chunks| chunks.counts())));
     Ok(outcome.with_errors(done.failures))
 }
 

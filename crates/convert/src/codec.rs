@@ -15,6 +15,13 @@ use crate::failure::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubchunkCodec(String);
 
+impl Default for SubchunkCodec {
+    /// zstd of level 3.
+    fn default() -> Self {
+        Self("zstd:3".to_string())
+    }
+}
+
 impl FromStr for SubchunkCodec {
     type Err = String;
 

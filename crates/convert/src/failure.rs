@@ -75,6 +75,15 @@ impl Failure {
         self
     }
 
+    /// Calls settings by the names of another front end. `name` returns the name there of an option of the command, as
+    /// `--overwrite`, or `None` to keep it.
+    #[must_use]
+    pub fn with_names(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
+        self.message = renamed(&self.message, &name);
+        self.remedy = self.remedy.map(|remedy| renamed(&remedy, &name));
+        self
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
@@ -92,6 +101,21 @@ impl Failure {
     pub fn remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
     }
+}
+
+/// Returns `text` with other names for the options that `name` knows.
+fn renamed(text: &str, name: &impl Fn(&str) -> Option<String>) -> String {
+    let mut renamed = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("--") {
+        let (before, behind) = rest.split_at(at);
+        let end = behind.find(|c: char| c != '-' && !c.is_ascii_lowercase());
+        let (option, after) = behind.split_at(end.unwrap_or(behind.len()));
+        renamed += before;
+        renamed += &name(option).unwrap_or_else(|| option.to_string());
+        rest = after;
+    }
+    renamed + rest
 }
 
 /// The message alone.
@@ -120,5 +144,23 @@ impl From<zarrs_cuda::Error> for Failure {
             ),
             _ => failure,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+
+    #[test]
+    fn settings_have_the_names_of_a_front_end() {
+        let failure = Failure::failed("out -- is of --resume, --part")
+            .with_remedy("start again with --overwrite")
+            .with_names(|option| match option {
+                "--resume" => Some("resume=True".to_string()),
+                "--overwrite" => Some("overwrite=True".to_string()),
+                _ => None,
+            });
+        assert_eq!(failure.message(), "out -- is of resume=True, --part");
+        assert_eq!(failure.remedy(), Some("start again with overwrite=True"));
     }
 }

@@ -28,12 +28,21 @@ mod http;
 pub mod names;
 pub mod open;
 pub mod parts;
+mod reencode;
 #[cfg(feature = "remote")]
 mod remote;
 pub mod replace;
+pub mod reshard;
 pub mod shapes;
 pub mod stored;
 mod version2;
+mod watcher;
 pub mod words;
 
+pub use self::codec::SubchunkCodec;
 pub use self::failure::{Failure, FailureKind};
+pub use self::open::Place;
+pub use self::reencode::{ArrayReport, Copied, GroupReport, Reencode, Report, WrittenGroup};
+pub use self::reshard::{Layout, Reshard, Resharded};
+pub use self::shapes::Wishes;
+pub use self::watcher::{Event, Unit, Watcher};

@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::ChunkKeySeparator;
 
@@ -44,6 +45,20 @@ pub struct Chunks {
     unfinished: Option<(u64, String)>,
     /// Under which separator of keys the chunks were found, where the metadata say another one.
     found: Option<ChunkKeySeparator>,
+}
+
+/// The numbers of chunks of an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Counts {
+    /// The chunks that are stored; `None` if they cannot be counted.
+    pub stored: Option<u64>,
+    /// The chunks of the grid.
+    pub of: u64,
+    /// Stored chunks that are not in the grid.
+    pub outside: u64,
+    /// The separator in the keys of chunks, where the metadata say another one.
+    pub found_separator: Option<&'static str>,
 }
 
 /// The answer of a run to an array without a stored chunk.
@@ -196,13 +211,13 @@ impl Chunks {
         }
     }
 
-    pub fn json(&self) -> Value {
-        json!({
-            "stored": self.stored.as_ref().ok(),
-            "of": self.grid,
-            "outside": self.outside,
-            "found_separator": self.found.map(separator_text),
-        })
+    pub fn counts(&self) -> Counts {
+        Counts {
+            stored: self.stored.as_ref().ok().copied(),
+            of: self.grid,
+            outside: self.outside,
+            found_separator: self.found.map(separator_text),
+        }
     }
 }
 

@@ -7,12 +7,17 @@ mod fixed_scale_offset;
 mod number;
 mod numpy_time;
 
+use std::sync::Once;
+
 pub use self::fixed_scale_offset::Configuration as FixedScaleOffset;
 pub use self::number::{ByteOrder, Number};
 
-/// Registers all of them for this process. Nothing may open an array before.
+/// Registers all of them for this process, once. Nothing may open an array before.
 pub fn register() {
-    fixed_scale_offset::register();
-    fixed_bytes::register();
-    numpy_time::register();
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        fixed_scale_offset::register();
+        fixed_bytes::register();
+        numpy_time::register();
+    });
 }

@@ -19,11 +19,24 @@ impl FromStr for Place {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(if text.contains("://") {
+        Ok(text.into())
+    }
+}
+
+/// An address with a scheme, as `s3://bucket/path`, or a directory.
+impl From<&str> for Place {
+    fn from(text: &str) -> Self {
+        if text.contains("://") {
             Self::Url(text.to_string())
         } else {
             Self::Directory(text.into())
-        })
+        }
+    }
+}
+
+impl From<PathBuf> for Place {
+    fn from(path: PathBuf) -> Self {
+        Self::Directory(path)
     }
 }
 

@@ -10,15 +10,15 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use crate::failure::Failure;
+use crate::open::Place;
+use crate::replace::Temporary;
+use crate::shapes::edges;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs::storage::StoreKey;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
 use zarrs_cuda::maintenance::ShardFormat;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::open::Place;
-use zarrs_cuda_convert::replace::Temporary;
-use zarrs_cuda_convert::shapes::edges;
 
 use super::arrays::Output;
 

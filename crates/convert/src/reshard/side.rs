@@ -45,9 +45,9 @@ pub(super) struct Side {
 
 /// How the index of a shard is encoded.
 #[derive(Clone, Debug)]
-pub(crate) struct Index {
-    pub(crate) codecs: Vec<MetadataV3>,
-    pub(crate) location: ShardingIndexLocation,
+pub struct Index {
+    pub codecs: Vec<MetadataV3>,
+    pub location: ShardingIndexLocation,
 }
 
 impl Side {
@@ -212,7 +212,7 @@ impl Index {
     ///
     /// # Errors
     /// Why it is not understood.
-    pub(crate) fn of(sharding: &Value) -> Result<Self, String> {
+    pub fn of(sharding: &Value) -> Result<Self, String> {
         let location = match sharding.get("index_location").and_then(Value::as_str) {
             Some("start") => ShardingIndexLocation::Start,
             Some("end") | None => ShardingIndexLocation::End,

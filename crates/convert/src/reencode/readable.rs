@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::open::is_group;
-use zarrs_cuda_convert::stored::ends_elsewhere;
+use crate::failure::Failure;
+use crate::open::is_group;
+use crate::stored::ends_elsewhere;
 
 /// The directories, and links that lead nowhere, in the group `root` and the groups in it that cannot be read.
 ///

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::claim::Claim;
+use crate::evidence::Changes;
+use crate::failure::Failure;
+use crate::open::{self, Place, Store};
+use crate::replace::{Left, Replacing};
 use zarrs::storage::{StorageError, StoreKey};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::claim::Claim;
-use zarrs_cuda_convert::evidence::Changes;
-use zarrs_cuda_convert::open::{self, Place, Store};
-use zarrs_cuda_convert::replace::{Left, Replacing};
 
 use super::found::{Found, INCOMPLETE, Node, Start};
 use super::run::Run;

@@ -6,12 +6,12 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::Args;
+use super::Reencode;
 use super::shapes::Shapes;
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::words::shape_text;
 use zarrs_cuda::storage::{Life, Owner};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::evidence::{Changes, Evidence};
-use zarrs_cuda_convert::words::shape_text;
 
 /// The member that says the run.
 const MEMBER: &str = "zarrs_cuda_run";
@@ -27,38 +27,40 @@ pub(super) struct Run {
 impl Run {
     /// A run for one array.
     pub(super) fn of_array(
-        args: &Args,
+        settings: &Reencode,
         shapes: &Shapes,
         input: Evidence,
         metadata: Vec<u8>,
     ) -> Self {
         let shapes = [&shapes.shard, &shapes.subchunk].map(|shape| shape_text(shape).into());
-        Self::new(args, shapes, input, metadata)
+        Self::new(settings, shapes, input, metadata)
     }
 
     /// A run for all arrays of a group.
-    pub(super) fn of_group(args: &Args, input: Evidence, metadata: Vec<u8>) -> Self {
-        let shapes = &args.shapes;
+    pub(super) fn of_group(settings: &Reencode, input: Evidence, metadata: Vec<u8>) -> Self {
+        let shapes = &settings.shapes;
         let asked = [&shapes.shard, &shapes.subchunk]
-            .map(|shape| json!(shape.as_ref().map(|shape| shape_text(&shape.0))));
-        let mut run = Self::new(args, asked, input, metadata);
+            .map(|shape| json!(shape.as_ref().map(|shape| shape_text(shape))));
+        let mut run = Self::new(settings, asked, input, metadata);
         for (option, size) in [
             ("--shard-size", shapes.shard_size),
             ("--subchunk-size", shapes.subchunk_size),
         ] {
-            run.arguments
-                .insert(option.to_string(), size.bytes().into());
+            run.arguments.insert(option.to_string(), size.into());
         }
         run
     }
 
-    fn new(args: &Args, shapes: [Value; 2], input: Evidence, metadata: Vec<u8>) -> Self {
+    fn new(settings: &Reencode, shapes: [Value; 2], input: Evidence, metadata: Vec<u8>) -> Self {
         let [shard, subchunk] = shapes;
         let arguments = [
             ("--shard", shard),
             ("--subchunk", subchunk),
-            ("--codec", args.codec.to_string().into()),
-            ("--index", format!("{:?}", args.index).to_lowercase().into()),
+            ("--codec", settings.codec.to_string().into()),
+            (
+                "--index",
+                format!("{:?}", settings.index).to_lowercase().into(),
+            ),
         ];
         let arguments = arguments.map(|(option, value)| (option.to_string(), value));
         Self {

@@ -3,15 +3,14 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use crate::budget::Budget;
+use crate::failure::Failure;
+use crate::open::{Place, Store};
+use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
+use crate::shapes::{Written, edges};
 use zarrs::array::Array;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::budget::Budget;
-use zarrs_cuda_convert::open::{Place, Store};
-use zarrs_cuda_convert::parts::{Parts, Sizes, element_bytes, reads, unit};
-use zarrs_cuda_convert::shapes::{Written, edges};
 
 use super::Job;
-use crate::arguments::Shape;
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -26,14 +25,14 @@ pub(crate) struct Shapes {
 impl Shapes {
     pub(super) fn choose(job: &Job<'_>, input: &Array<Store>) -> Result<Self, Failure> {
         let array = input.shape().to_vec();
-        let asked = |option: &str, shape: &'_ Option<Shape>| {
-            let Some(Shape(shape)) = shape else {
+        let asked = |option: &str, shape: &'_ Option<Vec<NonZeroU64>>| {
+            let Some(shape) = shape else {
                 return Ok(None);
             };
             if shape.len() == array.len() {
                 return Ok(Some(edges(shape)));
             }
-            if job.args.recursive {
+            if job.settings.recursive {
                 return Ok(None); // it is for other arrays
             }
             Err(Failure::usage(format!(
@@ -42,11 +41,11 @@ impl Shapes {
                 array.len()
             )))
         };
-        let args = &job.args.shapes;
-        let shard = asked("--shard", &args.shard)?;
-        let subchunk = asked("--subchunk", &args.subchunk)?;
+        let wishes = &job.settings.shapes;
+        let shard = asked("--shard", &wishes.shard)?;
+        let subchunk = asked("--subchunk", &wishes.subchunk)?;
         let (input_chunk, element) = (unit(input), element_bytes(input));
-        let (shard, subchunk) = args.wishes().chosen(
+        let (shard, subchunk) = wishes.chosen(
             &array,
             shard,
             subchunk,
@@ -60,7 +59,7 @@ impl Shapes {
             element,
             is_object: matches!(job.output, Place::Url(_)),
         };
-        let parts = Parts::choose(&sizes, &job.common.budget(), job.common.threads())?;
+        let parts = Parts::choose(&sizes, &job.settings.budget(), job.settings.threads)?;
         Ok(Self {
             array,
             shard,

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::data_types;
+use crate::failure::Failure;
+use crate::open::Store;
+use crate::shapes::edges;
+use crate::words::shape_text;
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, ArrayMetadataOptions};
 use zarrs_codec::ArrayToArrayCodecTraits;
 use zarrs_cuda::CudaShardingCodecBuilder;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::data_types;
-use zarrs_cuda_convert::open::Store;
-use zarrs_cuda_convert::shapes::edges;
-use zarrs_cuda_convert::words::shape_text;
 
 use super::Job;
 use super::shapes::Shapes;
@@ -37,12 +37,12 @@ pub(super) fn describe(
     must_be_readable(job, input)?;
     let sharding = CudaShardingCodecBuilder::new(shapes.subchunk.clone(), data_type)
         .bytes_to_bytes_codecs(
-            job.args
+            job.settings
                 .codec
                 .for_elements(data_type)
                 .map_err(|error| cannot(&error))?,
         )
-        .index_location(job.args.index.into())
+        .index_location(job.settings.index)
         .build_arc()
         .map_err(|error| cannot(&error))?;
 
@@ -69,7 +69,7 @@ pub(super) fn describe(
                     .attributes(xarray.attributes)
                     .dimension_names(Some(xarray.dimension_names));
                 if let Some(note) = xarray.note {
-                    job.common.say(format!("{}: {note}", job.input));
+                    job.say(&format!("{}: {note}", job.input));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! `zarrs-cuda reshard`: encoded subchunks into other shards, without decoding them.
+//! Encoded subchunks into other shards, without decoding them.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -11,112 +11,161 @@
 mod chain;
 mod copy;
 mod plan;
-mod report;
-pub(crate) mod side;
+pub mod side;
 mod source;
 mod target;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs_cuda::Options;
 use zarrs_cuda::maintenance::ShardFormat;
 
-use crate::arguments::Shape;
-use crate::common::Common;
-use crate::outcome::Outcome;
-use crate::progress::{Progress, Unit};
-use crate::stop;
-use copy::Target;
-use plan::Plan;
-use side::Side;
-use source::Objects;
-use target::{Before, Noted};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::apart::{must_lie_apart, must_not_be_in_an_array};
-use zarrs_cuda_convert::chunks::Elsewhere;
-use zarrs_cuda_convert::consolidated;
-use zarrs_cuda_convert::evidence::Evidence;
-use zarrs_cuda_convert::open::{self, Place, read_file};
-use zarrs_cuda_convert::stored::{self, Keys};
+use self::copy::Target;
+use self::plan::Plan;
+use self::side::Side;
+use self::source::Objects;
+use self::target::{Before, Noted};
+use crate::apart::{must_lie_apart, must_not_be_in_an_array};
+use crate::budget::Budget;
+use crate::chunks::Elsewhere;
+use crate::consolidated;
+use crate::evidence::Evidence;
+use crate::extensions;
+use crate::failure::Failure;
+use crate::open::{self, Place, read_file};
+use crate::shapes::edges;
+use crate::stored::{self, Keys};
+use crate::watcher::{Step, Unit, Watcher};
 
-const EXAMPLES: &str = "\
-Valid if IN and OUT have the same shape, data type, fill value, subchunk shape and codecs of a
-subchunk (levels may differ: OUT takes those of IN). Otherwise use `zarrs-cuda reencode`.
-
-OUT is new, and --shard or --chunks says what it becomes. Or OUT is the directory of an array
-that has a zarr.json and no chunks yet, which says so. A run that was interrupted goes on when
-it is started again.";
-
-/// Move subchunks between chunks and shards without decoding them
-#[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
-    /// The directory of the array to read
-    input: Place,
-    /// The directory of the new array
-    output: Place,
-    /// Shards of this shape in elements, a whole multiple of a subchunk
-    #[arg(long, value_name = "A,B,…", conflicts_with = "chunks")]
-    shard: Option<Shape>,
-    /// No shards: each subchunk becomes a chunk
-    #[arg(long)]
-    chunks: bool,
-    /// Where a shard keeps its index [default: as in IN, or at the end]
-    #[arg(long, value_enum, value_name = "WHERE", conflicts_with = "chunks")]
-    index: Option<IndexPlace>,
-    /// How the keys of chunks or shards are written [default: as in IN]
-    #[arg(long, value_enum, value_name = "ENCODING")]
-    chunk_keys: Option<KeyEncoding>,
+/// Moves encoded subchunks between chunks and shards, without decoding them.
+///
+/// Both arrays have the same shape, data type, fill value, subchunk shape and codecs of a subchunk. The output is
+/// new, or the directory of an array that has a `zarr.json` and no chunks yet, which says its shards. A run that was
+/// interrupted goes on when it is started again: what is whole is kept.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zarrs::array::{Array, ArrayBuilder, data_type};
+/// use zarrs::filesystem::FilesystemStore;
+/// use zarrs_cuda_convert::{Layout, Reshard};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let store = Arc::new(FilesystemStore::new(folder.join("in"))?);
+/// let array = ArrayBuilder::new(vec![64, 64], vec![16, 16], data_type::uint16(), 0u16).build(store, "/")?;
+/// array.store_metadata()?;
+/// array.store_array_subset(&array.subset_all(), vec![7u16; 64 * 64])?;
+///
+/// let mut reshard = Reshard::new(folder.join("in"), folder.join("out"));
+/// reshard.layout = Some(Layout::Shards(vec![32.try_into()?, 64.try_into()?]));
+/// let report = reshard.run(&())?;
+/// assert_eq!((report.stored, report.written, report.codec_calls), (16, 2, 0));
+///
+/// let output = Array::open(Arc::new(FilesystemStore::new(folder.join("out"))?), "/")?;
+/// assert_eq!(output.retrieve_array_subset::<Vec<u16>>(&output.subset_all())?, vec![7; 64 * 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reshard {
+    /// The directory of the array to read.
+    pub input: Place,
+    /// The directory of the new array.
+    pub output: Place,
+    /// The objects of the output; `None` if the output says it itself.
+    pub layout: Option<Layout>,
+    /// The end of a shard at which its index lies; `None` for that of the input, or the end.
+    pub index: Option<ShardingIndexLocation>,
+    /// The encoding of the keys of chunks or shards; `None` for that of the input.
+    pub chunk_keys: Option<MetadataV3>,
+    /// Bytes of memory for the indices of shards.
+    pub memory: u64,
+    /// The threads that copy at once: one or more.
+    pub threads: usize,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum IndexPlace {
-    Start,
-    End,
+/// The objects of an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Layout {
+    /// Shards of this shape in elements, a whole multiple of a subchunk.
+    Shards(Vec<NonZeroU64>),
+    /// No shards: each subchunk becomes a chunk.
+    Chunks,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum KeyEncoding {
-    /// Keys such as c/0/1
-    #[value(name = "default/")]
-    DefaultSlash,
-    /// Keys such as c.0.1
-    #[value(name = "default.")]
-    DefaultDot,
-    /// Keys such as 0/1
-    #[value(name = "v2/")]
-    V2Slash,
-    /// Keys such as 0.1
-    #[value(name = "v2.")]
-    V2Dot,
+/// The report of a run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Resharded {
+    /// The noun for an object of the input: "chunk" or "shard".
+    pub from: &'static str,
+    /// The objects of the input that are stored.
+    pub stored: u64,
+    /// The noun for an object of the output.
+    pub to: &'static str,
+    /// Objects of the output that were written.
+    pub written: u64,
+    /// Objects of the output that an earlier run had written, and that are whole.
+    pub kept: u64,
+    /// Subchunks of the objects that were written.
+    pub subchunks: u64,
+    /// The bytes of these subchunks.
+    pub bytes: u64,
+    /// The time of the copy, with the syncs of files.
+    pub time: Duration,
+    /// How often this process called codecs meanwhile. It is 0 if nothing else in the process did.
+    pub codec_calls: u64,
+    /// Lines for people: temporaries that are left, copies of metadata that are out of date.
+    pub notes: Vec<String>,
 }
 
-impl KeyEncoding {
-    fn metadata(self) -> Value {
-        let (name, separator) = match self {
-            Self::DefaultSlash => ("default", "/"),
-            Self::DefaultDot => ("default", "."),
-            Self::V2Slash => ("v2", "/"),
-            Self::V2Dot => ("v2", "."),
-        };
-        json!({ "name": name, "configuration": { "separator": separator } })
+impl Reshard {
+    /// The array `input` as the array `output`, which says its shards itself unless a [`layout`](Self::layout) is
+    /// set.
+    pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
+        Self {
+            input: input.into(),
+            output: output.into(),
+            layout: None,
+            index: None,
+            chunk_keys: None,
+            memory: Options::default().host_memory() as u64,
+            threads: rayon::current_num_threads(),
+        }
+    }
+
+    /// Reshards. Blocks until the output is complete, a failure, or `watcher` stops the run.
+    ///
+    /// # Errors
+    /// - `input` is no array of Zarr v3 in a directory, or is damaged.
+    /// - Encoded subchunks of `input` cannot be those of `output`: [`Reencode`](crate::Reencode) decodes them.
+    /// - `output` has other files, lies in `input`, or is being written by another run.
+    /// - The settings make no sense together, or more memory is needed than there may be.
+    /// - The watcher stopped the run.
+    pub fn run(&self, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
+        extensions::register();
+        run(self, watcher)
     }
 }
 
 /// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
-fn refused(message: impl std::fmt::Display, args: &Args) -> Failure {
+fn refused(message: impl std::fmt::Display, args: &Reshard) -> Failure {
     Failure::failed(message).with_remedy(format!(
         "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
         args.input
     ))
 }
 
-pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     let (input, output) = (args.input.directory()?, args.output.directory()?);
     let calls_before = codec_calls();
     let document = read_metadata(input, args)?;
@@ -125,21 +174,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     must_not_be_in_an_array(&args.output)?;
     let evidence = Evidence::of(&args.input, &*open::store(&args.input)?.store)?;
     let before = target::look(output, &evidence, None)?;
-    let wanted = wanted(args, &document, &side, &before)?;
-    let goal = Side::of(&wanted)
-        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
-    let differences = side.differences(&goal);
-    if !differences.is_empty() {
-        return Err(refused(
-            format!(
-                "cannot reshard {} to {} without decoding: {}",
-                args.input,
-                args.output,
-                differences.join("; ")
-            ),
-            args,
-        ));
-    }
+    let (wanted, goal) = goal(args, &document, &side, &before)?;
     let metadata = metadata_text([input, output], &wanted)?;
     let plan = Plan::new(&side, &goal).map_err(|reason| cannot_move(args, &reason))?;
     let stored = listed(input, &side, &plan, args)?;
@@ -147,7 +182,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
     let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
-    let budget = common.budget();
+    let budget = Budget::new(args.memory);
     let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
     budget.must_fit(
         format_args!(
@@ -156,12 +191,19 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ),
         of_thread,
     )?;
-    let threads = budget.at_once(0, of_thread, common.threads());
-    let _guard = stop::wait_for_me();
+    let threads = budget.at_once(0, of_thread, args.threads);
+    if watcher.is_stopping() {
+        return Err(Failure::interrupted("stopped before anything was written"));
+    }
     let begun = target::begin(output, &before, &evidence, &metadata)?;
     let start = Instant::now();
     let pieces = plan.pieces(&stored, threads);
-    let progress = Progress::new("resharding", Unit::Things("parts"), pieces.len() as u64);
+    let step = Step::begin(
+        watcher,
+        "resharding",
+        Unit::Things("parts"),
+        pieces.len() as u64,
+    );
     let objects = Objects {
         root: input,
         keys: &side.keys,
@@ -181,11 +223,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         args.output
     );
     let copied =
-        copy::copy(&plan, &pieces, &objects, &target, threads, &progress).map_err(|error| {
+        copy::copy(&plan, &pieces, &objects, &target, threads, watcher).map_err(|error| {
             Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
         })?;
-    progress.finish();
-    if stop::is_asked() {
+    drop(step);
+    if watcher.is_stopping() {
         return Err(Failure::interrupted(format!(
             "{} {}s were written, and {} is not complete",
             copied.written,
@@ -201,16 +243,46 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
     let notes = (!left.is_empty()).then(|| left.to_string()).into_iter();
     let notes = notes.chain(consolidated::stale_above(&args.output, &[]));
-    let done = report::Done {
-        copied,
-        time: start.elapsed(),
+    Ok(Resharded {
         from: side.noun(),
         stored: stored.len() as u64,
         to: goal.noun(),
+        written: copied.written,
+        kept: copied.kept,
+        subchunks: copied.subchunks,
+        bytes: copied.bytes,
+        time: start.elapsed(),
         codec_calls: codec_calls() - calls_before,
         notes: notes.collect(),
-    };
-    Ok(Outcome::new(done.text(&args.output), done.json()))
+    })
+}
+
+/// The metadata of OUT, and OUT by them.
+///
+/// # Errors
+/// Subchunks of IN cannot be moved there as they are.
+fn goal(
+    args: &Reshard,
+    document: &Map<String, Value>,
+    side: &Side,
+    before: &Before,
+) -> Result<(Map<String, Value>, Side), Failure> {
+    let wanted = wanted(args, document, side, before)?;
+    let goal = Side::of(&wanted)
+        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
+    let differences = side.differences(&goal);
+    if !differences.is_empty() {
+        return Err(refused(
+            format!(
+                "cannot reshard {} to {} without decoding: {}",
+                args.input,
+                args.output,
+                differences.join("; ")
+            ),
+            args,
+        ));
+    }
+    Ok((wanted, goal))
 }
 
 /// How often this process called codecs.
@@ -219,12 +291,12 @@ fn codec_calls() -> u64 {
     metrics.host_codings + metrics.shards_encoded + metrics.shards_decoded + metrics.batches_encoded
 }
 
-fn cannot_move(args: &Args, reason: &str) -> Failure {
+fn cannot_move(args: &Reshard, reason: &str) -> Failure {
     refused(format!("cannot reshard {}: {reason}", args.input), args)
 }
 
 /// The format of the shards of one side; `None` if its objects are chunks.
-fn format(side: &Side, args: &Args) -> Result<Option<ShardFormat>, Failure> {
+fn format(side: &Side, args: &Reshard) -> Result<Option<ShardFormat>, Failure> {
     side.format().map_err(|error| {
         let reason = format!("the index of a shard is not understood: {error}");
         cannot_move(args, &reason)
@@ -232,7 +304,7 @@ fn format(side: &Side, args: &Args) -> Result<Option<ShardFormat>, Failure> {
 }
 
 /// The metadata of IN.
-fn read_metadata(input: &Path, args: &Args) -> Result<Map<String, Value>, Failure> {
+fn read_metadata(input: &Path, args: &Reshard) -> Result<Map<String, Value>, Failure> {
     let path = input.join("zarr.json");
     let bytes = read_file(&path).map_err(|error| {
         if input.join(".zarray").is_file() {
@@ -256,13 +328,12 @@ fn read_metadata(input: &Path, args: &Args) -> Result<Map<String, Value>, Failur
 /// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
 /// those of IN, if they decode the same.
 fn wanted(
-    args: &Args,
+    args: &Reshard,
     document: &Map<String, Value>,
     side: &Side,
     before: &Before,
 ) -> Result<Map<String, Value>, Failure> {
-    let has_wishes =
-        args.shard.is_some() || args.chunks || args.index.is_some() || args.chunk_keys.is_some();
+    let has_wishes = args.layout.is_some() || args.index.is_some() || args.chunk_keys.is_some();
     let said = |metadata: Map<String, Value>| {
         let other = Side::of(&metadata).map_err(|reason| {
             refused(format!("cannot reshard to {}: {reason}", args.output), args)
@@ -277,7 +348,7 @@ fn wanted(
     };
     match before {
         Before::Begun(Noted { metadata, .. }) => {
-            let agrees = if args.shard.is_some() || args.chunks {
+            let agrees = if args.layout.is_some() {
                 described(args, document, side)? == *metadata
             } else {
                 agrees(args, metadata)
@@ -296,7 +367,7 @@ fn wanted(
             args.output
         ))),
         Before::Described(metadata) => said(metadata.clone()),
-        Before::Empty if args.shard.is_none() && !args.chunks => Err(Failure::usage(
+        Before::Empty if args.layout.is_none() => Err(Failure::usage(
             "what is OUT to be? Give --shard A,B,… for shards of this shape in elements, or --chunks for none",
         )),
         Before::Empty => described(args, document, side),
@@ -304,7 +375,7 @@ fn wanted(
 }
 
 /// Whether --index and --chunk-keys, if they are given, say what metadata say.
-fn agrees(args: &Args, metadata: &Map<String, Value>) -> bool {
+fn agrees(args: &Reshard, metadata: &Map<String, Value>) -> bool {
     let index = args.index.is_none_or(|index| {
         let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
         let said = sharding.and_then(|sharding| {
@@ -313,26 +384,27 @@ fn agrees(args: &Args, metadata: &Map<String, Value>) -> bool {
             let location = configuration["index_location"].as_str().unwrap_or("end");
             is_sharded.then_some(location == "start")
         });
-        said == Some(matches!(index, IndexPlace::Start))
+        said == Some(index == ShardingIndexLocation::Start)
     });
     let keys = metadata.get("chunk_key_encoding");
     index
         && args
             .chunk_keys
-            .is_none_or(|encoding| keys == Some(&encoding.metadata()))
+            .as_ref()
+            .is_none_or(|encoding| keys == Some(&json!(encoding)))
 }
 
 /// IN's metadata, with the shards and keys of the command line.
 fn described(
-    args: &Args,
+    args: &Reshard,
     document: &Map<String, Value>,
     side: &Side,
 ) -> Result<Map<String, Value>, Failure> {
     let mut metadata = document.clone();
-    let shape = match &args.shard {
-        None => side.subchunk.clone(),
-        Some(Shape(shard)) => {
-            let shard: Vec<u64> = shard.iter().map(|extent| extent.get()).collect();
+    let shape = match &args.layout {
+        None | Some(Layout::Chunks) => side.subchunk.clone(),
+        Some(Layout::Shards(shard)) => {
+            let shard = edges(shard);
             let is_multiple = shard.len() == side.subchunk.len()
                 && shard.iter().zip(&side.subchunk).all(|(a, b)| a % b == 0);
             if !is_multiple {
@@ -354,10 +426,10 @@ fn described(
         "chunk_grid".to_string(),
         json!({ "name": "regular", "configuration": { "chunk_shape": shape } }),
     );
-    if let Some(encoding) = args.chunk_keys {
-        metadata.insert("chunk_key_encoding".to_string(), encoding.metadata());
+    if let Some(encoding) = &args.chunk_keys {
+        metadata.insert("chunk_key_encoding".to_string(), json!(encoding));
     }
-    let codecs = if args.chunks {
+    let codecs = if args.layout == Some(Layout::Chunks) {
         side.chain.clone()
     } else {
         let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
@@ -366,10 +438,9 @@ fn described(
             _ => json!([bytes, { "name": "crc32c" }]),
         };
         let as_in = side.index.as_ref().map(|index| index.location);
-        let location = match (args.index, as_in) {
-            (Some(IndexPlace::Start), _)
-            | (None, Some(zarrs::array::codec::ShardingIndexLocation::Start)) => "start",
-            (Some(IndexPlace::End) | None, _) => "end",
+        let location = match args.index.or(as_in) {
+            Some(ShardingIndexLocation::Start) => "start",
+            _ => "end",
         };
         vec![json!({ "name": "sharding_indexed", "configuration": {
             "chunk_shape": side.subchunk,
@@ -428,7 +499,7 @@ fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String
 }
 
 /// The numbers of the objects of IN that are stored, in order.
-fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64>, Failure> {
+fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<u64>, Failure> {
     let keys = Keys::new(&side.keys, &plan.input.grid);
     if !keys.are_known() {
         return Err(cannot_move(

@@ -8,17 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::evidence::Changes;
+use crate::replace::Temporary;
+use crate::stored::{self, Keys};
 use zarrs::array::ChunkKeyEncoding;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
-use zarrs_cuda_convert::evidence::Changes;
-use zarrs_cuda_convert::replace::Temporary;
-use zarrs_cuda_convert::stored::{self, Keys};
 
 use super::plan::{Piece, Plan};
 use super::source::{Objects, Place, Source};
-use crate::progress::Progress;
-use crate::stop;
+use crate::watcher::{Event, Watcher};
 
 /// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for
 /// page cache in pieces of the size of a write, and large ones are not always to be had.
@@ -70,7 +69,7 @@ pub(super) fn copy(
     objects: &Objects<'_>,
     target: &Target<'_>,
     threads: usize,
-    progress: &Progress,
+    watcher: &dyn Watcher,
 ) -> Result<Copied, String> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let result = Mutex::new(Ok(Copied::default()));
@@ -84,17 +83,17 @@ pub(super) fn copy(
         };
         let mut run = || {
             while !failed.load(Ordering::Relaxed)
-                && !stop::is_asked()
+                && !watcher.is_stopping()
                 && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
             {
                 thread.source.begin();
                 for object in plan.objects(piece) {
-                    if stop::is_asked() {
+                    if watcher.is_stopping() {
                         break;
                     }
                     thread.object(plan, &object)?;
                 }
-                progress.add(1);
+                watcher.hear(Event::Advance(1));
             }
             Ok(())
         };

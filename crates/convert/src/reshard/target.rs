@@ -7,13 +7,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use crate::claim::{Claim, Refused};
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::open::read_file;
+use crate::replace::{self, Left, temporary_of};
+use crate::stored;
 use zarrs_cuda::storage::{Life, Owner};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::claim::{Claim, Refused};
-use zarrs_cuda_convert::evidence::{Changes, Evidence};
-use zarrs_cuda_convert::open::read_file;
-use zarrs_cuda_convert::replace::{self, Left, temporary_of};
-use zarrs_cuda_convert::stored;
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
 const MARKER: &str = "zarr.json.reshard";

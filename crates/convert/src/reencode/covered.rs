@@ -2,12 +2,12 @@
 //!
 //! All others have nothing but the fill value in both arrays, and are not looked at.
 
+use crate::chunks::Chunks;
+use crate::failure::Failure;
+use crate::grid::{Grid, Listed, add_covered};
+use crate::open::Opened;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::chunks::Chunks;
-use zarrs_cuda_convert::grid::{Grid, Listed, add_covered};
-use zarrs_cuda_convert::open::Opened;
 
 use super::arrays::{Input, Output};
 use super::shapes::Shapes;
@@ -95,7 +95,7 @@ impl<'a> Covered<'a> {
                 let regions = self.shards().map(|(_, region)| region.num_elements());
                 regions.fold(0, u64::saturating_add)
             }
-            None => zarrs_cuda_convert::shapes::volume(&self.shapes.array),
+            None => crate::shapes::volume(&self.shapes.array),
         }
     }
 }

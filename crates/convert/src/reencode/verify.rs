@@ -1,14 +1,13 @@
 //! Compares the output with the input.
 
+use crate::failure::Failure;
 use zarrs::array::{Array, ArrayBytes};
-use zarrs_cuda_convert::Failure;
 
 use super::Job;
 use super::arrays::Output;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
-use crate::stop;
 
 /// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
 ///
@@ -22,8 +21,8 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<
         .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
         .with_codec_options(shapes.parts.options());
     let covered = Covered::of(&opened, &chunks, shapes, &input, &output)?;
-    let mut counter = Counter::new("verifying", &output, &covered);
-    for (indices, region) in covered.shards().take_while(|_| !stop::is_asked()) {
+    let mut counter = Counter::new(job, "verifying", &output, &covered);
+    for (indices, region) in covered.shards().take_while(|_| !job.watcher.is_stopping()) {
         for part in shapes.parts.of(&region) {
             let written = output.retrieve_array_subset::<ArrayBytes<'static>>(&part);
             let written = written.map_err(|error| cannot_read(&part, &job.output, &error))?;
@@ -43,7 +42,7 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<
         counter.add(&region);
     }
     counter.finish()?;
-    job.common.say(
+    job.say(
         "verified: equal, bit for bit. OUT was read again with zarrs' codecs, and compared with IN as \
          they decode it",
     );

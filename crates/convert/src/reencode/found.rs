@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use zarrs_cuda_convert::Failure;
+use crate::failure::Failure;
 
 use super::Mode;
 use super::run::{self, GoesOn, Run};

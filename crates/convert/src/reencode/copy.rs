@@ -4,14 +4,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::HumanBytes;
-use serde_json::{Value, json};
+use crate::chunks::Chunks;
+use crate::failure::Failure;
+use crate::open::{Place, Store};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs::storage::{StorageError, StorePrefix};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::chunks::Chunks;
-use zarrs_cuda_convert::open::Place;
-use zarrs_cuda_convert::shapes::volume;
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -19,8 +16,7 @@ use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
 use super::shapes::Shapes;
-use crate::progress::{Progress, Unit};
-use crate::stop;
+use crate::watcher::{Step, Unit};
 
 /// Reads elements of the input, whose `chunks` were listed.
 pub(super) fn read(
@@ -41,16 +37,17 @@ pub(super) fn cannot_read(region: &ArraySubset, place: &Place, error: &ArrayErro
 }
 
 /// Counts shards for people.
-pub(super) struct Counter {
+pub(super) struct Counter<'a> {
     what: &'static str,
-    progress: Progress,
+    step: Step<'a>,
     element: u64,
     shards: u128,
     shards_done: u128,
 }
 
-impl Counter {
+impl<'a> Counter<'a> {
     pub(super) fn new<S: ?Sized>(
+        job: &Job<'a>,
         what: &'static str,
         array: &Array<S>,
         covered: &Covered<'_>,
@@ -64,7 +61,7 @@ impl Counter {
         let total = covered.elements().saturating_mul(element);
         Self {
             what,
-            progress: Progress::new(what, unit, total),
+            step: Step::begin(job.watcher, what, unit, total),
             element,
             shards: covered.len(),
             shards_done: 0,
@@ -74,13 +71,12 @@ impl Counter {
     /// Counts a finished shard.
     pub(super) fn add(&mut self, region: &ArraySubset) {
         let elements = region.num_elements();
-        self.progress.add(elements.saturating_mul(self.element));
+        self.step.add(elements.saturating_mul(self.element));
         self.shards_done += 1;
     }
 
     /// Returns an error that tells the progress, unless every shard is done.
     pub(super) fn finish(self) -> Result<(), Failure> {
-        self.progress.finish();
         if self.shards_done == self.shards {
             return Ok(());
         }
@@ -100,9 +96,9 @@ pub(super) fn copy(
     input: &Input,
     output: &Output,
     stored: &Stored<'_>,
-) -> Result<Copied, Failure> {
+) -> Result<Transfer, Failure> {
     let start = Instant::now();
-    let mut counter = Counter::new("writing", output, covered);
+    let mut counter = Counter::new(job, "writing", output, covered);
     let mut bytes_decoded = 0;
     let parts = &shapes.parts;
     thread::scope(|scope| {
@@ -124,7 +120,7 @@ pub(super) fn copy(
                     let is_last = is_written || boxes.peek().is_none();
                     let (indices, region) = (indices.clone(), region.clone());
                     let read = (indices, region, part, bytes, is_last);
-                    if stop::is_asked() || sender.send(read).is_err() {
+                    if job.watcher.is_stopping() || sender.send(read).is_err() {
                         return; // the user wants it to stop, or the writer has stopped
                     }
                     if is_written {
@@ -135,7 +131,7 @@ pub(super) fn copy(
         });
         let mut assembly: Option<Assembly> = None;
         for (indices, region, part, bytes, is_last) in receiver {
-            if stop::is_asked() {
+            if job.watcher.is_stopping() {
                 break;
             }
             if let Some(bytes) = bytes.transpose()? {
@@ -177,89 +173,25 @@ pub(super) fn copy(
         }
         counter.finish()
     })?;
-    Ok(Copied {
+    Ok(Transfer {
         bytes_decoded,
         time: start.elapsed(),
     })
 }
 
 /// The size of a copy, and the time that the copy took.
-pub(super) struct Copied {
-    bytes_decoded: u64,
-    time: Duration,
+pub(super) struct Transfer {
+    pub(super) bytes_decoded: u64,
+    pub(super) time: Duration,
 }
 
-/// Bytes before and after.
-pub(super) struct Sizes {
-    /// Decoded, if it is known: elements may differ in size, and only a part may have been copied.
-    values: Option<u64>,
-    /// `None` if the store cannot say it.
-    before: Option<u64>,
-    after: u64,
-}
-
-impl Copied {
-    /// Lists both arrays.
-    pub(super) fn sizes(
-        &self,
-        job: &Job<'_>,
-        input: &Input,
-        output: &Output,
-    ) -> Result<Sizes, Failure> {
-        let root = StorePrefix::root();
-        let after = output.storage().size_prefix(&root).map_err(|error| {
-            Failure::failed(format!("cannot tell the size of {}: {error}", job.output))
-        })?;
-        Ok(Sizes {
-            values: match input.data_type().fixed_size() {
-                Some(size) => Some(volume(input.shape()).saturating_mul(size as u64)),
-                None if job.args.resume => None,
-                None => Some(self.bytes_decoded),
-            },
-            before: match input.storage().size_prefix(&root) {
-                Ok(size) => Some(size),
-                Err(StorageError::Unsupported(_)) => None,
-                Err(error) => {
-                    let input = &job.input;
-                    return Err(Failure::failed(format!(
-                        "cannot tell the size of {input}: {error}"
-                    )));
-                }
-            },
-            after,
-        })
-    }
-
-    pub(super) fn json(&self, sizes: &Sizes) -> Value {
-        json!({
-            "bytes_decoded": self.bytes_decoded,
-            "seconds": self.time.as_secs_f64(),
-            "values_bytes": sizes.values,
-            "stored_bytes_before": sizes.before,
-            "stored_bytes_now": sizes.after,
-        })
-    }
-
-    #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-    pub(super) fn summary(&self, sizes: &Sizes) -> String {
-        let rate = self.bytes_decoded as f64 / self.time.as_secs_f64().max(1e-9);
-        let values = match sizes.values {
-            None | Some(0) => String::new(),
-            Some(size) => {
-                let ratio = size as f64 / sizes.after as f64;
-                format!("{} of values ({ratio:.2}:1), ", HumanBytes(size))
-            }
-        };
-        let before = match sizes.before {
-            Some(bytes) => format!("{} before and ", HumanBytes(bytes)),
-            None => String::new(),
-        };
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let rate = HumanBytes(rate as u64);
-        format!(
-            "{values}stored in {before}{} now\n{:.2} s, {rate}/s",
-            HumanBytes(sizes.after),
-            self.time.as_secs_f64(),
-        )
+/// The size of everything that is stored at `place`; `None` if its store cannot tell.
+pub(super) fn size(place: &Place, store: &Store) -> Result<Option<u64>, Failure> {
+    match store.size_prefix(&StorePrefix::root()) {
+        Ok(size) => Ok(Some(size)),
+        Err(StorageError::Unsupported(_)) => Ok(None),
+        Err(error) => Err(Failure::failed(format!(
+            "cannot tell the size of {place}: {error}"
+        ))),
     }
 }

@@ -2,25 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::consolidated;
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::names;
+use crate::open::{self, Kind, Place, Store, Stores};
+use crate::stored::ends_elsewhere;
+use crate::watcher::{Event, Watcher};
+use crate::words::counted;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::consolidated;
-use zarrs_cuda_convert::evidence::{Changes, Evidence};
-use zarrs_cuda_convert::names;
-use zarrs_cuda_convert::open::{self, Kind, Place, Store, Stores};
-use zarrs_cuda_convert::stored::ends_elsewhere;
-use zarrs_cuda_convert::words::counted;
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::readable::unreadable;
+use super::report::{GroupReport, WrittenGroup};
 use super::run::Run;
 use super::target::{Begun, Target};
-use super::{Args, Job, Plan, not_begun};
-use crate::common::Common;
-use crate::outcome::Outcome;
-use crate::stop;
+use super::{Job, Plan, Reencode, not_begun};
 
 /// The files of a group's metadata.
 const METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", consolidated::OF_V2];
@@ -45,104 +44,89 @@ enum Node {
 
 /// Re-encodes every array. All are planned before the first byte is written. Groups become visible to
 /// readers when all of their arrays are, the root last.
-pub(super) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    let stores = open::store(&args.input)?;
+pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupReport, Failure> {
+    let Reencode { input, output, .. } = settings;
+    let say = |line: String| watcher.hear(Event::Line(&line));
+    let stores = open::store(input)?;
     let store = &*stores.store;
-    args.input.must_be_listed(
+    input.must_be_listed(
         "find the arrays of",
         "name one array, and leave out --recursive",
     )?;
-    let (members, left_out) = members(&args.input, store)?;
-    tell_left_out(args, common, &left_out);
+    let (members, left_out) = members(input, store)?;
+    left_out_note(input, &left_out).map(say);
     let repairs = repairs_of_groups(&stores, &members);
-    for note in encoded_names(&args.input, &members) {
-        common.say(note);
-    }
+    encoded_names(input, &members).into_iter().for_each(say);
     let metadata = match members.first().map(|root| &root.node) {
         Some(Node::Group { metadata, .. }) => metadata.clone(),
         _ => {
-            return Err(
-                Failure::usage(format!("{} is an array, not a group", args.input))
-                    .with_remedy("leave out --recursive"),
-            );
+            return Err(Failure::usage(format!("{input} is an array, not a group"))
+                .with_remedy("leave out --recursive"));
         }
     };
     let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
-    let evidence = Evidence::of_group(&args.input, store, &paths)?;
-    let run = Run::of_group(args, evidence, metadata);
-    let root = Target::new(&args.output)?;
-    let changes = root.check_group(args.mode(), &run, &paths)?;
-    let (plans, mut failed) = plans(args, common, &members, changes.as_ref());
-    if let Place::Directory(path) = &args.input {
+    let evidence = Evidence::of_group(input, store, &paths)?;
+    let run = Run::of_group(settings, evidence, metadata);
+    let root = Target::new(output)?;
+    let changes = root.check_group(settings.mode(), &run, &paths)?;
+    let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
+    if let Place::Directory(path) = input {
         failed.extend(unreadable(path)?);
     }
-    failed.extend(listed_alone(&args.input, store, &paths)?);
-    if stop::is_asked() {
+    failed.extend(listed_alone(input, store, &paths)?);
+    if watcher.is_stopping() {
         return Err(not_begun());
     }
-    if !failed.is_empty() && !args.keep_going {
-        let text = format!(
-            "nothing was written: {} of {} arrays and groups in {} cannot be re-encoded. --keep-going \
-             does the others",
-            failed.len(),
-            members.len(),
-            args.input
-        );
-        let json = json!({
-            "input": args.input.to_string(), "output": args.output.to_string(), "arrays": [],
-        });
-        return Ok(Outcome::new(text, json).with_errors(failed));
+    let report = |written, failures| GroupReport {
+        input: input.clone(),
+        output: output.clone(),
+        members: members.len(),
+        written,
+        failures,
+    };
+    if !failed.is_empty() && !settings.keep_going {
+        return Ok(report(None, failed));
     }
 
     for repair in &repairs {
-        common.say(format!("note: {repair}"));
+        say(format!("note: {repair}"));
     }
-    let begun = root.begin_group(args.mode(), &run)?;
-    let mut done = Vec::new();
+    let begun = root.begin_group(settings.mode(), &run)?;
+    let mut arrays = Vec::new();
     for plan in plans {
         match plan.run() {
-            Ok(outcome) => {
-                common.say(outcome.text());
-                done.push(outcome.into_json());
+            Ok(array) => {
+                watcher.hear(Event::Array(&array));
+                arrays.push(array);
             }
-            Err(failure) if args.keep_going && !stop::is_asked() => {
-                common.say(format!("failed: {failure}"));
+            Err(failure) if settings.keep_going && !watcher.is_stopping() => {
+                say(format!("failed: {failure}"));
                 failed.push(failure);
             }
             Err(failure) => return Err(failure),
         }
     }
-    let arrays = done.len();
     let groups = write_groups(&root, &begun, &members)?;
-    let left = tidied(&begun, &members)?;
+    let mut notes = tidied(&begun, &members)?;
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
         drop(begun); // the marker stays, so that --resume can add what is missing
     }
-    let mut text = format!("{arrays} arrays and {groups} groups in {}", args.output);
     let below: Vec<_> = paths
         .iter()
         .filter(|path| !path.is_empty())
         .copied()
         .collect();
-    for note in left
-        .into_iter()
-        .chain(consolidated::stale_above(&args.output, &below))
-    {
-        text += &format!("\n{note}");
-    }
-    if !failed.is_empty() {
-        text += &format!(
-            "\n{} are missing: when the cause is gone, --resume adds them",
-            failed.len()
-        );
-    }
-    let json = json!({
-        "input": args.input.to_string(), "output": args.output.to_string(), "groups": groups,
-        "arrays": done, "repaired_metadata": repairs, "left_out": left_out,
-    });
-    Ok(Outcome::new(text, json).with_errors(failed))
+    notes.extend(consolidated::stale_above(output, &below));
+    let written = WrittenGroup {
+        arrays,
+        groups,
+        notes,
+        repaired_metadata: repairs,
+        left_out,
+    };
+    Ok(report(Some(written), failed))
 }
 
 /// The metadata that were read otherwise than they are stored, without those of arrays, which tell their own.
@@ -206,40 +190,38 @@ fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
     notes.collect()
 }
 
-/// Says which files and directories of IN are no part of the hierarchy.
-fn tell_left_out(args: &Args, common: &Common, left_out: &[String]) {
-    if let Some(first) = left_out.first() {
-        common.say(format!(
-            "note: {} of {} not copied, because it is no part of the hierarchy: {first}{}",
-            counted(left_out.len(), "path"),
-            args.input,
-            if left_out.len() > 1 {
-                ", and others"
-            } else {
-                ""
-            }
-        ));
-    }
+/// Notes which files and directories of the input are no part of the hierarchy.
+fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
+    let first = left_out.first()?;
+    Some(format!(
+        "note: {} of {input} not copied, because it is no part of the hierarchy: {first}{}",
+        counted(left_out.len(), "path"),
+        if left_out.len() > 1 {
+            ", and others"
+        } else {
+            ""
+        }
+    ))
 }
 
 /// Plans for all arrays, and why others cannot be done.
 fn plans<'a>(
-    args: &'a Args,
-    common: &'a Common,
+    settings: &'a Reencode,
+    watcher: &'a dyn Watcher,
     members: &[Member],
     changes: Option<&Changes>,
 ) -> (Vec<Plan<'a>>, Vec<Failure>) {
     let (mut plans, mut failed) = (Vec::new(), Vec::new());
-    for member in members.iter().take_while(|_| !stop::is_asked()) {
+    for member in members.iter().take_while(|_| !watcher.is_stopping()) {
         match &member.node {
             Node::Group { .. } => {}
             Node::Unreadable(failure) => failed.push(failure.clone()),
             Node::Array => {
                 let job = Job {
-                    args,
-                    common,
-                    input: args.input.join(&member.path),
-                    output: args.output.join(&member.path),
+                    settings,
+                    watcher,
+                    input: settings.input.join(&member.path),
+                    output: settings.output.join(&member.path),
                 };
                 let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
                 match job.plan(is_stale) {

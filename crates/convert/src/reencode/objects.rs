@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::failure::Failure;
+use crate::open::{Kind, Place, Store};
 use rayon::prelude::*;
 use zarrs::storage::{Bytes, StorageError, StoreKey};
 use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::open::{Kind, Place, Store};
 
 use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 

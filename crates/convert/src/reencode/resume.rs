@@ -1,10 +1,10 @@
 //! Checks which shards of an incomplete output are whole and current, so that `--resume` keeps them.
 
+use crate::evidence::Changes;
+use crate::failure::Failure;
+use crate::open::Store;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::evidence::Changes;
-use zarrs_cuda_convert::open::Store;
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -26,7 +26,11 @@ impl<'a> Stored<'a> {
         output: &'a Output,
         changes: Option<&'a Changes>,
     ) -> Result<Self, Failure> {
-        let shards = job.args.resume.then(|| Shards::of(output)).transpose()?;
+        let shards = job
+            .settings
+            .resume
+            .then(|| Shards::of(output))
+            .transpose()?;
         Ok(Self {
             place: job.output.to_string(),
             input,

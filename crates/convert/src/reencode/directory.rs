@@ -5,11 +5,11 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use crate::claim::{Claim, Refused};
+use crate::failure::Failure;
+use crate::open::{is_array, is_group, read_file};
+use crate::replace::{self, Left, temporary_of};
 use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::claim::{Claim, Refused};
-use zarrs_cuda_convert::open::{is_array, is_group, read_file};
-use zarrs_cuda_convert::replace::{self, Left, temporary_of};
 
 use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::run::{self, busy};
