@@ -39,7 +39,7 @@ impl ShardArgs {
 
     /// The lease for changing these shards: of all of the array, or of the part. `doing` names the change.
     pub(crate) fn lease(&self, opened: &Opened, doing: &str) -> Result<ArrayLease, Failure> {
-        let lease = match (&opened.place, &opened.conditional, self.part) {
+        let lease = match (&opened.place, &opened.stores.conditional, self.part) {
             (Place::Directory(path), _, None) => ArrayLease::take(path),
             (Place::Directory(path), _, Some(part)) => {
                 ArrayLease::take_part(path, part.index(), part.of())

@@ -57,9 +57,7 @@ impl Common {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(threads.get())
                 .build_global()
-                .map_err(|error| {
-                    Failure::failed(format!("cannot start {threads} threads: {error}"))
-                })?;
+                .map_err(Failure::to(format_args!("start {threads} threads")))?;
             global_config_mut().set_codec_concurrent_target(threads.get());
         }
         Ok(())

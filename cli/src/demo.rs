@@ -95,7 +95,7 @@ fn step<A: clap::Args + FromArgMatches>(
     let matches = Step::<A>::command().try_get_matches_from(words());
     let step = matches.and_then(|matches| Step::<A>::from_arg_matches(&matches));
     step.map(|step| step.args)
-        .map_err(|error| Failure::failed(format!("cannot run {name}: {error}")))
+        .map_err(Failure::to(format_args!("run {name}")))
 }
 
 /// The program is TARGET/PROFILE/zarrs-cuda, if cargo runs it.

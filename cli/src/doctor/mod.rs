@@ -186,7 +186,7 @@ fn runs_where(chain: &str, common: &Common) -> (String, String) {
         let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {
             "none" => Vec::new(),
             chain => chain
-                .parse::<zarrs_cuda_convert::codec::SubchunkCodec>()
+                .parse::<zarrs_cuda_convert::SubchunkCodec>()
                 .and_then(|codec| {
                     let codecs = codec.for_elements(&data_type::uint16());
                     codecs.map_err(|failure| failure.to_string())

@@ -29,8 +29,9 @@ use crate::stop;
 use facts::Facts;
 use look::State;
 use sharded::Sharded;
-use survey::{MOST_READ, Survey, indices};
+use survey::{MOST_READ, Survey};
 use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::indices_of;
 use zarrs_cuda_convert::open::{self, Place};
 
 /// Show what is in the shards of an array, and where
@@ -188,7 +189,7 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         .collect();
     let problems = survey.looks.iter().filter_map(|(number, look)| {
         let problem = look.problem.as_ref()?;
-        let shard = indices(*number, &survey.grid);
+        let shard = indices_of(*number, &survey.grid);
         Some(json!({ "shard": shard, "state": look.state.name(), "problem": problem }))
     });
     json!({
@@ -207,7 +208,7 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         "bytes": survey.bytes(),
         "indices_read": survey.looks.len(),
         "states": states,
-        "waiting": survey.framed.iter().map(|&number| indices(number, &survey.grid)).collect::<Vec<_>>(),
+        "waiting": survey.framed.iter().map(|&number| indices_of(number, &survey.grid)).collect::<Vec<_>>(),
         "problems": problems.collect::<Vec<_>>(),
     })
 }

@@ -28,9 +28,8 @@ impl Sharded {
             Ok(opened) => {
                 open::shards(&opened)?;
                 let metadata = serde_json::to_value(opened.array.metadata());
-                let metadata = metadata.map_err(|error| {
-                    Failure::failed(format!("cannot show the metadata of {place}: {error}"))
-                })?;
+                let metadata =
+                    metadata.map_err(Failure::to(format_args!("show the metadata of {place}")))?;
                 return Ok(Self {
                     opened,
                     metadata,
@@ -65,12 +64,7 @@ impl Sharded {
         let opened = Opened {
             place: place.clone(),
             array,
-            not_json: stores.not_json(),
-            has_no_fill_value: false,
-            repairs: stores.repairs(),
-            files: stores.files,
-            sizes: stores.sizes,
-            conditional: stores.conditional,
+            stores,
         };
         open::shards(&opened).ok()?;
         Some(Self {

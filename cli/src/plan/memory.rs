@@ -123,7 +123,7 @@ fn of_stream(
     shapes: &Shapes<'_>,
     shard: &[u64],
 ) -> Result<u64, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| Failure::failed(format!("cannot plan: {error}"));
+    let doing = "plan";
     let subchunk: Vec<_> = shapes
         .subchunk
         .iter()
@@ -133,24 +133,24 @@ fn of_stream(
         .bytes_to_bytes_codecs(args.codec.for_elements(data_type)?)
         .options(common.options())
         .build_arc()
-        .map_err(|error| cannot(&error))?;
+        .map_err(Failure::to(&doing))?;
     let mut shape = shapes.array.to_vec();
     if let Some(slices) = shape.first_mut() {
         *slices = 0;
     }
     let fill_value = FillValue::new(vec![0; data_type.fixed_size().unwrap_or(1)]);
     // Nothing is stored there.
-    let store = FilesystemStore::new(std::env::temp_dir()).map_err(|error| cannot(&error))?;
+    let store = FilesystemStore::new(std::env::temp_dir()).map_err(Failure::to(&doing))?;
     let store = Arc::new(store);
     let array: Array<FilesystemStore> =
         ArrayBuilder::new(shape, shard.to_vec(), data_type.clone(), fill_value)
             .array_to_bytes_codec(codec)
             .build(store.clone(), "/")
-            .map_err(|error| cannot(&error))?;
+            .map_err(Failure::to(&doing))?;
     let writer = ArrayWriter::builder(&array).with_atomic_rename(store);
     match writer.memory_estimate() {
         Ok(memory) => Ok((memory.host + memory.pinned + memory.device) as u64),
         Err(WriterError::Memory { needed, .. }) => Ok(needed as u64),
-        Err(error) => Err(cannot(&error)),
+        Err(error) => Err(Failure::to(&doing)(error)),
     }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use zarrs::array::DataType;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::codec::SubchunkCodec;
+use zarrs_cuda_convert::SubchunkCodec;
 use zarrs_cuda_convert::shapes::{Written, edges, near_cubic, shard_for, volume};
 use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 

@@ -134,9 +134,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     )?;
     // From here on, all sharded arrays use our codec.
     let _registration = zarrs_cuda::register(common.options_beside(reading))?;
-    let array = Array::open(store.clone(), &path).map_err(|error| {
-        Failure::failed(format!("cannot open {path} of {}: {error}", args.image))
-    })?;
+    let array = Array::open(store.clone(), &path)
+        .map_err(Failure::to(format_args!("open {path} of {}", args.image)))?;
     let axes = axes::chosen(
         array.dimensionality(),
         &args.axes,
@@ -266,8 +265,7 @@ fn level_0(
     };
     let told = chunks.told(&opened, empty)?;
     let store = FilesystemStore::new(&image.directory);
-    let store = store
-        .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", args.image)))?;
+    let store = store.map_err(Failure::to(format_args!("write to {}", args.image)))?;
     Ok((Arc::new(store), chunks, told))
 }
 

@@ -50,7 +50,7 @@ impl Input {
         thread::Builder::new()
             .name("zarrs-cuda input".to_string())
             .spawn(move || read(from, piece, &sender, &buffers))
-            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+            .map_err(Failure::to("start a thread"))?;
         Ok(Self {
             path: path.to_path_buf(),
             piece,

@@ -120,14 +120,9 @@ pub(super) fn differences(
     other: &Other,
     shard: &[u64],
 ) -> Result<Vec<Difference>, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!(
-            "cannot compare the shard {}: {error}",
-            shape_text(shard)
-        ))
-    };
+    let doing = format!("compare the shard {}", shape_text(shard));
     let region = one.array.chunk_subset_bounded(shard);
-    let region = region.map_err(|error| cannot(&error))?;
+    let region = region.map_err(Failure::to(&doing))?;
     if other.is_equal(one, &region) {
         return Ok(Vec::new());
     }

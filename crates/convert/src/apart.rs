@@ -181,7 +181,7 @@ pub fn must_have_no_links(output: &Path) -> Result<Vec<PathBuf>, Failure> {
 pub fn must_not_be_in_an_array(output: &Place) -> Result<(), Failure> {
     let above = match output {
         Place::Directory(path) => above_directory(path)?,
-        Place::Url(url) => above_objects(url),
+        Place::Url(_) => above_objects(output.clone()),
     };
     let Some(above) = above else { return Ok(()) };
     Err(Failure::failed(format!(
@@ -202,16 +202,14 @@ fn above_directory(path: &Path) -> Result<Option<Place>, Failure> {
 
 /// The array that objects lie in. A user who may write them may not be allowed to read what is above, which
 /// ends the search.
-fn above_objects(url: &str) -> Option<Place> {
-    let (scheme, path) = url.trim_end_matches('/').split_once("://")?;
-    for (end, _) in path.rmatch_indices('/') {
-        let above = Place::Url(format!("{scheme}://{}", &path[..end]));
-        let kind = open::store(&above).and_then(|stores| Kind::of(&stores.store, &above));
+fn above_objects(mut place: Place) -> Option<Place> {
+    loop {
+        (place, _) = place.above()?;
+        let kind = open::store(&place).and_then(|stores| Kind::of(&stores.store, &place));
         if kind.ok()? == Kind::Array {
-            return Some(above);
+            return Some(place);
         }
     }
-    None
 }
 
 /// Checks that `path`, a directory in OUT that a run writes to, is no link and has none in it.

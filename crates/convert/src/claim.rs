@@ -3,14 +3,18 @@
 //! The process has an advisory lock on the marker. The system takes the lock away when the process ends,
 //! however it ends.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use zarrs_cuda::storage::{Life, Owner};
+
+use crate::failure::Failure;
 use crate::replace::Temporary;
 
 /// A marker that this process holds.
-pub struct Claim {
+pub(crate) struct Claim {
     file: File,
     path: PathBuf,
     /// The marker was not there before. It is deleted unless something is written to it.
@@ -21,7 +25,7 @@ pub struct Claim {
 
 /// Why a marker cannot be held.
 #[derive(Debug)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// Another process holds it.
     Busy,
     Failed(io::Error),
@@ -35,7 +39,7 @@ impl From<io::Error> for Refused {
 
 impl Claim {
     /// Takes the marker at `path`. Makes it, empty, if there is none, and the directories that it needs.
-    pub fn take(path: &Path) -> Result<Self, Refused> {
+    pub(crate) fn take(path: &Path) -> Result<Self, Refused> {
         let made = made_directories(path.parent())?;
         loop {
             let mut options = OpenOptions::new();
@@ -72,12 +76,12 @@ impl Claim {
     }
 
     /// Whether the marker was there before it was taken.
-    pub fn was_there(&self) -> bool {
+    pub(crate) fn was_there(&self) -> bool {
         !self.is_new
     }
 
     /// The bytes of the marker.
-    pub fn read(&mut self) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.file.rewind()?;
         self.file.read_to_end(&mut bytes)?;
@@ -85,7 +89,7 @@ impl Claim {
     }
 
     /// Replaces the marker at once. This process goes on holding it.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let temporary = Temporary::of(&self.path)?;
         let file = temporary.file().try_clone()?;
         match file.try_lock() {
@@ -101,13 +105,13 @@ impl Claim {
     }
 
     /// The marker stays when the process ends.
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.is_new = false;
         self.made.clear();
     }
 
     /// Deletes the marker.
-    pub fn remove(mut self) -> io::Result<()> {
+    pub(crate) fn remove(mut self) -> io::Result<()> {
         self.keep();
         fs::remove_file(&self.path)
     }
@@ -120,6 +124,28 @@ impl Drop for Claim {
             remove(&self.made);
         }
     }
+}
+
+/// Checks that the process `owner`, which a marker names, does not run. Some file systems have no locks.
+pub(crate) fn must_have_ended(
+    owner: Option<&Owner>,
+    shown: &dyn fmt::Display,
+) -> Result<(), Failure> {
+    match owner {
+        Some(owner) if owner != Owner::this() && owner.life() == Life::Runs => {
+            Err(busy(shown, Some(owner)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Another run writes the output at `shown`.
+pub(crate) fn busy(shown: &dyn fmt::Display, owner: Option<&Owner>) -> Failure {
+    let whose = owner.map_or(String::new(), |owner| {
+        format!(", by the process {} of this machine", owner.process())
+    });
+    Failure::failed(format!("{shown} is being written{whose}"))
+        .with_remedy("wait until that run has ended, or name another OUT")
 }
 
 /// Makes `directory` and those above it. Returns the ones that were not there, the deepest first.

@@ -11,7 +11,10 @@ use zarrs_codec::{BytesToBytesCodecTraits, Codec};
 
 use crate::failure::Failure;
 
-/// The value of `--codec`. zarrs checked its names and levels.
+/// The codec of subchunks, by its text: `none`, `crc32c`, `zstd:LEVEL`, `gzip:LEVEL` or `blosc-NAME:LEVEL:SHUFFLE`.
+///
+/// NAME is one of lz4, lz4hc, zstd, zlib, snappy and blosclz, and SHUFFLE one of shuffle, bitshuffle and noshuffle.
+/// zarrs has checked the names and levels of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubchunkCodec(String);
 

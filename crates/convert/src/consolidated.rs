@@ -129,7 +129,7 @@ pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
         nodes.extend(metadata_of(&here.join(path)).map(|now| ((*path).to_string(), now)));
     }
     let mut stale: Vec<Place> = Vec::new();
-    while let Some((above, name)) = above(&here) {
+    while let Some((above, name)) = here.above() {
         for (path, _) in &mut nodes {
             *path = match &**path {
                 "" => name.clone(),
@@ -183,22 +183,6 @@ fn metadata_of(place: &Place) -> Option<Value> {
     serde_json::from_slice(&store.get(&key).ok()??).ok()
 }
 
-/// The place above, and the name in it.
-fn above(place: &Place) -> Option<(Place, String)> {
-    match place {
-        Place::Directory(path) => {
-            let name = path.file_name()?.to_str()?.to_string();
-            Some((Place::Directory(path.parent()?.to_path_buf()), name))
-        }
-        Place::Url(url) => {
-            let (above, name) = url.trim_end_matches('/').rsplit_once('/')?;
-            let has_more = above
-                .split_once("://")
-                .is_some_and(|(_, rest)| !rest.is_empty());
-            has_more.then(|| (Place::Url(above.to_string()), name.to_string()))
-        }
-    }
-}
 /// The paths of the nodes that the consolidated metadata at the root of the store at `place` list, without the
 /// root.
 ///
@@ -209,8 +193,7 @@ pub fn listed(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure>
         let file = place.join(name).to_string();
         let value = StoreKey::new(name).map_err(StorageError::from);
         let value = value.and_then(|key| store.get(&key));
-        let value =
-            value.map_err(|error| Failure::failed(format!("cannot read {file}: {error}")))?;
+        let value = value.map_err(Failure::to(format_args!("read {file}")))?;
         value.map_or(Ok(Value::Null), |value| open::parsed(&value, &file))
     };
     let of_v3 = get("zarr.json")?;

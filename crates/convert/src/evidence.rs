@@ -28,7 +28,7 @@ const GROUPS: usize = 1 << 11;
 
 /// The state of an input.
 #[derive(Clone, Debug)]
-pub struct Evidence {
+pub(crate) struct Evidence {
     place: String,
     metadata: u64,
     /// The files or objects of the input, without the metadata at its root. `None` if they cannot be listed.
@@ -76,13 +76,13 @@ impl Versions {
 
 impl Evidence {
     /// The evidence of the array at `place`, which `store` opens.
-    pub fn of(place: &Place, store: &Store) -> Result<Self, Failure> {
+    pub(crate) fn of(place: &Place, store: &Store) -> Result<Self, Failure> {
         Self::with(place, store, |key| key)
     }
 
     /// The evidence of the group at `place`, which `store` opens, with the arrays and groups `members` below it. It
     /// tells members apart, and not their chunks.
-    pub fn of_group(
+    pub(crate) fn of_group(
         place: &Place,
         store: &Store,
         members: &BTreeSet<&str>,
@@ -92,13 +92,11 @@ impl Evidence {
 
     /// The evidence in which the keys of one `name` are one.
     fn with(place: &Place, store: &Store, name: impl Fn(&str) -> &str) -> Result<Self, Failure> {
-        let cannot = |error: &dyn std::fmt::Display| {
-            Failure::failed(format!("cannot look at {place}: {error}"))
-        };
+        let doing = format!("look at {place}");
         let mut parts: Vec<Vec<u8>> = Vec::new();
         for file in METADATA {
-            let key = StoreKey::new(file).map_err(|error| cannot(&error))?;
-            let value = store.get(&key).map_err(|error| cannot(&error))?;
+            let key = StoreKey::new(file).map_err(Failure::to(&doing))?;
+            let value = store.get(&key).map_err(Failure::to(&doing))?;
             parts.push(value.map_or_else(Vec::new, |value| value.to_vec()));
         }
         let mut versions = Versions::default();
@@ -122,7 +120,7 @@ impl Evidence {
         })
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let versions = self.versions.as_ref().map(|versions| {
             let mut text = String::with_capacity(32 * versions.sums.len());
             for (group, sum) in &versions.sums {
@@ -139,7 +137,7 @@ impl Evidence {
     }
 
     /// The evidence that [`json`](Self::json) noted.
-    pub fn from_json(noted: &Value) -> Option<Self> {
+    pub(crate) fn from_json(noted: &Value) -> Option<Self> {
         let hash = |text: &str| u64::from_str_radix(text, 16).ok();
         let versions = match &noted["versions"] {
             Value::Null => None,
@@ -164,7 +162,7 @@ impl Evidence {
 
     /// Why the input `now` is not the one of this evidence; `None` if it is the same, though its chunks
     /// may have been written since.
-    pub fn difference(&self, now: &Self) -> Option<String> {
+    pub(crate) fn difference(&self, now: &Self) -> Option<String> {
         if self.place != now.place {
             return Some(format!("IN was {}, and is {}", self.place, now.place));
         }
@@ -183,7 +181,7 @@ impl Evidence {
 
     /// The keys that were written or deleted in the input since this evidence was noted; `None` if none were, or
     /// if that is not known.
-    pub fn changes(&self, now: &Self) -> Option<Changes> {
+    pub(crate) fn changes(&self, now: &Self) -> Option<Changes> {
         let (Some(was), Some(is)) = (&self.versions, &now.versions) else {
             return None;
         };
@@ -209,12 +207,12 @@ impl Evidence {
 
 /// The keys of an input that were written or deleted since a run began.
 #[derive(Clone, Debug)]
-pub struct Changes(Versions);
+pub(crate) struct Changes(Versions);
 
 impl Changes {
     /// Whether this key, or this member of a group, was written or deleted. It is also true for a key of the same group
     /// of keys.
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         let group = self.0.group_of(hash([name.as_bytes()]));
         self.0.sums.contains_key(&group)
     }
@@ -295,7 +293,7 @@ fn objects(
 }
 
 /// The FNV-1a hash of `parts` and their sizes. It stays the same from version to version.
-pub fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
@@ -306,7 +304,7 @@ pub fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 }
 
 /// The path without `..` and symbolic links, whether it exists or not.
-pub fn canonical(path: &Path) -> PathBuf {
+pub(crate) fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     match (path.canonicalize(), path.parent(), path.file_name()) {
         (Ok(path), _, _) => path,

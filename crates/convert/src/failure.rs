@@ -43,6 +43,11 @@ impl Failure {
         Self::new(FailureKind::Failed, message)
     }
 
+    /// Returns the function that makes a failure of an error: `doing` could not be done, as "open the array".
+    pub fn to<E: fmt::Display>(doing: impl fmt::Display) -> impl Fn(E) -> Self {
+        move |error| Self::failed(format_args!("cannot {doing}: {error}"))
+    }
+
     /// The settings make no sense together, or for this input.
     #[must_use]
     pub fn usage(message: impl fmt::Display) -> Self {

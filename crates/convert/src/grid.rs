@@ -68,6 +68,25 @@ impl Grid {
     }
 }
 
+/// The number in C order of the box of `grid` with these indices.
+pub fn number_of(indices: &[u64], grid: &[u64]) -> u64 {
+    let axes = indices.iter().zip(grid);
+    axes.fold(0, |number, (index, extent)| number * extent + index)
+}
+
+/// The indices of the box of `grid` with this number in C order.
+pub fn indices_of(number: u64, grid: &[u64]) -> Vec<u64> {
+    let mut rest = number;
+    let axes = grid.iter().rev().map(|&extent| {
+        let index = rest % extent.max(1);
+        rest /= extent.max(1);
+        index
+    });
+    let mut indices: Vec<u64> = axes.collect();
+    indices.reverse();
+    indices
+}
+
 /// The shards of an array by a listing.
 #[derive(Default)]
 pub struct Listed {

@@ -9,7 +9,7 @@
 const ENCODED: &[u8] = br#"\{^}%`]">[~<#|*?"#;
 
 /// The path whose encoded form is `path`, if that is another one.
-pub fn decoded(path: &str) -> Option<String> {
+pub(crate) fn decoded(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let [first, after @ ..] = rest {
@@ -28,7 +28,7 @@ pub fn decoded(path: &str) -> Option<String> {
 }
 
 /// The path as `Path::from` encodes it.
-pub fn encoded(path: &str) -> String {
+pub(crate) fn encoded(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for &byte in path.as_bytes() {
         if !byte.is_ascii() || byte.is_ascii_control() || ENCODED.contains(&byte) {

@@ -11,16 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::storage::{Life, Owner};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits, store_set_partial_many,
+    Bytes, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
+    StorageError, StoreKey, StorePrefix, WritableStorageTraits, store_set_partial_many,
 };
 
-use crate::open::Files;
+use crate::open::{Files, forward_listing};
 use crate::words::counted;
-use zarrs_cuda::storage::{Life, Owner};
 
 /// The suffix of all temporaries, also of those of other programs.
 const SUFFIX: &str = ".tmp";
@@ -152,19 +151,22 @@ impl fmt::Display for Left {
 }
 
 /// A directory as a store whose values appear at once, as a whole.
-pub struct Replacing(Files);
+pub struct Replacing {
+    files: Files,
+}
 
 impl Replacing {
     pub fn new(files: Arc<FilesystemStore>) -> Self {
-        Self(Files::new(files))
+        let files = Files::new(files);
+        Self { files }
     }
 }
 
-type Result<T> = std::result::Result<T, StorageError>;
+type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 impl ReadableStorageTraits for Replacing {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
-        self.0.get(key)
+        self.files.get(key)
     }
 
     fn get_partial_many<'a>(
@@ -172,21 +174,21 @@ impl ReadableStorageTraits for Replacing {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
-        self.0.get_partial_many(key, byte_ranges)
+        self.files.get_partial_many(key, byte_ranges)
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
-        self.0.size_key(key)
+        self.files.size_key(key)
     }
 
     fn supports_get_partial(&self) -> bool {
-        self.0.supports_get_partial()
+        self.files.supports_get_partial()
     }
 }
 
 impl WritableStorageTraits for Replacing {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
-        file(&self.0.path(key), &value).map_err(StorageError::from)
+        file(&self.files.path(key), &value).map_err(StorageError::from)
     }
 
     fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
@@ -194,11 +196,11 @@ impl WritableStorageTraits for Replacing {
     }
 
     fn erase(&self, key: &StoreKey) -> Result<()> {
-        self.0.erase(key)
+        self.files.erase(key)
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
-        self.0.erase_prefix(prefix)
+        self.files.erase_prefix(prefix)
     }
 
     fn supports_set_partial(&self) -> bool {
@@ -206,23 +208,7 @@ impl WritableStorageTraits for Replacing {
     }
 }
 
-impl ListableStorageTraits for Replacing {
-    fn list(&self) -> Result<StoreKeys> {
-        self.0.list()
-    }
-
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
-        self.0.list_prefix(prefix)
-    }
-
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
-        self.0.list_dir(prefix)
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        self.0.size_prefix(prefix)
-    }
-}
+forward_listing!(Replacing, files);
 
 #[cfg(test)]
 mod tests {

@@ -30,16 +30,23 @@ impl Default for Wishes {
 }
 
 impl Wishes {
-    /// The shapes of a shard and of a subchunk, for an array of this shape whose elements have
-    /// `element` bytes. `shard` and `subchunk` are asked for.
+    /// The shapes of a shard and of a subchunk, for an array of this shape whose elements have `element` bytes.
+    /// `other_rank` gets the option of a shape that has another number of dimensions, and that number.
     pub fn chosen(
         &self,
         array: &[u64],
-        shard: Option<Vec<u64>>,
-        subchunk: Option<Vec<u64>>,
         written: Written<'_>,
         element: u64,
+        other_rank: impl Fn(&str, usize) -> Result<(), Failure>,
     ) -> Result<(Vec<NonZeroU64>, Vec<NonZeroU64>), Failure> {
+        let asked = |option: &str, shape: &Option<Vec<NonZeroU64>>| match shape {
+            Some(shape) if shape.len() != array.len() => {
+                other_rank(option, shape.len()).map(|()| None)
+            }
+            shape => Ok(shape.as_deref().map(edges)),
+        };
+        let shard = asked("--shard", &self.shard)?;
+        let subchunk = asked("--subchunk", &self.subchunk)?;
         let [shard_bytes, subchunk_bytes] = [self.shard_size, self.subchunk_size];
         let subchunk = match (subchunk, &shard) {
             (Some(subchunk), _) => subchunk,

@@ -134,7 +134,7 @@ pub fn objects(
     mut on_object: impl FnMut(&Object<'_>),
 ) -> Result<Vec<Failure>, Failure> {
     let mut failures = Vec::new();
-    match (&opened.place, &opened.sizes) {
+    match (&opened.place, &opened.stores.sizes) {
         (Place::Directory(root), _) => {
             let each = |key: String, kind: ObjectKind<'_>| {
                 on_object(&Object { key: &key, kind });
@@ -150,12 +150,10 @@ pub fn objects(
             entries(root, each, failed).map_err(Failure::failed)?;
         }
         (Place::Url(_), Some(sizes)) => {
-            let sizes = sizes().map_err(|error| {
-                Failure::failed(format!(
-                    "cannot list the objects of {}: {error}",
-                    opened.place
-                ))
-            })?;
+            let sizes = sizes().map_err(Failure::to(format_args!(
+                "list the objects of {}",
+                opened.place
+            )))?;
             for (key, size) in sizes {
                 let kind = ObjectKind::Sized(size);
                 on_object(&Object { key: &key, kind });
@@ -176,14 +174,20 @@ pub fn objects(
 ///
 /// # Errors
 /// A directory that cannot be listed, or a link that leads nowhere: a chunk may be missing there.
-pub fn files(root: &Path, mut on_file: impl FnMut(String, &fs::DirEntry)) -> Result<(), String> {
-    let each = |key: String, kind: ObjectKind<'_>| {
+pub fn files(root: &Path, on_file: impl FnMut(String, &fs::DirEntry)) -> Result<(), String> {
+    entries(root, files_to(on_file), Err)
+}
+
+/// Hands on the files among entries.
+fn files_to(
+    mut on_file: impl FnMut(String, &fs::DirEntry),
+) -> impl FnMut(String, ObjectKind<'_>) -> Result<(), String> {
+    move |key, kind| {
         if let ObjectKind::File(entry) = kind {
             on_file(key, entry);
         }
         Ok(())
-    };
-    entries(root, each, Err)
+    }
 }
 
 /// The keys of [`files`] in an array with the chunks `keys`.
@@ -211,14 +215,8 @@ pub fn files_of_array(
 }
 
 /// The files of [`files`], without those in directories and behind links that cannot be read.
-pub fn readable_files(root: &Path, mut on_file: impl FnMut(String, &fs::DirEntry)) {
-    let each = |key: String, kind: ObjectKind<'_>| {
-        if let ObjectKind::File(entry) = kind {
-            on_file(key, entry);
-        }
-        Ok(())
-    };
-    let _ = entries(root, each, |_| Ok(())); // no failure ends it
+pub fn readable_files(root: &Path, on_file: impl FnMut(String, &fs::DirEntry)) {
+    let _ = entries(root, files_to(on_file), |_| Ok(())); // no failure ends it
 }
 
 /// The entries below `root`, by their keys. `on_entry` may end the listing. `failed` gets each problem of reading,

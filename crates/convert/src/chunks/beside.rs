@@ -20,27 +20,11 @@ struct Listed {
 /// A key in the directory above `place` that looks like a chunk of its array. A directory that cannot be
 /// listed has none: it is not a part of the array.
 pub(super) fn chunk_like(place: &Place, opened: &Opened) -> Option<String> {
-    let (above, own) = above(place)?;
+    let (above, own) = place.above()?;
     let grid = opened.array.chunk_grid_shape();
     let spellings = encodings(grid.len());
     let found = search(&above, &own, "", grid, &spellings)?;
     Some(above.join(&found).to_string())
-}
-
-/// The directory above, and the name of the array in it.
-fn above(place: &Place) -> Option<(Place, String)> {
-    match place {
-        Place::Directory(path) => {
-            let path = std::path::absolute(path).ok()?;
-            let name = path.file_name()?.to_str()?.to_string();
-            Some((Place::Directory(path.parent()?.to_path_buf()), name))
-        }
-        Place::Url(url) => {
-            let (above, name) = url.trim_end_matches('/').rsplit_once('/')?;
-            let has_path = above.split_once("://")?.1.contains('/');
-            has_path.then(|| (Place::Url(above.to_string()), name.to_string()))
-        }
-    }
 }
 
 fn search(

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use zarrs::array::{Array, ChunkKeyEncoding};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
+    Bytes, MaybeBytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
+    StorePrefix,
 };
 
 use crate::failure::Failure;
 use crate::grid::Grid;
-use crate::open::{Place, Store};
+use crate::open::{Place, Store, forward_listing, forward_writes};
 use crate::stored::Keys;
 
 /// Chunks of a grid. Chunks that follow one another take few bytes.
@@ -188,49 +187,8 @@ impl ReadableStorageTraits for Watched {
     }
 }
 
-impl WritableStorageTraits for Watched {
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        self.store.set(key, value)
-    }
-
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        parts: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
-        self.store.set_partial_many(key, parts)
-    }
-
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.store.erase(key)
-    }
-
-    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.store.erase_prefix(prefix)
-    }
-
-    fn supports_set_partial(&self) -> bool {
-        self.store.supports_set_partial()
-    }
-}
-
-impl ListableStorageTraits for Watched {
-    fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.store.list()
-    }
-
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        self.store.list_prefix(prefix)
-    }
-
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        self.store.list_dir(prefix)
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        self.store.size_prefix(prefix)
-    }
-}
+forward_writes!(Watched, store);
+forward_listing!(Watched, store);
 
 #[cfg(test)]
 mod tests {

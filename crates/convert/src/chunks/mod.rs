@@ -50,7 +50,7 @@ pub struct Chunks {
 /// The numbers of chunks of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct ChunkCounts {
     /// The chunks that are stored; `None` if they cannot be counted.
     pub stored: Option<u64>,
     /// The chunks of the grid.
@@ -211,8 +211,8 @@ impl Chunks {
         }
     }
 
-    pub fn counts(&self) -> Counts {
-        Counts {
+    pub fn counts(&self) -> ChunkCounts {
+        ChunkCounts {
             stored: self.stored.as_ref().ok().copied(),
             of: self.grid,
             outside: self.outside,
@@ -279,18 +279,13 @@ fn each_key(
     keys: &Keys<'_>,
     mut look_at: impl FnMut(&str),
 ) -> Result<(), Failure> {
-    let cannot = |error: &dyn fmt::Display| {
-        Failure::failed(format!(
-            "cannot count the chunks of {}: {error}",
-            opened.place
-        ))
-    };
+    let doing = format!("count the chunks of {}", opened.place);
     if let Place::Directory(path) = &opened.place {
-        files_of_array(path, keys, look_at).map_err(|error| cannot(&error))?;
+        files_of_array(path, keys, look_at).map_err(Failure::to(&doing))?;
         return Ok(());
     }
-    if let Some(sizes) = &opened.sizes {
-        for (key, _) in sizes().map_err(|error| cannot(&error))? {
+    if let Some(sizes) = &opened.stores.sizes {
+        for (key, _) in sizes().map_err(Failure::to(&doing))? {
             look_at(&key);
         }
     }
@@ -304,8 +299,7 @@ fn with_separator(opened: &mut Opened, separator: ChunkKeySeparator) -> Result<(
     };
     let metadata = metadata.with_dimension_separator(separator);
     let array = Array::new_with_metadata(opened.array.storage(), "/", metadata.into());
-    let array =
-        array.map_err(|error| Failure::failed(format!("cannot open {}: {error}", opened.place)))?;
+    let array = array.map_err(Failure::to(format_args!("open {}", opened.place)))?;
     opened.array = open::as_numcodecs_reads(&opened.place, array)?;
     Ok(())
 }

@@ -144,15 +144,10 @@ pub fn unreadable(shown: &str, reason: &str) -> Failure {
 /// # Errors
 /// The directory cannot be listed; metadata in it cannot be read.
 pub fn arrays_in(path: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let cannot = |error: io::Error| {
-        Failure::failed(format!(
-            "cannot list the directory {}: {error}",
-            path.display()
-        ))
-    };
+    let doing = format!("list the directory {}", path.display());
     let mut arrays = Vec::new();
-    for entry in fs::read_dir(path).map_err(cannot)? {
-        let path = entry.map_err(cannot)?.path();
+    for entry in fs::read_dir(path).map_err(Failure::to(&doing))? {
+        let path = entry.map_err(Failure::to(&doing))?.path();
         if is_array(&path)? {
             arrays.push(path);
         }

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::{Value, json};
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
+    Bytes, MaybeBytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
+    StorePrefix,
 };
 
 use super::Store;
 use super::fill_value::as_zarrs_reads;
+use super::forward::{forward_listing, forward_writes};
 use super::json::{Repair, plain};
 
 /// The files that hold metadata, by the last part of their keys.
@@ -133,49 +133,8 @@ impl ReadableStorageTraits for Lenient {
     }
 }
 
-impl WritableStorageTraits for Lenient {
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        self.store.set(key, value)
-    }
-
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        parts: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
-        self.store.set_partial_many(key, parts)
-    }
-
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.store.erase(key)
-    }
-
-    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.store.erase_prefix(prefix)
-    }
-
-    fn supports_set_partial(&self) -> bool {
-        self.store.supports_set_partial()
-    }
-}
-
-impl ListableStorageTraits for Lenient {
-    fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.store.list()
-    }
-
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        self.store.list_prefix(prefix)
-    }
-
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        self.store.list_dir(prefix)
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        self.store.size_prefix(prefix)
-    }
-}
+forward_writes!(Lenient, store);
+forward_listing!(Lenient, store);
 
 fn is_not_json(repair: &Repair) -> bool {
     matches!(repair, Repair::ByteOrderMark | Repair::Quoted { .. })
@@ -228,6 +187,7 @@ fn line(key: &str, repair: &Repair) -> String {
 #[cfg(test)]
 mod tests {
     use zarrs::storage::store::MemoryStore;
+    use zarrs_storage::WritableStorageTraits;
 
     use super::*;
 

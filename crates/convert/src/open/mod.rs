@@ -2,6 +2,7 @@
 
 mod files;
 mod fill_value;
+mod forward;
 mod json;
 mod kind;
 mod lenient;
@@ -20,6 +21,7 @@ use zarrs_cuda::writer::ConditionalStore;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey, StorePrefix};
 
 pub use self::files::{Files, is_missing, no_file, read_file};
+pub(crate) use self::forward::{forward_listing, forward_writes};
 pub use self::kind::{Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable};
 use self::lenient::Lenient;
 pub use self::lenient::repairs_of;
@@ -37,18 +39,7 @@ pub type Store = dyn ReadableWritableListableStorageTraits;
 pub struct Opened {
     pub place: Place,
     pub array: Array<Store>,
-    /// The metadata that are read otherwise than they are stored, as lines for people.
-    pub repairs: Vec<String>,
-    /// The metadata among them that are no JSON.
-    pub not_json: Vec<String>,
-    /// Whether the metadata of Zarr v2 have no fill value, though the array has to have one here.
-    pub has_no_fill_value: bool,
-    /// The same store, if it is a directory.
-    pub files: Option<Arc<FilesystemStore>>,
-    /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
-    pub sizes: Option<Sizes>,
-    /// The same store, if its requests may have conditions.
-    pub conditional: Option<Arc<dyn ConditionalStore>>,
+    pub stores: Stores,
 }
 
 /// The keys of all objects, and their sizes in bytes.
@@ -58,7 +49,7 @@ impl Opened {
     /// Checks that the metadata are read as they are stored, before the array is changed. `doing` names the
     /// change.
     pub fn must_be_plain(&self, doing: &str) -> Result<(), Failure> {
-        must_be_plain(&self.place, doing, &self.not_json)
+        must_be_plain(&self.place, doing, &self.stores.not_json())
     }
 
     /// The reason that the objects of the array cannot be listed; `None` if they can be, or if a listing
@@ -107,12 +98,7 @@ pub fn array(place: &Place) -> Result<Opened, Failure> {
     Ok(Opened {
         place: place.clone(),
         array,
-        not_json: stores.not_json(),
-        has_no_fill_value: stores.lenient.has_no_fill_value(),
-        repairs: stores.repairs(),
-        files: stores.files,
-        sizes: stores.sizes,
-        conditional: stores.conditional,
+        stores,
     })
 }
 
@@ -156,7 +142,9 @@ pub fn output(place: &Place) -> Result<Stores, Failure> {
 pub struct Stores {
     /// Reads metadata leniently: see [`repairs`](Self::repairs).
     pub store: Arc<Store>,
+    /// The same store, if it is a directory.
     pub files: Option<Arc<FilesystemStore>>,
+    /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
     pub sizes: Option<Sizes>,
     /// The same store, if its requests may have conditions.
     pub conditional: Option<Arc<dyn ConditionalStore>>,
@@ -187,6 +175,11 @@ impl Stores {
         lenient::lines(&repairs)
     }
 
+    /// Whether the metadata of an array of Zarr v2 have no fill value, though the array has to have one here.
+    pub(crate) fn has_no_fill_value(&self) -> bool {
+        self.lenient.has_no_fill_value()
+    }
+
     /// The metadata among them that are no JSON.
     pub fn not_json(&self) -> Vec<String> {
         lenient::not_json(&self.lenient.repairs())
@@ -200,7 +193,7 @@ impl Stores {
         let below = self
             .store
             .list_dir(&StorePrefix::root())
-            .map_err(|error| Failure::failed(format!("cannot list {place}: {error}")))?;
+            .map_err(Failure::to(format_args!("list {place}")))?;
         // Consoles of S3 make objects without a name for folders.
         let keys = below.keys().iter().map(StoreKey::as_str);
         let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
@@ -228,7 +221,7 @@ pub fn store(place: &Place) -> Result<Stores, Failure> {
 
 fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
     let files = FilesystemStore::new(path);
-    let files = files.map_err(|error| Failure::failed(format!("cannot open {place}: {error}")))?;
+    let files = files.map_err(Failure::to(format_args!("open {place}")))?;
     let files = Arc::new(files);
     Ok(Stores::new(
         Arc::new(Files::new(files.clone())),

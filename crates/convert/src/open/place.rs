@@ -7,11 +7,12 @@ use std::str::FromStr;
 
 use crate::failure::Failure;
 
-/// The place of an array or of a hierarchy, as the user wrote it.
+/// The place of an array or of a hierarchy, as the user wrote it. `Display` leaves out credentials.
 #[derive(Clone, Debug)]
 pub enum Place {
+    /// A directory of this machine.
     Directory(PathBuf),
-    /// `https://…`, `s3://…`
+    /// An address, as `https://…` and `s3://…`.
     Url(String),
 }
 
@@ -34,6 +35,7 @@ impl From<&str> for Place {
     }
 }
 
+/// The directory.
 impl From<PathBuf> for Place {
     fn from(path: PathBuf) -> Self {
         Self::Directory(path)
@@ -73,12 +75,29 @@ pub fn without_user(url: &str) -> String {
 }
 
 impl Place {
-    /// The place of a member of a group, by its path within the group.
+    /// The place of a member of a group, by its path within the group. The path of the group is empty.
     #[must_use]
     pub fn join(&self, path: &str) -> Self {
         match self {
+            _ if path.is_empty() => self.clone(),
             Self::Directory(directory) => Self::Directory(directory.join(path)),
             Self::Url(url) => Self::Url(format!("{}/{path}", url.trim_end_matches('/'))),
+        }
+    }
+
+    /// The place above, and the name in it. The bucket is the topmost place of objects.
+    pub fn above(&self) -> Option<(Self, String)> {
+        match self {
+            Self::Directory(path) => {
+                let path = std::path::absolute(path).ok()?;
+                let name = path.file_name()?.to_str()?.to_string();
+                Some((Self::Directory(path.parent()?.to_path_buf()), name))
+            }
+            Self::Url(url) => {
+                let (above, name) = url.trim_end_matches('/').rsplit_once('/')?;
+                let (_, path) = above.split_once("://")?;
+                (!path.is_empty()).then(|| (Self::Url(above.to_string()), name.to_string()))
+            }
         }
     }
 

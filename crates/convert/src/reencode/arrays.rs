@@ -1,13 +1,7 @@
 //! The input and the output as zarrs' arrays.
 
-use std::fmt;
 use std::sync::Arc;
 
-use crate::data_types;
-use crate::failure::Failure;
-use crate::open::Store;
-use crate::shapes::edges;
-use crate::words::shape_text;
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, ArrayMetadataOptions};
 use zarrs_codec::ArrayToArrayCodecTraits;
 use zarrs_cuda::CudaShardingCodecBuilder;
@@ -16,6 +10,11 @@ use super::Job;
 use super::shapes::Shapes;
 use super::target::Target;
 use super::xarray;
+use crate::data_types;
+use crate::failure::Failure;
+use crate::open::Store;
+use crate::shapes::edges;
+use crate::words::shape_text;
 
 pub(crate) type Input = Array<Store>;
 /// The output array. Each value appears at once, as a whole.
@@ -29,9 +28,7 @@ pub(super) fn describe(
     shapes: &Shapes,
     has_no_fill_value: bool,
 ) -> Result<Output, Failure> {
-    let cannot = |error: &dyn fmt::Display| {
-        Failure::failed(format!("cannot describe {} in Zarr v3: {error}", job.input))
-    };
+    let doing = format!("describe {} in Zarr v3", job.input);
     let data_type = input.data_type();
     data_types::must_be_read_elsewhere(data_type)?;
     must_be_readable(job, input)?;
@@ -40,11 +37,11 @@ pub(super) fn describe(
             job.settings
                 .codec
                 .for_elements(data_type)
-                .map_err(|error| cannot(&error))?,
+                .map_err(Failure::to(&doing))?,
         )
         .index_location(job.settings.index)
         .build_arc()
-        .map_err(|error| cannot(&error))?;
+        .map_err(Failure::to(&doing))?;
 
     let mut builder = ArrayBuilder::new(
         shapes.array.clone(),
@@ -77,10 +74,10 @@ pub(super) fn describe(
 
     // The array is created from metadata, so that the registry chooses our codec, as in any
     // application.
-    let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
+    let metadata = builder.build_metadata().map_err(Failure::to(&doing))?;
     let metadata = data_types::as_others_read(metadata, input.fill_value());
     Array::new_with_metadata(target.store.clone(), "/", metadata.into())
-        .map_err(|error| cannot(&error))
+        .map_err(Failure::to(&doing))
 }
 
 /// Checks that zarrs reads parts of the input's chunks. It fails within chunks of text whose dimensions
@@ -110,5 +107,5 @@ fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
 pub(crate) fn metadata_json(output: &Output) -> Result<Vec<u8>, Failure> {
     let options = ArrayMetadataOptions::default().with_include_zarrs_metadata(false);
     serde_json::to_vec_pretty(&output.metadata_opt(&options))
-        .map_err(|error| Failure::failed(format!("cannot write the metadata as JSON: {error}")))
+        .map_err(Failure::to("write the metadata as JSON"))
 }

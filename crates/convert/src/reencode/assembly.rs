@@ -5,15 +5,10 @@
 //! has the same bytes as one that is encoded as a whole.
 
 use std::fmt;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::path::PathBuf;
 
-use crate::failure::Failure;
-use crate::open::Place;
-use crate::replace::Temporary;
-use crate::shapes::edges;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs::storage::StoreKey;
@@ -21,6 +16,10 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
 use zarrs_cuda::maintenance::ShardFormat;
 
 use super::arrays::Output;
+use crate::failure::Failure;
+use crate::open::Place;
+use crate::shapes::edges;
+use crate::shard_file::{ShardFile, first_byte};
 
 /// A shard that grows.
 pub(super) struct Assembly<'a> {
@@ -43,7 +42,7 @@ pub(super) struct Assembly<'a> {
 
 /// Where the bytes go: there is none until there are bytes.
 enum Sink {
-    File { temporary: Temporary, path: PathBuf },
+    File(ShardFile),
     Memory(Vec<u8>),
 }
 
@@ -77,10 +76,7 @@ impl<'a> Assembly<'a> {
             })
             .map(|subchunks| extents.resize(subchunks, None))
             .ok_or_else(|| cannot(&"there is no memory for its index"))?;
-        let end = match format.index_location() {
-            ShardingIndexLocation::Start => format.index_len(),
-            ShardingIndexLocation::End => 0,
-        };
+        let end = first_byte(&format);
         Ok(Self {
             output,
             place,
@@ -170,13 +166,11 @@ impl<'a> Assembly<'a> {
         let cannot = cannot(&self.key, self.place);
         let bytes = slice(encoded, run);
         let bytes = bytes.ok_or_else(|| cannot(&"a subchunk is outside of its part"))?;
-        let room = match self.format.index_location() {
-            ShardingIndexLocation::Start => self.format.index_len(),
-            ShardingIndexLocation::End => 0,
-        };
         let sink = match self.sink.take() {
             Some(sink) => sink,
-            None => Sink::new(self.place, &self.key, room).map_err(|error| cannot(&error))?,
+            None => {
+                Sink::new(self.place, &self.key, &self.format).map_err(|error| cannot(&error))?
+            }
         };
         let sink = self.sink.insert(sink);
         sink.append(bytes).map_err(|error| cannot(&error))
@@ -194,18 +188,7 @@ impl<'a> Assembly<'a> {
         let index = index.map_err(|error| cannot(&error))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
         match sink {
-            Sink::File { temporary, path } => {
-                let finished = (|| {
-                    let mut file = temporary.file();
-                    if is_first {
-                        file.seek(SeekFrom::Start(0))?;
-                    }
-                    file.write_all(&index)?;
-                    file.sync_all()?;
-                    temporary.rename_to(&path)
-                })();
-                finished.map_err(|error| cannot(&error))
-            }
+            Sink::File(shard) => shard.finish(&index, true).map_err(|error| cannot(&error)),
             Sink::Memory(mut bytes) => {
                 match bytes.get_mut(..index.len()) {
                     Some(room) if is_first => room.copy_from_slice(&index),
@@ -219,21 +202,21 @@ impl<'a> Assembly<'a> {
 }
 
 impl Sink {
-    /// Makes room for an index of `room` bytes at the start.
-    fn new(place: &Place, key: &StoreKey, room: u64) -> io::Result<Self> {
-        let Place::Directory(root) = place else {
-            let room = usize::try_from(room).map_err(io::Error::other)?;
-            return Ok(Self::Memory(vec![0; room]));
-        };
-        let path = root.join(key.as_str());
-        let temporary = Temporary::of(&path)?;
-        temporary.file().seek(SeekFrom::Start(room))?;
-        Ok(Self::File { temporary, path })
+    fn new(place: &Place, key: &StoreKey, format: &ShardFormat) -> io::Result<Self> {
+        Ok(match place {
+            Place::Directory(root) => {
+                Self::File(ShardFile::create(root.join(key.as_str()), format)?)
+            }
+            Place::Url(_) => {
+                let room = usize::try_from(first_byte(format)).map_err(io::Error::other)?;
+                Self::Memory(vec![0; room])
+            }
+        })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::File { temporary, .. } => temporary.file().write_all(bytes),
+            Self::File(shard) => shard.file().write_all(bytes),
             Self::Memory(all) => {
                 all.try_reserve(bytes.len()).map_err(io::Error::other)?;
                 all.extend_from_slice(bytes);

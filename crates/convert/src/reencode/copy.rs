@@ -4,9 +4,6 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::chunks::Chunks;
-use crate::failure::Failure;
-use crate::open::{Place, Store};
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs::storage::{StorageError, StorePrefix};
 
@@ -16,6 +13,9 @@ use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
 use super::shapes::Shapes;
+use crate::chunks::Chunks;
+use crate::failure::Failure;
+use crate::open::{Place, Store};
 use crate::watcher::{Step, Unit};
 
 /// Reads elements of the input, whose `chunks` were listed.
@@ -140,13 +140,13 @@ pub(super) fn copy(
                 // twice "a". So their shards are put together like those that are made in parts.
                 if parts.are_whole() && output.data_type().fixed_size().is_some() {
                     // At the end of the array this fills the shard with the fill value.
-                    output.store_array_subset(&region, bytes).map_err(|error| {
-                        Failure::failed(format!(
-                            "cannot write the shard {} of {}: {error}",
+                    output
+                        .store_array_subset(&region, bytes)
+                        .map_err(Failure::to(format_args!(
+                            "write the shard {} of {}",
                             output.chunk_key(&indices),
                             job.output
-                        ))
-                    })?;
+                        )))?;
                 } else {
                     let mut shard = match assembly.take() {
                         Some(shard) => shard,

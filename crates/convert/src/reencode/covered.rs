@@ -2,15 +2,15 @@
 //!
 //! All others have nothing but the fill value in both arrays, and are not looked at.
 
-use crate::chunks::Chunks;
-use crate::failure::Failure;
-use crate::grid::{Grid, Listed, add_covered};
-use crate::open::Opened;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
 
 use super::arrays::{Input, Output};
 use super::shapes::Shapes;
+use crate::chunks::Chunks;
+use crate::failure::Failure;
+use crate::grid::{Grid, Listed, add_covered};
+use crate::open::Opened;
 
 /// The shards to work on.
 pub(super) struct Covered<'a> {

@@ -5,19 +5,18 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use crate::claim::{Claim, Refused};
-use crate::failure::Failure;
-use crate::open::{is_array, is_group, read_file};
-use crate::replace::{self, Left, temporary_of};
 use zarrs_cuda::maintenance::ArrayLease;
 
-use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
-use super::run::{self, busy};
+use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use super::run;
+use crate::claim::{Claim, Refused, busy, must_have_ended};
+use crate::failure::Failure;
+use crate::open::{is_array, is_group, read_file};
+use crate::replace::{Left, temporary_of};
 
 /// Looks at the directory. A marker that `claim` made new does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
-    let cannot =
-        |error: io::Error| Failure::failed(format!("cannot look at {}: {error}", path.display()));
+    let doing = format!("look at {}", path.display());
     let marker = path.join(INCOMPLETE);
     let is_new = claim.is_some_and(|claim| !claim.was_there());
     let mut others = match fs::read_dir(path) {
@@ -28,7 +27,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
                 ..Found::default()
             });
         }
-        Err(error) => return Err(cannot(error)),
+        Err(error) => return Err(Failure::to(&doing)(error)),
     };
     // A run that was killed while it made the marker has left a temporary of it. A lease is no part of OUT.
     let other = others.find(|entry| {
@@ -39,17 +38,17 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         };
         !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
     });
-    let is_empty = other.transpose().map_err(cannot)?.is_none();
+    let is_empty = other.transpose().map_err(Failure::to(&doing))?.is_none();
     let marker = match read_file(&marker) {
         _ if is_new => None,
         Ok(marker) => Some(marker),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(cannot(error)),
+        Err(error) => return Err(Failure::to(&doing)(error)),
     };
     let (is_array, is_group) = (is_array(path)?, is_group(path)?);
     // Only the files of an array are told apart from others: a group has arrays in it.
     let files = match () {
-        () if is_array || marker.is_some() => files(path).map_err(cannot)?,
+        () if is_array || marker.is_some() => files(path).map_err(Failure::to(&doing))?,
         () => Files::default(),
     };
     let values = files.files.iter().filter(|file| {
@@ -78,49 +77,32 @@ pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
     // Some file systems have no locks.
     let marker = claim
         .read()
-        .map_err(|error| Failure::failed(format!("cannot read {}: {error}", marker.display())))?;
-    run::must_have_ended(&marker, &shown)?;
+        .map_err(Failure::to(format_args!("read {}", marker.display())))?;
+    must_have_ended(run::owner_of(&marker).as_ref(), &shown)?;
     Ok(claim)
 }
 
 /// Deletes the array at `path`. Afterwards there is a marker, which is empty.
 pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failure> {
-    let cannot =
-        |error: io::Error| Failure::failed(format!("cannot empty {}: {error}", path.display()));
+    let doing = format!("empty {}", path.display());
     // A half-deleted array must not look complete. It must be recognised as an incomplete output.
-    claim.write(b"").map_err(cannot)?;
-    let mut files = files(path).map_err(cannot)?;
+    claim.write(b"").map_err(Failure::to(&doing))?;
+    let mut files = files(path).map_err(Failure::to(&doing))?;
     let marker = path.join(INCOMPLETE);
     files.files.retain(|file| *file != marker);
     files.files.sort_by_key(|file| file.parent() != Some(path));
     for file in files.files {
-        fs::remove_file(file).map_err(cannot)?;
+        fs::remove_file(file).map_err(Failure::to(&doing))?;
     }
-    let left = tidied(&files.temporaries).map_err(cannot)?;
+    let left = tidied(&files.temporaries).map_err(Failure::to(&doing))?;
     for directory in files.directories.iter().rev() {
         match fs::remove_dir(directory) {
             // A temporary is left there.
             Err(error) if !left.is_empty() && error.kind() == ErrorKind::DirectoryNotEmpty => {}
-            removed => removed.map_err(cannot)?,
+            removed => removed.map_err(Failure::to(&doing))?,
         }
     }
     Ok(left)
-}
-
-/// Hides the group at `root` from readers.
-pub(super) fn hide_group(root: &Path) -> Result<(), Failure> {
-    for metadata in GROUP_METADATA {
-        match fs::remove_file(root.join(metadata)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                let shown = root.display();
-                return Err(Failure::failed(format!(
-                    "cannot make {shown} ready: {error}"
-                )));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 /// The files and directories in an array's directory.
@@ -175,37 +157,26 @@ fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
     Ok(left)
 }
 
-/// Deletes the temporaries of metadata that runs which have ended left in the directory of a group, and returns the
-/// others.
-pub(super) fn remove_temporaries_of_group(path: &Path) -> Result<Left, Failure> {
-    let tidy = || {
-        let mut left = Left::default();
-        for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let of = name.to_str().and_then(temporary_of).map(|(of, _)| of);
-            if of.is_some_and(|of| METADATA.contains(&of)) {
-                left.tidy(&entry.path())?;
-            }
+/// Deletes the temporaries of runs that have ended, and returns the others: all of the array in `root`, or those of
+/// the metadata of the group with the path `group`.
+pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Left, Failure> {
+    let path = root.join(group.unwrap_or_default());
+    let temporaries = || {
+        if group.is_none() {
+            return Ok(files(&path)?.temporaries);
         }
-        Ok(left)
+        let entries = fs::read_dir(&path)?.map(|entry| Ok(entry?.path()));
+        let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+        entries.retain(|entry| {
+            let name = entry.file_name().and_then(|name| name.to_str());
+            let of = name.and_then(temporary_of);
+            of.is_some_and(|(of, _)| METADATA.contains(&of))
+        });
+        Ok(entries)
     };
-    tidy().map_err(|error: io::Error| {
-        Failure::failed(format!("cannot tidy {}: {error}", path.display()))
-    })
-}
-
-/// Deletes the temporaries of runs that have ended, and returns the others.
-pub(super) fn remove_temporaries(path: &Path) -> Result<Left, Failure> {
-    files(path)
-        .and_then(|files| tidied(&files.temporaries))
-        .map_err(|error| Failure::failed(format!("cannot tidy {}: {error}", path.display())))
-}
-
-/// Makes the array or group visible to readers.
-pub(super) fn publish(path: &Path, metadata: &[u8]) -> Result<(), Failure> {
-    replace::file(&path.join("zarr.json"), metadata)
-        .map_err(|error| Failure::failed(format!("cannot finish {}: {error}", path.display())))
+    temporaries()
+        .and_then(|temporaries| tidied(&temporaries))
+        .map_err(Failure::to(format_args!("tidy {}", path.display())))
 }
 
 /// The paths relative to `root` of the arrays and groups below it.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::failure::Failure;
-
 use super::Mode;
 use super::run::{self, GoesOn, Run};
+use crate::claim::must_have_ended;
+use crate::failure::Failure;
 
 /// The name of `zarr.json` until the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
@@ -20,6 +20,14 @@ pub(super) const METADATA: [&str; 6] = [
 ];
 /// The files of a group's metadata, in Zarr v2 and v3.
 pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
+
+/// The prefix of the keys of the node with this path. The root has the path "".
+pub(super) fn prefix_of(path: &str) -> String {
+    match path {
+        "" => String::new(),
+        path => format!("{path}/"),
+    }
+}
 
 /// The state of a target.
 #[derive(Default)]
@@ -87,7 +95,7 @@ impl Found {
         }
         match &self.marker {
             Some(marker) => {
-                run::must_have_ended(marker, shown)?;
+                must_have_ended(run::owner_of(marker).as_ref(), shown)?;
                 if mode.resume {
                     // Where nothing is stored yet, nothing can be of another run.
                     if !run::is_noted(marker) && !self.holds_values {

@@ -2,6 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_storage::{StoreKey, StorePrefix};
+
+use super::found::{self, GROUP_METADATA, prefix_of};
+use super::readable::unreadable;
+use super::report::{GroupReport, WrittenGroup};
+use super::run::Run;
+use super::target::{Begun, Target};
+use super::{Job, Plan, Reencode, not_begun};
 use crate::consolidated;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
@@ -10,19 +21,6 @@ use crate::open::{self, Kind, Place, Store, Stores};
 use crate::stored::ends_elsewhere;
 use crate::watcher::{Event, Watcher};
 use crate::words::counted;
-use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Value, json};
-use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_storage::{StoreKey, StorePrefix};
-
-use super::readable::unreadable;
-use super::report::{GroupReport, WrittenGroup};
-use super::run::Run;
-use super::target::{Begun, Target};
-use super::{Job, Plan, Reencode, not_begun};
-
-/// The files of a group's metadata.
-const METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", consolidated::OF_V2];
 
 /// A group of the input, or an array of it.
 struct Member {
@@ -91,7 +89,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     for repair in &repairs {
         say(format!("note: {repair}"));
     }
-    let begun = root.begin_group(settings.mode(), &run)?;
+    let begun = root.begin(settings.mode(), &run, found::Node::Group)?;
     let mut arrays = Vec::new();
     for plan in plans {
         match plan.run() {
@@ -145,7 +143,7 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
     let mut notes = Vec::new();
     for member in members {
         if let Node::Group { .. } = member.node {
-            let left = begun.remove_temporaries_of_group(&member.path)?;
+            let left = begun.remove_temporaries(Some(&member.path))?;
             notes.extend((!left.is_empty()).then(|| left.to_string()));
         }
     }
@@ -253,9 +251,9 @@ fn within_array(plan: &Plan<'_>) -> Option<Failure> {
 fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
     let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
     let read = |path: &str, text: &[u8]| {
-        serde_json::from_slice::<Box<RawValue>>(text).map_err(|error| {
-            Failure::failed(format!("cannot understand the metadata of {path}: {error}"))
-        })
+        serde_json::from_slice::<Box<RawValue>>(text).map_err(Failure::to(format_args!(
+            "understand the metadata of {path}"
+        )))
     };
     let consolidates = members.iter().any(|member| {
         matches!(
@@ -400,16 +398,10 @@ fn children(
     store: &Store,
     path: &str,
 ) -> Result<(Vec<String>, Vec<String>), Failure> {
-    let group = if path.is_empty() {
-        input.clone()
-    } else {
-        input.join(path)
-    };
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!("cannot list the arrays in {group}: {error}"))
-    };
-    let prefix = StorePrefix::new(prefix_of(path)).map_err(|error| cannot(&error))?;
-    let listed = store.list_dir(&prefix).map_err(|error| cannot(&error))?;
+    let group = input.join(path);
+    let doing = format!("list the arrays in {group}");
+    let prefix = StorePrefix::new(prefix_of(path)).map_err(Failure::to(&doing))?;
+    let listed = store.list_dir(&prefix).map_err(Failure::to(&doing))?;
     let mut children = Vec::new();
     for child in listed.prefixes() {
         let child = child.as_str().trim_end_matches('/');
@@ -417,11 +409,11 @@ fn children(
             continue;
         }
         if let Place::Directory(root) = input {
-            ends_elsewhere(&root.join(child)).map_err(|reason| cannot(&reason))?;
+            ends_elsewhere(&root.join(child)).map_err(Failure::to(&doing))?;
         }
         children.push(child.to_string());
     }
-    let is_metadata = |key: &&str| METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
+    let is_metadata = |key: &&str| GROUP_METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
     let files = listed.keys().iter().map(StoreKey::as_str);
     let files =
         files.filter(|key| !key.is_empty() && !is_metadata(key) && !ArrayLease::is_key(key));
@@ -430,12 +422,7 @@ fn children(
 
 /// The node at a path of the input; `None` if there are no metadata.
 fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
-    let place = if path.is_empty() {
-        input.clone()
-    } else {
-        input.join(path)
-    };
-    let file = |name: &str| place.join(name).to_string();
+    let file = |name: &str| input.join(path).join(name).to_string();
     let wrong = |name: &str, error: &dyn std::fmt::Display| {
         open::unreadable(&file(name), &error.to_string())
     };
@@ -443,11 +430,7 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
         Failure::failed(format!("cannot read {}: {error}", file(name)))
     };
     let get = |name: &str| {
-        let key = match path {
-            "" => name.to_string(),
-            path => format!("{path}/{name}"),
-        };
-        let key = StoreKey::new(key).map_err(|error| cannot(name, &error))?;
+        let key = StoreKey::new(prefix_of(path) + name).map_err(|error| cannot(name, &error))?;
         store.get(&key).map_err(|error| cannot(name, &error))
     };
     let found = || -> Result<Option<Node>, Failure> {
@@ -481,14 +464,6 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
         }))
     };
     found().unwrap_or_else(|failure| Some(Node::Unreadable(failure)))
-}
-
-/// The prefix of the keys of the node with this path.
-fn prefix_of(path: &str) -> String {
-    match path {
-        "" => String::new(),
-        path => format!("{path}/"),
-    }
 }
 
 /// A member of a group that Zarr v3 does not have, and that a reader must understand.

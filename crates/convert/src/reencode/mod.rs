@@ -35,6 +35,7 @@ use zarrs_cuda::Options;
 use self::arrays::{Input, Output, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
+use self::found::Node;
 pub use self::report::{ArrayReport, Copied, GroupReport, Report, WrittenGroup};
 use self::resume::Stored;
 use self::run::Run;
@@ -254,7 +255,13 @@ impl<'a> Job<'a> {
         let shapes = Shapes::choose(&self, &input)?;
         let input = input.with_codec_options(shapes.parts.options());
         let target = Target::new(&self.output)?;
-        let output = describe(&self, &target, &input, &shapes, opened.has_no_fill_value)?;
+        let output = describe(
+            &self,
+            &target,
+            &input,
+            &shapes,
+            opened.stores.has_no_fill_value(),
+        )?;
         let output = output.with_codec_options(shapes.parts.options());
         let evidence = Evidence::of(&self.input, &*input.storage())?;
         let run = Run::of_array(self.settings, &shapes, evidence, metadata_json(&output)?);
@@ -306,12 +313,12 @@ impl<'a> Job<'a> {
         let Some(first) = chunks.indices().and_then(|mut chunks| chunks.next()) else {
             return Ok(());
         };
-        let region = input.chunk_subset_bounded(&first).map_err(|error| {
-            Failure::failed(format!(
-                "cannot find the chunk {first:?} of {}: {error}",
+        let region = input
+            .chunk_subset_bounded(&first)
+            .map_err(Failure::to(format_args!(
+                "find the chunk {first:?} of {}",
                 self.input
-            ))
-        })?;
+            )))?;
         let axes = region.to_ranges().into_iter();
         let axes = axes.zip(&shapes.shard).zip(&shapes.parts.shape);
         let ranges: Vec<_> = axes
@@ -360,7 +367,8 @@ impl Plan<'_> {
         for note in shapes.notes(&settings.budget()) {
             job.say(&note);
         }
-        for repair in &self.opened.repairs {
+        let repaired_metadata = self.opened.stores.repairs();
+        for repair in &repaired_metadata {
             job.say(&format!("note: {repair}"));
         }
         let explanation = if settings.explain {
@@ -378,7 +386,7 @@ impl Plan<'_> {
         if job.watcher.is_stopping() {
             return Err(not_begun());
         }
-        let begun = self.target.begin(self.mode, &self.run)?;
+        let begun = self.target.begin(self.mode, &self.run, Node::Array)?;
         if let Some(changes) = &begun.changes {
             job.say(&format!(
                 "note: {changes} of {} changed since the run began: shards of them are written again",
@@ -401,7 +409,7 @@ impl Plan<'_> {
         if settings.verify {
             verify(job, shapes, output).map_err(incomplete)?;
         }
-        let left = begun.remove_temporaries()?;
+        let left = begun.remove_temporaries(None)?;
         begun.publish().map_err(incomplete)?;
         let mut notes = Vec::new();
         if !left.is_empty() {
@@ -427,7 +435,7 @@ impl Plan<'_> {
             stored_bytes_before: copy::size(&job.input, &*input.storage())?,
             stored_bytes_now: copy::size(&job.output, &*output.storage())?,
             notes,
-            repaired_metadata: self.opened.repairs.clone(),
+            repaired_metadata,
         })))
     }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::failure::Failure;
-use crate::open::{Kind, Place, Store};
 use rayon::prelude::*;
 use zarrs::storage::{Bytes, StorageError, StoreKey};
 use zarrs_cuda::maintenance::ArrayLease;
 
-use super::found::{Found, GROUP_METADATA, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use crate::failure::Failure;
+use crate::open::{Kind, Place, Store};
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
@@ -69,21 +69,6 @@ pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> 
     for keys in [others, chunks] {
         let erased = keys.par_iter().map(|key| store.erase(key));
         erased.collect::<Result<()>>().map_err(&empty)?;
-    }
-    Ok(())
-}
-
-/// Hides the group with the path `path` at `place` from readers. The root has the path "".
-pub(super) fn hide_group(place: &Place, store: &Store, path: &str) -> Result<(), Failure> {
-    for name in GROUP_METADATA {
-        let key = match path {
-            "" => name.to_string(),
-            path => format!("{path}/{name}"),
-        };
-        let erased = StoreKey::new(key).map_err(StorageError::from);
-        erased
-            .and_then(|key| store.erase(&key))
-            .map_err(cannot("make ready", place))?;
     }
     Ok(())
 }

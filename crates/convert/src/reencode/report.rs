@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zarrs_cuda::Explanation;
 
-use crate::chunks::Counts;
+use crate::chunks::ChunkCounts;
 use crate::codec::SubchunkCodec;
 use crate::failure::Failure;
 use crate::open::Place;
@@ -44,7 +44,7 @@ pub struct Copied {
     /// The codec of subchunks.
     pub codec: SubchunkCodec,
     /// The stored chunks of the input.
-    pub chunks: Counts,
+    pub chunks: ChunkCounts,
     /// The stages of shards, if they were asked for and can be told.
     pub explanation: Option<Explanation>,
     /// Whether the output was read again, and is equal.

@@ -1,13 +1,13 @@
 //! Checks which shards of an incomplete output are whole and current, so that `--resume` keeps them.
 
-use crate::evidence::Changes;
-use crate::failure::Failure;
-use crate::open::Store;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::Job;
 use super::arrays::{Input, Output};
+use crate::evidence::Changes;
+use crate::failure::Failure;
+use crate::open::Store;
 
 /// The shards that an earlier run stored.
 pub(super) struct Stored<'a> {
@@ -46,12 +46,10 @@ impl<'a> Stored<'a> {
         let Some(shards) = &self.shards else {
             return Ok(false);
         };
-        let found = shards.inspect(indices).map_err(|error| {
-            Failure::failed(format!(
-                "cannot tell whether the shard {indices:?} of {} is whole: {error}",
-                self.place
-            ))
-        })?;
+        let found = shards.inspect(indices).map_err(Failure::to(format_args!(
+            "tell whether the shard {indices:?} of {} is whole",
+            self.place
+        )))?;
         Ok(found.is_some_and(|shard| is_whole(&shard)) && !self.is_changed(region))
     }
 

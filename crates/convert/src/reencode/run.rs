@@ -5,13 +5,13 @@
 use std::fmt;
 
 use serde_json::{Map, Value, json};
+use zarrs_cuda::storage::Owner;
 
 use super::Reencode;
 use super::shapes::Shapes;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::words::shape_text;
-use zarrs_cuda::storage::{Life, Owner};
 
 /// The member that says the run.
 const MEMBER: &str = "zarrs_cuda_run";
@@ -164,25 +164,6 @@ pub(super) struct GoesOn {
 /// Whether a marker says its run.
 pub(super) fn is_noted(marker: &[u8]) -> bool {
     Noted::of(marker).is_some()
-}
-
-/// Checks that the process that wrote `marker` does not run.
-pub(super) fn must_have_ended(marker: &[u8], shown: &dyn fmt::Display) -> Result<(), Failure> {
-    match Noted::of(marker).and_then(|noted| noted.process) {
-        Some(owner) if owner != *Owner::this() && owner.life() == Life::Runs => {
-            Err(busy(shown, Some(&owner)))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Another run writes the output at `shown`.
-pub(super) fn busy(shown: &dyn fmt::Display, owner: Option<&Owner>) -> Failure {
-    let whose = owner.map_or(String::new(), |owner| {
-        format!(", by the process {} of this machine", owner.process())
-    });
-    Failure::failed(format!("{shown} is being written{whose}"))
-        .with_remedy("wait until that run has ended, or name another OUT")
 }
 
 /// The process that wrote `marker`, if the marker says it.

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use zarrs::array::Array;
+
+use super::Job;
 use crate::budget::Budget;
 use crate::failure::Failure;
 use crate::open::{Place, Store};
 use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
 use crate::shapes::{Written, edges};
-use zarrs::array::Array;
-
-use super::Job;
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -25,33 +25,19 @@ pub(crate) struct Shapes {
 impl Shapes {
     pub(super) fn choose(job: &Job<'_>, input: &Array<Store>) -> Result<Self, Failure> {
         let array = input.shape().to_vec();
-        let asked = |option: &str, shape: &'_ Option<Vec<NonZeroU64>>| {
-            let Some(shape) = shape else {
-                return Ok(None);
-            };
-            if shape.len() == array.len() {
-                return Ok(Some(edges(shape)));
-            }
+        let (input_chunk, element) = (unit(input), element_bytes(input));
+        let other_rank = |option: &str, rank: usize| {
             if job.settings.recursive {
-                return Ok(None); // it is for other arrays
+                return Ok(()); // it is for other arrays
             }
             Err(Failure::usage(format!(
-                "{option} has {} dimensions, but the array has {}: {array:?}",
-                shape.len(),
+                "{option} has {rank} dimensions, but the array has {}: {array:?}",
                 array.len()
             )))
         };
+        let written = Written::Chunks(&input_chunk);
         let wishes = &job.settings.shapes;
-        let shard = asked("--shard", &wishes.shard)?;
-        let subchunk = asked("--subchunk", &wishes.subchunk)?;
-        let (input_chunk, element) = (unit(input), element_bytes(input));
-        let (shard, subchunk) = wishes.chosen(
-            &array,
-            shard,
-            subchunk,
-            Written::Chunks(&input_chunk),
-            element,
-        )?;
+        let (shard, subchunk) = wishes.chosen(&array, written, element, other_rank)?;
         let sizes = Sizes {
             shard: &edges(&shard),
             subchunk: &edges(&subchunk),

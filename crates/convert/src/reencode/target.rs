@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use zarrs::storage::{StorageError, StoreKey};
+
+use super::found::{Found, GROUP_METADATA, INCOMPLETE, Node, Start, prefix_of};
+use super::run::Run;
+use super::{Mode, directory, objects};
 use crate::claim::Claim;
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
 use crate::replace::{Left, Replacing};
-use zarrs::storage::{StorageError, StoreKey};
-
-use super::found::{Found, INCOMPLETE, Node, Start};
-use super::run::Run;
-use super::{Mode, directory, objects};
 
 /// Where an array or a group goes.
 pub(super) struct Target {
@@ -79,22 +79,9 @@ impl Target {
         }
     }
 
-    /// Takes the target for `run`, which writes an array. Deletes the array that is to be replaced.
-    pub(super) fn begin<'a>(&'a self, mode: Mode, run: &'a Run) -> Result<Begun<'a>, Failure> {
-        self.begin_node(mode, run, Node::Array)
-    }
-
-    /// Takes the target for `run`, which writes a group, and hides the group from readers. Deletes the
-    /// arrays that are to be replaced.
-    pub(super) fn begin_group<'a>(
-        &'a self,
-        mode: Mode,
-        run: &'a Run,
-    ) -> Result<Begun<'a>, Failure> {
-        self.begin_node(mode, run, Node::Group)
-    }
-
-    fn begin_node<'a>(
+    /// Takes the target for `run`, which writes an array or a group. Deletes the arrays that are to be replaced, and
+    /// hides the group from readers.
+    pub(super) fn begin<'a>(
         &'a self,
         mode: Mode,
         run: &'a Run,
@@ -132,18 +119,21 @@ impl Target {
 
     /// Hides the group with this path from readers; the root has the path "".
     fn hide_group(&self, path: &str) -> Result<(), Failure> {
-        match &self.place {
-            Place::Directory(root) => directory::hide_group(&root.join(path)),
-            Place::Url(_) => objects::hide_group(&self.place, &self.store, path),
-        }
+        GROUP_METADATA.into_iter().try_for_each(|name| {
+            let key = StoreKey::new(prefix_of(path) + name).map_err(StorageError::from);
+            key.and_then(|key| self.store.erase(&key))
+                .map_err(Failure::to(format_args!(
+                    "make {} ready",
+                    self.place.join(path)
+                )))
+        })
     }
 
     /// Whether the array of `run` is there, complete.
     pub(super) fn is_published(&self, run: &Run) -> Result<bool, Failure> {
         let get = |key| {
-            objects::get(&*self.store, key).map_err(|error| {
-                Failure::failed(format!("cannot read {key} of {}: {error}", self.place))
-            })
+            objects::get(&*self.store, key)
+                .map_err(Failure::to(format_args!("read {key} of {}", self.place)))
         };
         let is_there = get("zarr.json")?.is_some_and(|stored| *stored == *run.metadata());
         Ok(is_there && get(INCOMPLETE)?.is_none())
@@ -188,7 +178,7 @@ impl Begun<'_> {
             Some(claim) => claim.write(marker).map_err(StorageError::from),
             None => objects::set(&*self.target.store, INCOMPLETE, marker),
         };
-        written.map_err(|error| Failure::failed(format!("cannot make {place} ready: {error}")))
+        written.map_err(Failure::to(format_args!("make {place} ready")))
     }
 
     fn delete_array(&mut self) -> Result<(), Failure> {
@@ -228,20 +218,12 @@ impl Begun<'_> {
         Ok(())
     }
 
-    /// Deletes the temporaries of runs that have ended. Returns those that are left.
-    pub(super) fn remove_temporaries(&self) -> Result<Left, Failure> {
+    /// Deletes the temporaries of runs that have ended, and returns those that are left: all of an array, or those of
+    /// the metadata of the group with the path `group`.
+    pub(super) fn remove_temporaries(&self, group: Option<&str>) -> Result<Left, Failure> {
         match &self.target.place {
-            Place::Directory(path) => directory::remove_temporaries(path),
+            Place::Directory(root) => directory::remove_temporaries(root, group),
             Place::Url(_) => Ok(Left::default()), // a value that was not sent to its end does not exist
-        }
-    }
-
-    /// Deletes the temporaries of metadata of runs that have ended in the group with the path `path` below, and
-    /// returns those that are left.
-    pub(super) fn remove_temporaries_of_group(&self, path: &str) -> Result<Left, Failure> {
-        match &self.target.place {
-            Place::Directory(root) => directory::remove_temporaries_of_group(&root.join(path)),
-            Place::Url(_) => Ok(Left::default()),
         }
     }
 
@@ -253,25 +235,20 @@ impl Begun<'_> {
 
     /// Stores the metadata that readers see. The marker stays.
     pub(super) fn show(&self, metadata: &[u8]) -> Result<(), Failure> {
-        let place = &self.target.place;
-        match place {
-            Place::Directory(path) => directory::publish(path, metadata),
-            Place::Url(_) => {
-                let cannot = |error: StorageError| {
-                    Failure::failed(format!("cannot finish {place}: {error}"))
-                };
-                let marker = objects::get(&*self.target.store, INCOMPLETE).map_err(cannot)?;
-                if marker.is_none_or(|marker| *marker != *self.marker) {
-                    return Err(Failure::failed(format!(
-                        "cannot finish {place}: another run has begun to write there"
-                    ))
-                    .with_remedy(
-                        "let one run at a time write there, and start again with --overwrite",
-                    ));
-                }
-                objects::set(&*self.target.store, "zarr.json", metadata).map_err(cannot)
+        let (place, store) = (&self.target.place, &*self.target.store);
+        let finish = format!("finish {place}");
+        if let Place::Url(_) = place {
+            let marker = objects::get(store, INCOMPLETE).map_err(Failure::to(&finish))?;
+            if marker.is_none_or(|marker| *marker != *self.marker) {
+                return Err(Failure::failed(format!(
+                    "cannot finish {place}: another run has begun to write there"
+                ))
+                .with_remedy(
+                    "let one run at a time write there, and start again with --overwrite",
+                ));
             }
         }
+        objects::set(store, "zarr.json", metadata).map_err(Failure::to(&finish))
     }
 
     /// Deletes the marker: nothing is missing.
@@ -283,6 +260,6 @@ impl Begun<'_> {
                 .map_err(StorageError::from)
                 .and_then(|marker| self.target.store.erase(&marker)),
         };
-        removed.map_err(|error| Failure::failed(format!("cannot finish {place}: {error}")))
+        removed.map_err(Failure::to(format_args!("finish {place}")))
     }
 }

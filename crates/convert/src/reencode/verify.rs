@@ -1,6 +1,5 @@
 //! Compares the output with the input.
 
-use crate::failure::Failure;
 use zarrs::array::{Array, ArrayBytes};
 
 use super::Job;
@@ -8,6 +7,7 @@ use super::arrays::Output;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
+use crate::failure::Failure;
 
 /// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
 ///
@@ -18,7 +18,7 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<
     let input = opened.array.with_storage(opened.array.storage());
     let input = input.with_codec_options(shapes.parts.options());
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
-        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?
+        .map_err(Failure::to(format_args!("open {}", job.output)))?
         .with_codec_options(shapes.parts.options());
     let covered = Covered::of(&opened, &chunks, shapes, &input, &output)?;
     let mut counter = Counter::new(job, "verifying", &output, &covered);

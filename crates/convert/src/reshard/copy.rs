@@ -5,26 +5,24 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::evidence::Changes;
-use crate::replace::Temporary;
-use crate::stored::{self, Keys};
 use zarrs::array::ChunkKeyEncoding;
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
 
 use super::plan::{Piece, Plan};
 use super::source::{Objects, Place, Source};
+use crate::evidence::Changes;
+use crate::shard_file::{ShardFile, first_byte};
+use crate::stored::{self, Keys};
 use crate::watcher::{Event, Watcher};
 
 /// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for
 /// page cache in pieces of the size of a write, and large ones are not always to be had.
 const BUFFER: usize = 256 << 10;
 
-/// A chunk of more bytes is copied without being in memory as a whole.
-const LARGE: u64 = 4 << 20;
+/// Where the subchunks of an object of OUT lie, in C order.
+type Extents = Vec<Option<Range<u64>>>;
 
 /// The objects of OUT.
 pub(super) struct Target<'a> {
@@ -50,12 +48,16 @@ pub(super) struct Copied {
     pub(super) bytes: u64,
 }
 
-impl std::ops::AddAssign for Copied {
-    fn add_assign(&mut self, other: Self) {
-        self.written += other.written;
-        self.kept += other.kept;
-        self.subchunks += other.subchunks;
-        self.bytes += other.bytes;
+impl std::ops::Add for Copied {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            written: self.written + other.written,
+            kept: self.kept + other.kept,
+            subchunks: self.subchunks + other.subchunks,
+            bytes: self.bytes + other.bytes,
+        }
     }
 }
 
@@ -71,8 +73,7 @@ pub(super) fn copy(
     threads: usize,
     watcher: &dyn Watcher,
 ) -> Result<Copied, String> {
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let result = Mutex::new(Ok(Copied::default()));
+    let next = AtomicUsize::new(0);
     let work = || {
         let mut thread = Thread {
             source: Source::new(objects),
@@ -81,42 +82,31 @@ pub(super) fn copy(
             places: Vec::new(),
             copied: Copied::default(),
         };
-        let mut run = || {
-            while !failed.load(Ordering::Relaxed)
-                && !watcher.is_stopping()
-                && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                thread.source.begin();
-                for object in plan.objects(piece) {
-                    if watcher.is_stopping() {
-                        break;
-                    }
-                    thread.object(plan, &object)?;
-                }
-                watcher.hear(Event::Advance(1));
+        while !watcher.is_stopping()
+            && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            thread.source.begin();
+            for object in plan.objects(piece).take_while(|_| !watcher.is_stopping()) {
+                // No thread begins another piece after a failure.
+                let written = thread.object(plan, &object);
+                written.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
             }
-            Ok(())
-        };
-        let ended = run();
-        let Ok(mut result) = result.lock() else {
-            return; // another thread panicked, and the scope does
-        };
-        match (&mut *result, ended) {
-            (Ok(all), Ok(())) => *all += thread.copied,
-            (Ok(_), Err(error)) => {
-                failed.store(true, Ordering::Relaxed);
-                *result = Err(error);
-            }
-            (Err(_), _) => {}
+            watcher.hear(Event::Advance(1));
         }
+        Ok::<_, String>(thread.copied)
     };
     std::thread::scope(|scope| {
-        for _ in 1..threads.min(pieces.len()) {
-            scope.spawn(work);
+        let others = 1..threads.min(pieces.len());
+        let others: Vec<_> = others.map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for other in others {
+            let copied = other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            all = all.and_then(|all| Ok(all + copied?));
         }
-        work();
-    });
-    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+        all
+    })
 }
 
 /// The state of one thread of a copy.
@@ -219,82 +209,53 @@ impl Thread<'_> {
 
     /// Whether an object of OUT is there, and whole: it has the size of its subchunks and the index, and
     /// the index says that these subchunks lie there one behind the other.
-    fn is_whole(&self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
+    fn is_whole(&mut self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
         let Some(found) = size_of(path)? else {
             return Ok(false);
         };
+        let first = self.target.format.map_or(0, first_byte);
+        let (extents, end) = self.extents(places, first)?;
         let Some(format) = self.target.format else {
-            let size = places.iter().flatten().next();
-            return Ok(Some(found) == size.map(|place| self.source.size(place)).transpose()?);
+            return Ok(found == end);
         };
-        let index_len = format.index_len();
-        let is_first = format.index_location() == ShardingIndexLocation::Start;
-        let mut end = if is_first { index_len } else { 0 };
-        let mut extents: Vec<Option<Range<u64>>> = Vec::with_capacity(places.len());
-        for place in places {
-            let Some(place) = place else {
-                extents.push(None);
-                continue;
-            };
-            let start = end;
-            end = end.saturating_add(self.source.size(place)?);
-            extents.push(Some(start..end));
-        }
-        let at = if is_first { 0 } else { end };
-        let size = if is_first {
-            end
-        } else {
-            end.saturating_add(index_len)
+        let (at, size) = match first {
+            0 => (end, end.saturating_add(format.index_len())),
+            _ => (0, end),
         };
         if found != size {
             return Ok(false);
         }
-        let index = index_at(path, at, index_len).map_err(|error| cannot("read", path, &error))?;
+        let index = index_at(path, at, format.index_len());
+        let index = index.map_err(|error| cannot("read", path, &error))?;
         let decoded = format.decode_index(&index, size);
         Ok(decoded.is_ok_and(|decoded| decoded == extents))
+    }
+
+    /// Where subchunks lie in an object of OUT, one behind the other from `first` on, and where the last one ends.
+    fn extents(&mut self, places: &[Option<Place>], first: u64) -> Result<(Extents, u64), String> {
+        let mut end = first;
+        let extents = places.iter().map(|place| {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let bytes = self.source.bytes(place)?;
+            let start = end;
+            end = end.saturating_add(bytes.end - bytes.start);
+            Ok(Some(start..end))
+        });
+        let extents = extents.collect::<Result<_, String>>()?;
+        Ok((extents, end))
     }
 
     /// Writes a chunk from front to back, so that one that a killed run left is shorter than its subchunk.
     /// Returns its size.
     fn chunk(&mut self, path: &Path, places: &[Option<Place>]) -> Result<u64, String> {
-        let Some(place) = places.iter().flatten().next() else {
-            return Ok(0);
-        };
-        if self.source.size(place)? > LARGE {
-            return self.large_chunk(path, place);
-        }
-        let bytes = self.source.bytes(place)?;
-        let written = created(path).and_then(|mut file| {
-            for part in bytes.chunks(BUFFER) {
-                file.write_all(part)?;
-            }
-            written(&file)
-        });
-        written.map_err(|error| cannot("write the chunk", path, &error))?;
-        Ok(bytes.len() as u64)
-    }
-
-    /// The same, without the chunk in memory.
-    fn large_chunk(&mut self, path: &Path, place: &Place) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the chunk", path, &error);
         let file = created(path).map_err(failed)?;
-        self.buffer.resize(BUFFER, 0);
-        let mut chunk = Writer {
-            file: &file,
-            buffer: &mut self.buffer,
-            len: 0,
-        };
-        let size = match &place.bytes {
-            None => chunk.append_chunk(&mut self.source, place.object)?,
-            Some(bytes) => {
-                let run = (place.object, bytes.clone());
-                let appended = chunk.append(&mut self.source, run);
-                appended.map_err(|error| error.told(failed))?;
-                bytes.end - bytes.start
-            }
-        };
-        chunk.flush().map_err(failed)?;
-        written(&file).map_err(failed)?;
+        let size = self.append(places, &mut Vec::new(), 0, &file, &failed)?;
+        if SYNCS {
+            file.sync_all().map_err(failed)?;
+        }
         Ok(size)
     }
 
@@ -306,146 +267,104 @@ impl Thread<'_> {
         places: &[Option<Place>],
     ) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the shard", path, &error);
-        let temporary = Temporary::of(path).map_err(failed)?;
-        let file = temporary.file();
-        let is_first = format.index_location() == ShardingIndexLocation::Start;
-        let first = if is_first { format.index_len() } else { 0 };
-        self.buffer.resize(BUFFER, 0);
-        let mut shard = Writer {
-            file,
-            buffer: &mut self.buffer,
-            len: 0,
-        };
-        (&*file).seek(SeekFrom::Start(first)).map_err(failed)?;
-        let mut extents: Vec<Option<Range<u64>>> = Vec::with_capacity(places.len());
-        let mut end = first;
-        // Subchunks that follow one another on both sides are read together.
-        let mut run: Option<(u64, Range<u64>)> = None;
-        for place in places {
-            let Some(Place { object, bytes }) = place else {
-                extents.push(None);
-                continue;
-            };
-            let start = end;
-            match (bytes, &mut run) {
-                (None, _) => end += shard.append_chunk(&mut self.source, *object)?,
-                (Some(bytes), Some((last, run))) if last == object && run.end == bytes.start => {
-                    run.end = bytes.end;
-                    end += bytes.end - bytes.start;
-                }
-                (Some(bytes), run) => {
-                    if let Some(run) = run.replace((*object, bytes.clone())) {
-                        shard
-                            .append(&mut self.source, run)
-                            .map_err(|e| e.told(failed))?;
-                    }
-                    end += bytes.end - bytes.start;
-                }
-            }
-            extents.push(Some(start..end));
-        }
-        if let Some(run) = run {
-            shard
-                .append(&mut self.source, run)
-                .map_err(|e| e.told(failed))?;
-        }
-        shard.flush().map_err(failed)?;
+        let shard = ShardFile::create(path.to_path_buf(), format).map_err(failed)?;
+        let first = first_byte(format);
+        let mut extents = Vec::with_capacity(places.len());
+        let end = self.append(places, &mut extents, first, shard.file(), &failed)?;
         let index = format
             .encode_index(&extents)
             .map_err(|error| format!("cannot write the shard {}: {error}", path.display()))?;
-        let finished = (|| {
-            if is_first {
-                (&*file).seek(SeekFrom::Start(0))?;
-            }
-            (&*file).write_all(&index)?;
-            written(file)
-        })();
-        finished.map_err(failed)?;
-        temporary.rename_to(path).map_err(failed)?;
+        shard.finish(&index, SYNCS).map_err(failed)?;
         Ok(end - first)
     }
-}
 
-/// An error of either side of a copy.
-enum Failed {
-    Reading(String),
-    Writing(io::Error),
-}
-
-impl Failed {
-    fn told(self, writing: impl Fn(io::Error) -> String) -> String {
-        match self {
-            Self::Reading(message) => message,
-            Self::Writing(error) => writing(error),
+    /// Appends subchunks to `file`, which has `end` bytes. Adds their places to `extents`, and returns where the last
+    /// one ends. `failed` makes the message of an error of `file`.
+    fn append(
+        &mut self,
+        places: &[Option<Place>],
+        extents: &mut Extents,
+        mut end: u64,
+        file: &File,
+        failed: &impl Fn(io::Error) -> String,
+    ) -> Result<u64, String> {
+        self.buffer.resize(BUFFER, 0);
+        let mut writer = Writer {
+            file,
+            failed,
+            buffer: &mut self.buffer,
+            len: 0,
+        };
+        // Subchunks that follow one another on both sides are read together.
+        let mut run: Option<(u64, Range<u64>)> = None;
+        for place in places {
+            let Some(place) = place else {
+                extents.push(None);
+                continue;
+            };
+            let bytes = self.source.bytes(place)?;
+            let start = end;
+            end += bytes.end - bytes.start;
+            extents.push(Some(start..end));
+            match &mut run {
+                Some((object, run)) if *object == place.object && run.end == bytes.start => {
+                    run.end = bytes.end;
+                }
+                run => {
+                    let before = run.replace((place.object, bytes));
+                    writer.append(&mut self.source, before)?;
+                }
+            }
         }
+        writer.append(&mut self.source, run)?;
+        writer.flush()?;
+        Ok(end)
     }
 }
 
 /// Writes a file from front to back.
-struct Writer<'a> {
+struct Writer<'a, F> {
     file: &'a File,
+    /// Makes the message of an error of the file.
+    failed: &'a F,
     buffer: &'a mut [u8],
     /// How many bytes of the buffer are to be written.
     len: usize,
 }
 
-impl Writer<'_> {
-    /// Copies bytes of a shard.
+impl<F: Fn(io::Error) -> String> Writer<'_, F> {
+    /// Copies bytes of an object of IN, if there are any.
     fn append(
         &mut self,
         source: &mut Source<'_>,
-        (object, bytes): (u64, Range<u64>),
-    ) -> Result<(), Failed> {
+        run: Option<(u64, Range<u64>)>,
+    ) -> Result<(), String> {
+        let Some((object, bytes)) = run else {
+            return Ok(());
+        };
         let mut from = bytes.start;
         while from < bytes.end {
+            if self.len == self.buffer.len() {
+                self.flush()?;
+            }
             let rest = usize::try_from(bytes.end - from).unwrap_or(usize::MAX);
-            let room = self.room(rest).map_err(Failed::Writing)?;
-            source.read(object, from, room).map_err(Failed::Reading)?;
-            let len = room.len();
-            self.len += len;
-            from += len as u64;
+            let end = self.buffer.len().min(self.len.saturating_add(rest));
+            source.read(object, from, &mut self.buffer[self.len..end])?;
+            from += (end - self.len) as u64;
+            self.len = end;
         }
         Ok(())
     }
 
-    /// Copies a chunk, and returns its size.
-    fn append_chunk(&mut self, source: &mut Source<'_>, object: u64) -> Result<u64, String> {
-        source.read_chunk(object, |rest, read| {
-            let room = self.room(rest)?;
-            read(room)?;
-            let len = room.len();
-            self.len += len;
-            Ok(len)
-        })
-    }
-
-    /// Where the next of `rest` bytes go: at least one of them.
-    fn room(&mut self, rest: usize) -> io::Result<&mut [u8]> {
-        if self.len == self.buffer.len() {
-            self.flush()?;
-        }
-        let end = self.buffer.len().min(self.len.saturating_add(rest));
-        Ok(&mut self.buffer[self.len..end])
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.write_all(&self.buffer[..self.len])?;
+    fn flush(&mut self) -> Result<(), String> {
+        let written = self.file.write_all(&self.buffer[..self.len]);
         self.len = 0;
-        Ok(())
+        written.map_err(self.failed)
     }
 }
 
-/// Completes a file that was written. Linux syncs the whole file system at the end instead.
-#[cfg(target_os = "linux")]
-#[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
-fn written(_file: &File) -> io::Result<()> {
-    Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn written(file: &File) -> io::Result<()> {
-    file.sync_all()
-}
+/// Whether each file is synced when it is written. Linux syncs the whole file system at the end instead.
+const SYNCS: bool = !cfg!(target_os = "linux");
 
 /// Opens a new file, and makes its directory if there is none.
 fn created(path: &Path) -> io::Result<File> {

@@ -40,6 +40,7 @@ use crate::consolidated;
 use crate::evidence::Evidence;
 use crate::extensions;
 use crate::failure::Failure;
+use crate::grid::number_of;
 use crate::open::{self, Place, read_file};
 use crate::shapes::edges;
 use crate::stored::{self, Keys};
@@ -511,7 +512,7 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<
     let mut elsewhere = Elsewhere::new(&keys);
     let listed = stored::files_of_array(input, &keys, |key| {
         if let Some(indices) = keys.in_grid(key) {
-            stored.push(plan::number_of(indices, &plan.input.grid));
+            stored.push(number_of(&indices, &plan.input.grid));
         } else if side.index.is_some()
             && let Some(shard) = keys.framed(key)
         {
@@ -523,7 +524,7 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<
     listed.map_err(Failure::failed)?;
     stored.sort_unstable();
     elsewhere.settle(|indices| {
-        let number = plan::number_of(indices.to_vec(), &plan.input.grid);
+        let number = number_of(indices, &plan.input.grid);
         stored.binary_search(&number).is_ok()
     });
     let counted = format!("{} {}s are stored", stored.len(), side.noun());

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::side::Side;
+use crate::grid::{indices_of, number_of};
 
 /// The boxes of subchunks that objects of both sides are.
 #[derive(Clone, Debug)]
@@ -110,7 +111,7 @@ impl Plan {
 
     /// The blocks that an object of IN has subchunks of.
     fn blocks_of(&self, number: u64) -> Vec<u64> {
-        let indices = indices(number, &self.input.grid);
+        let indices = indices_of(number, &self.input.grid);
         let touched: Vec<Range<u64>> = (0..self.cells.len())
             .map(|axis| {
                 let count = self.input.counts[axis];
@@ -126,21 +127,19 @@ impl Plan {
             .collect();
         (0..volume(&extents).unwrap_or(0))
             .map(|within| {
-                let within = self::indices(within, &extents);
-                let block = touched
-                    .iter()
-                    .zip(within)
-                    .map(|(range, at)| range.start + at);
-                number_of(block, &self.blocks)
+                let within = indices_of(within, &extents);
+                let axes = touched.iter().zip(within);
+                let block: Vec<u64> = axes.map(|(range, at)| range.start + at).collect();
+                number_of(&block, &self.blocks)
             })
             .collect()
     }
 
     /// The objects of OUT in a piece, by their indices.
     pub(super) fn objects(&self, piece: &Piece) -> impl Iterator<Item = Vec<u64>> {
-        let block = indices(piece.block, &self.blocks);
+        let block = indices_of(piece.block, &self.blocks);
         piece.objects.clone().filter_map(move |within| {
-            let within = indices(within, &self.block);
+            let within = indices_of(within, &self.block);
             let object: Vec<u64> = (0..within.len())
                 .map(|axis| block[axis] * self.block[axis] + within[axis])
                 .collect();
@@ -199,28 +198,4 @@ fn volume(extents: &[u64]) -> Option<u64> {
     extents
         .iter()
         .try_fold(1_u64, |volume, &extent| volume.checked_mul(extent))
-}
-
-/// The number in C order of an object of a grid.
-pub(super) fn number_of(indices: impl IntoIterator<Item = u64>, grid: &[u64]) -> u64 {
-    indices
-        .into_iter()
-        .zip(grid)
-        .fold(0, |number, (index, extent)| number * extent + index)
-}
-
-/// The indices of the object with this number in C order.
-pub(super) fn indices(number: u64, grid: &[u64]) -> Vec<u64> {
-    let mut rest = number;
-    let mut indices: Vec<u64> = grid
-        .iter()
-        .rev()
-        .map(|&extent| {
-            let index = rest % extent.max(1);
-            rest /= extent.max(1);
-            index
-        })
-        .collect();
-    indices.reverse();
-    indices
 }

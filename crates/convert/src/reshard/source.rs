@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use zarrs::array::ChunkKeyEncoding;
 use zarrs_cuda::maintenance::ShardFormat;
 
-use super::plan;
+use crate::grid::indices_of;
 
 /// The stored objects of IN.
 pub(super) struct Objects<'a> {
@@ -37,23 +37,12 @@ pub(super) struct Source<'a> {
     objects: &'a Objects<'a>,
     /// Where the subchunks of a shard lie, of the shards of a piece, by their numbers.
     shards: HashMap<u64, Vec<Option<Range<u64>>>>,
-    /// Open shards, the oldest first.
+    /// Open objects, the oldest first.
     open: VecDeque<(u64, File)>,
-    /// Bytes of one object that were read together.
-    window: Window,
 }
 
-#[derive(Default)]
-struct Window {
-    object: Option<u64>,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-/// Shards that a thread has open at once.
+/// Objects that a thread has open at once.
 const OPEN: usize = 32;
-/// Bytes that are read together.
-const WINDOW: u64 = 1 << 20;
 
 impl<'a> Source<'a> {
     pub(super) fn new(objects: &'a Objects<'a>) -> Self {
@@ -61,7 +50,6 @@ impl<'a> Source<'a> {
             objects,
             shards: HashMap::new(),
             open: VecDeque::new(),
-            window: Window::default(),
         }
     }
 
@@ -69,12 +57,11 @@ impl<'a> Source<'a> {
     pub(super) fn begin(&mut self) {
         self.shards.clear();
         self.open.clear();
-        self.window.object = None;
     }
 
     /// The key of an object, by its number.
     pub(super) fn key(&self, object: u64) -> String {
-        let indices = plan::indices(object, self.objects.grid);
+        let indices = indices_of(object, self.objects.grid);
         self.objects.keys.encode(&indices).to_string()
     }
 
@@ -112,7 +99,7 @@ impl<'a> Source<'a> {
         object: u64,
         format: &ShardFormat,
     ) -> Result<Vec<Option<Range<u64>>>, String> {
-        let mut file = self.shard(object)?;
+        let mut file = self.file(object)?;
         let read = file.metadata().and_then(|metadata| {
             let size = metadata.len();
             let range = format.index_range(size).ok_or(ErrorKind::UnexpectedEof)?;
@@ -133,12 +120,13 @@ impl<'a> Source<'a> {
             .map_err(|error| self.cannot("use the index of", object, &error))
     }
 
-    /// The file of a shard.
-    fn shard(&mut self, object: u64) -> Result<&File, String> {
+    /// The file of an object.
+    fn file(&mut self, object: u64) -> Result<&File, String> {
         if let Some(at) = self.open.iter().position(|(open, _)| *open == object) {
             return Ok(&self.open[at].1);
         }
-        let file = self.file(object)?;
+        let file = File::open(self.path(object));
+        let file = file.map_err(|error| self.cannot("open", object, &error))?;
         if self.open.len() == OPEN {
             self.open.pop_front();
         }
@@ -146,91 +134,27 @@ impl<'a> Source<'a> {
         Ok(&self.open[self.open.len() - 1].1)
     }
 
-    fn file(&self, object: u64) -> Result<File, String> {
-        File::open(self.path(object)).map_err(|error| self.cannot("open", object, &error))
-    }
-
-    /// The size of a subchunk.
-    pub(super) fn size(&self, place: &Place) -> Result<u64, String> {
+    /// The bytes of a subchunk in its object.
+    pub(super) fn bytes(&mut self, place: &Place) -> Result<Range<u64>, String> {
         if let Some(bytes) = &place.bytes {
-            return Ok(bytes.end - bytes.start);
+            return Ok(bytes.clone());
         }
-        let metadata = self.path(place.object).metadata();
+        let metadata = self.file(place.object)?.metadata();
         let metadata = metadata.map_err(|error| self.cannot("look at", place.object, &error))?;
-        Ok(metadata.len())
+        Ok(0..metadata.len())
     }
 
-    /// Reads bytes of a shard into `buffer`.
+    /// Reads bytes of an object into `buffer`.
     pub(super) fn read(
         &mut self,
         object: u64,
         start: u64,
         buffer: &mut [u8],
     ) -> Result<(), String> {
-        let mut file = self.shard(object)?;
+        let mut file = self.file(object)?;
         file.seek(SeekFrom::Start(start))
             .and_then(|_| file.read_exact(buffer))
             .map_err(|error| self.cannot("read", object, &error))
-    }
-
-    /// Hands the bytes of a chunk to `sink`, from the front to the back: it fills a buffer of the
-    /// wanted size, as far as the sink has one, again and again. Returns the size of the chunk.
-    pub(super) fn read_chunk(
-        &mut self,
-        object: u64,
-        mut sink: impl FnMut(usize, &mut dyn FnMut(&mut [u8]) -> io::Result<()>) -> io::Result<usize>,
-    ) -> Result<u64, String> {
-        let mut file = self.file(object)?;
-        let read = file.metadata().and_then(|metadata| {
-            let mut rest = usize::try_from(metadata.len()).map_err(io::Error::other)?;
-            while rest > 0 {
-                rest -= sink(rest, &mut |buffer| file.read_exact(buffer))?;
-            }
-            Ok(metadata.len())
-        });
-        read.map_err(|error| self.cannot("copy", object, &error))
-    }
-
-    /// The bytes of a subchunk. In a shard the bytes behind it are read with it.
-    pub(super) fn bytes(&mut self, place: &Place) -> Result<&[u8], String> {
-        let mut window = std::mem::take(&mut self.window);
-        let read = self.fill(&mut window, place);
-        self.window = window;
-        let range = read?;
-        Ok(&self.window.bytes[range])
-    }
-
-    /// Reads a subchunk into the window, unless it is there. Returns where it is.
-    fn fill(&mut self, window: &mut Window, place: &Place) -> Result<Range<usize>, String> {
-        let object = place.object;
-        let Some(Range { start, end }) = place.bytes else {
-            window.object = None;
-            window.bytes.clear();
-            let mut file = self.file(object)?;
-            let read = file.read_to_end(&mut window.bytes);
-            let len = read.map_err(|error| self.cannot("read", object, &error))?;
-            return Ok(0..len);
-        };
-        let is_in = window.object == Some(object)
-            && window.start <= start
-            && end <= window.start + window.bytes.len() as u64;
-        if !is_in {
-            window.object = None;
-            let mut file = self.shard(object)?;
-            let read = file.metadata().and_then(|metadata| {
-                let rest = metadata.len().saturating_sub(start);
-                let len = (end - start).max(WINDOW.min(rest));
-                let len = usize::try_from(len).map_err(io::Error::other)?;
-                window.bytes.resize(len, 0);
-                file.seek(SeekFrom::Start(start))?;
-                file.read_exact(&mut window.bytes)
-            });
-            read.map_err(|error| self.cannot("read", object, &error))?;
-            (window.object, window.start) = (Some(object), start);
-        }
-        // They are in the window, which is in memory.
-        let at = |offset: u64| usize::try_from(offset - window.start).unwrap_or(usize::MAX);
-        Ok(at(start)..at(end))
     }
 
     fn cannot(&self, doing: &str, object: u64, reason: &dyn fmt::Display) -> String {

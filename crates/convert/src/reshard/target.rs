@@ -1,19 +1,18 @@
 //! The directory of OUT: what it has to be before, and how it becomes an array.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use zarrs_cuda::storage::Owner;
 
-use crate::claim::{Claim, Refused};
+use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::open::read_file;
 use crate::replace::{self, Left, temporary_of};
 use crate::stored;
-use zarrs_cuda::storage::{Life, Owner};
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
 const MARKER: &str = "zarr.json.reshard";
@@ -43,17 +42,16 @@ pub(super) fn look(
     input: &Evidence,
     claim: Option<&Claim>,
 ) -> Result<Before, Failure> {
-    let cannot = |error: &dyn fmt::Display| {
-        Failure::failed(format!("cannot use {}: {error}", output.display()))
-    };
+    let doing = format!("use {}", output.display());
     let read = |name: &str| match read_file(&output.join(name)) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(cannot(&error)),
+        Err(error) => Err(Failure::to(&doing)(error)),
     };
     let json = |name: &str, bytes: &[u8]| {
-        serde_json::from_slice::<Map<String, Value>>(bytes)
-            .map_err(|error| cannot(&format!("its {name} is not a JSON object: {error}")))
+        serde_json::from_slice::<Map<String, Value>>(bytes).map_err(|error| {
+            Failure::to(&doing)(format!("its {name} is not a JSON object: {error}"))
+        })
     };
     let is_new = claim.is_some_and(|claim| !claim.was_there());
     let marker = if is_new { None } else { read(MARKER)? };
@@ -63,8 +61,10 @@ pub(super) fn look(
         && !is_bare
     {
         let marker = json(MARKER, &marker)?;
-        must_have_ended(&marker, output)?;
         let shown = output.display();
+        let owner = marker.get("process").and_then(Value::as_str);
+        let owner: Option<Owner> = owner.and_then(|owner| owner.parse().ok());
+        must_have_ended(owner.as_ref(), &shown)?;
         let noted = marker.get("evidence").and_then(Evidence::from_json);
         let noted = noted.ok_or_else(|| {
             let from = marker.get("input").and_then(Value::as_str).unwrap_or("?");
@@ -82,7 +82,8 @@ pub(super) fn look(
         }
         let metadata = marker.get("metadata").and_then(Value::as_str);
         let metadata = metadata.and_then(|text| serde_json::from_str(text).ok());
-        let metadata = metadata.ok_or_else(|| cannot(&format!("its {MARKER} is damaged")))?;
+        let metadata =
+            metadata.ok_or_else(|| Failure::to(&doing)(format!("its {MARKER} is damaged")))?;
         return Ok(Before::Begun(Noted {
             metadata,
             input: noted,
@@ -97,7 +98,7 @@ pub(super) fn look(
             let is_marker = key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
             others += usize::from(key != METADATA && !is_marker);
         });
-        found.map_err(|error| cannot(&error))?;
+        found.map_err(Failure::to(&doing))?;
     }
     if others > 0 {
         let (what, remedy) = match described {
@@ -113,30 +114,10 @@ pub(super) fn look(
     Ok(described.map_or(Before::Empty, Before::Described))
 }
 
-/// Some file systems have no locks: then the marker says the process that writes there.
-fn must_have_ended(marker: &Map<String, Value>, output: &Path) -> Result<(), Failure> {
-    let owner = marker.get("process").and_then(Value::as_str);
-    let owner: Option<Owner> = owner.and_then(|owner| owner.parse().ok());
-    match owner {
-        Some(owner) if owner != *Owner::this() && owner.life() == Life::Runs => {
-            Err(busy(output, Some(&owner)))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn busy(output: &Path, owner: Option<&Owner>) -> Failure {
-    let whose = owner.map_or(String::new(), |owner| {
-        format!(", by the process {} of this machine", owner.process())
-    });
-    Failure::failed(format!("{} is being written{whose}", output.display()))
-        .with_remedy("wait until that run has ended, or name another OUT")
-}
-
 /// Takes OUT, so that no other run writes there. The directory is made if there is none.
 fn claim(output: &Path) -> Result<Claim, Failure> {
     Claim::take(&output.join(MARKER)).map_err(|refused| match refused {
-        Refused::Busy => busy(output, None),
+        Refused::Busy => busy(&output.display(), None),
         Refused::Failed(error) => {
             Failure::failed(format!("cannot begin {}: {error}", output.display()))
         }
@@ -159,15 +140,15 @@ pub(super) fn begin(
     input: &Evidence,
     metadata: &str,
 ) -> Result<Begun, Failure> {
-    let cannot = |error: &dyn fmt::Display| {
-        Failure::failed(format!("cannot begin {}: {error}", output.display()))
-    };
+    let doing = format!("begin {}", output.display());
     let mut claim = claim(output)?;
     // Another run may have been there since.
     let now = look(output, input, Some(&claim))?;
     if std::mem::discriminant(before) != std::mem::discriminant(&now) {
-        return Err(cannot(&"another run was there at the same time")
-            .with_remedy("run the same command again"));
+        return Err(
+            Failure::to(&doing)("another run was there at the same time")
+                .with_remedy("run the same command again"),
+        );
     }
     let begun = match before {
         Before::Begun(noted) => Some(noted),
@@ -180,7 +161,7 @@ pub(super) fn begin(
         "process": Owner::this().to_string(),
     });
     let written = claim.write(format!("{marker:#}\n").as_bytes());
-    written.map_err(|error| cannot(&error))?;
+    written.map_err(Failure::to(&doing))?;
     Ok(Begun {
         claim,
         resumes: begun.is_some(),
