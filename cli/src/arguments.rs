@@ -161,11 +161,11 @@ impl FromStr for Part {
     }
 }
 
-/// A shape as people write it: `64,64,64`.
-pub(crate) fn shape_text<T: fmt::Display>(shape: &[T]) -> String {
-    let extents: Vec<_> = shape.iter().map(ToString::to_string).collect();
-    extents.join(",")
-}
+/// The values of `--codec`, for its help.
+pub(crate) const CODECS: &str = "\
+How subchunks are compressed:
+none | crc32c | zstd:LEVEL | gzip:LEVEL | blosc-NAME:LEVEL:SHUFFLE, with NAME one of lz4, lz4hc, zstd, \
+zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
 #[cfg(test)]
 mod tests {

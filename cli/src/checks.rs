@@ -2,14 +2,14 @@
 
 use zarrs_cuda::Error;
 use zarrs_cuda::maintenance::{Shards, Verification};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::{Budget, Taken};
+use zarrs_cuda_convert::open::{Opened, Store};
+use zarrs_cuda_convert::parts::{OF_THREAD, element_bytes, unit};
+use zarrs_cuda_convert::shapes::volume;
+use zarrs_cuda_convert::words::shape_text;
 
-use crate::arguments::shape_text;
-use crate::budget::{Budget, Taken};
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{Opened, Store};
-use crate::parts::{OF_THREAD, element_bytes, unit};
-use crate::shapes::volume;
 
 /// The most bytes of a large shard that are read together.
 const PIECE: u64 = 16 << 20;
@@ -40,7 +40,7 @@ impl<'a> Checks<'a> {
         shards: &'a Shards<'a, Store>,
         common: &Common,
     ) -> Result<Self, Failure> {
-        let budget = Budget::of(common);
+        let budget = common.budget();
         let subchunk = volume(&unit(&opened.array)).saturating_mul(element_bytes(&opened.array));
         let of_subchunk = subchunk.saturating_mul(OF_THREAD);
         budget.must_fit(

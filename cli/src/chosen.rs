@@ -4,14 +4,13 @@ use std::io;
 
 use indicatif::HumanCount;
 use serde_json::{Value, json};
-use zarrs::array::Array;
 use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::{Grid, Listed, listed};
+use zarrs_cuda_convert::open::{Opened, Place};
+use zarrs_cuda_convert::words::{counted, shape_text};
 
-use crate::arguments::{Part, ShardIndices, shape_text};
-use crate::failure::Failure;
-use crate::inspect::stored::{self, Keys};
-use crate::open::{Opened, Place};
-use crate::progress::counted;
+use crate::arguments::{Part, ShardIndices};
 
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
@@ -40,7 +39,7 @@ impl ShardArgs {
 
     /// The lease for changing these shards: of all of the array, or of the part. `doing` names the change.
     pub(crate) fn lease(&self, opened: &Opened, doing: &str) -> Result<ArrayLease, Failure> {
-        let lease = match (&opened.place, &opened.conditional, self.part) {
+        let lease = match (&opened.place, &opened.stores.conditional, self.part) {
             (Place::Directory(path), _, None) => ArrayLease::take(path),
             (Place::Directory(path), _, Some(part)) => {
                 ArrayLease::take_part(path, part.index(), part.of())
@@ -90,14 +89,14 @@ impl ShardArgs {
     pub(crate) fn named(&self, grid: &Grid) -> Result<Chosen, Failure> {
         let positions = self.shards.iter().map(|ShardIndices(shard)| {
             grid.position(shard).ok_or_else(|| {
-                let last = grid.0.iter().map(|count| count.saturating_sub(1));
+                let last = grid.counts().iter().map(|count| count.saturating_sub(1));
                 let last: Vec<_> = last.collect();
                 let failure = Failure::usage(format!(
                     "{} is not a shard: the grid of shards is {}",
                     shape_text(shard),
-                    shape_text(&grid.0)
+                    shape_text(grid.counts())
                 ));
-                if grid.0.contains(&0) {
+                if grid.counts().contains(&0) {
                     return failure; // there is no shard
                 }
                 failure.with_remedy(format!("the last shard is {}", shape_text(&last)))
@@ -155,169 +154,6 @@ impl ShardArgs {
         let end = grid.len();
         Steps { first, step, end }
     }
-}
-
-/// The grid of the shards of an array.
-#[derive(Clone, Debug)]
-pub(crate) struct Grid(Vec<u64>);
-
-impl Grid {
-    /// # Errors
-    /// The grid has more shards than can be numbered.
-    pub(crate) fn of<S: ?Sized>(array: &Array<S>) -> Result<Self, Failure> {
-        let counts = array.chunk_grid_shape();
-        let mut volume = Some(1_u128);
-        for &count in counts.iter().filter(|count| **count > 0) {
-            volume = volume.and_then(|volume| volume.checked_mul(u128::from(count)));
-        }
-        if volume.is_none() {
-            return Err(Failure::failed(format!(
-                "a grid of {} shards has more of them than can be numbered",
-                shape_text(counts)
-            )));
-        }
-        Ok(Self(counts.to_vec()))
-    }
-
-    /// The number of shards along each axis.
-    pub(crate) fn counts(&self) -> &[u64] {
-        &self.0
-    }
-
-    /// The number of shards.
-    pub(crate) fn len(&self) -> u128 {
-        let counts = self.0.iter().map(|&count| u128::from(count));
-        counts.fold(1, u128::saturating_mul)
-    }
-
-    /// The indices of the shard at `position`, in C order.
-    pub(crate) fn indices(&self, mut position: u128) -> Vec<u64> {
-        let mut indices = vec![0; self.0.len()];
-        for (index, &count) in indices.iter_mut().zip(&self.0).rev() {
-            let count = u128::from(count.max(1));
-            // Less than `count`, which is of 64 bits.
-            *index = u64::try_from(position % count).unwrap_or(0);
-            position /= count;
-        }
-        indices
-    }
-
-    /// The position of a shard, in C order. `None` if the grid has no such shard.
-    pub(crate) fn position(&self, indices: &[u64]) -> Option<u128> {
-        if indices.len() != self.0.len() {
-            return None;
-        }
-        let mut position = 0_u128;
-        for (&index, &count) in indices.iter().zip(&self.0) {
-            (index < count).then_some(())?;
-            position = position
-                .checked_mul(u128::from(count))?
-                .checked_add(u128::from(index))?;
-        }
-        Some(position)
-    }
-}
-
-/// The shards of an array by a listing.
-#[derive(Default)]
-pub(crate) struct Listed {
-    /// The positions of the stored shards in the grid, in any order.
-    pub(crate) positions: Vec<u128>,
-    /// The number of stored shards outside of the grid.
-    pub(crate) outside: u64,
-    /// Directories that cannot be read.
-    pub(crate) failures: Vec<Failure>,
-}
-
-/// The shards of `opened` by a listing, or why there is none.
-pub(crate) fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, String>, Failure> {
-    let array = &opened.array;
-    let keys = Keys::new(array.chunk_key_encoding(), &grid.0);
-    if let Some(why) = cannot_list(opened, &keys) {
-        return Ok(Err(why));
-    }
-    let mut listed = Listed::default();
-    listed.failures = stored::objects(opened, |object| {
-        let Some(indices) = keys.parse(object.key) else {
-            return;
-        };
-        // A directory in the place of a shard is looked at, too: the work on it fails.
-        match grid.position(&indices) {
-            Some(position) => listed.positions.push(position),
-            None => listed.outside += 1,
-        }
-    })?;
-    Ok(Ok(listed))
-}
-
-/// Positions that may be there several times.
-const FEW: usize = 1 << 16;
-
-/// Adds the shards of `one` in which `other` has chunks, or says why they are not known. `chunks` are those that an
-/// earlier listing has found: then none is made, which could miss one that is gone.
-pub(crate) fn add_covered<S: ?Sized>(
-    all: &mut Listed,
-    one: &Array<S>,
-    other: &Opened,
-    chunks: Option<impl Iterator<Item = Vec<u64>>>,
-    grid: &Grid,
-) -> Result<Result<(), String>, Failure> {
-    let array = &other.array;
-    let keys = Keys::new(array.chunk_key_encoding(), array.chunk_grid_shape());
-    if let Some(why) = cannot_list(other, &keys) {
-        return Ok(Err(why));
-    }
-    let mut failed = None;
-    let mut tidy_at = FEW;
-    let mut add = |chunk: &[u64]| {
-        let region = array.chunk_subset_bounded(chunk);
-        let shards = region.and_then(|region| Ok(one.chunks_in_array_subset(&region)?));
-        match shards {
-            Ok(Some(shards)) => {
-                for shard in &shards.indices() {
-                    let position = grid.position(&shard);
-                    // Neighbours are often of one shard.
-                    if position.is_some() && all.positions.last() != position.as_ref() {
-                        all.positions.extend(position);
-                    }
-                    // A shard may have very many chunks.
-                    if all.positions.len() >= tidy_at {
-                        all.positions.sort_unstable();
-                        all.positions.dedup();
-                        tidy_at = all.positions.len().saturating_mul(2).max(FEW);
-                    }
-                }
-            }
-            Ok(None) => {}
-            Err(error) => failed = Some(format!("{}: {error}", array.chunk_key(chunk))),
-        }
-    };
-    let failures = match chunks {
-        Some(chunks) => {
-            chunks.for_each(|chunk| add(&chunk));
-            Vec::new()
-        }
-        None => stored::objects(other, |object| {
-            if let Some(chunk) = keys.in_grid(object.key) {
-                add(&chunk);
-            }
-        })?,
-    };
-    if let Some(error) = failed {
-        return Err(Failure::failed(format!(
-            "cannot tell which shards have elements of the chunk {error}"
-        )));
-    }
-    all.failures.extend(failures);
-    Ok(Ok(()))
-}
-
-/// Why the chunks of an array cannot be found by a listing.
-pub(crate) fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
-    if let Some(reason) = opened.has_no_listing() {
-        return Some(reason);
-    }
-    (!keys.are_known()).then(|| "the keys of its chunks do not spell out their indices".to_string())
 }
 
 /// The line for people about stored shards outside of the grid; `None` if there are none.
@@ -440,11 +276,6 @@ impl Chosen {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use zarrs::array::{ArrayBuilder, data_type};
-    use zarrs::storage::store::MemoryStore;
-
     use super::*;
 
     fn args(shards: &[&[u64]], part: Option<&str>) -> ShardArgs {
@@ -460,23 +291,6 @@ mod tests {
 
     fn every(chosen: &Chosen) -> Vec<u128> {
         (0..).map_while(|number| chosen.get(number)).collect()
-    }
-
-    #[test]
-    fn positions_are_in_c_order() {
-        let grid = Grid(vec![2, 3]);
-        assert_eq!(grid.len(), 6);
-        for position in 0..6 {
-            assert_eq!(grid.position(&grid.indices(position)), Some(position));
-        }
-        assert_eq!(grid.indices(4), [1, 1]);
-        for wrong in [&[2, 0][..], &[0, 3], &[0], &[0, 0, 0]] {
-            assert_eq!(grid.position(wrong), None);
-        }
-        let large = Grid(vec![u64::MAX, u64::MAX]);
-        let last = vec![u64::MAX - 1, u64::MAX - 1];
-        let position = large.position(&last).unwrap();
-        assert_eq!((position + 1, large.indices(position)), (large.len(), last));
     }
 
     #[test]
@@ -505,18 +319,5 @@ mod tests {
         assert_eq!((every(&chosen), chosen.looked_at()), (vec![9], 1 << 78));
         let walk = args(&[], Some("3/1000000")).every(&large, "a test");
         assert_eq!((walk.get(0), walk.get(2)), (Some(3), Some(2_000_003)));
-    }
-
-    #[test]
-    fn grids_that_cannot_be_numbered_are_refused() {
-        let array = |shape: Vec<u64>| {
-            let rank = shape.len();
-            ArrayBuilder::new(shape, vec![1; rank], data_type::uint8(), 0_u8)
-                .build(Arc::new(MemoryStore::new()), "/")
-                .unwrap()
-        };
-        assert!(Grid::of(&array(vec![u64::MAX; 2])).is_ok());
-        assert!(Grid::of(&array(vec![1 << 43; 3])).is_err());
-        assert!(Grid::of(&array(vec![1 << 60, 0, 1 << 60])).is_ok());
     }
 }

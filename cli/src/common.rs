@@ -3,9 +3,10 @@
 use clap::{Args, ValueEnum};
 use zarrs::config::global_config_mut;
 use zarrs_cuda::Options;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::Budget;
 
 use crate::arguments::{Count, Size};
-use crate::failure::Failure;
 use crate::stop;
 
 /// Options that every subcommand has.
@@ -56,9 +57,7 @@ impl Common {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(threads.get())
                 .build_global()
-                .map_err(|error| {
-                    Failure::failed(format!("cannot start {threads} threads: {error}"))
-                })?;
+                .map_err(Failure::to(format_args!("start {threads} threads")))?;
             global_config_mut().set_codec_concurrent_target(threads.get());
         }
         Ok(())
@@ -86,6 +85,11 @@ impl Common {
     /// Bytes that buffers may take.
     pub(crate) fn memory(&self) -> usize {
         self.options().host_memory()
+    }
+
+    /// The budget for buffers.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::new(self.memory() as u64)
     }
 
     /// The number of threads that compute.

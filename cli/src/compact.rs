@@ -4,15 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 use zarrs_cuda::maintenance::{ArrayLease, Compaction};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::Grid;
+use zarrs_cuda_convert::open::{self, Opened};
+use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 
-use crate::arguments::shape_text;
-use crate::budget::Budget;
-use crate::chosen::{Grid, ShardArgs};
+use crate::chosen::ShardArgs;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{self, Opened};
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
 use crate::replacing::Replacing;
 use crate::work::on_each;
 
@@ -54,7 +53,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let stored = Sizes::default();
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let mut done = on_each(
         ["compacting", "no shard was left torn"],
         &grid,

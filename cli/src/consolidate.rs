@@ -3,17 +3,16 @@
 use serde_json::json;
 use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
-use zarrs_storage::{StorageError, StorePrefix};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::{Grid, Listed};
+use zarrs_cuda_convert::open::{self, Opened};
+use zarrs_cuda_convert::stored::FRAME;
+use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
+use zarrs_storage::StorePrefix;
 
-use crate::arguments::shape_text;
-use crate::budget::Budget;
-use crate::chosen::{Grid, Listed, ShardArgs};
+use crate::chosen::ShardArgs;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::inspect::stored::FRAME;
-use crate::open::{self, Opened};
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
 use crate::work::on_each;
 
 /// Pack subchunks that were written one by one into the shards of an array
@@ -46,8 +45,8 @@ enum Sparse {
 impl Sparse {
     fn of(opened: &Opened, memory: usize) -> Result<Self, Error> {
         // Metadata that are read otherwise than they are stored go through the store of the array.
-        let files = opened.files.as_ref();
-        Ok(match files.filter(|_| opened.repairs.is_empty()) {
+        let files = opened.stores.files.as_ref();
+        Ok(match files.filter(|_| opened.stores.repairs().is_empty()) {
             Some(files) => Self::Files(
                 SparseShardStore::on_filesystem(files.clone(), "/")?.with_memory(memory),
             ),
@@ -114,16 +113,14 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
 /// The bytes of a shard and of the subchunks that wait beside it.
 fn stored_bytes(opened: &Opened, shard: &[u64]) -> Result<u64, Failure> {
     let (store, key) = (opened.array.storage(), opened.array.chunk_key(shard));
-    let cannot = |error: StorageError| {
-        Failure::failed(format!(
-            "cannot tell the size of the shard {key} of {}: {error}",
-            opened.place
-        ))
-    };
-    let size = store.size_key(&key).map_err(cannot)?.unwrap_or(0);
+    let doing = format!("tell the size of the shard {key} of {}", opened.place);
+    let size = store
+        .size_key(&key)
+        .map_err(Failure::to(&doing))?
+        .unwrap_or(0);
     let frame = StorePrefix::new(format!("{key}{FRAME}/"));
-    let frame = frame.map_err(|error| cannot(error.into()))?;
-    Ok(size.saturating_add(store.size_prefix(&frame).map_err(cannot)?))
+    let frame = frame.map_err(Failure::to(&doing))?;
+    Ok(size.saturating_add(store.size_prefix(&frame).map_err(Failure::to(&doing))?))
 }
 
 /// A line about shards outside of the grid; nothing if there are none.
@@ -148,9 +145,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "consolidate it where it is stored: name its directory, or s3://BUCKET/PATH",
     )?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
-    let mut sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
-        Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
-    })?;
+    let mut sparse = Sparse::of(&opened, common.memory())
+        .map_err(Failure::to(format_args!("consolidate {}", opened.place)))?;
     if args.over_changed {
         sparse = sparse.over_changed_shards();
     }
@@ -185,7 +181,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         return Ok(Outcome::new(lines.join("\n"), json));
     }
     opened.must_be_plain("consolidate")?;
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let done = on_each(
         ["consolidating", "nothing is lost"],
         &grid,

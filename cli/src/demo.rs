@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::json;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open;
 
 use crate::common::Common;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::{inspect, open, reencode};
+use crate::{inspect, reencode};
 
 /// Re-encode a small MRI volume into a folder, verify it, and look at it
 #[derive(clap::Args, Debug)]
@@ -94,7 +95,7 @@ fn step<A: clap::Args + FromArgMatches>(
     let matches = Step::<A>::command().try_get_matches_from(words());
     let step = matches.and_then(|matches| Step::<A>::from_arg_matches(&matches));
     step.map(|step| step.args)
-        .map_err(|error| Failure::failed(format!("cannot run {name}: {error}")))
+        .map_err(Failure::to(format_args!("run {name}")))
 }
 
 /// The program is TARGET/PROFILE/zarrs-cuda, if cargo runs it.

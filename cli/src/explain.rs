@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use zarrs_cuda::Explanation;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{self, Place};
 
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{self, Place};
 use crate::outcome::{Outcome, wrapped};
 
 /// Say what happens to the shards of an array, where, and why

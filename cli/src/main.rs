@@ -17,44 +17,28 @@ macro_rules! tell {
     }};
 }
 
-mod apart;
 mod arguments;
 mod bench;
-mod budget;
 mod checks;
 mod chosen;
-mod chunks;
-mod claim;
-mod codec;
 mod common;
 mod compact;
 mod consolidate;
-mod consolidated;
-mod data_types;
 mod demo;
 mod doctor;
-mod evidence;
 mod exit;
 mod explain;
-mod extensions;
 mod failure;
 mod heap;
-#[cfg(feature = "remote")]
-mod http;
 mod inspect;
-mod names;
-mod open;
 mod outcome;
-mod parts;
 mod plan;
 mod progress;
 mod pyramid;
 mod recover;
 mod reencode;
-#[cfg(feature = "remote")]
-mod remote;
-mod replace;
 mod replacing;
+mod reports;
 mod reshard;
 mod shapes;
 mod shell;
@@ -62,15 +46,15 @@ mod stdout;
 mod stop;
 mod stream;
 mod verify;
-mod version2;
+mod watcher;
 mod work;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use zarrs_cuda_convert::Failure;
 
 use crate::common::Common;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
 
 const EXIT_CODES: &str = "\
@@ -138,12 +122,12 @@ impl Task {
 
 fn main() -> ExitCode {
     heap::fit_addresses();
-    extensions::register();
+    zarrs_cuda_convert::extensions::register();
     let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
     let outcome = common.prepare().and_then(|()| task.run(&common));
     let written = match outcome {
         Ok(outcome) => outcome.print(common.json),
-        Err(failure) => failure.print(common.json),
+        Err(failure) => failure::print(&failure, common.json),
     };
     ExitCode::from(written)
 }

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::replace;
 
 use crate::exit::Exit;
-use crate::failure::Failure;
-use crate::replace;
+use crate::failure;
 use crate::stdout::print;
 
 /// The outcome of a subcommand, as text for people and as a JSON object.
@@ -78,11 +79,11 @@ impl Outcome {
     /// Prints the outcome, as JSON if that is asked for, and returns the exit code.
     pub(crate) fn print(mut self, as_json: bool) -> u8 {
         for failure in &self.failures {
-            failure.print_error();
+            failure::print_error(failure);
         }
         if as_json {
             if !self.failures.is_empty() {
-                let errors: Vec<_> = self.failures.iter().map(Failure::json).collect();
+                let errors: Vec<_> = self.failures.iter().map(failure::json_of).collect();
                 self.json["errors"] = errors.into();
             }
             print(&format!("{:#}\n", self.json));

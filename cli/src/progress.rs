@@ -4,17 +4,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zarrs_cuda_convert::Unit;
 
 /// Between two lines where there is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
-
-/// The unit in which progress is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    Bytes,
-    /// Things with this name, such as "shards".
-    Things(&'static str),
-}
 
 /// The progress of one work, on standard error. Threads may share it.
 #[derive(Debug)]
@@ -135,16 +128,4 @@ impl Live {
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
-}
-
-/// A number of bytes as people read it: `169.17 KiB`.
-pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
-    HumanBytes(bytes)
-}
-
-/// A number of things as people read it: `1 shard`, `2 shards`.
-pub(crate) fn counted(number: impl TryInto<u128>, thing: &str) -> String {
-    let number = number.try_into().unwrap_or(u128::MAX);
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{plural}")
 }

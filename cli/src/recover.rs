@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 use zarrs_cuda::maintenance::{ArrayLease, Recovery, RecoveryOutcome, Shards, SubchunkState};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::Grid;
+use zarrs_cuda_convert::open;
+use zarrs_cuda_convert::words::{counted, shape_text};
 
-use crate::arguments::shape_text;
 use crate::checks::Checks;
-use crate::chosen::{Grid, ShardArgs};
+use crate::chosen::ShardArgs;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open;
 use crate::outcome::Outcome;
-use crate::progress::counted;
 use crate::replacing::Replacing;
 use crate::work::on_each;
 

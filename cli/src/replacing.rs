@@ -6,11 +6,10 @@ use std::sync::Arc;
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::{Compaction, Recovery, Shards};
-
-use crate::failure::Failure;
-use crate::inspect::stored::readable_files;
-use crate::open::{Opened, Place, Store};
-use crate::replace::{self, Left};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{Opened, Place, Store};
+use zarrs_cuda_convert::replace::{self, Left};
+use zarrs_cuda_convert::stored::readable_files;
 
 /// The array, whose shards are replaced as a whole.
 pub(crate) enum Replacing<'a> {
@@ -25,14 +24,14 @@ pub(crate) enum Replacing<'a> {
 
 impl<'a> Replacing<'a> {
     pub(crate) fn of(opened: &'a Opened) -> Result<Self, Failure> {
-        let (Some(files), Place::Directory(path)) = (&opened.files, &opened.place) else {
+        let (Some(files), Place::Directory(path)) = (&opened.stores.files, &opened.place) else {
             return Ok(Self::Objects(&opened.array));
         };
         delete_remains(path)?;
         let store = Arc::new(replace::Replacing::new(files.clone()));
         let metadata = opened.array.metadata().clone();
         let array = Array::new_with_metadata(store, "/", metadata)
-            .map_err(|error| Failure::failed(format!("cannot open {}: {error}", opened.place)))?;
+            .map_err(Failure::to(format_args!("open {}", opened.place)))?;
         Ok(Self::Files {
             array: Box::new(array),
             files: files.clone(),

@@ -1,14 +1,13 @@
 //! `zarrs-cuda completions` and `man`, for those who install it.
 
-use std::io;
 use std::path::PathBuf;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 use serde_json::json;
+use zarrs_cuda_convert::Failure;
 
 use crate::CommandLine;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
 
 /// Print completions for a shell
@@ -40,14 +39,9 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<Outcome, Failure> {
 }
 
 pub(crate) fn man(args: &ManArgs) -> Result<Outcome, Failure> {
-    let cannot = |error: io::Error| {
-        Failure::failed(format!(
-            "cannot write manual pages to {}: {error}",
-            args.folder.display()
-        ))
-    };
-    std::fs::create_dir_all(&args.folder).map_err(cannot)?;
-    clap_mangen::generate_to(CommandLine::command(), &args.folder).map_err(cannot)?;
+    let doing = format!("write manual pages to {}", args.folder.display());
+    std::fs::create_dir_all(&args.folder).map_err(Failure::to(&doing))?;
+    clap_mangen::generate_to(CommandLine::command(), &args.folder).map_err(Failure::to(&doing))?;
     let text = format!("manual pages are in {}", args.folder.display());
     Ok(Outcome::new(text, json!({ "folder": args.folder })))
 }

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use zarrs_cuda_convert::Failure;
+
 use crate::exit::Exit;
-use crate::failure::Failure;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 /// The guards that exist: a subcommand may call another one.
@@ -19,7 +20,7 @@ pub(crate) fn listen() -> Result<(), Failure> {
         }
         tell!("\nstopping after what is under way (Ctrl-C again: at once)");
     })
-    .map_err(|error| Failure::failed(format!("cannot listen for Ctrl-C: {error}")))
+    .map_err(Failure::to("listen for Ctrl-C"))
 }
 
 /// From now on Ctrl-C only makes [`is_asked`] true, and a second one ends the process.

@@ -4,9 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::chosen::{Chosen, Grid};
-use crate::failure::Failure;
-use crate::progress::{Progress, Unit, counted};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::Unit;
+use zarrs_cuda_convert::grid::Grid;
+use zarrs_cuda_convert::words::counted;
+
+use crate::chosen::Chosen;
+use crate::progress::Progress;
 use crate::stop;
 
 /// After so many shards that failed no more are begun: then it is the store that fails.

@@ -7,11 +7,12 @@ use std::process::Command;
 use crate::{Result, cargo, output, root, run, target};
 
 /// The packages, in the order in which they are published.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
     "zarrs_cuda_kernels",
     "zarrs_cuda_emulator",
     "zarrs_cuda_engine",
     "zarrs_cuda",
+    "zarrs_cuda_convert",
     "zarrs_cuda_cli",
 ];
 

@@ -9,9 +9,10 @@ use crate::Result;
 const NOT_FOR_USERS: [&str; 2] = ["test", "feature = \"fakes\""];
 
 /// The packages that users compile: the name in paths of other packages, and the root.
-const PACKAGES: [(&str, &str); 4] = [
+const PACKAGES: [(&str, &str); 5] = [
     ("zarrs_cuda", "src/lib.rs"),
     ("zarrs_cuda_engine", "crates/engine/src/lib.rs"),
+    ("zarrs_cuda_convert", "crates/convert/src/lib.rs"),
     ("zarrs_cuda_cli", "cli/src/main.rs"),
     ("zarrs_cuda_python", "python/src/lib.rs"),
 ];

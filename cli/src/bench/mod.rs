@@ -13,16 +13,17 @@ use zarrs::array::{Array, ArrayBuilder, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::SubchunkCodec;
+use zarrs_cuda_convert::Unit;
+use zarrs_cuda_convert::open;
+use zarrs_cuda_convert::words::bytes_text;
 
 use crate::arguments::{Count, Size};
-use crate::budget::Budget;
-use crate::codec::SubchunkCodec;
 use crate::common::Common;
 use crate::doctor;
-use crate::failure::Failure;
-use crate::open;
 use crate::outcome::{Outcome, write_page};
-use crate::progress::{Progress, Unit, bytes_text};
+use crate::progress::Progress;
 use crate::stop;
 
 /// Compare this library with zarrs on this machine, as a table and as an HTML page
@@ -150,7 +151,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 fn must_fit(args: &Args, common: &Common) -> Result<(), Failure> {
     let of_threads = (3 * 2 * SHARD.pow(3)).saturating_mul(common.threads() as u64);
     let size = args.size.bytes() as u64;
-    let (budget, shards) = (Budget::of(common), of_threads.min(size.saturating_mul(3)));
+    let (budget, shards) = (common.budget(), of_threads.min(size.saturating_mul(3)));
     let needed = size.saturating_mul(3).saturating_add(shards);
     if needed <= budget.bytes() {
         return Ok(());
@@ -186,9 +187,8 @@ fn measure(
     args: &Args,
     progress: &Progress,
 ) -> Result<[Case; 2], Failure> {
-    let cannot =
-        |error: &dyn std::fmt::Display| Failure::failed(format!("cannot measure {codec}: {error}"));
-    let chain: SubchunkCodec = codec.parse().map_err(|error: String| cannot(&error))?;
+    let doing = format!("measure {codec}");
+    let chain: SubchunkCodec = codec.parse().map_err(Failure::to::<String>(&doing))?;
     let subchunk = std::num::NonZeroU64::new(SUBCHUNK)
         .into_iter()
         .cycle()
@@ -197,7 +197,7 @@ fn measure(
     let sharding = CudaShardingCodecBuilder::new(subchunk, &data_type::uint16())
         .bytes_to_bytes_codecs(chain.for_elements(&data_type::uint16())?)
         .build_arc()
-        .map_err(|error| cannot(&error))?;
+        .map_err(Failure::to(&doing))?;
     let metadata = ArrayBuilder::new(
         shape.to_vec(),
         vec![shard, SHARD, SHARD],
@@ -206,7 +206,7 @@ fn measure(
     )
     .array_to_bytes_codec(sharding)
     .build_metadata()
-    .map_err(|error| cannot(&error))?;
+    .map_err(Failure::to(&doing))?;
     let mut times: [Vec<(&'static str, Vec<f64>)>; 2] = [
         vec![("ours", Vec::new()), ("zarrs", Vec::new())],
         vec![
@@ -228,17 +228,17 @@ fn measure(
                 .transpose()?;
             let path = folder.join("array");
             let _ = fs::remove_dir_all(&path);
-            let store = FilesystemStore::new(&path).map_err(|error| cannot(&error))?;
+            let store = FilesystemStore::new(&path).map_err(Failure::to(&doing))?;
             let store = Arc::new(store);
             let array = Array::new_with_metadata(store.clone(), "/", metadata.clone().into());
-            let array = array.map_err(|error| cannot(&error))?;
-            array.store_metadata().map_err(|error| cannot(&error))?;
+            let array = array.map_err(Failure::to(&doing))?;
+            array.store_metadata().map_err(Failure::to(&doing))?;
             let all = array.subset_all();
             let (written, seconds) = timed(|| array.store_array_subset(&all, elements));
-            written.map_err(|error| cannot(&error))?;
+            written.map_err(Failure::to(&doing))?;
             times[0][usize::from(!is_ours)].1.push(seconds);
             let (read, seconds) = timed(|| array.retrieve_array_subset::<Vec<u16>>(&all));
-            if read.map_err(|error| cannot(&error))? != elements {
+            if read.map_err(Failure::to(&doing))? != elements {
                 return Err(Failure::not_well(format!(
                     "{codec}: what was read is not what was written"
                 ))
@@ -247,10 +247,10 @@ fn measure(
             times[1][if is_ours { 1 } else { 2 }].1.push(seconds);
             if is_ours {
                 let reader = ArrayReader::builder(&array).on_filesystem(&store).build();
-                let reader = reader.map_err(|error| cannot(&error))?;
+                let reader = reader.map_err(Failure::to(&doing))?;
                 let region: Vec<_> = shape.iter().map(|extent| 0..*extent).collect();
                 let (read, seconds) = timed(|| reader.read::<u16>(&region));
-                read.map_err(|error| cannot(&error))?;
+                read.map_err(Failure::to(&doing))?;
                 times[1][0].1.push(seconds);
             }
             drop(registration);

@@ -1,7 +1,8 @@
 //! The measurements as a page: one file, bars, no network, light and dark.
 
+use zarrs_cuda_convert::words::bytes_text;
+
 use super::{Case, Circumstances};
-use crate::progress::bytes_text;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ours:#1769aa;--other:#9a9a9a;--text:#1c1c1c;--back:#fff}\

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use zarrs::array::{FillValue, data_type};
 use zarrs_codec::BytesToBytesCodecTraits;
 use zarrs_cuda::{CudaShardingCodecBuilder, Machine};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open;
+use zarrs_cuda_convert::words::bytes_text;
 
 use self::filesystem::FileSystem;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open;
 use crate::outcome::{Outcome, wrapped};
-use crate::progress::bytes_text;
 
 /// Say what this machine has, which chains would run where, and what a file system promises
 ///
@@ -48,8 +48,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             "memory: {} for this process; buffers of one writer may take {}",
             machine
                 .memory
-                .map_or("unknown".to_string(), |bytes| bytes_text(bytes as u64)
-                    .to_string()),
+                .map_or("unknown".to_string(), |bytes| bytes_text(bytes as u64)),
             bytes_text(common.memory() as u64)
         ),
         format!("huge pages: {}", huge_pages()),
@@ -187,10 +186,10 @@ fn runs_where(chain: &str, common: &Common) -> (String, String) {
         let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {
             "none" => Vec::new(),
             chain => chain
-                .parse::<crate::codec::SubchunkCodec>()
+                .parse::<zarrs_cuda_convert::SubchunkCodec>()
                 .and_then(|codec| {
                     let codecs = codec.for_elements(&data_type::uint16());
-                    codecs.map_err(|failure| failure.json()["error"].to_string())
+                    codecs.map_err(|failure| failure.to_string())
                 })?,
         };
         let extents = |extent: u64| NonZeroU64::new(extent).map(|extent| vec![extent; 3]);

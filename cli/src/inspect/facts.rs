@@ -1,9 +1,9 @@
 //! The facts in the metadata of an array, for people.
 
 use super::sharded::Sharded;
-use crate::failure::Failure;
 use indicatif::HumanBytes;
 use serde_json::Value;
+use zarrs_cuda_convert::Failure;
 
 /// The facts in the metadata of a sharded array.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,6 @@
 //! | file | what it does |
 //! |---|---|
 //! | `sharded.rs` | opens an array, also one whose subchunks cannot be decoded |
-//! | `stored.rs` | lists the objects of an array, for `reshard`, too |
 //! | `survey.rs`, `look.rs` | all sizes, and the indices of some shards |
 //! | `facts.rs` | what the metadata say |
 //! | `terminal.rs` | both for a terminal |
@@ -13,7 +12,6 @@ mod facts;
 mod look;
 mod page;
 mod sharded;
-pub(crate) mod stored;
 mod survey;
 mod terminal;
 #[cfg(test)]
@@ -26,14 +24,15 @@ use zarrs_cuda::maintenance::{Inspection, RecoveryOutcome};
 
 use crate::arguments::ShardIndices;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{self, Place};
 use crate::outcome::{Outcome, write_page};
 use crate::stop;
 use facts::Facts;
 use look::State;
 use sharded::Sharded;
-use survey::{MOST_READ, Survey, indices};
+use survey::{MOST_READ, Survey};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::grid::indices_of;
+use zarrs_cuda_convert::open::{self, Place};
 
 /// Show what is in the shards of an array, and where
 #[derive(clap::Args, Debug)]
@@ -190,7 +189,7 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         .collect();
     let problems = survey.looks.iter().filter_map(|(number, look)| {
         let problem = look.problem.as_ref()?;
-        let shard = indices(*number, &survey.grid);
+        let shard = indices_of(*number, &survey.grid);
         Some(json!({ "shard": shard, "state": look.state.name(), "problem": problem }))
     });
     json!({
@@ -209,7 +208,7 @@ fn survey_json(facts: &Facts, survey: &Survey) -> Value {
         "bytes": survey.bytes(),
         "indices_read": survey.looks.len(),
         "states": states,
-        "waiting": survey.framed.iter().map(|&number| indices(number, &survey.grid)).collect::<Vec<_>>(),
+        "waiting": survey.framed.iter().map(|&number| indices_of(number, &survey.grid)).collect::<Vec<_>>(),
         "problems": problems.collect::<Vec<_>>(),
     })
 }

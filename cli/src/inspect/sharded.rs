@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayMetadata, DataType};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_cuda::maintenance::{Inspection, ShardFormat, inspect};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{self, Opened, Place};
+use zarrs_cuda_convert::reshard::side::Index;
 use zarrs_storage::StoreKey;
-
-use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
-use crate::reshard::side::Index;
 
 /// A sharded array.
 pub(super) struct Sharded {
@@ -29,9 +28,8 @@ impl Sharded {
             Ok(opened) => {
                 open::shards(&opened)?;
                 let metadata = serde_json::to_value(opened.array.metadata());
-                let metadata = metadata.map_err(|error| {
-                    Failure::failed(format!("cannot show the metadata of {place}: {error}"))
-                })?;
+                let metadata =
+                    metadata.map_err(Failure::to(format_args!("show the metadata of {place}")))?;
                 return Ok(Self {
                     opened,
                     metadata,
@@ -66,12 +64,7 @@ impl Sharded {
         let opened = Opened {
             place: place.clone(),
             array,
-            not_json: stores.not_json(),
-            has_no_fill_value: false,
-            repairs: stores.repairs(),
-            files: stores.files,
-            sizes: stores.sizes,
-            conditional: stores.conditional,
+            stores,
         };
         open::shards(&opened).ok()?;
         Some(Self {

@@ -5,14 +5,16 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 use zarrs_cuda::maintenance::{Inspection, Shards};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::Unit;
+use zarrs_cuda_convert::chunks::Elsewhere;
+use zarrs_cuda_convert::grid::{indices_of, number_of};
+use zarrs_cuda_convert::open::Opened;
+use zarrs_cuda_convert::stored::{self, Keys, ObjectKind};
 
 use super::look::{Look, State};
 use super::sharded::Sharded;
-use super::stored::{self, Keys, ObjectKind};
-use crate::chunks::Elsewhere;
-use crate::failure::Failure;
-use crate::open::Opened;
-use crate::progress::{Progress, Unit};
+use crate::progress::Progress;
 use crate::stop;
 
 /// How many indices are read unless all are asked for.
@@ -94,7 +96,7 @@ impl Survey {
                 if stop::is_asked() {
                     return Err(Failure::interrupted("not all indices were read"));
                 }
-                let indices = indices(number, &survey.grid);
+                let indices = indices_of(number, &survey.grid);
                 let mut sizes = Histogram::default();
                 let found = sharded.inspect(&indices)?;
                 progress.add(1);
@@ -258,23 +260,4 @@ fn index_len(sharded: &Sharded) -> u64 {
     let first = vec![0; sharded.opened.array.dimensionality()];
     let format = sharded.format(&first);
     format.map_or(0, |format| format.index_len())
-}
-
-/// The number in C order of a shard.
-pub(super) fn number_of(indices: &[u64], grid: &[u64]) -> u64 {
-    let axes = indices.iter().zip(grid);
-    axes.fold(0, |number, (index, count)| number * count + index)
-}
-
-/// The indices of the shard with this number.
-pub(super) fn indices(number: u64, grid: &[u64]) -> Vec<u64> {
-    let mut rest = number;
-    let axes = grid.iter().rev().map(|&count| {
-        let index = rest % count.max(1);
-        rest /= count.max(1);
-        index
-    });
-    let mut indices: Vec<u64> = axes.collect();
-    indices.reverse();
-    indices
 }

@@ -5,10 +5,11 @@ use std::fmt::Write;
 
 use indicatif::{HumanBytes, HumanCount};
 use zarrs_cuda::maintenance::Inspection;
+use zarrs_cuda_convert::grid::indices_of;
 
 use super::facts::Facts;
 use super::look::State;
-use super::survey::{Survey, indices};
+use super::survey::Survey;
 use crate::chosen::outside_text;
 
 /// Cells of the map: columns and rows at most.
@@ -143,7 +144,7 @@ pub(super) fn survey(
         .filter(|(_, look)| look.problem.is_some())
         .take(8)
     {
-        let shard: Vec<_> = indices(*number, &survey.grid)
+        let shard: Vec<_> = indices_of(*number, &survey.grid)
             .iter()
             .map(ToString::to_string)
             .collect();
@@ -170,7 +171,7 @@ fn stored(facts: &Facts, survey: &Survey) -> String {
     let decoded: Option<u64> = survey
         .stored
         .iter()
-        .map(|&(number, _)| facts.decoded_shard(&indices(number, &survey.grid)))
+        .map(|&(number, _)| facts.decoded_shard(&indices_of(number, &survey.grid)))
         .try_fold(0_u64, |sum, decoded| Some(sum.saturating_add(decoded?)));
     #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
     let ratio = match decoded {
@@ -240,7 +241,7 @@ fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
         })
     };
     let mut add = |number: u64, size: Option<u64>| {
-        let indices = indices(number, &survey.grid);
+        let indices = indices_of(number, &survey.grid);
         let cell = place(&indices, down, rows) * columns + place(&indices, across, columns);
         let cell = usize::try_from(cell)
             .ok()

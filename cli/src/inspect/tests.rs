@@ -18,8 +18,9 @@ use std::time::Instant;
 use super::facts::Facts;
 use super::look::{Kind, Look, State};
 use super::page;
-use super::survey::{Histogram, Survey, indices};
+use super::survey::{Histogram, Survey};
 use browser::Browser;
+use zarrs_cuda_convert::grid::indices_of;
 
 /// A survey of 100 × 100 × 100 shards.
 fn million() -> (Facts, Survey) {
@@ -48,7 +49,7 @@ fn million() -> (Facts, Survey) {
         ..Survey::default()
     };
     for number in 0..1_000_000 {
-        let at = indices(number, &grid);
+        let at = indices_of(number, &grid);
         let [z, y, x] = [0, 1, 2].map(|axis| at[axis] as f64 / 100.0 - 0.5);
         let shape = 0.5 + 0.5 * (9.0 * y + 4.0 * z).sin() * (11.0 * x - 5.0 * z).cos();
         let size = 5e5 + 1.1e7 * shape * (1.0 - 1.2 * (x * x + y * y)) + 1e6 * next();

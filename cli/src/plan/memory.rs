@@ -7,14 +7,14 @@ use zarrs::array::{Array, ArrayBuilder, DataType, FillValue};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::writer::{ArrayWriter, WriterError};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::argument;
+use zarrs_cuda_convert::parts::{Parts, Sizes};
+use zarrs_cuda_convert::shapes::volume;
+use zarrs_cuda_convert::words::bytes_text;
 
 use super::{Args, Shapes};
-use crate::budget::{Budget, argument};
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::parts::{Parts, Sizes};
-use crate::progress::bytes_text;
-use crate::shapes::volume;
 
 /// The memory for shards of a plan.
 pub(super) struct Memory {
@@ -34,7 +34,7 @@ pub(super) fn of(
     shapes: &Shapes<'_>,
     shard: &[u64],
 ) -> Result<Memory, Failure> {
-    let budget = Budget::of(common);
+    let budget = common.budget();
     let needed = |shard: &[u64]| match args.rate {
         Some(_) => of_stream(args, common, data_type, shapes, shard),
         None => Ok(of_reencode(common, shapes, shard)),
@@ -69,7 +69,7 @@ impl Memory {
     }
 
     pub(super) fn text(&self) -> String {
-        bytes_text(self.bytes).to_string()
+        bytes_text(self.bytes)
     }
 
     /// Lines for people.
@@ -123,7 +123,7 @@ fn of_stream(
     shapes: &Shapes<'_>,
     shard: &[u64],
 ) -> Result<u64, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| Failure::failed(format!("cannot plan: {error}"));
+    let doing = "plan";
     let subchunk: Vec<_> = shapes
         .subchunk
         .iter()
@@ -133,24 +133,24 @@ fn of_stream(
         .bytes_to_bytes_codecs(args.codec.for_elements(data_type)?)
         .options(common.options())
         .build_arc()
-        .map_err(|error| cannot(&error))?;
+        .map_err(Failure::to(&doing))?;
     let mut shape = shapes.array.to_vec();
     if let Some(slices) = shape.first_mut() {
         *slices = 0;
     }
     let fill_value = FillValue::new(vec![0; data_type.fixed_size().unwrap_or(1)]);
     // Nothing is stored there.
-    let store = FilesystemStore::new(std::env::temp_dir()).map_err(|error| cannot(&error))?;
+    let store = FilesystemStore::new(std::env::temp_dir()).map_err(Failure::to(&doing))?;
     let store = Arc::new(store);
     let array: Array<FilesystemStore> =
         ArrayBuilder::new(shape, shard.to_vec(), data_type.clone(), fill_value)
             .array_to_bytes_codec(codec)
             .build(store.clone(), "/")
-            .map_err(|error| cannot(&error))?;
+            .map_err(Failure::to(&doing))?;
     let writer = ArrayWriter::builder(&array).with_atomic_rename(store);
     match writer.memory_estimate() {
         Ok(memory) => Ok((memory.host + memory.pinned + memory.device) as u64),
         Err(WriterError::Memory { needed, .. }) => Ok(needed as u64),
-        Err(error) => Err(cannot(&error)),
+        Err(error) => Err(Failure::to(&doing)(error)),
     }
 }

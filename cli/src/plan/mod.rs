@@ -6,14 +6,14 @@ use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::DataType;
 use zarrs::metadata::v3::MetadataV3;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::SubchunkCodec;
+use zarrs_cuda_convert::shapes::{Written, edges, near_cubic, shard_for, volume};
+use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 
-use crate::arguments::{Shape, Size, shape_text};
-use crate::codec::{CODECS, SubchunkCodec};
+use crate::arguments::{CODECS, Shape, Size};
 use crate::common::Common;
-use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
-use crate::shapes::{Written, edges, near_cubic, shard_for, volume};
 
 /// Propose shards and subchunks for how an array will be written and read
 #[derive(clap::Args, Debug)]
@@ -208,7 +208,7 @@ fn subchunk_for(read: Read, shape: &[u64], elements: u64) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::{Read, subchunk_for};
-    use crate::shapes::{Written, shard_for, volume};
+    use zarrs_cuda_convert::shapes::{Written, shard_for, volume};
 
     #[test]
     fn proposals_fit() {

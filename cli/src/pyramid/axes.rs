@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use zarrs_cuda::writer::Axis;
-
-use crate::failure::Failure;
+use zarrs_cuda_convert::Failure;
 
 /// The value of `--axis`: `y`, or `y,unit=micrometer,scale=0.325`. A member that the value leaves out is
 /// `None`.

@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::open::{arrays_in, is_array, is_group, parsed, read_file};
 
 use super::axes::AxisArg;
-use crate::failure::Failure;
-use crate::open::{arrays_in, is_array, is_group, parsed, read_file};
 
 /// An image: a directory with an array for each level.
 pub(super) struct Image {

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::writer::{WriterError, WriterReport};
+use zarrs_cuda_convert::Unit;
+use zarrs_cuda_convert::words::{bytes_text, counted};
 
 use super::plan::Plan;
 use super::{Args, Builder};
 use crate::arguments::Part;
-use crate::progress::{Progress, Unit, bytes_text, counted};
+use crate::progress::Progress;
 use crate::stop;
 
 /// The result of a run that made the lower levels, or a part of them.

@@ -19,22 +19,22 @@ use serde_json::json;
 use zarrs::array::{Array, ArrayShardedExt};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::writer::{MultiscaleBuilder, MultiscaleWriter, Reduction, WriterError};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::apart;
+use zarrs_cuda_convert::budget::Budget;
+use zarrs_cuda_convert::chunks::{Chunks, Empty};
+use zarrs_cuda_convert::consolidated;
+use zarrs_cuda_convert::open::{self, Files, Kind, Place, Store};
+use zarrs_cuda_convert::shapes::edges;
+use zarrs_cuda_convert::words::{bytes_text, counted};
 
 use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
-use crate::apart;
 use crate::arguments::{Count, Part};
-use crate::budget::Budget;
-use crate::chunks::{Chunks, Empty};
 use crate::common::Common;
 use crate::consolidate;
-use crate::consolidated;
-use crate::failure::Failure;
-use crate::open::{self, Files, Kind, Place, Store};
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
-use crate::shapes::edges;
 use crate::stop;
 
 const EXAMPLES: &str = "\
@@ -127,16 +127,15 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let store = chunks.watched(Arc::new(Files::new(files.clone())), &image.name);
     let path = format!("/{}", image.name);
     let reading = Array::open(store.clone(), &path).map_or(0, |array| plan::reading(&array));
-    let budget = Budget::of(common);
+    let budget = common.budget();
     budget.must_fit(
         format_args!("read blocks of whole slices of {}", args.image),
         reading.saturating_add(1),
     )?;
     // From here on, all sharded arrays use our codec.
     let _registration = zarrs_cuda::register(common.options_beside(reading))?;
-    let array = Array::open(store.clone(), &path).map_err(|error| {
-        Failure::failed(format!("cannot open {path} of {}: {error}", args.image))
-    })?;
+    let array = Array::open(store.clone(), &path)
+        .map_err(Failure::to(format_args!("open {path} of {}", args.image)))?;
     let axes = axes::chosen(
         array.dimensionality(),
         &args.axes,
@@ -169,7 +168,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
     }
     let mut json = plan.json(&args.image.to_string());
-    json["chunks"] = chunks.json();
+    json["chunks"] = json!(chunks.counts());
     common.say(told);
     if args.dry_run {
         let memory = plan::memory(&levels, &files).map_err(|error| failed(args, &error))?;
@@ -266,8 +265,7 @@ fn level_0(
     };
     let told = chunks.told(&opened, empty)?;
     let store = FilesystemStore::new(&image.directory);
-    let store = store
-        .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", args.image)))?;
+    let store = store.map_err(Failure::to(format_args!("write to {}", args.image)))?;
     Ok((Arc::new(store), chunks, told))
 }
 

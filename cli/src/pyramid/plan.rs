@@ -7,12 +7,11 @@ use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayShardedExt};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::writer::{ArrayWriter, Reduction, WriterError};
+use zarrs_cuda_convert::open::Store;
+use zarrs_cuda_convert::shapes::{edges, volume};
+use zarrs_cuda_convert::words::{bytes_text, shape_text};
 
 use super::axes::AxisArg;
-use crate::arguments::shape_text;
-use crate::open::Store;
-use crate::progress::bytes_text;
-use crate::shapes::{edges, volume};
 
 /// The levels as they become.
 pub(super) struct Plan {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_chan
 use std::thread;
 use std::time::Duration;
 
-use crate::failure::Failure;
+use zarrs_cuda_convert::Failure;
 
 /// How many bytes are read at once, at most.
 const PIECE: usize = 4 << 20;
@@ -50,7 +50,7 @@ impl Input {
         thread::Builder::new()
             .name("zarrs-cuda input".to_string())
             .spawn(move || read(from, piece, &sender, &buffers))
-            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+            .map_err(Failure::to("start a thread"))?;
         Ok(Self {
             path: path.to_path_buf(),
             piece,

@@ -9,18 +9,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use zarrs_cuda::writer::{ArrayWriter, Progress, WriterReport};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::SubchunkCodec;
+use zarrs_cuda_convert::apart;
+use zarrs_cuda_convert::consolidated;
+use zarrs_cuda_convert::open::{self, Place};
+use zarrs_cuda_convert::words::bytes_text;
 
 use self::input::{Input, Piece};
 use self::recording::Recording;
-use crate::apart;
-use crate::arguments::Shape;
-use crate::codec::{CODECS, SubchunkCodec};
+use crate::arguments::{CODECS, Shape};
 use crate::common::Common;
-use crate::consolidated;
-use crate::failure::Failure;
-use crate::open::{self, Place};
 use crate::outcome::Outcome;
-use crate::progress::{Live, bytes_text};
+use crate::progress::Live;
 use crate::shapes::ShapeArgs;
 use crate::stop;
 

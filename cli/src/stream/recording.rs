@@ -16,17 +16,18 @@ use zarrs_codec::{BytesToBytesCodecTraits, Codec, CodecMetadataOptions};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::writer::{ArrayWriter, ConditionalStore, WriterError};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::apart::must_not_be_in_an_array;
+use zarrs_cuda_convert::chunks::{Chunks, Empty};
+use zarrs_cuda_convert::data_types;
+use zarrs_cuda_convert::extensions::{ByteOrder, Number};
+use zarrs_cuda_convert::open::{self, Kind, Place, Store};
+use zarrs_cuda_convert::shapes::{Written, edges};
+use zarrs_cuda_convert::words::shape_text;
 use zarrs_storage::StorageError;
 
 use super::{Args, CODEC};
-use crate::apart::must_not_be_in_an_array;
-use crate::arguments::{Shape, shape_text};
-use crate::chunks::{Chunks, Empty};
-use crate::data_types;
-use crate::extensions::{ByteOrder, Number};
-use crate::failure::Failure;
-use crate::open::{self, Kind, Place, Store};
-use crate::shapes::{Written, edges};
+use crate::arguments::Shape;
 
 /// A dimension whose extent is not known.
 const ENDLESS: u64 = 1 << 40;
@@ -356,34 +357,30 @@ fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
     data_types::must_be_read_elsewhere(&data_type)?;
     let mut shape = vec![ENDLESS];
     shape.extend(edges(frame));
-    let asked = |option: &str, asked: &Option<Shape>| match asked {
-        Some(Shape(asked)) if asked.len() != shape.len() => Err(Failure::usage(format!(
-            "{option} has {} dimensions, but an array of these frames has {}",
-            asked.len(),
-            shape.len()
-        ))),
-        asked => Ok(asked.as_ref().map(|Shape(asked)| edges(asked))),
-    };
-    let shard = asked("--shard", &args.shapes.shard)?;
-    let subchunk = asked("--subchunk", &args.shapes.subchunk)?;
     let (shard, subchunk) =
         args.shapes
-            .chosen(&shape, shard, subchunk, Written::Slices, element as u64)?;
+            .wishes()
+            .chosen(&shape, Written::Slices, element as u64, |option, rank| {
+                Err(Failure::usage(format!(
+                    "{option} has {rank} dimensions, but an array of these frames has {}",
+                    shape.len()
+                )))
+            })?;
     shape[0] = 0;
-    let cannot = |error: &dyn fmt::Display| Failure::failed(format!("cannot make {path}: {error}"));
+    let doing = format!("make {path}");
     let codec = match &args.codec {
         Some(codec) => codec.clone(),
-        None => CODEC.parse().map_err(|error: String| cannot(&error))?,
+        None => CODEC.parse().map_err(Failure::to::<String>(&doing))?,
     };
     let codec = CudaShardingCodecBuilder::new(subchunk, &data_type)
         .bytes_to_bytes_codecs(codec.for_elements(&data_type)?)
         .build_arc()
-        .map_err(|error| cannot(&error))?;
+        .map_err(Failure::to(&doing))?;
     let fill_value = FillValue::new(vec![0; element]);
     let mut builder = ArrayBuilder::new(shape, edges(&shard), data_type, fill_value);
     builder.array_to_bytes_codec(codec);
     // The array is created from metadata, so that the registry chooses our codec, as in any
     // application.
-    let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
-    Array::new_with_metadata(store, "/", metadata.into()).map_err(|error| cannot(&error))
+    let metadata = builder.build_metadata().map_err(Failure::to(&doing))?;
+    Array::new_with_metadata(store, "/", metadata.into()).map_err(Failure::to(&doing))
 }

@@ -6,17 +6,16 @@ use serde_json::{Value, json};
 use zarrs::array::{ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_cuda::maintenance::is_damage;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::budget::Budget;
+use zarrs_cuda_convert::chunks::Chunks;
+use zarrs_cuda_convert::open::{Opened, Place};
+use zarrs_cuda_convert::parts::{Parts, Sizes, element_bytes, unit};
+use zarrs_cuda_convert::shapes::edges;
+use zarrs_cuda_convert::words::{counted, shape_text};
 use zarrs_storage::StorageError;
 
-use crate::arguments::shape_text;
-use crate::budget::Budget;
-use crate::chunks::Chunks;
 use crate::common::Common;
-use crate::failure::Failure;
-use crate::open::{Opened, Place};
-use crate::parts::{Parts, Sizes, element_bytes, unit};
-use crate::progress::counted;
-use crate::shapes::edges;
 
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;
@@ -121,14 +120,9 @@ pub(super) fn differences(
     other: &Other,
     shard: &[u64],
 ) -> Result<Vec<Difference>, Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!(
-            "cannot compare the shard {}: {error}",
-            shape_text(shard)
-        ))
-    };
+    let doing = format!("compare the shard {}", shape_text(shard));
     let region = one.array.chunk_subset_bounded(shard);
-    let region = region.map_err(|error| cannot(&error))?;
+    let region = region.map_err(Failure::to(&doing))?;
     if other.is_equal(one, &region) {
         return Ok(Vec::new());
     }

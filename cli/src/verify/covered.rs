@@ -1,9 +1,11 @@
 //! Chooses the shards to compare: the ones that are stored in one of two arrays.
 
-use crate::chosen::{Chosen, Grid, ShardArgs, add_covered, listed};
-use crate::chunks::Chunks;
-use crate::failure::Failure;
-use crate::open::Opened;
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::chunks::Chunks;
+use zarrs_cuda_convert::grid::{Grid, add_covered, listed};
+use zarrs_cuda_convert::open::Opened;
+
+use crate::chosen::{Chosen, ShardArgs};
 
 /// The chosen shards of `one` that are stored, or in which `other` has chunks, as far as `chunks` of both were listed. Beside them, the number of the
 /// chosen shards that are in neither, and nevertheless differ: by the fill values.

@@ -2,9 +2,7 @@
 
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::{RecoveryOutcome, SubchunkState, Verification};
-
-use crate::arguments::shape_text;
-use crate::progress::counted;
+use zarrs_cuda_convert::words::{counted, shape_text};
 
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;

@@ -7,18 +7,19 @@ mod damage;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
+use zarrs_cuda_convert::Failure;
+use zarrs_cuda_convert::chunks::Chunks;
+use zarrs_cuda_convert::grid::Grid;
+use zarrs_cuda_convert::open::{self, Opened, Place};
+use zarrs_cuda_convert::words::{bytes_text, counted};
 
 use self::against::Other;
 use self::damage::ShardDamage;
 use crate::checks::Checks;
-use crate::chosen::{self, Chosen, Grid, ShardArgs};
-use crate::chunks::Chunks;
+use crate::chosen::{self, Chosen, ShardArgs};
 use crate::common::Common;
 use crate::consolidate;
-use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
-use crate::progress::{bytes_text, counted};
 use crate::work::on_each;
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
@@ -116,7 +117,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         done.failures.push(failure.clone());
     }
     let outcome = report(args, common, &opened, all)
-        .with("chunks", json!(chunks.map(|chunks| chunks.json())));
+        .with("chunks", json!(chunks.map(|chunks| chunks.counts())));
     Ok(outcome.with_errors(done.failures))
 }
 

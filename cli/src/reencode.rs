@@ -1,0 +1,94 @@
+//! `zarrs-cuda reencode`: any Zarr v2 or v3 array as a sharded v3 array.
+
+use clap::ValueEnum;
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_cuda_convert::{Failure, Place, Reencode, Report, SubchunkCodec};
+
+use crate::arguments::CODECS;
+use crate::common::Common;
+use crate::outcome::Outcome;
+use crate::reports::{array_json, array_text, group_json, group_text};
+use crate::shapes::ShapeArgs;
+use crate::watcher::Terminal;
+
+/// Re-encode any Zarr v2 or v3 array as a sharded v3 array
+#[derive(clap::Args, Clone, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "switches of the command line"
+)]
+pub(crate) struct Args {
+    /// A Zarr array, of v2 or v3; with --recursive also a group
+    #[arg(value_name = "IN")]
+    input: Place,
+    /// The directory of the new array
+    #[arg(value_name = "OUT")]
+    output: Place,
+    #[command(flatten)]
+    shapes: ShapeArgs,
+    #[arg(long, value_name = "CODEC", default_value = "zstd:3", help = CODECS)]
+    codec: SubchunkCodec,
+    /// Where a shard keeps its index
+    #[arg(long, value_enum, value_name = "WHERE", default_value = "end")]
+    index: IndexLocation,
+    /// Re-encode every array of the group IN; shapes are for arrays of as many dimensions
+    #[arg(long)]
+    recursive: bool,
+    /// With --recursive: leave out arrays that cannot be done, and do the others
+    #[arg(long, requires = "recursive", conflicts_with = "overwrite")]
+    keep_going: bool,
+    /// Say what happens to a shard, and why
+    #[arg(long)]
+    explain: bool,
+    /// Read both arrays again with zarrs' own codecs, and compare every bit. No other implementation
+    /// decodes IN
+    #[arg(long)]
+    verify: bool,
+    /// Re-encode IN also if none of its chunks is stored: every element is the fill value
+    #[arg(long)]
+    allow_empty: bool,
+    /// Replace the arrays that are in OUT
+    #[arg(long)]
+    overwrite: bool,
+    /// Go on with an interrupted run of the same command: what is whole in OUT is kept
+    #[arg(long, conflicts_with = "overwrite")]
+    resume: bool,
+}
+
+/// The end of a shard at which its index lies, as an argument.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum IndexLocation {
+    Start,
+    End,
+}
+
+impl From<IndexLocation> for ShardingIndexLocation {
+    fn from(location: IndexLocation) -> Self {
+        match location {
+            IndexLocation::Start => Self::Start,
+            IndexLocation::End => Self::End,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let mut reencode = Reencode::new(args.input.clone(), args.output.clone());
+    reencode.shapes = args.shapes.wishes();
+    reencode.codec = args.codec.clone();
+    reencode.index = args.index.into();
+    reencode.recursive = args.recursive;
+    reencode.keep_going = args.keep_going;
+    reencode.explain = args.explain;
+    reencode.verify = args.verify;
+    reencode.allow_empty = args.allow_empty;
+    reencode.overwrite = args.overwrite;
+    reencode.resume = args.resume;
+    reencode.options = common.options();
+    reencode.threads = common.threads();
+    Ok(match reencode.run(&Terminal::new(common))? {
+        Report::Array(report) => Outcome::new(array_text(&report), array_json(&report)),
+        Report::Group(report) => {
+            Outcome::new(group_text(&report), group_json(&report)).with_errors(report.failures)
+        }
+    })
+}

@@ -1,0 +1,214 @@
+//! Consolidated metadata: the copy that a group has of the metadata of everything below it.
+//!
+//! Zarr v3 has no specification of them. The form is that of zarr-python 3, which readers such as xarray
+//! open without looking at the arrays. So they are wrong as soon as an array changes its shape.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use zarrs_storage::{StorageError, StoreKey};
+
+use crate::evidence::canonical;
+use crate::failure::Failure;
+use crate::open::{self, Place, Store, read_file};
+use crate::replace;
+
+/// The file that has them in a group of Zarr v2.
+pub const OF_V2: &str = ".zmetadata";
+/// The member of the metadata of a group of Zarr v3 that has them.
+pub const OF_V3: &str = "consolidated_metadata";
+
+type Members = BTreeMap<String, Box<RawValue>>;
+
+/// Whether a group with these members of its `zarr.json` has consolidated metadata. A group that another
+/// group has a copy of has empty ones in the copy, or null.
+pub fn is_in(members: &Members) -> bool {
+    members
+        .get(OF_V3)
+        .is_some_and(|value| value.get() != "null")
+}
+
+/// The metadata of a group with a copy of the metadata of `below`, by their paths from the group.
+pub fn with<'a>(
+    group: &[u8],
+    below: impl IntoIterator<Item = (&'a str, &'a RawValue)>,
+) -> serde_json::Result<Vec<u8>> {
+    let mut group: Members = serde_json::from_slice(group)?;
+    let mut copies = Members::new();
+    for (path, metadata) in below {
+        let mut members: Members = serde_json::from_str(metadata.get())?;
+        if members
+            .get("node_type")
+            .is_some_and(|kind| kind.get() == "\"group\"")
+        {
+            // All copies are in one list.
+            members.insert(OF_V3.to_string(), inline(&Members::new())?);
+        }
+        copies.insert(path.to_string(), to_raw_value(&members)?);
+    }
+    group.insert(OF_V3.to_string(), inline(&copies)?);
+    serde_json::to_vec_pretty(&group)
+}
+
+fn inline(copies: &Members) -> serde_json::Result<Box<RawValue>> {
+    let mut inline = Members::new();
+    inline.insert("kind".to_string(), to_raw_value("inline")?);
+    inline.insert("must_understand".to_string(), to_raw_value(&false)?);
+    inline.insert("metadata".to_string(), to_raw_value(copies)?);
+    to_raw_value(&inline)
+}
+
+/// Renews the copies that the group in the directory `group` has of the arrays and groups `changed`, by
+/// their names there. Does nothing if it has no consolidated metadata. Returns whether it had.
+///
+/// The metadata of the group are replaced at once, and only if they are still those that were read.
+///
+/// # Errors
+/// Why they could not be renewed.
+pub fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
+    let path = group.join("zarr.json");
+    let cannot = |error: &dyn std::fmt::Display| {
+        format!(
+            "cannot renew the consolidated metadata in {}: {error}",
+            path.display()
+        )
+    };
+    // Another process may change the group at the same time.
+    for _ in 0..8 {
+        let before = match read_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            read => read.map_err(|error| cannot(&error))?,
+        };
+        let members: Members = serde_json::from_slice(&before).map_err(|error| cannot(&error))?;
+        if !is_in(&members) {
+            return Ok(false);
+        }
+        let copies = copies_of(&members);
+        let mut copies = copies.ok_or_else(|| cannot(&"they are not understood"))?;
+        for name in changed {
+            let metadata = match read_file(&group.join(name).join("zarr.json")) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    copies.remove(name);
+                    continue;
+                }
+                read => read.map_err(|error| cannot(&error))?,
+            };
+            let metadata = serde_json::from_slice(&metadata).map_err(|error| cannot(&error))?;
+            copies.insert(name.clone(), metadata);
+        }
+        let below = copies.iter().map(|(path, text)| (&**path, &**text));
+        let after = with(&before, below).map_err(|error| cannot(&error))?;
+        if read_file(&path).map_err(|error| cannot(&error))? != before {
+            continue;
+        }
+        replace::file(&path, &after).map_err(|error| cannot(&error))?;
+        return Ok(true);
+    }
+    Err(cannot(&"another program changes the group again and again"))
+}
+
+/// The copies that a group has.
+fn copies_of(group: &Members) -> Option<Members> {
+    let consolidated: Members = serde_json::from_str(group.get(OF_V3)?.get()).ok()?;
+    serde_json::from_str(consolidated.get("metadata")?.get()).ok()
+}
+
+/// A note that groups above the array or group at `place` have copies of its metadata, or of those of the
+/// nodes `below` it, that are not as they are now, with the command that renews the copies. `None` if no
+/// group has.
+pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
+    let mut here = match place {
+        Place::Directory(directory) => Place::Directory(canonical(directory)),
+        Place::Url(_) => place.clone(),
+    };
+    let mut nodes = vec![(String::new(), metadata_of(&here)?)];
+    for path in below {
+        nodes.extend(metadata_of(&here.join(path)).map(|now| ((*path).to_string(), now)));
+    }
+    let mut stale: Vec<Place> = Vec::new();
+    while let Some((above, name)) = here.above() {
+        for (path, _) in &mut nodes {
+            *path = match &**path {
+                "" => name.clone(),
+                path => format!("{name}/{path}"),
+            };
+        }
+        let Some(group) = metadata_of(&above).filter(|group| group["node_type"] == "group") else {
+            break; // the hierarchy ends
+        };
+        let copies = &group[OF_V3];
+        let is_stale = |(path, now): &(String, Value)| !is_equal(&copies["metadata"][path], now);
+        if !copies.is_null() && nodes.iter().any(is_stale) {
+            stale.push(above.clone());
+        }
+        here = above;
+    }
+    let commands: Vec<_> = stale
+        .iter()
+        .map(|group| format!("\n  python -c \"import zarr; zarr.consolidate_metadata('{group}')\""))
+        .collect();
+    (!commands.is_empty()).then(|| {
+        format!(
+            "note: a group above has consolidated metadata that describe {place} as it was, and readers \
+             that use them see that. This renews them:{}",
+            commands.concat()
+        )
+    })
+}
+
+/// Whether a copy is of these metadata. A group in a copy has a list of copies, which is empty.
+fn is_equal(copy: &Value, now: &Value) -> bool {
+    let plain = |metadata: &Value| {
+        let mut metadata = metadata.clone();
+        if let Some(members) = metadata.as_object_mut() {
+            members.remove(OF_V3);
+            // zarr-python writes these also if they say nothing.
+            members.retain(|name, value| {
+                let is_empty = *value == json!({}) || *value == json!([]) || value.is_null();
+                !(is_empty
+                    && ["attributes", "storage_transformers", "dimension_names"].contains(&&**name))
+            });
+        }
+        metadata
+    };
+    plain(copy) == plain(now)
+}
+
+fn metadata_of(place: &Place) -> Option<Value> {
+    let store = open::store(place).ok()?.store;
+    let key = StoreKey::new("zarr.json").ok()?;
+    serde_json::from_slice(&store.get(&key).ok()??).ok()
+}
+
+/// The paths of the nodes that the consolidated metadata at the root of the store at `place` list, without the
+/// root.
+///
+/// # Errors
+/// The store's; metadata that are not understood.
+pub fn listed(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure> {
+    let get = |name: &str| {
+        let file = place.join(name).to_string();
+        let value = StoreKey::new(name).map_err(StorageError::from);
+        let value = value.and_then(|key| store.get(&key));
+        let value = value.map_err(Failure::to(format_args!("read {file}")))?;
+        value.map_or(Ok(Value::Null), |value| open::parsed(&value, &file))
+    };
+    let of_v3 = get("zarr.json")?;
+    let of_v2 = get(OF_V2)?;
+    let names = |value: &Value| -> Vec<String> {
+        let names = value["metadata"].as_object().into_iter();
+        names.flat_map(|names| names.keys().cloned()).collect()
+    };
+    let mut listed: BTreeSet<_> = names(&of_v3[OF_V3]).into_iter().collect();
+    listed.extend(names(&of_v2).iter().filter_map(|key| {
+        let (path, name) = key.rsplit_once('/')?;
+        [".zarray", ".zgroup"]
+            .contains(&name)
+            .then(|| path.to_string())
+    }));
+    listed.remove("");
+    Ok(listed)
+}

@@ -1,0 +1,70 @@
+//! Data types in new metadata, as other implementations read them.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use zarrs::array::data_type::BytesDataType;
+use zarrs::array::{DataType, FillValue};
+use zarrs::metadata::FillValueMetadata;
+use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+
+use crate::failure::Failure;
+
+/// Data types that zarr-python 3.4 opens. tensorstore knows the numbers among them.
+const ZARR_PYTHON: [&str; 21] = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "string",
+    "bytes",
+    "fixed_length_utf32",
+    "null_terminated_bytes",
+    "raw_bytes",
+    "numpy.datetime64",
+    "numpy.timedelta64",
+];
+/// Data types that tensorstore opens, and zarr-python does not.
+const TENSORSTORE: [&str; 1] = ["bfloat16"];
+
+/// Checks that another implementation opens a new array of `data_type`.
+pub fn must_be_read_elsewhere(data_type: &DataType) -> Result<(), Failure> {
+    let name = data_type.name(ZarrVersion::V3);
+    let is_known = |name: &str| ZARR_PYTHON.contains(&name) || TENSORSTORE.contains(&name);
+    if name.as_deref().is_some_and(is_known) {
+        return Ok(());
+    }
+    let shown = name.map_or_else(|| format!("{data_type:?}"), |name| name.to_string());
+    let failure = Failure::failed(format!(
+        "cannot make an array of {shown}: neither zarr-python nor tensorstore would open it"
+    ));
+    Err(failure.with_remedy(format!(
+        "convert the elements first. Data types that others open are {}, {}",
+        ZARR_PYTHON.join(", "),
+        TENSORSTORE.join(", ")
+    )))
+}
+
+/// Returns `metadata` of a new array with names and fill values as zarr-python 3.4 writes them.
+///
+/// zarrs writes byte strings as `bytes`, with a list of numbers as fill value. zarr-python fails to
+/// open that. It writes `variable_length_bytes` with base64.
+pub fn as_others_read(mut metadata: ArrayMetadataV3, fill_value: &FillValue) -> ArrayMetadataV3 {
+    let data_type = DataType::from_metadata(&metadata.data_type);
+    if data_type.is_ok_and(|data_type| data_type.is::<BytesDataType>()) {
+        metadata.data_type = MetadataV3::new("variable_length_bytes");
+        let base64 = BASE64_STANDARD.encode(fill_value.as_ne_bytes());
+        metadata.fill_value = FillValueMetadata::from(base64);
+    }
+    metadata
+}

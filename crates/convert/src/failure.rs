@@ -1,0 +1,171 @@
+//! Reasons to stop, and what to do about them.
+
+use std::error::Error;
+use std::fmt;
+
+/// The kind of a [`Failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// Something could not be done.
+    Failed,
+    /// The settings make no sense together, or for this input.
+    Usage,
+    /// Damage or a difference was found, and the rest was left out.
+    NotWell,
+    /// The watcher asked the run to stop.
+    Interrupted,
+}
+
+/// The reason why something stopped, and what to do about it.
+///
+/// The message and the remedy call settings by the options of the command `zarrs-cuda`, as `--overwrite`.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    kind: FailureKind,
+    message: String,
+    remedy: Option<String>,
+}
+
+impl Failure {
+    fn new(kind: FailureKind, message: impl fmt::Display) -> Self {
+        let message = message.to_string().trim_end().to_string();
+        Self {
+            kind,
+            message,
+            remedy: None,
+        }
+    }
+
+    /// Something could not be done. The message says what, to what, and why.
+    #[must_use]
+    pub fn failed(message: impl fmt::Display) -> Self {
+        Self::new(FailureKind::Failed, message)
+    }
+
+    /// Returns the function that makes a failure of an error: `doing` could not be done, as "open the array".
+    pub fn to<E: fmt::Display>(doing: impl fmt::Display) -> impl Fn(E) -> Self {
+        move |error| Self::failed(format_args!("cannot {doing}: {error}"))
+    }
+
+    /// The settings make no sense together, or for this input.
+    #[must_use]
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(FailureKind::Usage, message)
+    }
+
+    /// Damage or a difference was found, and the rest was left out.
+    #[must_use]
+    pub fn not_well(message: impl fmt::Display) -> Self {
+        Self::new(FailureKind::NotWell, message)
+    }
+
+    /// The user stopped the work. The message says how far it came.
+    #[must_use]
+    pub fn interrupted(message: impl fmt::Display) -> Self {
+        Self::new(FailureKind::Interrupted, message)
+    }
+
+    /// Adds what to do. A remedy that is there already stays.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl fmt::Display) -> Self {
+        self.remedy.get_or_insert_with(|| remedy.to_string());
+        self
+    }
+
+    /// Adds what is true nevertheless.
+    #[must_use]
+    pub fn with_note(mut self, note: &str) -> Self {
+        self.message = format!("{}\n{note}", self.message);
+        self
+    }
+
+    /// Calls settings by the names of another front end. `name` returns the name there of an option of the command, as
+    /// `--overwrite`, or `None` to keep it.
+    #[must_use]
+    pub fn with_names(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
+        self.message = renamed(&self.message, &name);
+        self.remedy = self.remedy.map(|remedy| renamed(&remedy, &name));
+        self
+    }
+
+    /// The kind.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// Returns the words for the work that was done, its object, and the reason.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns the words for the way out, if there is one.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&str> {
+        self.remedy.as_deref()
+    }
+}
+
+/// Returns `text` with other names for the options that `name` knows.
+fn renamed(text: &str, name: &impl Fn(&str) -> Option<String>) -> String {
+    let mut renamed = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("--") {
+        let (before, behind) = rest.split_at(at);
+        let end = behind.find(|c: char| c != '-' && !c.is_ascii_lowercase());
+        let (option, after) = behind.split_at(end.unwrap_or(behind.len()));
+        renamed += before;
+        renamed += &name(option).unwrap_or_else(|| option.to_string());
+        rest = after;
+    }
+    renamed + rest
+}
+
+/// The message alone.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.message.fmt(f)
+    }
+}
+
+impl Error for Failure {}
+
+impl From<zarrs_cuda::Error> for Failure {
+    fn from(error: zarrs_cuda::Error) -> Self {
+        let failure = Self::failed(&error);
+        match error {
+            zarrs_cuda::Error::BackendUnavailable { .. } => failure.with_remedy(
+                "`zarrs-cuda doctor` says what this machine has; without --backend the processor does \
+                 what a device cannot",
+            ),
+            zarrs_cuda::Error::ShardChanged { .. } => failure.with_remedy(
+                "`zarrs-cuda consolidate --over-changed` packs the subchunks over such shards",
+            ),
+            zarrs_cuda::Error::Undecided { .. } => failure.with_remedy(
+                "give the process more memory, or let fewer threads work (--threads), and run the same \
+                 command again",
+            ),
+            _ => failure,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+
+    #[test]
+    fn settings_have_the_names_of_a_front_end() {
+        let failure = Failure::failed("out -- is of --resume, --part")
+            .with_remedy("start again with --overwrite")
+            .with_names(|option| match option {
+                "--resume" => Some("resume=True".to_string()),
+                "--overwrite" => Some("overwrite=True".to_string()),
+                _ => None,
+            });
+        assert_eq!(failure.message(), "out -- is of resume=True, --part");
+        assert_eq!(failure.remedy(), Some("start again with overwrite=True"));
+    }
+}

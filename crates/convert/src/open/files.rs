@@ -1,0 +1,297 @@
+//! The directory of an array, as a store that returns each error.
+//!
+//! zarrs' `FilesystemStore` says that nothing is there, or lists nothing, whatever the reason: a process that may
+//! not look, or has too many open files, would take stored shards for shards that are not stored.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::storage::within;
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
+    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// The system's error for too many open files of a process.
+const MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
+
+/// Files whose errors are errors.
+pub struct Files(Arc<FilesystemStore>);
+
+/// Whether nothing is at a path, or a link that leads nowhere.
+pub fn is_missing(error: &io::Error) -> bool {
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
+    StorageError::Other(format!("cannot {doing} {}: {error}", path.display()))
+}
+
+/// The metadata of the file at `path`, at the end of links; `None` if there is none.
+fn look(path: &Path) -> Result<Option<fs::Metadata>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(failed("look at", path, &error)),
+    }
+}
+
+/// The error that `path`, where a file should be, is a directory, a pipe, a socket or a device.
+pub fn no_file(path: &Path) -> String {
+    let is = match fs::metadata(path).map(|found| found.file_type()) {
+        Ok(kind) if kind.is_dir() => "a directory",
+        _ => "a pipe, a socket or a device",
+    };
+    let path = path.display();
+    format!("{path} is {is}, where a file should be: move it away")
+}
+
+/// Reads the file at `path`, and does not wait for a process that would write to a pipe there.
+///
+/// # Errors
+/// The system's, and that `path` is no file.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other(no_file(path)));
+    }
+    fs::read(path)
+}
+
+impl Files {
+    pub fn new(files: Arc<FilesystemStore>) -> Self {
+        Self(files)
+    }
+
+    /// The file of a key.
+    pub fn path(&self, key: &StoreKey) -> PathBuf {
+        self.0.key_to_fspath(key)
+    }
+
+    /// The names in the directory of `prefix`, whether each is a directory, and what is at the end of links. There
+    /// is none if there is no such directory.
+    fn entries(&self, prefix: &str) -> Result<Vec<(String, bool, fs::Metadata)>> {
+        let directory = self.0.prefix_to_fs_path(&StorePrefix::new(prefix)?);
+        let cannot = |error: &io::Error| failed("list the directory", &directory, error);
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(cannot(&error)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| cannot(&error))?;
+            // It may have been deleted meanwhile, or be a link that leads nowhere.
+            if let Some(metadata) = look(&entry.path())? {
+                let kind = entry.file_type().map_err(|error| cannot(&error))?;
+                match entry.file_name().into_string() {
+                    Ok(name) => found.push((name, kind.is_dir(), metadata)),
+                    // No key has such a name, but a node may be below.
+                    Err(name) if metadata.is_dir() => {
+                        let why = format!("the name {} in it is not UTF-8", name.display());
+                        return Err(cannot(&io::Error::other(why)));
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        found.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+        Ok(found)
+    }
+
+    /// Calls `on_file` with each file below `prefix`, and its size in bytes. Links to directories are not followed.
+    fn below(&self, prefix: &StorePrefix, mut on_file: impl FnMut(String, u64)) -> Result<()> {
+        let mut left = vec![prefix.as_str().to_string()];
+        while let Some(prefix) = left.pop() {
+            for (name, is_directory, metadata) in self.entries(&prefix)? {
+                if is_directory {
+                    left.push(format!("{prefix}{name}/"));
+                } else if metadata.is_file() {
+                    on_file(format!("{prefix}{name}"), metadata.len());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a range of the open file at `path`, which has `size` bytes.
+    fn read(file: &File, path: &Path, size: u64, range: ByteRange) -> Result<Bytes> {
+        let range = within(range, size)?;
+        let (start, len) = (range.start, range.end - range.start);
+        let mut bytes = Vec::new();
+        let reserved = usize::try_from(len)
+            .ok()
+            .filter(|len| bytes.try_reserve_exact(*len).is_ok());
+        let len = reserved.ok_or_else(|| {
+            let path = path.display();
+            StorageError::Other(format!("there is no memory for {len} bytes of {path}"))
+        })?;
+        bytes.resize(len, 0);
+        let mut at = file;
+        at.seek(SeekFrom::Start(start))
+            .and_then(|_| at.read_exact(&mut bytes))
+            .map_err(|error| failed("read", path, &error))?;
+        Ok(bytes.into())
+    }
+}
+
+impl ReadableStorageTraits for Files {
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>> {
+        let path = self.path(key);
+        // Opening a pipe would wait for a process that writes to it.
+        if self.size_key(key)?.is_none() {
+            return Ok(None);
+        }
+        // zarrs' store keeps a lock for each key.
+        let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (size, file) = match opened {
+            Ok(opened) => opened,
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(MANY_FILES) => {
+                let path = path.display();
+                return Err(StorageError::Other(format!(
+                    "cannot open {path}: {error}; let it have more (`ulimit -n`), or fewer threads"
+                )));
+            }
+            Err(error) => return Err(failed("open", &path, &error)),
+        };
+        let parts = byte_ranges.map(move |range| Self::read(&file, &path, size, range));
+        Ok(Some(Box::new(parts)))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
+        let path = self.0.key_to_fspath(key);
+        match look(&path)? {
+            Some(found) if !found.is_file() => Err(StorageError::Other(no_file(&path))),
+            found => Ok(found.map(|found| found.len())),
+        }
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.0.supports_get_partial()
+    }
+}
+
+impl WritableStorageTraits for Files {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.0.set(key, value)
+    }
+
+    fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
+        self.0.set_partial_many(key, parts)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.0.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        self.0.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        self.0.supports_set_partial()
+    }
+}
+
+impl ListableStorageTraits for Files {
+    fn list(&self) -> Result<StoreKeys> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        let mut found = Vec::new();
+        self.below(prefix, |key, _| found.push(key))?;
+        found.sort();
+        let keys: std::result::Result<StoreKeys, _> =
+            found.into_iter().map(StoreKey::new).collect();
+        Ok(keys?)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
+        for (name, _, metadata) in self.entries(prefix.as_str())? {
+            let path = format!("{prefix}{name}");
+            if metadata.is_dir() {
+                prefixes.push(StorePrefix::new(path + "/")?);
+            } else {
+                keys.push(StoreKey::new(path)?);
+            }
+        }
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        let mut all = 0_u64;
+        self.below(prefix, |_, size| all = all.saturating_add(size))?;
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn lists_as_the_store_of_zarrs() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(FilesystemStore::new(directory.path()).unwrap().sorted());
+        for key in ["zarr.json", "a/zarr.json", "a/c/0/1", "õ~#%[]/x"] {
+            store
+                .set(&StoreKey::new(key).unwrap(), "12".into())
+                .unwrap();
+        }
+        let files = Files::new(store.clone());
+        assert_eq!(files.list().unwrap(), store.list().unwrap());
+        assert_eq!(files.size().unwrap(), 8);
+        for prefix in ["", "a/", "a/c/", "none/"] {
+            let prefix = StorePrefix::new(prefix).unwrap();
+            assert_eq!(
+                files.list_dir(&prefix).unwrap(),
+                store.list_dir(&prefix).unwrap()
+            );
+            assert_eq!(
+                files.size_prefix(&prefix).unwrap(),
+                store.size_prefix(&prefix).unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn loops_of_links_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let files = Files::new(Arc::new(FilesystemStore::new(path).unwrap()));
+        fs::write(path.join("file"), "").unwrap();
+        fs::create_dir(path.join("a")).unwrap();
+        symlink("..", path.join("a/loop")).unwrap();
+        assert_eq!(files.list().unwrap().len(), 1);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_directory_whose_name_is_no_text_is_an_error() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::new(Arc::new(FilesystemStore::new(directory.path()).unwrap()));
+        let name = directory.path().join(OsStr::from_bytes(b"\xff"));
+        fs::write(&name, "").unwrap();
+        assert!(files.list().unwrap().is_empty());
+        fs::remove_file(&name).unwrap();
+        fs::create_dir(&name).unwrap();
+        assert!(files.list().is_err());
+    }
+}

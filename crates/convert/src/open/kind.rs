@@ -1,0 +1,221 @@
+//! The kind of node at a place: an array, a group, nothing, or an error.
+//!
+//! "Is something here?" has three answers: yes, no, and unreadable. The third is an error of every function
+//! here, so that no caller takes a node that it cannot understand for nothing, and writes over it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::files::read_file;
+use super::json::{Plain, plain};
+use super::{Place, Store};
+use crate::failure::Failure;
+
+/// The kind of a node that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Array,
+    Group,
+    /// There are no metadata of a node, though there may be other files.
+    Nothing,
+}
+
+/// Returns the value of a file of metadata, `None` if it is not there, or the reason that it cannot be read.
+type Get<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, String>;
+
+/// The files that make a place a node of Zarr, and the kind that each stands for.
+const FILES: [(&str, Option<Kind>); 3] = [
+    ("zarr.json", None), // it says so itself
+    (".zarray", Some(Kind::Array)),
+    (".zgroup", Some(Kind::Group)),
+];
+
+impl Kind {
+    /// Whether there is an array or a group.
+    pub fn is_node(self) -> bool {
+        self != Self::Nothing
+    }
+
+    /// The kind of the node at the root of the store at `place`.
+    ///
+    /// # Errors
+    /// The store's; metadata that are no JSON, or of neither an array nor a group.
+    pub fn of(store: &Store, place: &Place) -> Result<Self, Failure> {
+        Self::below(store, "", place)
+    }
+
+    /// The kind of the node whose keys begin with `prefix`, which is empty or ends with a slash, in the store
+    /// at `place`.
+    ///
+    /// # Errors
+    /// The errors of [`of`](Self::of).
+    pub fn below(store: &Store, prefix: &str, place: &Place) -> Result<Self, Failure> {
+        let get = |name: &str| {
+            let key = StoreKey::new(format!("{prefix}{name}")).map_err(StorageError::from);
+            let value = key.and_then(|key| store.get(&key));
+            value.map(|value| value.map(|value| value.to_vec()))
+        };
+        let get = |name: &str| get(name).map_err(|error| error.to_string());
+        Self::by(&get, &|name| {
+            place.join(&format!("{prefix}{name}")).to_string()
+        })
+    }
+
+    /// The kind of the node in the directory `path`, which need not exist.
+    ///
+    /// # Errors
+    /// The errors of [`of`](Self::of); a link to a file that is not there.
+    pub fn in_directory(path: &Path) -> Result<Self, Failure> {
+        let get = |name: &str| match read_file(&path.join(name)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if is_absent(&error) && fs::symlink_metadata(path.join(name)).is_err() => {
+                Ok(None)
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        Self::by(&get, &|name| path.join(name).display().to_string())
+    }
+
+    /// The kind by the files that `get` returns. `shown` is the place of a file, for people.
+    fn by(get: Get<'_>, shown: &dyn Fn(&str) -> String) -> Result<Self, Failure> {
+        for (name, kind) in FILES {
+            let shown = shown(name);
+            let bytes = get(name).map_err(|error| {
+                Failure::failed(format!("cannot read {shown}: {error}"))
+                    .with_remedy("nothing was written. Run the command again when it can be read")
+            })?;
+            let Some(bytes) = bytes else {
+                continue;
+            };
+            let metadata = parsed(&bytes, &shown)?;
+            if let Some(kind) = kind {
+                return Ok(kind);
+            }
+            return match metadata["node_type"].as_str() {
+                Some("array") => Ok(Self::Array),
+                Some("group") => Ok(Self::Group),
+                _ => Err(unreadable(
+                    &shown,
+                    &format!(
+                        "its member `node_type` is {}, neither \"array\" nor \"group\"",
+                        metadata.get("node_type").unwrap_or(&Value::Null)
+                    ),
+                )),
+            };
+        }
+        Ok(Self::Nothing)
+    }
+}
+
+/// The metadata of Zarr in the file `shown`, a JSON object, in which bare numbers are strings.
+///
+/// # Errors
+/// The reason that `bytes` are no JSON object, with the line.
+pub fn parsed(bytes: &[u8], shown: &str) -> Result<Value, Failure> {
+    let wrong = |reason: &str| unreadable(shown, reason);
+    if bytes.is_empty() {
+        return Err(wrong("it is empty"));
+    }
+    let text = str::from_utf8(bytes)
+        .map_err(|error| wrong(&format!("byte {} is not UTF-8", error.valid_up_to())))?;
+    let Plain { text, .. } = plain(text);
+    let metadata: Value = serde_json::from_str(&text).map_err(|error| wrong(&error.to_string()))?;
+    if !metadata.is_object() {
+        return Err(wrong("it is JSON, but no object"));
+    }
+    Ok(metadata)
+}
+
+/// The metadata in the file `shown` are not understood.
+pub fn unreadable(shown: &str, reason: &str) -> Failure {
+    Failure::failed(format!("cannot understand {shown}: {reason}")).with_remedy(
+        "it is not taken for nothing, and nothing was written. Repair the file, or move it away if the \
+         node is not needed",
+    )
+}
+
+/// The directories in `path` that are Zarr arrays, in order.
+///
+/// # Errors
+/// The directory cannot be listed; metadata in it cannot be read.
+pub fn arrays_in(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let doing = format!("list the directory {}", path.display());
+    let mut arrays = Vec::new();
+    for entry in fs::read_dir(path).map_err(Failure::to(&doing))? {
+        let path = entry.map_err(Failure::to(&doing))?.path();
+        if is_array(&path)? {
+            arrays.push(path);
+        }
+    }
+    arrays.sort();
+    Ok(arrays)
+}
+
+/// Whether `path` is a Zarr array, not a group.
+///
+/// # Errors
+/// The errors of [`Kind::in_directory`].
+pub fn is_array(path: &Path) -> Result<bool, Failure> {
+    Ok(Kind::in_directory(path)? == Kind::Array)
+}
+
+/// Whether `path` is a Zarr group.
+///
+/// # Errors
+/// The errors of [`Kind::in_directory`].
+pub fn is_group(path: &Path) -> Result<bool, Failure> {
+    Ok(Kind::in_directory(path)? == Kind::Group)
+}
+
+/// Checks that the directory `path` is not there or has only entries that `is_ours` accepts, so that `what`
+/// may be made in it.
+///
+/// # Errors
+/// The directory has other entries, of which the error names one, or cannot be listed.
+pub fn must_be_free(
+    path: &Path,
+    what: &str,
+    is_ours: impl Fn(&str) -> bool,
+) -> Result<(), Failure> {
+    let cannot = |error: io::Error| {
+        Failure::failed(format!(
+            "cannot list the directory {}: {error}",
+            path.display()
+        ))
+        .with_remedy("name another OUT")
+    };
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(cannot(error)),
+    };
+    for entry in entries {
+        let name = entry.map_err(cannot)?.file_name();
+        let name = name.to_string_lossy();
+        if !is_ours(&name) && !ArrayLease::is_key(&name) {
+            return Err(foreign(&path.display().to_string(), &name, what));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing is made at `shown`, because `entry` is there.
+pub(super) fn foreign(shown: &str, entry: &str, what: &str) -> Failure {
+    Failure::failed(format!(
+        "cannot make {what} in {shown}: it has other files, such as {entry}, and no metadata of Zarr"
+    ))
+    .with_remedy("name a directory that is empty, or not there yet")
+}
+
+/// Whether nothing has the name of a file: neither the file nor its directory is there.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}

@@ -1,0 +1,237 @@
+//! A store whose metadata are read as zarr-python reads them, though JSON or zarrs would refuse them.
+//!
+//! Nothing is changed in the store. [`Lenient::repairs`] tells which metadata were read otherwise than they
+//! are stored, so that a subcommand can say so, or refuse.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Value, json};
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{
+    Bytes, MaybeBytes, MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
+    StorePrefix,
+};
+
+use super::Store;
+use super::fill_value::as_zarrs_reads;
+use super::forward::{forward_listing, forward_writes};
+use super::json::{Repair, plain};
+
+/// The files that hold metadata, by the last part of their keys.
+const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
+
+/// A store over another one, in which metadata are repaired when they are read.
+pub(super) struct Lenient {
+    store: Arc<Store>,
+    repairs: Mutex<BTreeMap<StoreKey, Vec<Repair>>>,
+}
+
+impl Lenient {
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self {
+            store,
+            repairs: Mutex::default(),
+        }
+    }
+
+    /// The metadata that were read otherwise than they are stored, by their keys.
+    pub(super) fn repairs(&self) -> BTreeMap<StoreKey, Vec<Repair>> {
+        let repairs = self.repairs.lock();
+        repairs.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the fill value of an array of Zarr v2 was read that is `null`.
+    pub(super) fn has_no_fill_value(&self) -> bool {
+        let repairs = self.repairs();
+        let mut repairs = repairs.values().flatten();
+        repairs.any(|repair| matches!(repair, Repair::FillValue { stored, .. } if stored == "null"))
+    }
+
+    /// The value of a key of metadata, repaired. A value that cannot be repaired stays as it is, for zarrs to
+    /// refuse.
+    fn repaired(&self, key: &StoreKey, stored: Bytes) -> Bytes {
+        let name = key.as_str().rsplit('/').next().unwrap_or_default();
+        if !METADATA.contains(&name) {
+            return stored;
+        }
+        let Ok(text) = str::from_utf8(&stored) else {
+            return stored;
+        };
+        let read = plain(text);
+        let (mut text, mut repairs) = (read.text, read.repairs);
+        if name == ".zarray"
+            && let Some((changed, repair)) = with_fill_value(&text)
+        {
+            text = changed.into();
+            repairs.push(repair);
+        }
+        if name == ".zarray"
+            && let Some(changed) = without_order(&text)
+        {
+            text = changed.into();
+        }
+        if !repairs.is_empty() {
+            let mut all = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(key.clone(), repairs);
+        }
+        Bytes::from(text.into_owned())
+    }
+}
+
+/// The metadata of an array of Zarr v2 without dimensions in the order C, if they say F: zarrs makes a transposition
+/// of it, which has undefined behaviour for no dimensions. One element has no order.
+fn without_order(text: &str) -> Option<String> {
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
+    let has_none = metadata.get("shape")?.as_array()?.is_empty();
+    let order = metadata.get_mut("order")?;
+    (has_none && *order == "F").then(|| *order = "C".into())?;
+    Some(metadata.to_string())
+}
+
+/// The metadata of an array of Zarr v2 with the fill value that zarrs reads, if it is another one.
+fn with_fill_value(text: &str) -> Option<(String, Repair)> {
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
+    let dtype = metadata.get("dtype")?.as_str()?;
+    let stored = metadata.get("fill_value").unwrap_or(&Value::Null);
+    let filters = metadata.get("filters").and_then(Value::as_array);
+    let has_bytes =
+        filters.is_some_and(|all| all.iter().any(|filter| filter["id"] == "vlen-bytes"));
+    let read = if has_bytes && *stored == 0 {
+        json!("") // numcodecs' bytes of no value, and not the byte 0
+    } else {
+        as_zarrs_reads(dtype, stored)?
+    };
+    let repair = Repair::FillValue {
+        stored: stored.to_string(),
+        read: read.to_string(),
+    };
+    metadata["fill_value"] = read;
+    Some((metadata.to_string(), repair))
+}
+
+impl ReadableStorageTraits for Lenient {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        let stored = self.store.get(key)?;
+        Ok(stored.map(|stored| self.repaired(key, stored)))
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.store.get_partial_many(key, byte_ranges)
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.store.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+forward_writes!(Lenient, store);
+forward_listing!(Lenient, store);
+
+fn is_not_json(repair: &Repair) -> bool {
+    matches!(repair, Repair::ByteOrderMark | Repair::Quoted { .. })
+}
+
+/// The repairs of metadata that are no JSON, as lines for people.
+pub(super) fn not_json(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
+    let mut repairs = repairs.clone();
+    for of_key in repairs.values_mut() {
+        of_key.retain(is_not_json);
+    }
+    lines(&repairs)
+}
+
+/// The repairs that the metadata `bytes` in the file `name` need to be JSON, as lines for people.
+pub fn repairs_of(name: &str, bytes: &[u8]) -> Vec<String> {
+    let repairs = str::from_utf8(bytes).map_or_else(|_| Vec::new(), |text| plain(text).repairs);
+    let repairs = repairs.iter().filter(|repair| is_not_json(repair));
+    repairs.map(|repair| line(name, repair)).collect()
+}
+
+/// The repairs of metadata as lines for people: the file, the member, the value.
+pub(super) fn lines(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (key, repairs) in repairs {
+        lines.extend(repairs.iter().map(|repair| line(key.as_str(), repair)));
+    }
+    lines
+}
+
+fn line(key: &str, repair: &Repair) -> String {
+    match repair {
+        Repair::ByteOrderMark => format!("{key} begins with a byte order mark"),
+        Repair::Quoted { member, number } => {
+            format!(
+                "`{member}` in {key} is {number}, which JSON does not have, and is read as a string"
+            )
+        }
+        Repair::Long { member, number } => {
+            format!(
+                "`{member}` in {key} is {number}, which is read as a double: it has more than 64 bits"
+            )
+        }
+        Repair::FillValue { stored, read } => {
+            format!("`fill_value` in {key} is {stored}, and is read as {read}, as by numpy")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zarrs::storage::store::MemoryStore;
+    use zarrs_storage::WritableStorageTraits;
+
+    use super::*;
+
+    fn key(text: &str) -> StoreKey {
+        StoreKey::new(text).unwrap()
+    }
+
+    #[test]
+    fn metadata_alone_are_repaired() {
+        let inner = Arc::new(MemoryStore::new());
+        let text = r#"{"attributes": {"a": NaN}}"#;
+        for name in ["zarr.json", "b/zarr.json", "c/0"] {
+            inner.set(&key(name), text.into()).unwrap();
+        }
+        let store = Lenient::new(inner.clone());
+        let get = |name| store.get(&key(name)).unwrap().unwrap();
+        assert_eq!(get("c/0"), text);
+        assert!(store.repairs().is_empty());
+        let quoted = r#"{"attributes": {"a": "NaN"}}"#;
+        assert_eq!(
+            (get("zarr.json"), get("b/zarr.json")),
+            (quoted.into(), quoted.into())
+        );
+        assert_eq!(inner.get(&key("zarr.json")).unwrap().unwrap(), text);
+        assert_eq!(
+            lines(&store.repairs()),
+            [
+                "`attributes.a` in b/zarr.json is NaN, which JSON does not have, and is read as a string",
+                "`attributes.a` in zarr.json is NaN, which JSON does not have, and is read as a string",
+            ]
+        );
+    }
+
+    #[test]
+    fn fill_values_of_v2_are_repaired() {
+        let inner = Arc::new(MemoryStore::new());
+        let text = r#"{"dtype": "<i4", "fill_value": "7"}"#;
+        inner.set(&key(".zarray"), text.into()).unwrap();
+        let store = Lenient::new(inner);
+        let read = store.get(&key(".zarray")).unwrap().unwrap();
+        assert_eq!(read, r#"{"dtype":"<i4","fill_value":7}"#);
+        assert_eq!(
+            lines(&store.repairs()),
+            ["`fill_value` in .zarray is \"7\", and is read as 7, as by numpy"]
+        );
+    }
+}

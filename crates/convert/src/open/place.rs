@@ -1,0 +1,154 @@
+//! Places of arrays and hierarchies, as users write them.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::failure::Failure;
+
+/// The place of an array or of a hierarchy, as the user wrote it. `Display` leaves out credentials.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A directory of this machine.
+    Directory(PathBuf),
+    /// An address, as `https://…` and `s3://…`.
+    Url(String),
+}
+
+impl FromStr for Place {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.into())
+    }
+}
+
+/// An address with a scheme, as `s3://bucket/path`, or a directory.
+impl From<&str> for Place {
+    fn from(text: &str) -> Self {
+        if text.contains("://") {
+            Self::Url(text.to_string())
+        } else {
+            Self::Directory(text.into())
+        }
+    }
+}
+
+/// The directory.
+impl From<PathBuf> for Place {
+    fn from(path: PathBuf) -> Self {
+        Self::Directory(path)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(path) => path.display().fmt(f),
+            Self::Url(url) => {
+                // A query may be a signature; keys of S3 have none.
+                let is_s3 = url.to_ascii_lowercase().starts_with("s3://");
+                let query = url.find('?').filter(|_| !is_s3);
+                without_user(&url[..query.unwrap_or(url.len())]).fmt(f)
+            }
+        }
+    }
+}
+
+/// Whether the address `url` is of an HTTP server.
+pub fn is_http(url: &str) -> bool {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
+}
+
+/// The address `url` without the name and password of a user.
+fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_string();
+    };
+    let host = rest.find('/').unwrap_or(rest.len());
+    match rest[..host].rfind('@') {
+        Some(at) => format!("{scheme}://***{}", &rest[at..]),
+        None => url.to_string(),
+    }
+}
+
+impl Place {
+    /// The place of a member of a group, by its path within the group. The path of the group is empty.
+    #[must_use]
+    pub fn join(&self, path: &str) -> Self {
+        match self {
+            _ if path.is_empty() => self.clone(),
+            Self::Directory(directory) => Self::Directory(directory.join(path)),
+            Self::Url(url) => Self::Url(format!("{}/{path}", url.trim_end_matches('/'))),
+        }
+    }
+
+    /// The place above, and the name in it. The bucket is the topmost place of objects.
+    pub fn above(&self) -> Option<(Self, String)> {
+        match self {
+            Self::Directory(path) => {
+                let path = std::path::absolute(path).ok()?;
+                let name = path.file_name()?.to_str()?.to_string();
+                Some((Self::Directory(path.parent()?.to_path_buf()), name))
+            }
+            Self::Url(url) => {
+                let (above, name) = url.trim_end_matches('/').rsplit_once('/')?;
+                let (_, path) = above.split_once("://")?;
+                (!path.is_empty()).then(|| (Self::Url(above.to_string()), name.to_string()))
+            }
+        }
+    }
+
+    /// Whether it is of an HTTP server, whose files are neither listed nor written.
+    pub fn is_http(&self) -> bool {
+        matches!(self, Self::Url(url) if is_http(url))
+    }
+
+    /// Checks that the objects of this place can be listed. `doing` is what needs it.
+    pub fn must_be_listed(&self, doing: &str, remedy: &str) -> Result<(), Failure> {
+        if self.is_http() {
+            return Err(Failure::failed(format!(
+                "cannot {doing} {self}: that needs a listing, and HTTP has none"
+            ))
+            .with_remedy(remedy));
+        }
+        Ok(())
+    }
+
+    /// Checks that objects of this place can be written. `doing` is what needs it.
+    pub fn must_be_written(&self, doing: &str) -> Result<(), Failure> {
+        if self.is_http() {
+            return Err(Failure::failed(format!(
+                "cannot {doing} {self}: files of an HTTP server can only be read"
+            ))
+            .with_remedy("name a directory, or s3://BUCKET/PATH"));
+        }
+        Ok(())
+    }
+
+    /// The directory, for subcommands that work on files alone.
+    pub fn directory(&self) -> Result<&Path, Failure> {
+        match self {
+            Self::Directory(path) => Ok(path),
+            Self::Url(_) => Err(Failure::failed(format!(
+                "{self} is not a directory, and this subcommand works on directories alone"
+            ))
+            .with_remedy("copy the array to this machine first")),
+        }
+    }
+}
+
+/// Checks that `path` is no address: `what` has to be on this machine.
+pub fn must_be_local(path: &Path, what: &str) -> Result<(), Failure> {
+    let shown = path.to_string_lossy();
+    if shown.contains("://") {
+        let shown = Place::Url(shown.into_owned()); // without credentials
+        return Err(
+            Failure::usage(format!("{shown} is an address, and {what} on this machine"))
+                .with_remedy("name a path of this machine"),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! A shard of the output that is put together from parts, so that it is never in memory as a whole.
+//!
+//! A part is encoded as if it were a shard of its own. Then its subchunks go behind those of the parts
+//! before, and the index of the shard comes last. Where parts are runs of subchunks in C order, the shard
+//! has the same bytes as one that is encoded as a whole.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs::storage::StoreKey;
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
+use zarrs_cuda::maintenance::ShardFormat;
+
+use super::arrays::Output;
+use crate::failure::Failure;
+use crate::open::Place;
+use crate::shapes::edges;
+use crate::shard_file::{ShardFile, first_byte};
+
+/// A shard that grows.
+pub(super) struct Assembly<'a> {
+    output: &'a Output,
+    place: &'a Place,
+    key: StoreKey,
+    /// The first element of the shard, and of its end in the array.
+    region: ArraySubset,
+    format: ShardFormat,
+    subchunk: Vec<u64>,
+    /// How many subchunks a shard has along each axis.
+    counts: Vec<u64>,
+    /// Where the subchunks lie, in C order.
+    extents: Vec<Option<Range<u64>>>,
+    /// Where the next subchunk goes.
+    end: u64,
+    options: CodecOptions,
+    sink: Option<Sink>,
+}
+
+/// Where the bytes go: there is none until there are bytes.
+enum Sink {
+    File(ShardFile),
+    Memory(Vec<u8>),
+}
+
+impl<'a> Assembly<'a> {
+    pub(super) fn new(
+        output: &'a Output,
+        place: &'a Place,
+        subchunk: &[NonZeroU64],
+        indices: &[u64],
+        region: ArraySubset,
+        options: CodecOptions,
+    ) -> Result<Self, Failure> {
+        let key = output.chunk_key(indices);
+        let cannot = cannot(&key, place);
+        let format = ShardFormat::of(output, indices).map_err(|error| cannot(&error))?;
+        let subchunk = edges(subchunk);
+        let axes = format.shape().iter().zip(&subchunk);
+        let counts: Vec<_> = axes
+            .map(|(shard, subchunk)| shard.get() / subchunk)
+            .collect();
+        let subchunks = counts.iter().try_fold(1_usize, |product, count| {
+            product.checked_mul(usize::try_from(*count).ok()?)
+        });
+        let mut extents = Vec::new();
+        subchunks
+            .and_then(|subchunks| {
+                extents
+                    .try_reserve_exact(subchunks)
+                    .ok()
+                    .map(|()| subchunks)
+            })
+            .map(|subchunks| extents.resize(subchunks, None))
+            .ok_or_else(|| cannot(&"there is no memory for its index"))?;
+        let end = first_byte(&format);
+        Ok(Self {
+            output,
+            place,
+            key,
+            region,
+            format,
+            subchunk,
+            counts,
+            extents,
+            end,
+            options,
+            sink: None,
+        })
+    }
+
+    /// Adds the elements `bytes` of `part`, a box of the array that consists of subchunks of this shard.
+    pub(super) fn add(&mut self, part: &ArraySubset, bytes: ArrayBytes<'_>) -> Result<(), Failure> {
+        let cannot = cannot(&self.key, self.place);
+        let (data_type, fill_value) = (self.output.data_type(), self.output.fill_value());
+        let within = part.relative_to(self.region.start());
+        let within = within.map_err(|error| cannot(&error))?;
+        let padded = within.shape().iter().zip(&self.subchunk);
+        let padded: Vec<_> = padded
+            .map(|(extent, subchunk)| extent.div_ceil(*subchunk).saturating_mul(*subchunk))
+            .collect();
+        let bytes = if padded == within.shape() {
+            bytes
+        } else {
+            // At the end of the array the rest of a subchunk is the fill value.
+            let elements = padded.iter().product();
+            let filled = ArrayBytes::new_fill_value(data_type, elements, fill_value);
+            let filled = filled.map_err(|error| cannot(&error))?;
+            let region = ArraySubset::new_with_shape(within.shape().to_vec());
+            update_array_bytes(filled, &padded, &region, &bytes, data_type.size())
+                .map_err(|error| cannot(&error))?
+        };
+        let shape: Vec<_> = padded.iter().filter_map(|e| NonZeroU64::new(*e)).collect();
+        let codec = self.format.codec().clone();
+        let small = ShardFormat::new(codec, shape, data_type.clone(), fill_value.clone());
+        let small = small.map_err(|error| cannot(&error))?;
+        let encoded = small
+            .codec()
+            .encode(bytes, small.shape(), data_type, fill_value, &self.options)
+            .map_err(|error| cannot(&error))?;
+        let size = encoded.len() as u64;
+        let index = small.index_range(size);
+        let index = index.and_then(|range| slice(&encoded, &range));
+        let index = index.ok_or_else(|| cannot(&"a part has no index"))?;
+        let extents = small.decode_index(index, size);
+        let extents = extents.map_err(|error| cannot(&error))?;
+
+        let first = within.start().iter().zip(&self.subchunk);
+        let first: Vec<_> = first.map(|(start, subchunk)| start / subchunk).collect();
+        let counts = padded.iter().zip(&self.subchunk);
+        let counts = ArraySubset::new_with_shape(counts.map(|(p, s)| p / s).collect());
+        // Subchunks that follow one another are written together.
+        let mut run = 0..0;
+        for (indices, extent) in counts.indices().into_iter().zip(extents) {
+            let Some(extent) = extent else {
+                continue;
+            };
+            let len = extent.end - extent.start;
+            let number = indices.iter().zip(&first).zip(&self.counts);
+            let number = number.fold(0, |number: u64, ((index, first), count)| {
+                number.saturating_mul(*count).saturating_add(index + first)
+            });
+            let number = usize::try_from(number).unwrap_or(usize::MAX);
+            let slot = self.extents.get_mut(number);
+            let slot = slot.ok_or_else(|| cannot(&"a part is outside of it"))?;
+            *slot = Some(self.end..self.end + len);
+            self.end += len;
+            if run.end == extent.start {
+                run.end = extent.end;
+            } else {
+                self.append(&encoded, &run)?;
+                run = extent;
+            }
+        }
+        self.append(&encoded, &run)
+    }
+
+    /// Writes bytes of an encoded part behind what there is.
+    fn append(&mut self, encoded: &[u8], run: &Range<u64>) -> Result<(), Failure> {
+        if run.is_empty() {
+            return Ok(());
+        }
+        let cannot = cannot(&self.key, self.place);
+        let bytes = slice(encoded, run);
+        let bytes = bytes.ok_or_else(|| cannot(&"a subchunk is outside of its part"))?;
+        let sink = match self.sink.take() {
+            Some(sink) => sink,
+            None => {
+                Sink::new(self.place, &self.key, &self.format).map_err(|error| cannot(&error))?
+            }
+        };
+        let sink = self.sink.insert(sink);
+        sink.append(bytes).map_err(|error| cannot(&error))
+    }
+
+    /// Stores the shard, unless all of its subchunks are empty.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        let cannot = cannot(&self.key, self.place);
+        let Some(sink) = self.sink.take() else {
+            // An earlier run may have stored one, of chunks that were there then.
+            let erased = self.output.storage().erase(&self.key);
+            return erased.map_err(|error| cannot(&error));
+        };
+        let index = self.format.encode_index(&self.extents);
+        let index = index.map_err(|error| cannot(&error))?;
+        let is_first = self.format.index_location() == ShardingIndexLocation::Start;
+        match sink {
+            Sink::File(shard) => shard.finish(&index, true).map_err(|error| cannot(&error)),
+            Sink::Memory(mut bytes) => {
+                match bytes.get_mut(..index.len()) {
+                    Some(room) if is_first => room.copy_from_slice(&index),
+                    _ => bytes.extend_from_slice(&index),
+                }
+                let stored = self.output.storage().set(&self.key, bytes.into());
+                stored.map_err(|error| cannot(&error))
+            }
+        }
+    }
+}
+
+impl Sink {
+    fn new(place: &Place, key: &StoreKey, format: &ShardFormat) -> io::Result<Self> {
+        Ok(match place {
+            Place::Directory(root) => {
+                Self::File(ShardFile::create(root.join(key.as_str()), format)?)
+            }
+            Place::Url(_) => {
+                let room = usize::try_from(first_byte(format)).map_err(io::Error::other)?;
+                Self::Memory(vec![0; room])
+            }
+        })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::File(shard) => shard.file().write_all(bytes),
+            Self::Memory(all) => {
+                all.try_reserve(bytes.len()).map_err(io::Error::other)?;
+                all.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
+    let [start, end] = [range.start, range.end].map(usize::try_from);
+    bytes.get(start.ok()?..end.ok()?)
+}
+
+/// The error of a shard that cannot be written.
+fn cannot(key: &StoreKey, place: &Place) -> impl Fn(&dyn fmt::Display) -> Failure + use<> {
+    let what = format!("cannot write the shard {key} of {place}");
+    move |error| Failure::failed(format!("{what}: {error}"))
+}

@@ -1,0 +1,101 @@
+//! The shards of the output that are worked on: the ones in which the input has chunks, and the ones that are there.
+//!
+//! All others have nothing but the fill value in both arrays, and are not looked at.
+
+use zarrs::array::ArraySubset;
+use zarrs_cuda::maintenance::Shards;
+
+use super::arrays::{Input, Output};
+use super::shapes::Shapes;
+use crate::chunks::Chunks;
+use crate::failure::Failure;
+use crate::grid::{Grid, Listed, add_covered};
+use crate::open::Opened;
+
+/// The shards to work on.
+pub(super) struct Covered<'a> {
+    shapes: &'a Shapes,
+    grid: Grid,
+    /// Their positions in the grid, in order. `None` if these are all: no listing says which chunks are stored.
+    positions: Option<Vec<u128>>,
+}
+
+impl<'a> Covered<'a> {
+    /// Lists the output.
+    ///
+    /// # Errors
+    /// The output cannot be listed as a whole, or the output has more shards than can be numbered.
+    pub(super) fn of(
+        opened: &Opened,
+        chunks: &Chunks,
+        shapes: &'a Shapes,
+        input: &Input,
+        output: &Output,
+    ) -> Result<Self, Failure> {
+        let grid = Grid::of(output)?;
+        let mut covered = Self {
+            shapes,
+            grid,
+            positions: None,
+        };
+        if input.fill_value() != output.fill_value() {
+            return Ok(covered);
+        }
+        let mut listed = Listed::default();
+        if add_covered(&mut listed, output, opened, chunks.indices(), &covered.grid)?.is_err() {
+            return Ok(covered);
+        }
+        if let Some(failure) = listed.failures.into_iter().next() {
+            return Err(failure);
+        }
+        let stored = Shards::of(output)?.stored()?;
+        let stored = stored
+            .iter()
+            .filter_map(|(shard, _)| covered.grid.position(shard));
+        let mut positions = listed.positions;
+        positions.extend(stored);
+        positions.sort_unstable();
+        positions.dedup();
+        covered.positions = Some(positions);
+        Ok(covered)
+    }
+
+    /// How many shards these are.
+    pub(super) fn len(&self) -> u128 {
+        match &self.positions {
+            Some(positions) => positions.len() as u128,
+            None => self.grid.len(),
+        }
+    }
+
+    /// The indices of each shard, and its region within the array.
+    pub(super) fn shards(&self) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
+        (0..self.len()).filter_map(|number| {
+            let position = match &self.positions {
+                Some(positions) => *positions.get(usize::try_from(number).ok()?)?,
+                None => number,
+            };
+            let indices = self.grid.indices(position);
+            let edges = self.shapes.array.iter().zip(&self.shapes.shard);
+            let ranges: Vec<_> = edges
+                .zip(&indices)
+                .map(|((&array, shard), index)| {
+                    let start = index * shard.get();
+                    start..start.saturating_add(shard.get()).min(array)
+                })
+                .collect();
+            Some((indices, ArraySubset::new_with_ranges(&ranges)))
+        })
+    }
+
+    /// How many elements these are.
+    pub(super) fn elements(&self) -> u64 {
+        match &self.positions {
+            Some(_) => {
+                let regions = self.shards().map(|(_, region)| region.num_elements());
+                regions.fold(0, u64::saturating_add)
+            }
+            None => crate::shapes::volume(&self.shapes.array),
+        }
+    }
+}

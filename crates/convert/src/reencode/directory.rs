@@ -1,0 +1,217 @@
+//! The output in a directory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use zarrs_cuda::maintenance::ArrayLease;
+
+use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
+use super::run;
+use crate::claim::{Claim, Refused, busy, must_have_ended};
+use crate::failure::Failure;
+use crate::open::{is_array, is_group, read_file};
+use crate::replace::{Left, temporary_of};
+
+/// Looks at the directory. A marker that `claim` made new does not count.
+pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
+    let doing = format!("look at {}", path.display());
+    let marker = path.join(INCOMPLETE);
+    let is_new = claim.is_some_and(|claim| !claim.was_there());
+    let mut others = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Found {
+                is_empty: true,
+                ..Found::default()
+            });
+        }
+        Err(error) => return Err(Failure::to(&doing)(error)),
+    };
+    // A run that was killed while it made the marker has left a temporary of it. A lease is no part of OUT.
+    let other = others.find(|entry| {
+        let name = entry.as_ref().map(fs::DirEntry::file_name);
+        let is_ours = |name: &str| {
+            let of = temporary_of(name).map(|(of, _)| of);
+            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE || ArrayLease::is_key(name)
+        };
+        !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
+    });
+    let is_empty = other.transpose().map_err(Failure::to(&doing))?.is_none();
+    let marker = match read_file(&marker) {
+        _ if is_new => None,
+        Ok(marker) => Some(marker),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(Failure::to(&doing)(error)),
+    };
+    let (is_array, is_group) = (is_array(path)?, is_group(path)?);
+    // Only the files of an array are told apart from others: a group has arrays in it.
+    let files = match () {
+        () if is_array || marker.is_some() => files(path).map_err(Failure::to(&doing))?,
+        () => Files::default(),
+    };
+    let values = files.files.iter().filter(|file| {
+        let name = file.file_name().and_then(|name| name.to_str());
+        file.parent() != Some(path) || name != Some(INCOMPLETE)
+    });
+    Ok(Found {
+        is_empty,
+        is_array,
+        is_group,
+        holds_values: values.count() > 0 || files.foreign.is_some(),
+        foreign: files.foreign.map(|path| path.display().to_string()),
+        marker,
+    })
+}
+
+/// Takes the marker of the output, so that no other run writes there.
+pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
+    let shown = path.display();
+    let marker = path.join(INCOMPLETE);
+    let owner = || run::owner_of(&read_file(&marker).unwrap_or_default());
+    let mut claim = Claim::take(&marker).map_err(|refused| match refused {
+        Refused::Busy => busy(&shown, owner().as_ref()),
+        Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),
+    })?;
+    // Some file systems have no locks.
+    let marker = claim
+        .read()
+        .map_err(Failure::to(format_args!("read {}", marker.display())))?;
+    must_have_ended(run::owner_of(&marker).as_ref(), &shown)?;
+    Ok(claim)
+}
+
+/// Deletes the array at `path`. Afterwards there is a marker, which is empty.
+pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failure> {
+    let doing = format!("empty {}", path.display());
+    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
+    claim.write(b"").map_err(Failure::to(&doing))?;
+    let mut files = files(path).map_err(Failure::to(&doing))?;
+    let marker = path.join(INCOMPLETE);
+    files.files.retain(|file| *file != marker);
+    files.files.sort_by_key(|file| file.parent() != Some(path));
+    for file in files.files {
+        fs::remove_file(file).map_err(Failure::to(&doing))?;
+    }
+    let left = tidied(&files.temporaries).map_err(Failure::to(&doing))?;
+    for directory in files.directories.iter().rev() {
+        match fs::remove_dir(directory) {
+            // A temporary is left there.
+            Err(error) if !left.is_empty() && error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            removed => removed.map_err(Failure::to(&doing))?,
+        }
+    }
+    Ok(left)
+}
+
+/// The files and directories in an array's directory.
+#[derive(Default)]
+struct Files {
+    /// The files of the array.
+    files: Vec<PathBuf>,
+    temporaries: Vec<PathBuf>,
+    /// A directory comes before those in it.
+    directories: Vec<PathBuf>,
+    /// The first path that belongs to no array.
+    foreign: Option<PathBuf>,
+}
+
+fn files(path: &Path) -> io::Result<Files> {
+    let mut found = Files::default();
+    let mut directories = vec![path.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let file_type = entry.file_type()?;
+            let name = entry.file_name();
+            let name = name.to_str().unwrap_or("?");
+            if ArrayLease::is_key(name) && !file_type.is_symlink() {
+                continue; // no part of the array
+            }
+            let temporary = temporary_of(name);
+            let name = temporary.as_ref().map_or(name, |(of, _)| of);
+            let is_metadata = directory == path && METADATA.contains(&name);
+            if file_type.is_dir() && is_part_of_chunk_key(name) {
+                directories.push(entry.path());
+            } else if !file_type.is_file() || !(is_metadata || is_part_of_chunk_key(name)) {
+                found.foreign.get_or_insert_with(|| entry.path());
+            } else if temporary.is_some() {
+                found.temporaries.push(entry.path());
+            } else {
+                found.files.push(entry.path());
+            }
+        }
+        if directory != path {
+            found.directories.push(directory);
+        }
+    }
+    Ok(found)
+}
+
+fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
+    let mut left = Left::default();
+    for temporary in temporaries {
+        left.tidy(temporary)?;
+    }
+    Ok(left)
+}
+
+/// Deletes the temporaries of runs that have ended, and returns the others: all of the array in `root`, or those of
+/// the metadata of the group with the path `group`.
+pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Left, Failure> {
+    let path = root.join(group.unwrap_or_default());
+    let temporaries = || {
+        if group.is_none() {
+            return Ok(files(&path)?.temporaries);
+        }
+        let entries = fs::read_dir(&path)?.map(|entry| Ok(entry?.path()));
+        let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+        entries.retain(|entry| {
+            let name = entry.file_name().and_then(|name| name.to_str());
+            let of = name.and_then(temporary_of);
+            of.is_some_and(|(of, _)| METADATA.contains(&of))
+        });
+        Ok(entries)
+    };
+    temporaries()
+        .and_then(|temporaries| tidied(&temporaries))
+        .map_err(Failure::to(format_args!("tidy {}", path.display())))
+}
+
+/// The paths relative to `root` of the arrays and groups below it.
+pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
+    let cannot = |path: &Path, error: io::Error| {
+        Failure::failed(format!(
+            "cannot list the directory {}: {error}",
+            path.display()
+        ))
+    };
+    let mut found = BTreeSet::new();
+    let mut directories = vec![root.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            entries => entries.map_err(|error| cannot(&directory, error))?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(|error| cannot(&directory, error))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(|error| cannot(&path, error))?;
+            // A link to a directory is no part of an output, and nothing behind it is deleted.
+            if kind.is_symlink() {
+                continue;
+            }
+            let is_array = is_array(&path)? || path.join(INCOMPLETE).is_file();
+            if (is_array || is_group(&path)?)
+                && let Ok(relative) = path.strip_prefix(root)
+            {
+                found.insert(relative.to_string_lossy().into_owned());
+            }
+            if kind.is_dir() && !is_array {
+                directories.push(path);
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,500 @@
+//! All arrays of a group, one after the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_storage::{StoreKey, StorePrefix};
+
+use super::found::{self, GROUP_METADATA, prefix_of};
+use super::readable::unreadable;
+use super::report::{GroupReport, WrittenGroup};
+use super::run::Run;
+use super::target::{Begun, Target};
+use super::{Job, Plan, Reencode, not_begun};
+use crate::consolidated;
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::names;
+use crate::open::{self, Kind, Place, Store, Stores};
+use crate::stored::ends_elsewhere;
+use crate::watcher::{Event, Watcher};
+use crate::words::counted;
+
+/// A group of the input, or an array of it.
+struct Member {
+    /// Relative to the root, without a slash in front.
+    path: String,
+    node: Node,
+}
+
+enum Node {
+    Array,
+    Group {
+        /// In Zarr v3, without consolidated metadata: they describe the input.
+        metadata: Vec<u8>,
+        is_consolidated: bool,
+    },
+    /// Why it is neither.
+    Unreadable(Failure),
+}
+
+/// Re-encodes every array. All are planned before the first byte is written. Groups become visible to
+/// readers when all of their arrays are, the root last.
+pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupReport, Failure> {
+    let Reencode { input, output, .. } = settings;
+    let say = |line: String| watcher.hear(Event::Line(&line));
+    let stores = open::store(input)?;
+    let store = &*stores.store;
+    input.must_be_listed(
+        "find the arrays of",
+        "name one array, and leave out --recursive",
+    )?;
+    let (members, left_out) = members(input, store)?;
+    left_out_note(input, &left_out).map(say);
+    let repairs = repairs_of_groups(&stores, &members);
+    encoded_names(input, &members).into_iter().for_each(say);
+    let metadata = match members.first().map(|root| &root.node) {
+        Some(Node::Group { metadata, .. }) => metadata.clone(),
+        _ => {
+            return Err(Failure::usage(format!("{input} is an array, not a group"))
+                .with_remedy("leave out --recursive"));
+        }
+    };
+    let paths: BTreeSet<_> = members.iter().map(|member| &*member.path).collect();
+    let evidence = Evidence::of_group(input, store, &paths)?;
+    let run = Run::of_group(settings, evidence, metadata);
+    let root = Target::new(output)?;
+    let changes = root.check_group(settings.mode(), &run, &paths)?;
+    let (plans, mut failed) = plans(settings, watcher, &members, changes.as_ref());
+    if let Place::Directory(path) = input {
+        failed.extend(unreadable(path)?);
+    }
+    failed.extend(listed_alone(input, store, &paths)?);
+    if watcher.is_stopping() {
+        return Err(not_begun());
+    }
+    let report = |written, failures| GroupReport {
+        input: input.clone(),
+        output: output.clone(),
+        members: members.len(),
+        written,
+        failures,
+    };
+    if !failed.is_empty() && !settings.keep_going {
+        return Ok(report(None, failed));
+    }
+
+    for repair in &repairs {
+        say(format!("note: {repair}"));
+    }
+    let begun = root.begin(settings.mode(), &run, found::Node::Group)?;
+    let mut arrays = Vec::new();
+    for plan in plans {
+        match plan.run() {
+            Ok(array) => {
+                watcher.hear(Event::Array(&array));
+                arrays.push(array);
+            }
+            Err(failure) if settings.keep_going && !watcher.is_stopping() => {
+                say(format!("failed: {failure}"));
+                failed.push(failure);
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let groups = write_groups(&root, &begun, &members)?;
+    let mut notes = tidied(&begun, &members)?;
+    if failed.is_empty() {
+        begun.remove_marker()?;
+    } else {
+        drop(begun); // the marker stays, so that --resume can add what is missing
+    }
+    let below: Vec<_> = paths
+        .iter()
+        .filter(|path| !path.is_empty())
+        .copied()
+        .collect();
+    notes.extend(consolidated::stale_above(output, &below));
+    let written = WrittenGroup {
+        arrays,
+        groups,
+        notes,
+        repaired_metadata: repairs,
+        left_out,
+    };
+    Ok(report(Some(written), failed))
+}
+
+/// The metadata that were read otherwise than they are stored, without those of arrays, which tell their own.
+fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
+    let is_array = |member: &&Member| matches!(member.node, Node::Array);
+    let arrays: BTreeSet<_> = members
+        .iter()
+        .filter(is_array)
+        .map(|array| &*array.path)
+        .collect();
+    stores.repairs_without(|key| arrays.contains(key.rsplit_once('/').map_or("", |(path, _)| path)))
+}
+
+/// Deletes the temporaries that killed runs left in the groups. Returns notes about those that are left.
+fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure> {
+    let mut notes = Vec::new();
+    for member in members {
+        if let Node::Group { .. } = member.node {
+            let left = begun.remove_temporaries(Some(&member.path))?;
+            notes.extend((!left.is_empty()).then(|| left.to_string()));
+        }
+    }
+    Ok(notes)
+}
+
+/// Nodes that the consolidated metadata of the root list and that are not there: xarray reads them all the same,
+/// because it asks for no other metadata.
+fn listed_alone(
+    input: &Place,
+    store: &Store,
+    paths: &BTreeSet<&str>,
+) -> Result<Vec<Failure>, Failure> {
+    let listed = consolidated::listed(input, store)?;
+    let alone = listed
+        .into_iter()
+        .filter(|path| !paths.contains(path.as_str()));
+    let failures = alone.map(|path| {
+        Failure::failed(format!(
+            "the consolidated metadata of {input} list {path}, and there is no such node: readers such as \
+             xarray open it from there, and it would be left out"
+        ))
+        .with_remedy("restore its metadata, or consolidate the metadata of IN again")
+    });
+    Ok(failures.collect())
+}
+
+/// Notes members of an object store whose names may be meant to be others: zarrs and an earlier version of this
+/// command encode some characters.
+fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
+    if let Place::Directory(_) = input {
+        return Vec::new();
+    }
+    let paths = members.iter().map(|member| &member.path);
+    let meant = paths.filter_map(|path| Some((path, names::decoded(path)?)));
+    let notes = meant.map(|(path, meant)| {
+        format!(
+            "note: {path} may be meant to be {meant}: zarrs and an earlier version of this command encode \
+             such characters in object stores"
+        )
+    });
+    notes.collect()
+}
+
+/// Notes which files and directories of the input are no part of the hierarchy.
+fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
+    let first = left_out.first()?;
+    Some(format!(
+        "note: {} of {input} not copied, because it is no part of the hierarchy: {first}{}",
+        counted(left_out.len(), "path"),
+        if left_out.len() > 1 {
+            ", and others"
+        } else {
+            ""
+        }
+    ))
+}
+
+/// Plans for all arrays, and why others cannot be done.
+fn plans<'a>(
+    settings: &'a Reencode,
+    watcher: &'a dyn Watcher,
+    members: &[Member],
+    changes: Option<&Changes>,
+) -> (Vec<Plan<'a>>, Vec<Failure>) {
+    let (mut plans, mut failed) = (Vec::new(), Vec::new());
+    for member in members.iter().take_while(|_| !watcher.is_stopping()) {
+        match &member.node {
+            Node::Group { .. } => {}
+            Node::Unreadable(failure) => failed.push(failure.clone()),
+            Node::Array => {
+                let job = Job {
+                    settings,
+                    watcher,
+                    input: settings.input.join(&member.path),
+                    output: settings.output.join(&member.path),
+                };
+                let is_stale = changes.is_some_and(|changes| changes.has(&member.path));
+                match job.plan(is_stale) {
+                    Ok(plan) => {
+                        failed.extend(within_array(&plan));
+                        plans.push(plan);
+                    }
+                    Err(failure) => failed.push(failure),
+                }
+            }
+        }
+    }
+    (plans, failed)
+}
+
+/// A node in the directory of an array, where no hierarchy has one.
+fn within_array(plan: &Plan<'_>) -> Option<Failure> {
+    let node = plan.chunks.node_within()?;
+    let (array, node) = (&plan.job.input, plan.job.input.join(node));
+    let failure = Failure::failed(format!(
+        "{array} is an array, and {node} in its directory would be left out: an array has no members"
+    ));
+    Some(failure.with_remedy(format!(
+        "move it out of the array, or re-encode {node} by itself"
+    )))
+}
+
+/// Makes the groups visible, the deepest first. Returns how many there are.
+fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
+    let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
+    let read = |path: &str, text: &[u8]| {
+        serde_json::from_slice::<Box<RawValue>>(text).map_err(Failure::to(format_args!(
+            "understand the metadata of {path}"
+        )))
+    };
+    let consolidates = members.iter().any(|member| {
+        matches!(
+            member.node,
+            Node::Group {
+                is_consolidated: true,
+                ..
+            }
+        )
+    });
+    if consolidates {
+        for member in members
+            .iter()
+            .filter(|member| matches!(member.node, Node::Array))
+        {
+            // An array that failed is not there.
+            if let Some(text) = root.metadata(&member.path)? {
+                written.insert(&member.path, read(&member.path, &text)?);
+            }
+        }
+    }
+    let mut groups = 0;
+    for member in members.iter().rev() {
+        let Node::Group {
+            metadata,
+            is_consolidated,
+        } = &member.node
+        else {
+            continue;
+        };
+        groups += 1;
+        let metadata = if *is_consolidated {
+            let prefix = prefix_of(&member.path);
+            let below = written
+                .iter()
+                .filter_map(|(path, text)| Some((path.strip_prefix(&*prefix)?, &**text)));
+            consolidated::with(metadata, below).map_err(|error| {
+                let path = &member.path;
+                Failure::failed(format!(
+                    "cannot consolidate the metadata of {path}: {error}"
+                ))
+            })?
+        } else {
+            metadata.clone()
+        };
+        match &*member.path {
+            "" => begun.show(&metadata)?,
+            path => {
+                root.write_group(path, &metadata)?;
+                written.insert(path, read(path, &metadata)?);
+            }
+        }
+    }
+    Ok(groups)
+}
+
+/// The root and everything below it, the root first; and the paths of files and directories that are no part of the
+/// hierarchy.
+fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
+    let (mut members, mut left_out) = (Vec::new(), Vec::new());
+    let mut paths = vec![String::new()];
+    while let Some(path) = paths.pop() {
+        let Some(node) = node(input, store, &path) else {
+            if path.is_empty() {
+                return Err(Failure::failed(format!(
+                    "{input} is neither a Zarr array nor a group"
+                ))
+                .with_remedy("name the directory of a Zarr group"));
+            }
+            // A directory that is no part of the hierarchy, unless there are nodes in it.
+            match node_below(input, store, &path)? {
+                Some(below) => members.push(Member {
+                    node: Node::Unreadable(without_metadata(input, store, &path, &below)),
+                    path,
+                }),
+                None => left_out.push(path),
+            }
+            continue;
+        };
+        if path.is_empty()
+            && let Node::Unreadable(failure) = node
+        {
+            return Err(failure);
+        }
+        if let Node::Group { .. } = node {
+            let (children, files) = children(input, store, &path)?;
+            paths.extend(children);
+            left_out.extend(files);
+        }
+        members.push(Member { path, node });
+    }
+    members.sort_by(|a, b| a.path.cmp(&b.path));
+    left_out.sort();
+    Ok((members, left_out))
+}
+
+/// The path of a node below `path`, where there is none.
+fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>, Failure> {
+    let (mut paths, _) = children(input, store, path)?;
+    while let Some(path) = paths.pop() {
+        if path
+            .rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with('.'))
+        {
+            continue; // no member of a group, as in `readable.rs`
+        }
+        match Kind::below(store, &prefix_of(&path), input) {
+            Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?.0),
+            // A node that cannot be read is one.
+            Ok(_) | Err(_) => return Ok(Some(path)),
+        }
+    }
+    Ok(None)
+}
+
+/// A directory without metadata, in which there is a node all the same.
+fn without_metadata(input: &Place, store: &Store, path: &str, below: &str) -> Failure {
+    let failure = Failure::failed(format!(
+        "{} has no metadata of a group, and {} below it would be left out",
+        input.join(path),
+        input.join(below)
+    ));
+    let encoded = names::encoded(path);
+    let is_there =
+        |path: &str| Kind::below(store, &prefix_of(path), input).is_ok_and(Kind::is_node);
+    if encoded != path && is_there(&encoded) {
+        return failure.with_remedy(format!(
+            "move the objects of {encoded}/ to {path}/: zarrs and an earlier version of this command stored \
+             the metadata of {path} there"
+        ));
+    }
+    failure.with_remedy(format!(
+        "make {path} a group, as by `zarr.open_group`, or re-encode {} by itself",
+        input.join(below)
+    ))
+}
+
+/// The paths of the directories in a group, and of the files that are no metadata.
+fn children(
+    input: &Place,
+    store: &Store,
+    path: &str,
+) -> Result<(Vec<String>, Vec<String>), Failure> {
+    let group = input.join(path);
+    let doing = format!("list the arrays in {group}");
+    let prefix = StorePrefix::new(prefix_of(path)).map_err(Failure::to(&doing))?;
+    let listed = store.list_dir(&prefix).map_err(Failure::to(&doing))?;
+    let mut children = Vec::new();
+    for child in listed.prefixes() {
+        let child = child.as_str().trim_end_matches('/');
+        if ArrayLease::is_key(child) {
+            continue;
+        }
+        if let Place::Directory(root) = input {
+            ends_elsewhere(&root.join(child)).map_err(Failure::to(&doing))?;
+        }
+        children.push(child.to_string());
+    }
+    let is_metadata = |key: &&str| GROUP_METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
+    let files = listed.keys().iter().map(StoreKey::as_str);
+    let files =
+        files.filter(|key| !key.is_empty() && !is_metadata(key) && !ArrayLease::is_key(key));
+    Ok((children, files.map(str::to_string).collect()))
+}
+
+/// The node at a path of the input; `None` if there are no metadata.
+fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
+    let file = |name: &str| input.join(path).join(name).to_string();
+    let wrong = |name: &str, error: &dyn std::fmt::Display| {
+        open::unreadable(&file(name), &error.to_string())
+    };
+    let cannot = |name: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot read {}: {error}", file(name)))
+    };
+    let get = |name: &str| {
+        let key = StoreKey::new(prefix_of(path) + name).map_err(|error| cannot(name, &error))?;
+        store.get(&key).map_err(|error| cannot(name, &error))
+    };
+    let found = || -> Result<Option<Node>, Failure> {
+        let kind = Kind::below(store, &prefix_of(path), input)?;
+        let (attributes, members) = match kind {
+            Kind::Nothing => return Ok(None),
+            Kind::Array => return Ok(Some(Node::Array)),
+            Kind::Group => (get(".zattrs")?, get("zarr.json")?),
+        };
+        let (is_consolidated, members, attributes) = if let Some(text) = members {
+            let members =
+                serde_json::from_slice(&text).map_err(|error| wrong("zarr.json", &error))?;
+            if let Some(member) = not_understood(&members) {
+                return Err(wrong(
+                    "zarr.json",
+                    &format!("nothing is known of its member `{member}`, which must be understood"),
+                ));
+            }
+            (consolidated::is_in(&members), members, None)
+        } else {
+            let attributes = attributes.map(|text| serde_json::from_slice(&text));
+            let attributes = attributes
+                .transpose()
+                .map_err(|error| wrong(".zattrs", &error))?;
+            let is_consolidated = get(consolidated::OF_V2)?.is_some();
+            (is_consolidated, BTreeMap::new(), attributes)
+        };
+        Ok(Some(Node::Group {
+            is_consolidated,
+            metadata: group_of(members, attributes).map_err(|error| wrong("zarr.json", &error))?,
+        }))
+    };
+    found().unwrap_or_else(|failure| Some(Node::Unreadable(failure)))
+}
+
+/// A member of a group that Zarr v3 does not have, and that a reader must understand.
+fn not_understood(members: &BTreeMap<String, Box<RawValue>>) -> Option<&str> {
+    const KNOWN: [&str; 4] = [
+        "zarr_format",
+        "node_type",
+        "attributes",
+        consolidated::OF_V3,
+    ];
+    let mut members = members.iter();
+    let found = members.find(|(name, value)| {
+        let value: Value = serde_json::from_str(value.get()).unwrap_or_default();
+        !KNOWN.contains(&name.as_str()) && value["must_understand"] != Value::Bool(false)
+    });
+    found.map(|(name, _)| name.as_str())
+}
+
+/// The metadata of a group in Zarr v3. What the input says keeps its text: numbers stay as they were
+/// written.
+fn group_of(
+    mut members: BTreeMap<String, Box<RawValue>>,
+    attributes: Option<Box<RawValue>>,
+) -> serde_json::Result<Vec<u8>> {
+    members.remove(consolidated::OF_V3);
+    members.insert("zarr_format".to_string(), to_raw_value(&3)?);
+    members.insert("node_type".to_string(), to_raw_value("group")?);
+    if let Some(attributes) = attributes
+        && serde_json::from_str::<Value>(attributes.get())? != json!({})
+    {
+        members.insert("attributes".to_string(), attributes);
+    }
+    serde_json::to_vec_pretty(&members)
+}

@@ -1,0 +1,441 @@
+//! Any Zarr v2 or v3 array as a sharded v3 array.
+//!
+//! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
+//! another one is written. Where that takes more than the memory for buffers, shards are made in boxes of subchunks
+//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the
+//! attributes and the dimension names are carried over bit for bit.
+//!
+//! An output never looks more complete than it is. A shard is written to a temporary file and then
+//! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens
+//! the array, comes last: until then it is called `zarr.json.incomplete`. A run with `resume` continues an
+//! interrupted run.
+
+mod arrays;
+mod assembly;
+mod copy;
+mod covered;
+mod directory;
+mod found;
+mod hierarchy;
+mod objects;
+mod readable;
+mod report;
+mod resume;
+mod run;
+mod shapes;
+mod target;
+mod verify;
+mod xarray;
+
+use zarrs::array::ArraySubset;
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_codec::ArrayToBytesCodecTraits;
+use zarrs_cuda::Options;
+
+use self::arrays::{Input, Output, describe, metadata_json};
+use self::copy::copy;
+use self::covered::Covered;
+use self::found::Node;
+pub use self::report::{ArrayReport, Copied, GroupReport, Report, WrittenGroup};
+use self::resume::Stored;
+use self::run::Run;
+use self::shapes::Shapes;
+use self::target::Target;
+use self::verify::verify;
+use crate::apart::{must_lie_apart, must_not_be_in_an_array};
+use crate::budget::Budget;
+use crate::chunks::{Chunks, Empty};
+use crate::codec::SubchunkCodec;
+use crate::consolidated;
+use crate::evidence::Evidence;
+use crate::extensions;
+use crate::failure::Failure;
+use crate::open::{self, Opened, Place};
+use crate::shapes::{Wishes, volume};
+use crate::watcher::{Event, Watcher};
+
+/// Re-encodes any Zarr v2 or v3 array, or all arrays of a group, as sharded arrays of Zarr v3.
+///
+/// The elements, data types, fill values, attributes and names of dimensions are carried over bit for bit. An
+/// output never looks more complete than it is: shards appear as a whole, and `zarr.json` comes last. Each error
+/// of a run that has begun says how to go on.
+///
+/// A run registers the codecs of `zarrs_cuda` with zarrs while it lasts ([`zarrs_cuda::register`]), and codecs of
+/// numcodecs for good.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zarrs::array::{Array, ArrayBuilder, data_type};
+/// use zarrs::filesystem::FilesystemStore;
+/// use zarrs_cuda_convert::{Reencode, Report};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let store = Arc::new(FilesystemStore::new(folder.join("in"))?);
+/// let array = ArrayBuilder::new(vec![64, 64], vec![16, 16], data_type::uint16(), 0u16).build(store, "/")?;
+/// array.store_metadata()?;
+/// array.store_array_subset(&array.subset_all(), vec![7u16; 64 * 64])?;
+///
+/// let mut reencode = Reencode::new(folder.join("in"), folder.join("out"));
+/// reencode.shapes.shard_size = 4 << 10;
+/// reencode.shapes.subchunk_size = 512;
+/// reencode.codec = "zstd:5".parse()?;
+/// reencode.verify = true;
+/// let Report::Array(report) = reencode.run(&())? else { unreachable!() };
+/// assert!(report.copied.is_some_and(|copied| copied.verified && copied.chunks.stored == Some(16)));
+///
+/// let output = Array::open(Arc::new(FilesystemStore::new(folder.join("out"))?), "/")?;
+/// assert_eq!(output.retrieve_array_subset::<Vec<u16>>(&output.subset_all())?, vec![7; 64 * 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "choices that do not exclude one another"
+)]
+pub struct Reencode {
+    /// A Zarr array, of v2 or v3; if `recursive`, also a group.
+    pub input: Place,
+    /// The place of the new array or group.
+    pub output: Place,
+    /// The shapes of shards and subchunks. If `recursive`, they are for arrays of as many dimensions.
+    pub shapes: Wishes,
+    /// The codec of subchunks.
+    pub codec: SubchunkCodec,
+    /// The end of a shard at which its index lies.
+    pub index: ShardingIndexLocation,
+    /// Re-encodes every array of a group.
+    pub recursive: bool,
+    /// If `recursive`: leaves out arrays that cannot be done, and does the others.
+    pub keep_going: bool,
+    /// Tells the watcher the stages of shards.
+    pub explain: bool,
+    /// Reads both arrays again with zarrs' own codecs, and compares every bit.
+    pub verify: bool,
+    /// Accepts an array of which no chunk is stored: every element is the fill value.
+    pub allow_empty: bool,
+    /// Replaces the arrays at `output`.
+    pub overwrite: bool,
+    /// Goes on with an interrupted run of the same settings: keeps the parts of `output` that are whole. It excludes
+    /// `overwrite`.
+    pub resume: bool,
+    /// Where shards are encoded and decoded, and the memory for buffers.
+    pub options: Options,
+    /// The threads that decode and encode at once: one or more.
+    pub threads: usize,
+}
+
+impl Reencode {
+    /// The array `input` as the new array `output`, with shards of about 128 MiB, subchunks of about 128 KiB and zstd.
+    pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
+        Self {
+            input: input.into(),
+            output: output.into(),
+            shapes: Wishes::default(),
+            codec: SubchunkCodec::default(),
+            index: ShardingIndexLocation::End,
+            recursive: false,
+            keep_going: false,
+            explain: false,
+            verify: false,
+            allow_empty: false,
+            overwrite: false,
+            resume: false,
+            options: Options::default(),
+            threads: rayon::current_num_threads(),
+        }
+    }
+
+    /// Re-encodes. Blocks until the output is complete, a failure, or `watcher` stops the run.
+    ///
+    /// # Errors
+    /// - `input` cannot be read, is damaged, or has something that Zarr v3 or other readers do not have.
+    /// - `output` is there already, lies in `input`, or is being written by another run.
+    /// - The settings make no sense together, or more memory is needed than the options have.
+    /// - The application has a registration of [`zarrs_cuda::register`] in force.
+    /// - The watcher stopped the run.
+    ///
+    /// With `recursive`, the report has the failures of single arrays.
+    pub fn run(&self, watcher: &dyn Watcher) -> Result<Report, Failure> {
+        extensions::register();
+        if self.overwrite && self.resume {
+            return Err(Failure::usage(
+                "an interrupted run is gone on with or replaced: --resume excludes --overwrite",
+            ));
+        }
+        must_lie_apart(&self.input, &self.output)?;
+        must_not_be_in_an_array(&self.output)?;
+        if self.recursive {
+            return hierarchy::run(self, watcher).map(Report::Group);
+        }
+        let job = Job {
+            settings: self,
+            watcher,
+            input: self.input.clone(),
+            output: self.output.clone(),
+        };
+        let report = job.plan(false)?.run()?;
+        Ok(Report::Array(Box::new(report)))
+    }
+
+    fn mode(&self) -> Mode {
+        Mode {
+            resume: self.resume,
+            overwrite: self.overwrite,
+        }
+    }
+
+    fn budget(&self) -> Budget {
+        Budget::new(self.options.host_memory() as u64)
+    }
+}
+
+/// The states of an output that a run accepts.
+#[derive(Clone, Copy)]
+struct Mode {
+    /// The output of an interrupted run, which this run goes on with.
+    resume: bool,
+    /// An array, which this run replaces.
+    overwrite: bool,
+}
+
+/// One array to re-encode.
+struct Job<'a> {
+    settings: &'a Reencode,
+    watcher: &'a dyn Watcher,
+    input: Place,
+    output: Place,
+}
+
+/// The user stopped the run while it was planned.
+fn not_begun() -> Failure {
+    Failure::interrupted("stopped before anything was written")
+}
+
+/// The plan for an array, before anything is written.
+struct Plan<'a> {
+    job: Job<'a>,
+    shapes: Shapes,
+    input: Input,
+    /// The chunks of the input that are stored, and how many for people.
+    chunks: Chunks,
+    counted: String,
+    opened: Opened,
+    target: Target,
+    output: Output,
+    run: Run,
+    mode: Mode,
+    /// An earlier run has done it.
+    is_done: bool,
+}
+
+impl<'a> Job<'a> {
+    /// Tells the watcher a line.
+    fn say(&self, line: &str) {
+        self.watcher.hear(Event::Line(line));
+    }
+
+    /// Opens the input, and decides what the output becomes. Writes nothing. `is_stale`: the input was
+    /// written since an earlier run may have done it.
+    fn plan(self, is_stale: bool) -> Result<Plan<'a>, Failure> {
+        // All sharded arrays use our codec, also a sharded input.
+        let _registration = zarrs_cuda::register(self.settings.options.clone())?;
+        let (opened, chunks) = self.listed()?;
+        let empty = if self.settings.allow_empty {
+            Empty::Allowed
+        } else if self.settings.recursive {
+            Empty::Told
+        } else {
+            Empty::Refused
+        };
+        let counted = chunks.told(&opened, empty)?;
+        let input = opened.array.with_storage(opened.array.storage());
+        self.must_be_decodable(&input)?;
+        let shapes = Shapes::choose(&self, &input)?;
+        let input = input.with_codec_options(shapes.parts.options());
+        let target = Target::new(&self.output)?;
+        let output = describe(
+            &self,
+            &target,
+            &input,
+            &shapes,
+            opened.stores.has_no_fill_value(),
+        )?;
+        let output = output.with_codec_options(shapes.parts.options());
+        let evidence = Evidence::of(&self.input, &*input.storage())?;
+        let run = Run::of_array(self.settings, &shapes, evidence, metadata_json(&output)?);
+        let mut mode = self.settings.mode();
+        let is_published =
+            self.settings.recursive && self.settings.resume && target.is_published(&run)?;
+        let is_done = is_published && !is_stale;
+        if is_published && is_stale {
+            mode = Mode {
+                resume: false,
+                overwrite: true,
+            };
+        }
+        if !is_done {
+            target.check(mode, &run)?;
+            self.must_be_read(&chunks, &input, &shapes)?;
+        }
+        Ok(Plan {
+            job: self,
+            shapes,
+            input,
+            chunks,
+            counted,
+            opened,
+            target,
+            output,
+            run,
+            mode,
+            is_done,
+        })
+    }
+
+    /// Checks that the codecs of the input take its data type. Some say so only when they decode.
+    fn must_be_decodable(&self, input: &Input) -> Result<(), Failure> {
+        let Ok(chunk) = input.chunk_shape(&vec![0; input.dimensionality()]) else {
+            return Ok(()); // there are no chunks
+        };
+        let codecs = input.codecs();
+        let encoded = codecs.encoded_representation(&chunk, input.data_type(), input.fill_value());
+        encoded.map(drop).map_err(|error| {
+            Failure::failed(format!("cannot decode {}: {error}", self.input))
+                .with_remedy("re-encode the array with zarr-python")
+        })
+    }
+
+    /// Checks that the first stored chunk can be read, as far as it is in one part of a shard of the output. Some
+    /// codecs fail only then, and the output is not begun yet.
+    fn must_be_read(&self, chunks: &Chunks, input: &Input, shapes: &Shapes) -> Result<(), Failure> {
+        let Some(first) = chunks.indices().and_then(|mut chunks| chunks.next()) else {
+            return Ok(());
+        };
+        let region = input
+            .chunk_subset_bounded(&first)
+            .map_err(Failure::to(format_args!(
+                "find the chunk {first:?} of {}",
+                self.input
+            )))?;
+        let axes = region.to_ranges().into_iter();
+        let axes = axes.zip(&shapes.shard).zip(&shapes.parts.shape);
+        let ranges: Vec<_> = axes
+            .map(|((chunk, shard), part)| {
+                let shard = chunk.start / shard.get() * shard.get();
+                let parts_before = (chunk.start - shard) / part;
+                let end = shard.saturating_add((parts_before + 1).saturating_mul(*part));
+                chunk.start..chunk.end.min(end)
+            })
+            .collect();
+        let region = ArraySubset::new_with_ranges(&ranges);
+        let read = copy::read(self, chunks, input, shapes, &region);
+        read.map(drop)
+            .map_err(|failure| failure.with_remedy("nothing was written. Is the input whole?"))
+    }
+
+    /// The input, and which of its chunks are stored.
+    fn listed(&self) -> Result<(Opened, Chunks), Failure> {
+        let mut input = open::array(&self.input)?;
+        let chunks = Chunks::of(&mut input)?;
+        Ok((input, chunks))
+    }
+}
+
+impl Plan<'_> {
+    fn run(&self) -> Result<ArrayReport, Failure> {
+        let Self {
+            job,
+            shapes,
+            input,
+            output,
+            ..
+        } = self;
+        let Job { settings, .. } = job;
+        let report = |copied| ArrayReport {
+            input: job.input.clone(),
+            output: job.output.clone(),
+            copied,
+        };
+        job.say(&format!("{} -> {}", job.input, job.output));
+        if self.is_done {
+            return Ok(report(None));
+        }
+        job.say(&self.counted);
+        job.say(&format!("{shapes}, {}", settings.codec));
+        for note in shapes.notes(&settings.budget()) {
+            job.say(&note);
+        }
+        let repaired_metadata = self.opened.stores.repairs();
+        for repair in &repaired_metadata {
+            job.say(&format!("note: {repair}"));
+        }
+        let explanation = if settings.explain {
+            let explanation = zarrs_cuda::explain(output);
+            match &explanation {
+                Ok(explanation) => job.watcher.hear(Event::Explanation(explanation)),
+                Err(error) => job.say(&format!("nothing to explain: {error}")),
+            }
+            explanation.ok()
+        } else {
+            None
+        };
+
+        let registration = zarrs_cuda::register(settings.options.clone())?;
+        if job.watcher.is_stopping() {
+            return Err(not_begun());
+        }
+        let begun = self.target.begin(self.mode, &self.run, Node::Array)?;
+        if let Some(changes) = &begun.changes {
+            job.say(&format!(
+                "note: {changes} of {} changed since the run began: shards of them are written again",
+                job.input
+            ));
+        }
+        let stored = Stored::of(job, input, output, begun.changes.as_ref())?;
+        let incomplete = |failure: Failure| {
+            failure.with_remedy(format!(
+                "{} is incomplete, and no Zarr reader opens it: run the same command with --resume \
+                 to go on, or with --overwrite to start again",
+                job.output
+            ))
+        };
+        let covered = Covered::of(&self.opened, &self.chunks, shapes, input, output);
+        let covered = covered.map_err(incomplete)?;
+        let transfer = copy(job, shapes, &covered, &self.chunks, input, output, &stored)
+            .map_err(incomplete)?;
+        drop(registration);
+        if settings.verify {
+            verify(job, shapes, output).map_err(incomplete)?;
+        }
+        let left = begun.remove_temporaries(None)?;
+        begun.publish().map_err(incomplete)?;
+        let mut notes = Vec::new();
+        if !left.is_empty() {
+            notes.push(left.to_string());
+        }
+        if !settings.recursive {
+            notes.extend(consolidated::stale_above(&job.output, &[]));
+        }
+        Ok(report(Some(Copied {
+            shape: shapes.array.clone(),
+            shard: shapes.shard.clone(),
+            subchunk: shapes.subchunk.clone(),
+            codec: settings.codec.clone(),
+            chunks: self.chunks.counts(),
+            explanation,
+            verified: settings.verify,
+            bytes_decoded: transfer.bytes_decoded,
+            time: transfer.time,
+            values_bytes: match input.data_type().fixed_size() {
+                Some(size) => Some(volume(input.shape()).saturating_mul(size as u64)),
+                None => (!settings.resume).then_some(transfer.bytes_decoded),
+            },
+            stored_bytes_before: copy::size(&job.input, &*input.storage())?,
+            stored_bytes_now: copy::size(&job.output, &*output.storage())?,
+            notes,
+            repaired_metadata,
+        })))
+    }
+}

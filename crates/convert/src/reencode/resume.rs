@@ -1,0 +1,83 @@
+//! Checks which shards of an incomplete output are whole and current, so that `--resume` keeps them.
+
+use zarrs::array::ArraySubset;
+use zarrs_cuda::maintenance::{Inspection, Shards};
+
+use super::Job;
+use super::arrays::{Input, Output};
+use crate::evidence::Changes;
+use crate::failure::Failure;
+use crate::open::Store;
+
+/// The shards that an earlier run stored.
+pub(super) struct Stored<'a> {
+    place: String,
+    input: &'a Input,
+    /// `None` if this run does not resume one.
+    shards: Option<Shards<'a, Store>>,
+    /// The keys of the input that were written since.
+    changes: Option<&'a Changes>,
+}
+
+impl<'a> Stored<'a> {
+    pub(super) fn of(
+        job: &Job<'_>,
+        input: &'a Input,
+        output: &'a Output,
+        changes: Option<&'a Changes>,
+    ) -> Result<Self, Failure> {
+        let shards = job
+            .settings
+            .resume
+            .then(|| Shards::of(output))
+            .transpose()?;
+        Ok(Self {
+            place: job.output.to_string(),
+            input,
+            shards,
+            changes,
+        })
+    }
+
+    /// Whether the shard with these indices, which is of this region of the array, is stored and
+    /// [whole](is_whole), and no chunk of the input in the region was written since. Otherwise the shard is
+    /// to be written again.
+    pub(super) fn has(&self, indices: &[u64], region: &ArraySubset) -> Result<bool, Failure> {
+        let Some(shards) = &self.shards else {
+            return Ok(false);
+        };
+        let found = shards.inspect(indices).map_err(Failure::to(format_args!(
+            "tell whether the shard {indices:?} of {} is whole",
+            self.place
+        )))?;
+        Ok(found.is_some_and(|shard| is_whole(&shard)) && !self.is_changed(region))
+    }
+
+    fn is_changed(&self, region: &ArraySubset) -> bool {
+        let Some(changes) = self.changes else {
+            return false;
+        };
+        match self.input.chunks_in_array_subset(region) {
+            Ok(Some(chunks)) => chunks.indices().iter().any(|chunk| {
+                let key = self.input.chunk_key(&chunk);
+                changes.has(key.as_str())
+            }),
+            _ => true, // nothing is known of its chunks
+        }
+    }
+}
+
+/// Whether a shard is as this program writes it: its index decodes, which compares its checksum, and the
+/// subchunks and the index lie side by side and fill the shard.
+fn is_whole(shard: &Inspection) -> bool {
+    let mut subchunks = shard.subchunks.iter().flatten();
+    let index = shard.index.as_ref().map(|index| index.end - index.start);
+    let size = shard
+        .subchunks
+        .iter()
+        .flatten()
+        .map(|subchunk| subchunk.size);
+    shard.index_problem.is_none()
+        && subchunks.all(|subchunk| subchunk.problem.is_none())
+        && index.map(|index| size.fold(index, u64::saturating_add)) == Some(shard.size)
+}

@@ -1,0 +1,265 @@
+//! Where the output goes: a directory, or a prefix of an object store.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use zarrs::storage::{StorageError, StoreKey};
+
+use super::found::{Found, GROUP_METADATA, INCOMPLETE, Node, Start, prefix_of};
+use super::run::Run;
+use super::{Mode, directory, objects};
+use crate::claim::Claim;
+use crate::evidence::Changes;
+use crate::failure::Failure;
+use crate::open::{self, Place, Store};
+use crate::replace::{Left, Replacing};
+
+/// Where an array or a group goes.
+pub(super) struct Target {
+    place: Place,
+    /// A value of it appears at once, as a whole.
+    pub(super) store: Arc<Store>,
+}
+
+impl Target {
+    pub(super) fn new(place: &Place) -> Result<Self, Failure> {
+        let stores = open::output(place)?;
+        Ok(Self {
+            place: place.clone(),
+            store: match stores.files {
+                Some(files) => Arc::new(Replacing::new(files)),
+                None => stores.store,
+            },
+        })
+    }
+
+    fn look(&self, claim: Option<&Claim>) -> Result<Found, Failure> {
+        match &self.place {
+            Place::Directory(path) => directory::look(path, claim),
+            Place::Url(_) => objects::look(&self.place, &self.store),
+        }
+    }
+
+    /// Checks that `run` may write an array. Writes nothing.
+    pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
+        let found = self.look(None)?;
+        found.start(mode, run, &self.place, Node::Array)?;
+        Ok(())
+    }
+
+    /// Checks that `run` may write a group whose arrays and groups have the paths `members`. Writes
+    /// nothing. Returns what was written to the input since the run that it goes on with began.
+    pub(super) fn check_group(
+        &self,
+        mode: Mode,
+        run: &Run,
+        members: &BTreeSet<&str>,
+    ) -> Result<Option<Changes>, Failure> {
+        let found = self.look(None)?;
+        let start = found.start(mode, run, &self.place, Node::Group)?;
+        let nodes = self.nodes()?;
+        if let Some(foreign) = nodes.iter().find(|node| !members.contains(node.as_str())) {
+            return Err(Failure::failed(format!(
+                "{} is in OUT, but IN has nothing there",
+                self.place.join(foreign)
+            ))
+            .with_remedy("name another OUT, or delete it yourself"));
+        }
+        Ok(match start {
+            Start::Anew => None,
+            Start::GoOn(goes_on) => goes_on.changes,
+        })
+    }
+
+    /// The paths of the arrays and groups below.
+    fn nodes(&self) -> Result<BTreeSet<String>, Failure> {
+        match &self.place {
+            Place::Directory(path) => directory::nodes_in(path),
+            Place::Url(_) => objects::nodes_in(&self.place, &self.store),
+        }
+    }
+
+    /// Takes the target for `run`, which writes an array or a group. Deletes the arrays that are to be replaced, and
+    /// hides the group from readers.
+    pub(super) fn begin<'a>(
+        &'a self,
+        mode: Mode,
+        run: &'a Run,
+        node: Node,
+    ) -> Result<Begun<'a>, Failure> {
+        let claim = match &self.place {
+            Place::Directory(path) => Some(directory::claim(path)?),
+            Place::Url(_) => None,
+        };
+        // Another run may have been there since it was checked.
+        let start = self
+            .look(claim.as_ref())?
+            .start(mode, run, &self.place, node)?;
+        let mut begun = Begun {
+            target: self,
+            run,
+            claim,
+            changes: None,
+            marker: run.marker(),
+        };
+        match (start, node) {
+            (Start::GoOn(goes_on), _) => {
+                (begun.marker, begun.changes) = (goes_on.marker, goes_on.changes);
+            }
+            (Start::Anew, Node::Array) => begun.delete_array()?,
+            (Start::Anew, Node::Group) if mode.overwrite => begun.delete_members()?,
+            (Start::Anew, Node::Group) => {}
+        }
+        begun.write_marker(&begun.marker.clone())?;
+        if node == Node::Group {
+            self.hide_group("")?;
+        }
+        Ok(begun)
+    }
+
+    /// Hides the group with this path from readers; the root has the path "".
+    fn hide_group(&self, path: &str) -> Result<(), Failure> {
+        GROUP_METADATA.into_iter().try_for_each(|name| {
+            let key = StoreKey::new(prefix_of(path) + name).map_err(StorageError::from);
+            key.and_then(|key| self.store.erase(&key))
+                .map_err(Failure::to(format_args!(
+                    "make {} ready",
+                    self.place.join(path)
+                )))
+        })
+    }
+
+    /// Whether the array of `run` is there, complete.
+    pub(super) fn is_published(&self, run: &Run) -> Result<bool, Failure> {
+        let get = |key| {
+            objects::get(&*self.store, key)
+                .map_err(Failure::to(format_args!("read {key} of {}", self.place)))
+        };
+        let is_there = get("zarr.json")?.is_some_and(|stored| *stored == *run.metadata());
+        Ok(is_there && get(INCOMPLETE)?.is_none())
+    }
+
+    /// The metadata of the array or group with the path `path` below, if readers see it.
+    pub(super) fn metadata(&self, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let stored = objects::get(&*self.store, &format!("{path}/zarr.json"));
+        let stored = stored.map_err(|error| {
+            let node = self.place.join(path);
+            Failure::failed(format!("cannot read the metadata of {node}: {error}"))
+        })?;
+        Ok(stored.map(|stored| stored.to_vec()))
+    }
+
+    /// Writes a group with the path `path` below.
+    pub(super) fn write_group(&self, path: &str, metadata: &[u8]) -> Result<(), Failure> {
+        let key = format!("{path}/zarr.json");
+        objects::set(&*self.store, &key, metadata).map_err(|error| {
+            let group = self.place.join(path);
+            Failure::failed(format!("cannot write the group {group}: {error}"))
+                .with_remedy("run the same command with --resume to go on")
+        })
+    }
+}
+
+/// A target that a run writes to.
+pub(super) struct Begun<'a> {
+    target: &'a Target,
+    run: &'a Run,
+    /// The lock of a directory's marker.
+    claim: Option<Claim>,
+    marker: Vec<u8>,
+    /// The keys of the input that were written since the run began that this one goes on with.
+    pub(super) changes: Option<Changes>,
+}
+
+impl Begun<'_> {
+    fn write_marker(&mut self, marker: &[u8]) -> Result<(), Failure> {
+        let place = &self.target.place;
+        let written = match &mut self.claim {
+            Some(claim) => claim.write(marker).map_err(StorageError::from),
+            None => objects::set(&*self.target.store, INCOMPLETE, marker),
+        };
+        written.map_err(Failure::to(format_args!("make {place} ready")))
+    }
+
+    fn delete_array(&mut self) -> Result<(), Failure> {
+        match (&self.target.place, &mut self.claim) {
+            (Place::Directory(path), Some(claim)) => {
+                directory::delete_array(path, claim).map(|_| ())
+            }
+            (place, _) => objects::delete_array(place, &self.target.store),
+        }
+    }
+
+    /// Deletes the arrays below, and hides the groups. Otherwise a later run could take an old array for
+    /// one that this run has written.
+    fn delete_members(&mut self) -> Result<(), Failure> {
+        let target = self.target;
+        self.write_marker(b"")?;
+        target.hide_group("")?;
+        for path in target.nodes()? {
+            let member = Target::new(&target.place.join(&path))?;
+            let found = member.look(None)?;
+            if found.is_array || found.marker.is_some() {
+                let mut begun = Begun {
+                    target: &member,
+                    run: self.run,
+                    claim: match &member.place {
+                        Place::Directory(path) => Some(directory::claim(path)?),
+                        Place::Url(_) => None,
+                    },
+                    marker: Vec::new(),
+                    changes: None,
+                };
+                begun.delete_array()?;
+            } else {
+                target.hide_group(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the temporaries of runs that have ended, and returns those that are left: all of an array, or those of
+    /// the metadata of the group with the path `group`.
+    pub(super) fn remove_temporaries(&self, group: Option<&str>) -> Result<Left, Failure> {
+        match &self.target.place {
+            Place::Directory(root) => directory::remove_temporaries(root, group),
+            Place::Url(_) => Ok(Left::default()), // a value that was not sent to its end does not exist
+        }
+    }
+
+    /// Makes the array or group visible to readers.
+    pub(super) fn publish(self) -> Result<(), Failure> {
+        self.show(self.run.metadata())?;
+        self.remove_marker()
+    }
+
+    /// Stores the metadata that readers see. The marker stays.
+    pub(super) fn show(&self, metadata: &[u8]) -> Result<(), Failure> {
+        let (place, store) = (&self.target.place, &*self.target.store);
+        let finish = format!("finish {place}");
+        if let Place::Url(_) = place {
+            let marker = objects::get(store, INCOMPLETE).map_err(Failure::to(&finish))?;
+            if marker.is_none_or(|marker| *marker != *self.marker) {
+                return Err(Failure::failed(format!(
+                    "cannot finish {place}: another run has begun to write there"
+                ))
+                .with_remedy(
+                    "let one run at a time write there, and start again with --overwrite",
+                ));
+            }
+        }
+        objects::set(store, "zarr.json", metadata).map_err(Failure::to(&finish))
+    }
+
+    /// Deletes the marker: nothing is missing.
+    pub(super) fn remove_marker(self) -> Result<(), Failure> {
+        let place = &self.target.place;
+        let removed = match self.claim {
+            Some(claim) => claim.remove().map_err(StorageError::from),
+            None => StoreKey::new(INCOMPLETE)
+                .map_err(StorageError::from)
+                .and_then(|marker| self.target.store.erase(&marker)),
+        };
+        removed.map_err(Failure::to(format_args!("finish {place}")))
+    }
+}

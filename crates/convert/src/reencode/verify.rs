@@ -1,0 +1,50 @@
+//! Compares the output with the input.
+
+use zarrs::array::{Array, ArrayBytes};
+
+use super::Job;
+use super::arrays::Output;
+use super::copy::{Counter, cannot_read, read};
+use super::covered::Covered;
+use super::shapes::Shapes;
+use crate::failure::Failure;
+
+/// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
+///
+/// Our codec is no longer registered, so that it does not check itself. Nothing else decodes IN: the
+/// tests compare each codec that may be in IN with numcodecs and zarr-python.
+pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
+    let (opened, chunks) = job.listed()?;
+    let input = opened.array.with_storage(opened.array.storage());
+    let input = input.with_codec_options(shapes.parts.options());
+    let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
+        .map_err(Failure::to(format_args!("open {}", job.output)))?
+        .with_codec_options(shapes.parts.options());
+    let covered = Covered::of(&opened, &chunks, shapes, &input, &output)?;
+    let mut counter = Counter::new(job, "verifying", &output, &covered);
+    for (indices, region) in covered.shards().take_while(|_| !job.watcher.is_stopping()) {
+        for part in shapes.parts.of(&region) {
+            let written = output.retrieve_array_subset::<ArrayBytes<'static>>(&part);
+            let written = written.map_err(|error| cannot_read(&part, &job.output, &error))?;
+            if read(job, &chunks, &input, shapes, &part)? != written {
+                return Err(Failure::not_well(format!(
+                    "the elements {part} of {} are not what was read from {} (shard {})",
+                    job.output,
+                    job.input,
+                    output.chunk_key(&indices),
+                ))
+                .with_remedy(
+                    "the output is not made readable: start again with --overwrite, and report this \
+                     if it happens again",
+                ));
+            }
+        }
+        counter.add(&region);
+    }
+    counter.finish()?;
+    job.say(
+        "verified: equal, bit for bit. OUT was read again with zarrs' codecs, and compared with IN as \
+         they decode it",
+    );
+    Ok(())
+}

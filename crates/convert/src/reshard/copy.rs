@@ -1,0 +1,402 @@
+//! Copies encoded subchunks from the objects of IN to the objects of OUT.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use zarrs::array::ChunkKeyEncoding;
+use zarrs_cuda::maintenance::ShardFormat;
+
+use super::plan::{Piece, Plan};
+use super::source::{Objects, Place, Source};
+use crate::evidence::Changes;
+use crate::shard_file::{ShardFile, first_byte};
+use crate::stored::{self, Keys};
+use crate::watcher::{Event, Watcher};
+
+/// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for
+/// page cache in pieces of the size of a write, and large ones are not always to be had.
+const BUFFER: usize = 256 << 10;
+
+/// Where the subchunks of an object of OUT lie, in C order.
+type Extents = Vec<Option<Range<u64>>>;
+
+/// The objects of OUT.
+pub(super) struct Target<'a> {
+    pub(super) root: &'a Path,
+    pub(super) keys: &'a ChunkKeyEncoding,
+    /// `None` if the objects are chunks.
+    pub(super) format: Option<&'a ShardFormat>,
+    /// Whether objects may be there already, from a run that was killed.
+    pub(super) resumes: bool,
+    /// The keys of IN that were written since that run began.
+    pub(super) changes: Option<&'a Changes>,
+}
+
+/// The counts of a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Copied {
+    /// Objects of OUT that were written.
+    pub(super) written: u64,
+    /// Objects of OUT that were there already, and whole.
+    pub(super) kept: u64,
+    /// Subchunks of the objects that were written, and their bytes.
+    pub(super) subchunks: u64,
+    pub(super) bytes: u64,
+}
+
+impl std::ops::Add for Copied {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            written: self.written + other.written,
+            kept: self.kept + other.kept,
+            subchunks: self.subchunks + other.subchunks,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+}
+
+/// Copies all `pieces`, on `threads` threads. Stops early if the user asks to.
+///
+/// # Errors
+/// The first of any thread.
+pub(super) fn copy(
+    plan: &Plan,
+    pieces: &[Piece],
+    objects: &Objects<'_>,
+    target: &Target<'_>,
+    threads: usize,
+    watcher: &dyn Watcher,
+) -> Result<Copied, String> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut thread = Thread {
+            source: Source::new(objects),
+            target,
+            buffer: Vec::new(),
+            places: Vec::new(),
+            copied: Copied::default(),
+        };
+        while !watcher.is_stopping()
+            && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            thread.source.begin();
+            for object in plan.objects(piece).take_while(|_| !watcher.is_stopping()) {
+                // No thread begins another piece after a failure.
+                let written = thread.object(plan, &object);
+                written.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
+            }
+            watcher.hear(Event::Advance(1));
+        }
+        Ok::<_, String>(thread.copied)
+    };
+    std::thread::scope(|scope| {
+        let others = 1..threads.min(pieces.len());
+        let others: Vec<_> = others.map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for other in others {
+            let copied = other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            all = all.and_then(|all| Ok(all + copied?));
+        }
+        all
+    })
+}
+
+/// The state of one thread of a copy.
+struct Thread<'a> {
+    source: Source<'a>,
+    target: &'a Target<'a>,
+    /// Bytes of the shard that is written.
+    buffer: Vec<u8>,
+    /// The places of the subchunks of the object that is written.
+    places: Vec<Option<Place>>,
+    copied: Copied,
+}
+
+/// Deletes objects of OUT for which no object of IN is stored any more: an earlier run, which this one goes on
+/// with, made them.
+///
+/// # Errors
+/// The file that cannot be deleted, or the directory that cannot be listed.
+pub(super) fn delete_stale(
+    plan: &Plan,
+    objects: &Objects<'_>,
+    target: &Target<'_>,
+) -> Result<(), String> {
+    let keys = Keys::new(target.keys, &plan.output.grid);
+    let mut stale = Vec::new();
+    stored::files(target.root, |key, entry| {
+        let Some(indices) = keys.in_grid(&key) else {
+            return;
+        };
+        let mut sources = plan.sources(&indices).flatten();
+        let is_stored = sources.any(|(object, _)| objects.stored.binary_search(&object).is_ok());
+        if !is_stored {
+            stale.push(entry.path());
+        }
+    })?;
+    stale.iter().try_for_each(|path| delete(path))
+}
+
+fn delete(path: &Path) -> Result<(), String> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(format!("cannot delete {}: {error}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Thread<'_> {
+    /// Writes an object of OUT, unless it is there already or would be empty.
+    fn object(&mut self, plan: &Plan, indices: &[u64]) -> Result<(), String> {
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        for source in plan.sources(indices) {
+            let place = source.map(|source| self.source.find(source)).transpose()?;
+            places.push(place.flatten());
+        }
+        if places.iter().any(Option::is_some) {
+            let path = self.path(indices);
+            if self.target.resumes
+                && !self.is_changed(plan, indices)
+                && self.is_whole(&path, &places)?
+            {
+                self.copied.kept += 1;
+            } else {
+                let bytes = match self.target.format {
+                    Some(format) => self.shard(&path, format, &places)?,
+                    None => self.chunk(&path, &places)?,
+                };
+                self.copied.written += 1;
+                self.copied.subchunks += places.iter().flatten().count() as u64;
+                self.copied.bytes += bytes;
+            }
+        } else if self.target.resumes {
+            // An earlier run may have made one of subchunks that were there then.
+            delete(&self.path(indices))?;
+        }
+        self.places = places;
+        Ok(())
+    }
+
+    fn path(&self, indices: &[u64]) -> PathBuf {
+        let key = self.target.keys.encode(indices);
+        self.target.root.join(key.as_str())
+    }
+
+    /// Whether an object of IN that this object of OUT is made of was written since the run began that is
+    /// gone on with.
+    fn is_changed(&self, plan: &Plan, indices: &[u64]) -> bool {
+        self.target.changes.is_some_and(|changes| {
+            let objects: BTreeSet<u64> = plan
+                .sources(indices)
+                .flatten()
+                .map(|(object, _)| object)
+                .collect();
+            objects
+                .into_iter()
+                .any(|object| changes.has(&self.source.key(object)))
+        })
+    }
+
+    /// Whether an object of OUT is there, and whole: it has the size of its subchunks and the index, and
+    /// the index says that these subchunks lie there one behind the other.
+    fn is_whole(&mut self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
+        let Some(found) = size_of(path)? else {
+            return Ok(false);
+        };
+        let first = self.target.format.map_or(0, first_byte);
+        let (extents, end) = self.extents(places, first)?;
+        let Some(format) = self.target.format else {
+            return Ok(found == end);
+        };
+        let (at, size) = match first {
+            0 => (end, end.saturating_add(format.index_len())),
+            _ => (0, end),
+        };
+        if found != size {
+            return Ok(false);
+        }
+        let index = index_at(path, at, format.index_len());
+        let index = index.map_err(|error| cannot("read", path, &error))?;
+        let decoded = format.decode_index(&index, size);
+        Ok(decoded.is_ok_and(|decoded| decoded == extents))
+    }
+
+    /// Where subchunks lie in an object of OUT, one behind the other from `first` on, and where the last one ends.
+    fn extents(&mut self, places: &[Option<Place>], first: u64) -> Result<(Extents, u64), String> {
+        let mut end = first;
+        let extents = places.iter().map(|place| {
+            let Some(place) = place else {
+                return Ok(None);
+            };
+            let bytes = self.source.bytes(place)?;
+            let start = end;
+            end = end.saturating_add(bytes.end - bytes.start);
+            Ok(Some(start..end))
+        });
+        let extents = extents.collect::<Result<_, String>>()?;
+        Ok((extents, end))
+    }
+
+    /// Writes a chunk from front to back, so that one that a killed run left is shorter than its subchunk.
+    /// Returns its size.
+    fn chunk(&mut self, path: &Path, places: &[Option<Place>]) -> Result<u64, String> {
+        let failed = |error: io::Error| cannot("write the chunk", path, &error);
+        let file = created(path).map_err(failed)?;
+        let size = self.append(places, &mut Vec::new(), 0, &file, &failed)?;
+        if SYNCS {
+            file.sync_all().map_err(failed)?;
+        }
+        Ok(size)
+    }
+
+    /// Writes a shard, and returns the size of its subchunks.
+    fn shard(
+        &mut self,
+        path: &Path,
+        format: &ShardFormat,
+        places: &[Option<Place>],
+    ) -> Result<u64, String> {
+        let failed = |error: io::Error| cannot("write the shard", path, &error);
+        let shard = ShardFile::create(path.to_path_buf(), format).map_err(failed)?;
+        let first = first_byte(format);
+        let mut extents = Vec::with_capacity(places.len());
+        let end = self.append(places, &mut extents, first, shard.file(), &failed)?;
+        let index = format
+            .encode_index(&extents)
+            .map_err(|error| format!("cannot write the shard {}: {error}", path.display()))?;
+        shard.finish(&index, SYNCS).map_err(failed)?;
+        Ok(end - first)
+    }
+
+    /// Appends subchunks to `file`, which has `end` bytes. Adds their places to `extents`, and returns where the last
+    /// one ends. `failed` makes the message of an error of `file`.
+    fn append(
+        &mut self,
+        places: &[Option<Place>],
+        extents: &mut Extents,
+        mut end: u64,
+        file: &File,
+        failed: &impl Fn(io::Error) -> String,
+    ) -> Result<u64, String> {
+        self.buffer.resize(BUFFER, 0);
+        let mut writer = Writer {
+            file,
+            failed,
+            buffer: &mut self.buffer,
+            len: 0,
+        };
+        // Subchunks that follow one another on both sides are read together.
+        let mut run: Option<(u64, Range<u64>)> = None;
+        for place in places {
+            let Some(place) = place else {
+                extents.push(None);
+                continue;
+            };
+            let bytes = self.source.bytes(place)?;
+            let start = end;
+            end += bytes.end - bytes.start;
+            extents.push(Some(start..end));
+            match &mut run {
+                Some((object, run)) if *object == place.object && run.end == bytes.start => {
+                    run.end = bytes.end;
+                }
+                run => {
+                    let before = run.replace((place.object, bytes));
+                    writer.append(&mut self.source, before)?;
+                }
+            }
+        }
+        writer.append(&mut self.source, run)?;
+        writer.flush()?;
+        Ok(end)
+    }
+}
+
+/// Writes a file from front to back.
+struct Writer<'a, F> {
+    file: &'a File,
+    /// Makes the message of an error of the file.
+    failed: &'a F,
+    buffer: &'a mut [u8],
+    /// How many bytes of the buffer are to be written.
+    len: usize,
+}
+
+impl<F: Fn(io::Error) -> String> Writer<'_, F> {
+    /// Copies bytes of an object of IN, if there are any.
+    fn append(
+        &mut self,
+        source: &mut Source<'_>,
+        run: Option<(u64, Range<u64>)>,
+    ) -> Result<(), String> {
+        let Some((object, bytes)) = run else {
+            return Ok(());
+        };
+        let mut from = bytes.start;
+        while from < bytes.end {
+            if self.len == self.buffer.len() {
+                self.flush()?;
+            }
+            let rest = usize::try_from(bytes.end - from).unwrap_or(usize::MAX);
+            let end = self.buffer.len().min(self.len.saturating_add(rest));
+            source.read(object, from, &mut self.buffer[self.len..end])?;
+            from += (end - self.len) as u64;
+            self.len = end;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        let written = self.file.write_all(&self.buffer[..self.len]);
+        self.len = 0;
+        written.map_err(self.failed)
+    }
+}
+
+/// Whether each file is synced when it is written. Linux syncs the whole file system at the end instead.
+const SYNCS: bool = !cfg!(target_os = "linux");
+
+/// Opens a new file, and makes its directory if there is none.
+fn created(path: &Path) -> io::Result<File> {
+    match File::create(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            if let Some(directory) = path.parent() {
+                fs::create_dir_all(directory)?;
+            }
+            File::create(path)
+        }
+        created => created,
+    }
+}
+
+/// So many bytes of a file, from `start` on.
+fn index_at(path: &Path, start: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut index = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(&mut index)?;
+    Ok(index)
+}
+
+/// The size of a file, if there is one.
+fn size_of(path: &Path) -> Result<Option<u64>, String> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata.len())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(cannot("look at", path, &error)),
+    }
+}
+
+fn cannot(doing: &str, path: &Path, error: &io::Error) -> String {
+    format!("cannot {doing} {}: {error}", path.display())
+}

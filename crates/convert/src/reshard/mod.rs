@@ -1,0 +1,548 @@
+//! Encoded subchunks into other shards, without decoding them.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `side.rs` | understands an array by its metadata alone, and says how two arrays differ |
+//! | `chain.rs` | compares two chains of codecs, as a decoder sees them |
+//! | `target.rs` | looks at OUT before, and makes it an array at the end |
+//! | `plan.rs` | integers: which subchunks of IN make an object of OUT |
+//! | `source.rs`, `copy.rs` | read subchunks, and write objects |
+
+mod chain;
+mod copy;
+mod plan;
+pub mod side;
+mod source;
+mod target;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs_cuda::Options;
+use zarrs_cuda::maintenance::ShardFormat;
+
+use self::copy::Target;
+use self::plan::Plan;
+use self::side::Side;
+use self::source::Objects;
+use self::target::{Before, Noted};
+use crate::apart::{must_lie_apart, must_not_be_in_an_array};
+use crate::budget::Budget;
+use crate::chunks::Elsewhere;
+use crate::consolidated;
+use crate::evidence::Evidence;
+use crate::extensions;
+use crate::failure::Failure;
+use crate::grid::number_of;
+use crate::open::{self, Place, read_file};
+use crate::shapes::edges;
+use crate::stored::{self, Keys};
+use crate::watcher::{Step, Unit, Watcher};
+
+/// Moves encoded subchunks between chunks and shards, without decoding them.
+///
+/// Both arrays have the same shape, data type, fill value, subchunk shape and codecs of a subchunk. The output is
+/// new, or the directory of an array that has a `zarr.json` and no chunks yet, which says its shards. A run that was
+/// interrupted goes on when it is started again: what is whole is kept.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zarrs::array::{Array, ArrayBuilder, data_type};
+/// use zarrs::filesystem::FilesystemStore;
+/// use zarrs_cuda_convert::{Layout, Reshard};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path();
+/// let store = Arc::new(FilesystemStore::new(folder.join("in"))?);
+/// let array = ArrayBuilder::new(vec![64, 64], vec![16, 16], data_type::uint16(), 0u16).build(store, "/")?;
+/// array.store_metadata()?;
+/// array.store_array_subset(&array.subset_all(), vec![7u16; 64 * 64])?;
+///
+/// let mut reshard = Reshard::new(folder.join("in"), folder.join("out"));
+/// reshard.layout = Some(Layout::Shards(vec![32.try_into()?, 64.try_into()?]));
+/// let report = reshard.run(&())?;
+/// assert_eq!((report.stored, report.written, report.codec_calls), (16, 2, 0));
+///
+/// let output = Array::open(Arc::new(FilesystemStore::new(folder.join("out"))?), "/")?;
+/// assert_eq!(output.retrieve_array_subset::<Vec<u16>>(&output.subset_all())?, vec![7; 64 * 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Reshard {
+    /// The directory of the array to read.
+    pub input: Place,
+    /// The directory of the new array.
+    pub output: Place,
+    /// The objects of the output; `None` if the output says it itself.
+    pub layout: Option<Layout>,
+    /// The end of a shard at which its index lies; `None` for that of the input, or the end.
+    pub index: Option<ShardingIndexLocation>,
+    /// The encoding of the keys of chunks or shards; `None` for that of the input.
+    pub chunk_keys: Option<MetadataV3>,
+    /// Bytes of memory for the indices of shards.
+    pub memory: u64,
+    /// The threads that copy at once: one or more.
+    pub threads: usize,
+}
+
+/// The objects of an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Layout {
+    /// Shards of this shape in elements, a whole multiple of a subchunk.
+    Shards(Vec<NonZeroU64>),
+    /// No shards: each subchunk becomes a chunk.
+    Chunks,
+}
+
+/// The report of a run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Resharded {
+    /// The noun for an object of the input: "chunk" or "shard".
+    pub from: &'static str,
+    /// The objects of the input that are stored.
+    pub stored: u64,
+    /// The noun for an object of the output.
+    pub to: &'static str,
+    /// Objects of the output that were written.
+    pub written: u64,
+    /// Objects of the output that an earlier run had written, and that are whole.
+    pub kept: u64,
+    /// Subchunks of the objects that were written.
+    pub subchunks: u64,
+    /// The bytes of these subchunks.
+    pub bytes: u64,
+    /// The time of the copy, with the syncs of files.
+    pub time: Duration,
+    /// How often this process called codecs meanwhile. It is 0 if nothing else in the process did.
+    pub codec_calls: u64,
+    /// Lines for people: temporaries that are left, copies of metadata that are out of date.
+    pub notes: Vec<String>,
+}
+
+impl Reshard {
+    /// The array `input` as the array `output`, which says its shards itself unless a [`layout`](Self::layout) is
+    /// set.
+    pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
+        Self {
+            input: input.into(),
+            output: output.into(),
+            layout: None,
+            index: None,
+            chunk_keys: None,
+            memory: Options::default().host_memory() as u64,
+            threads: rayon::current_num_threads(),
+        }
+    }
+
+    /// Reshards. Blocks until the output is complete, a failure, or `watcher` stops the run.
+    ///
+    /// # Errors
+    /// - `input` is no array of Zarr v3 in a directory, or is damaged.
+    /// - Encoded subchunks of `input` cannot be those of `output`: [`Reencode`](crate::Reencode) decodes them.
+    /// - `output` has other files, lies in `input`, or is being written by another run.
+    /// - The settings make no sense together, or more memory is needed than there may be.
+    /// - The watcher stopped the run.
+    pub fn run(&self, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
+        extensions::register();
+        run(self, watcher)
+    }
+}
+
+/// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
+fn refused(message: impl std::fmt::Display, args: &Reshard) -> Failure {
+    Failure::failed(message).with_remedy(format!(
+        "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
+        args.input
+    ))
+}
+
+fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
+    let (input, output) = (args.input.directory()?, args.output.directory()?);
+    let calls_before = codec_calls();
+    let document = read_metadata(input, args)?;
+    let side = Side::of(&document).map_err(|reason| cannot_move(args, &reason))?;
+    must_lie_apart(&args.input, &args.output)?;
+    must_not_be_in_an_array(&args.output)?;
+    let evidence = Evidence::of(&args.input, &*open::store(&args.input)?.store)?;
+    let before = target::look(output, &evidence, None)?;
+    let (wanted, goal) = goal(args, &document, &side, &before)?;
+    let metadata = metadata_text([input, output], &wanted)?;
+    let plan = Plan::new(&side, &goal).map_err(|reason| cannot_move(args, &reason))?;
+    let stored = listed(input, &side, &plan, args)?;
+    let cannot = |what: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot {what} {}: {error}", output.display()))
+    };
+    let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
+    let budget = Budget::new(args.memory);
+    let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
+    budget.must_fit(
+        format_args!(
+            "have the indices of shards of {} and {} in memory",
+            args.input, args.output
+        ),
+        of_thread,
+    )?;
+    let threads = budget.at_once(0, of_thread, args.threads);
+    if watcher.is_stopping() {
+        return Err(Failure::interrupted("stopped before anything was written"));
+    }
+    let begun = target::begin(output, &before, &evidence, &metadata)?;
+    let start = Instant::now();
+    let pieces = plan.pieces(&stored, threads);
+    let step = Step::begin(
+        watcher,
+        "resharding",
+        Unit::Things("parts"),
+        pieces.len() as u64,
+    );
+    let objects = Objects {
+        root: input,
+        keys: &side.keys,
+        grid: &plan.input.grid,
+        format: of_input.as_ref(),
+        stored: &stored,
+    };
+    let target = Target {
+        root: output,
+        keys: &goal.keys,
+        format: of_output.as_ref(),
+        resumes: begun.resumes,
+        changes: begun.changes.as_ref(),
+    };
+    let goes_on = format!(
+        "run the same command again to go on: what is whole in {} is kept",
+        args.output
+    );
+    let copied =
+        copy::copy(&plan, &pieces, &objects, &target, threads, watcher).map_err(|error| {
+            Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
+        })?;
+    drop(step);
+    if watcher.is_stopping() {
+        return Err(Failure::interrupted(format!(
+            "{} {}s were written, and {} is not complete",
+            copied.written,
+            goal.noun(),
+            output.display()
+        ))
+        .with_remedy(goes_on));
+    }
+    if begun.resumes {
+        copy::delete_stale(&plan, &objects, &target).map_err(Failure::failed)?;
+    }
+    let left = target::tidy(output).map_err(Failure::failed)?;
+    target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
+    let notes = (!left.is_empty()).then(|| left.to_string()).into_iter();
+    let notes = notes.chain(consolidated::stale_above(&args.output, &[]));
+    Ok(Resharded {
+        from: side.noun(),
+        stored: stored.len() as u64,
+        to: goal.noun(),
+        written: copied.written,
+        kept: copied.kept,
+        subchunks: copied.subchunks,
+        bytes: copied.bytes,
+        time: start.elapsed(),
+        codec_calls: codec_calls() - calls_before,
+        notes: notes.collect(),
+    })
+}
+
+/// The metadata of OUT, and OUT by them.
+///
+/// # Errors
+/// Subchunks of IN cannot be moved there as they are.
+fn goal(
+    args: &Reshard,
+    document: &Map<String, Value>,
+    side: &Side,
+    before: &Before,
+) -> Result<(Map<String, Value>, Side), Failure> {
+    let wanted = wanted(args, document, side, before)?;
+    let goal = Side::of(&wanted)
+        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
+    let differences = side.differences(&goal);
+    if !differences.is_empty() {
+        return Err(refused(
+            format!(
+                "cannot reshard {} to {} without decoding: {}",
+                args.input,
+                args.output,
+                differences.join("; ")
+            ),
+            args,
+        ));
+    }
+    Ok((wanted, goal))
+}
+
+/// How often this process called codecs.
+fn codec_calls() -> u64 {
+    let metrics = zarrs_cuda::metrics();
+    metrics.host_codings + metrics.shards_encoded + metrics.shards_decoded + metrics.batches_encoded
+}
+
+fn cannot_move(args: &Reshard, reason: &str) -> Failure {
+    refused(format!("cannot reshard {}: {reason}", args.input), args)
+}
+
+/// The format of the shards of one side; `None` if its objects are chunks.
+fn format(side: &Side, args: &Reshard) -> Result<Option<ShardFormat>, Failure> {
+    side.format().map_err(|error| {
+        let reason = format!("the index of a shard is not understood: {error}");
+        cannot_move(args, &reason)
+    })
+}
+
+/// The metadata of IN.
+fn read_metadata(input: &Path, args: &Reshard) -> Result<Map<String, Value>, Failure> {
+    let path = input.join("zarr.json");
+    let bytes = read_file(&path).map_err(|error| {
+        if input.join(".zarray").is_file() {
+            return cannot_move(args, "it is an array of Zarr v2");
+        }
+        let failure = Failure::failed(format!("cannot read {}: {error}", path.display()));
+        failure.with_remedy("name the directory of a Zarr v3 array, which has a zarr.json in it")
+    })?;
+    let metadata = open::parsed(&bytes, &path.display().to_string())?;
+    open::must_be_plain(
+        &args.input,
+        "reshard",
+        &open::repairs_of("zarr.json", &bytes),
+    )?;
+    match metadata {
+        Value::Object(metadata) => Ok(metadata),
+        _ => Ok(Map::new()), // `parsed` returns objects alone
+    }
+}
+
+/// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
+/// those of IN, if they decode the same.
+fn wanted(
+    args: &Reshard,
+    document: &Map<String, Value>,
+    side: &Side,
+    before: &Before,
+) -> Result<Map<String, Value>, Failure> {
+    let has_wishes = args.layout.is_some() || args.index.is_some() || args.chunk_keys.is_some();
+    let said = |metadata: Map<String, Value>| {
+        let other = Side::of(&metadata).map_err(|reason| {
+            refused(format!("cannot reshard to {}: {reason}", args.output), args)
+        })?;
+        // Other codecs stay, and are told as a difference.
+        let decodes = side.differences(&other).is_empty();
+        Ok(if decodes {
+            with_chain(metadata, &side.chain)
+        } else {
+            metadata
+        })
+    };
+    match before {
+        Before::Begun(Noted { metadata, .. }) => {
+            let agrees = if args.layout.is_some() {
+                described(args, document, side)? == *metadata
+            } else {
+                agrees(args, metadata)
+            };
+            if !agrees {
+                return Err(Failure::failed(format!(
+                    "{} is the incomplete output of a command with other options",
+                    args.output
+                ))
+                .with_remedy("go on without --shard, --chunks, --index and --chunk-keys"));
+            }
+            Ok(metadata.clone())
+        }
+        Before::Described(_) if has_wishes => Err(Failure::usage(format!(
+            "{} has a zarr.json, which says what it becomes: leave out --shard, --chunks, --index and --chunk-keys",
+            args.output
+        ))),
+        Before::Described(metadata) => said(metadata.clone()),
+        Before::Empty if args.layout.is_none() => Err(Failure::usage(
+            "what is OUT to be? Give --shard A,B,… for shards of this shape in elements, or --chunks for none",
+        )),
+        Before::Empty => described(args, document, side),
+    }
+}
+
+/// Whether --index and --chunk-keys, if they are given, say what metadata say.
+fn agrees(args: &Reshard, metadata: &Map<String, Value>) -> bool {
+    let index = args.index.is_none_or(|index| {
+        let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
+        let said = sharding.and_then(|sharding| {
+            let configuration = &sharding["configuration"];
+            let is_sharded = chain::name_of(sharding) == "sharding_indexed";
+            let location = configuration["index_location"].as_str().unwrap_or("end");
+            is_sharded.then_some(location == "start")
+        });
+        said == Some(index == ShardingIndexLocation::Start)
+    });
+    let keys = metadata.get("chunk_key_encoding");
+    index
+        && args
+            .chunk_keys
+            .as_ref()
+            .is_none_or(|encoding| keys == Some(&json!(encoding)))
+}
+
+/// IN's metadata, with the shards and keys of the command line.
+fn described(
+    args: &Reshard,
+    document: &Map<String, Value>,
+    side: &Side,
+) -> Result<Map<String, Value>, Failure> {
+    let mut metadata = document.clone();
+    let shape = match &args.layout {
+        None | Some(Layout::Chunks) => side.subchunk.clone(),
+        Some(Layout::Shards(shard)) => {
+            let shard = edges(shard);
+            let is_multiple = shard.len() == side.subchunk.len()
+                && shard.iter().zip(&side.subchunk).all(|(a, b)| a % b == 0);
+            if !is_multiple {
+                return Err(Failure::usage(format!(
+                    "shards of {shard:?} are not whole multiples of the {} of {:?} in {}",
+                    if side.index.is_some() {
+                        "subchunks"
+                    } else {
+                        "chunks"
+                    },
+                    side.subchunk,
+                    args.input
+                )));
+            }
+            shard
+        }
+    };
+    metadata.insert(
+        "chunk_grid".to_string(),
+        json!({ "name": "regular", "configuration": { "chunk_shape": shape } }),
+    );
+    if let Some(encoding) = &args.chunk_keys {
+        metadata.insert("chunk_key_encoding".to_string(), json!(encoding));
+    }
+    let codecs = if args.layout == Some(Layout::Chunks) {
+        side.chain.clone()
+    } else {
+        let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
+        let index_codecs = match document["codecs"][0]["configuration"].get("index_codecs") {
+            Some(codecs) if side.index.is_some() => codecs.clone(),
+            _ => json!([bytes, { "name": "crc32c" }]),
+        };
+        let as_in = side.index.as_ref().map(|index| index.location);
+        let location = match args.index.or(as_in) {
+            Some(ShardingIndexLocation::Start) => "start",
+            _ => "end",
+        };
+        vec![json!({ "name": "sharding_indexed", "configuration": {
+            "chunk_shape": side.subchunk,
+            "codecs": side.chain,
+            "index_codecs": index_codecs,
+            "index_location": location,
+        }})]
+    };
+    metadata.insert("codecs".to_string(), codecs.into());
+    Ok(metadata)
+}
+
+/// Metadata with another chain of codecs of a subchunk.
+fn with_chain(mut metadata: Map<String, Value>, chain: &[Value]) -> Map<String, Value> {
+    let Some(codecs) = metadata.get_mut("codecs").and_then(Value::as_array_mut) else {
+        return metadata;
+    };
+    match codecs.as_mut_slice() {
+        [sharding] if chain::name_of(sharding) == "sharding_indexed" => {
+            sharding["configuration"]["codecs"] = chain.into();
+        }
+        _ => *codecs = chain.to_vec(),
+    }
+    metadata
+}
+
+/// The text of OUT's metadata. What an array says already keeps its text: numbers stay as they were
+/// written.
+fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String, Failure> {
+    let mut texts: Vec<BTreeMap<String, Box<RawValue>>> = Vec::new();
+    for path in said.map(|directory| directory.join("zarr.json")) {
+        match read_file(&path) {
+            Ok(text) => texts.push(serde_json::from_slice(&text).map_err(|error| {
+                open::unreadable(&path.display().to_string(), &error.to_string())
+            })?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let message = format!("cannot read {}: {error}", path.display());
+                return Err(Failure::failed(message));
+            }
+        }
+    }
+    let members = wanted.iter().map(|(name, value)| {
+        let said = texts.iter().filter_map(|text| text.get(name));
+        let text = said
+            .map(|raw| raw.get())
+            .find(|text| serde_json::from_str(text).is_ok_and(|said: Value| said == *value));
+        let text = match text {
+            Some(text) => text.to_string(),
+            None => format!("{value:#}").replace('\n', "\n  "),
+        };
+        format!("  {}: {text}", Value::String(name.clone()))
+    });
+    let members: Vec<_> = members.collect();
+    Ok(format!("{{\n{}\n}}", members.join(",\n")))
+}
+
+/// The numbers of the objects of IN that are stored, in order.
+fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<u64>, Failure> {
+    let keys = Keys::new(&side.keys, &plan.input.grid);
+    if !keys.are_known() {
+        return Err(cannot_move(
+            args,
+            "its chunk keys do not spell out the indices of chunks",
+        ));
+    }
+    let (mut stored, mut framed) = (Vec::new(), Vec::new());
+    let mut elsewhere = Elsewhere::new(&keys);
+    let listed = stored::files_of_array(input, &keys, |key| {
+        if let Some(indices) = keys.in_grid(key) {
+            stored.push(number_of(&indices, &plan.input.grid));
+        } else if side.index.is_some()
+            && let Some(shard) = keys.framed(key)
+        {
+            framed.push(shard);
+        } else if keys.parse(key).is_none() {
+            elsewhere.look_at(key);
+        }
+    });
+    listed.map_err(Failure::failed)?;
+    stored.sort_unstable();
+    elsewhere.settle(|indices| {
+        let number = number_of(indices, &plan.input.grid);
+        stored.binary_search(&number).is_ok()
+    });
+    let counted = format!("{} {}s are stored", stored.len(), side.noun());
+    if let Some(failure) = elsewhere.told(&args.input, false, &counted) {
+        return Err(failure);
+    }
+    framed.sort();
+    framed.dedup();
+    if let [first, ..] = &framed[..] {
+        return Err(Failure::failed(format!(
+            "cannot reshard {}: subchunks wait in the frames of {} of its shards, the first of them {first:?}, and are newer than the shards",
+            args.input,
+            framed.len()
+        ))
+        .with_remedy(format!(
+            "pack them with `zarrs-cuda consolidate {}` first. `zarrs-cuda reencode` would not see them",
+            args.input
+        )));
+    }
+    Ok(stored)
+}

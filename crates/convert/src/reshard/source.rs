@@ -1,0 +1,168 @@
+//! Encoded subchunks of IN, read from files.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use zarrs::array::ChunkKeyEncoding;
+use zarrs_cuda::maintenance::ShardFormat;
+
+use crate::grid::indices_of;
+
+/// The stored objects of IN.
+pub(super) struct Objects<'a> {
+    pub(super) root: &'a Path,
+    pub(super) keys: &'a ChunkKeyEncoding,
+    pub(super) grid: &'a [u64],
+    /// `None` if the objects are chunks.
+    pub(super) format: Option<&'a ShardFormat>,
+    /// The numbers of the objects, in order.
+    pub(super) stored: &'a [u64],
+}
+
+/// Where an encoded subchunk lies.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// The number of its object.
+    pub(super) object: u64,
+    /// Its bytes in a shard; `None` for all bytes of a chunk.
+    pub(super) bytes: Option<Range<u64>>,
+}
+
+/// The objects that one thread reads.
+pub(super) struct Source<'a> {
+    objects: &'a Objects<'a>,
+    /// Where the subchunks of a shard lie, of the shards of a piece, by their numbers.
+    shards: HashMap<u64, Vec<Option<Range<u64>>>>,
+    /// Open objects, the oldest first.
+    open: VecDeque<(u64, File)>,
+}
+
+/// Objects that a thread has open at once.
+const OPEN: usize = 32;
+
+impl<'a> Source<'a> {
+    pub(super) fn new(objects: &'a Objects<'a>) -> Self {
+        Self {
+            objects,
+            shards: HashMap::new(),
+            open: VecDeque::new(),
+        }
+    }
+
+    /// Forgets the shards of the piece before.
+    pub(super) fn begin(&mut self) {
+        self.shards.clear();
+        self.open.clear();
+    }
+
+    /// The key of an object, by its number.
+    pub(super) fn key(&self, object: u64) -> String {
+        let indices = indices_of(object, self.objects.grid);
+        self.objects.keys.encode(&indices).to_string()
+    }
+
+    fn path(&self, object: u64) -> PathBuf {
+        self.objects.root.join(self.key(object))
+    }
+
+    /// Where a subchunk lies, by the number of its object and its own number there; `None` if it is
+    /// empty.
+    pub(super) fn find(&mut self, (object, number): (u64, u64)) -> Result<Option<Place>, String> {
+        if self.objects.stored.binary_search(&object).is_err() {
+            return Ok(None);
+        }
+        let Some(format) = self.objects.format else {
+            return Ok(Some(Place {
+                object,
+                bytes: None,
+            }));
+        };
+        if !self.shards.contains_key(&object) {
+            let subchunks = self.subchunks(object, format)?;
+            self.shards.insert(object, subchunks);
+        }
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let bytes = self.shards.get(&object).and_then(|shard| shard.get(number));
+        Ok(bytes.cloned().flatten().map(|bytes| Place {
+            object,
+            bytes: Some(bytes),
+        }))
+    }
+
+    /// Where the subchunks of a shard lie.
+    fn subchunks(
+        &mut self,
+        object: u64,
+        format: &ShardFormat,
+    ) -> Result<Vec<Option<Range<u64>>>, String> {
+        let mut file = self.file(object)?;
+        let read = file.metadata().and_then(|metadata| {
+            let size = metadata.len();
+            let range = format.index_range(size).ok_or(ErrorKind::UnexpectedEof)?;
+            let len = usize::try_from(range.end - range.start);
+            let mut index = vec![0; len.map_err(io::Error::other)?];
+            file.seek(SeekFrom::Start(range.start))?;
+            file.read_exact(&mut index)?;
+            Ok((index, size))
+        });
+        let (index, size) = read.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                self.cannot("read", object, &"it is shorter than its index")
+            }
+            _ => self.cannot("read the index of", object, &error),
+        })?;
+        format
+            .decode_index(&index, size)
+            .map_err(|error| self.cannot("use the index of", object, &error))
+    }
+
+    /// The file of an object.
+    fn file(&mut self, object: u64) -> Result<&File, String> {
+        if let Some(at) = self.open.iter().position(|(open, _)| *open == object) {
+            return Ok(&self.open[at].1);
+        }
+        let file = File::open(self.path(object));
+        let file = file.map_err(|error| self.cannot("open", object, &error))?;
+        if self.open.len() == OPEN {
+            self.open.pop_front();
+        }
+        self.open.push_back((object, file));
+        Ok(&self.open[self.open.len() - 1].1)
+    }
+
+    /// The bytes of a subchunk in its object.
+    pub(super) fn bytes(&mut self, place: &Place) -> Result<Range<u64>, String> {
+        if let Some(bytes) = &place.bytes {
+            return Ok(bytes.clone());
+        }
+        let metadata = self.file(place.object)?.metadata();
+        let metadata = metadata.map_err(|error| self.cannot("look at", place.object, &error))?;
+        Ok(0..metadata.len())
+    }
+
+    /// Reads bytes of an object into `buffer`.
+    pub(super) fn read(
+        &mut self,
+        object: u64,
+        start: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), String> {
+        let mut file = self.file(object)?;
+        file.seek(SeekFrom::Start(start))
+            .and_then(|_| file.read_exact(buffer))
+            .map_err(|error| self.cannot("read", object, &error))
+    }
+
+    fn cannot(&self, doing: &str, object: u64, reason: &dyn fmt::Display) -> String {
+        let kind = match self.objects.format {
+            Some(_) => "shard",
+            None => "chunk",
+        };
+        let path = self.path(object);
+        format!("cannot {doing} the {kind} {}: {reason}", path.display())
+    }
+}

@@ -1,0 +1,205 @@
+//! The directory of OUT: what it has to be before, and how it becomes an array.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use zarrs_cuda::storage::Owner;
+
+use crate::claim::{Claim, Refused, busy, must_have_ended};
+use crate::evidence::{Changes, Evidence};
+use crate::failure::Failure;
+use crate::open::read_file;
+use crate::replace::{self, Left, temporary_of};
+use crate::stored;
+
+/// The file that says that OUT is not complete: what it becomes, and out of what.
+const MARKER: &str = "zarr.json.reshard";
+const METADATA: &str = "zarr.json";
+
+/// The state of OUT before the run.
+pub(super) enum Before {
+    /// Nothing, or an empty directory.
+    Empty,
+    /// An array without chunks, which says what OUT is to be.
+    Described(Map<String, Value>),
+    /// The output of a run of the same input that was interrupted.
+    Begun(Noted),
+}
+
+/// The notes of an interrupted run.
+pub(super) struct Noted {
+    /// The metadata that OUT will have.
+    pub(super) metadata: Map<String, Value>,
+    /// The input at that time.
+    input: Evidence,
+}
+
+/// Looks at OUT. Nothing is changed. A marker that `claim` made new does not count.
+pub(super) fn look(
+    output: &Path,
+    input: &Evidence,
+    claim: Option<&Claim>,
+) -> Result<Before, Failure> {
+    let doing = format!("use {}", output.display());
+    let read = |name: &str| match read_file(&output.join(name)) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Failure::to(&doing)(error)),
+    };
+    let json = |name: &str, bytes: &[u8]| {
+        serde_json::from_slice::<Map<String, Value>>(bytes).map_err(|error| {
+            Failure::to(&doing)(format!("its {name} is not a JSON object: {error}"))
+        })
+    };
+    let is_new = claim.is_some_and(|claim| !claim.was_there());
+    let marker = if is_new { None } else { read(MARKER)? };
+    // A run that was killed as soon as it had made the marker has stored nothing.
+    let is_bare = marker.as_ref().is_some_and(Vec::is_empty);
+    if let Some(marker) = marker
+        && !is_bare
+    {
+        let marker = json(MARKER, &marker)?;
+        let shown = output.display();
+        let owner = marker.get("process").and_then(Value::as_str);
+        let owner: Option<Owner> = owner.and_then(|owner| owner.parse().ok());
+        must_have_ended(owner.as_ref(), &shown)?;
+        let noted = marker.get("evidence").and_then(Evidence::from_json);
+        let noted = noted.ok_or_else(|| {
+            let from = marker.get("input").and_then(Value::as_str).unwrap_or("?");
+            Failure::failed(format!(
+                "{shown} is the incomplete output of an older version, which did not note what its input \
+                 {from} was"
+            ))
+            .with_remedy("name another OUT, or empty it yourself and start again")
+        })?;
+        if let Some(difference) = noted.difference(input) {
+            return Err(Failure::failed(format!(
+                "{shown} is the incomplete output of another input: {difference}"
+            ))
+            .with_remedy("go on with that input, or name another OUT"));
+        }
+        let metadata = marker.get("metadata").and_then(Value::as_str);
+        let metadata = metadata.and_then(|text| serde_json::from_str(text).ok());
+        let metadata =
+            metadata.ok_or_else(|| Failure::to(&doing)(format!("its {MARKER} is damaged")))?;
+        return Ok(Before::Begun(Noted {
+            metadata,
+            input: noted,
+        }));
+    }
+    let described = read(METADATA)?
+        .map(|bytes| json(METADATA, &bytes))
+        .transpose()?;
+    let mut others = 0_usize;
+    if output.exists() {
+        let found = stored::files(output, |key, _| {
+            let is_marker = key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
+            others += usize::from(key != METADATA && !is_marker);
+        });
+        found.map_err(Failure::to(&doing))?;
+    }
+    if others > 0 {
+        let (what, remedy) = match described {
+            Some(_) => (
+                "chunks or other files",
+                "if a run of reshard ended there, its output is complete. Otherwise name another OUT, or empty it yourself",
+            ),
+            None => ("files", "name another OUT, or empty it yourself"),
+        };
+        let message = format!("there are {others} {what} in {} already", output.display());
+        return Err(Failure::failed(message).with_remedy(remedy));
+    }
+    Ok(described.map_or(Before::Empty, Before::Described))
+}
+
+/// Takes OUT, so that no other run writes there. The directory is made if there is none.
+fn claim(output: &Path) -> Result<Claim, Failure> {
+    Claim::take(&output.join(MARKER)).map_err(|refused| match refused {
+        Refused::Busy => busy(&output.display(), None),
+        Refused::Failed(error) => {
+            Failure::failed(format!("cannot begin {}: {error}", output.display()))
+        }
+    })
+}
+
+/// A run that writes OUT.
+pub(super) struct Begun {
+    pub(super) claim: Claim,
+    /// Whether it goes on with an interrupted run.
+    pub(super) resumes: bool,
+    /// The keys of the input that were written since that run began.
+    pub(super) changes: Option<Changes>,
+}
+
+/// Takes OUT, which was like `before`, and marks it as incomplete.
+pub(super) fn begin(
+    output: &Path,
+    before: &Before,
+    input: &Evidence,
+    metadata: &str,
+) -> Result<Begun, Failure> {
+    let doing = format!("begin {}", output.display());
+    let mut claim = claim(output)?;
+    // Another run may have been there since.
+    let now = look(output, input, Some(&claim))?;
+    if std::mem::discriminant(before) != std::mem::discriminant(&now) {
+        return Err(
+            Failure::to(&doing)("another run was there at the same time")
+                .with_remedy("run the same command again"),
+        );
+    }
+    let begun = match before {
+        Before::Begun(noted) => Some(noted),
+        Before::Empty | Before::Described(_) => None,
+    };
+    let noted = begun.map_or(input, |begun| &begun.input);
+    let marker = json!({
+        "evidence": noted.json(),
+        "metadata": metadata,
+        "process": Owner::this().to_string(),
+    });
+    let written = claim.write(format!("{marker:#}\n").as_bytes());
+    written.map_err(Failure::to(&doing))?;
+    Ok(Begun {
+        claim,
+        resumes: begun.is_some(),
+        changes: noted.changes(input),
+    })
+}
+
+/// Deletes the temporaries of runs that have ended, and returns the others.
+pub(super) fn tidy(output: &Path) -> Result<Left, String> {
+    let mut left = Left::default();
+    let mut failed = None;
+    stored::files(output, |key, entry| {
+        if temporary_of(&key).is_some()
+            && let Err(error) = left.tidy(&entry.path())
+        {
+            failed = Some(format!("cannot delete {}: {error}", entry.path().display()));
+        }
+    })?;
+    failed.map_or(Ok(left), Err)
+}
+
+/// Makes everything that was written durable, and then OUT an array.
+pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result<()> {
+    sync_all(output)?;
+    replace::file(&output.join(METADATA), metadata.as_bytes())?;
+    sync_all(output)?;
+    claim.remove()
+}
+
+/// Makes everything in the file system of a directory durable.
+#[cfg(target_os = "linux")]
+fn sync_all(directory: &Path) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(directory)?)?)
+}
+
+/// Each file was synced when it was written.
+#[cfg(not(target_os = "linux"))]
+#[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
+fn sync_all(_directory: &Path) -> io::Result<()> {
+    Ok(())
+}

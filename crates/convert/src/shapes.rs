@@ -1,0 +1,170 @@
+//! The shapes of shards and subchunks.
+
+use std::num::NonZeroU64;
+
+use crate::failure::Failure;
+
+/// The shapes of shards and subchunks: those that are asked for, and about how large the others are, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// The shape of a shard, in elements.
+    pub shard: Option<Vec<NonZeroU64>>,
+    /// The shape of a subchunk, in elements.
+    pub subchunk: Option<Vec<NonZeroU64>>,
+    /// The size of a shard in bytes.
+    pub shard_size: u64,
+    /// The size of a subchunk in bytes.
+    pub subchunk_size: u64,
+}
+
+impl Default for Wishes {
+    /// Shards of 128 MiB, and subchunks of 128 KiB.
+    fn default() -> Self {
+        Self {
+            shard: None,
+            subchunk: None,
+            shard_size: 128 << 20,
+            subchunk_size: 128 << 10,
+        }
+    }
+}
+
+impl Wishes {
+    /// The shapes of a shard and of a subchunk, for an array of this shape whose elements have `element` bytes.
+    /// `other_rank` gets the option of a shape that has another number of dimensions, and that number.
+    pub fn chosen(
+        &self,
+        array: &[u64],
+        written: Written<'_>,
+        element: u64,
+        other_rank: impl Fn(&str, usize) -> Result<(), Failure>,
+    ) -> Result<(Vec<NonZeroU64>, Vec<NonZeroU64>), Failure> {
+        let asked = |option: &str, shape: &Option<Vec<NonZeroU64>>| match shape {
+            Some(shape) if shape.len() != array.len() => {
+                other_rank(option, shape.len()).map(|()| None)
+            }
+            shape => Ok(shape.as_deref().map(edges)),
+        };
+        let shard = asked("--shard", &self.shard)?;
+        let subchunk = asked("--subchunk", &self.subchunk)?;
+        let [shard_bytes, subchunk_bytes] = [self.shard_size, self.subchunk_size];
+        let subchunk = match (subchunk, &shard) {
+            (Some(subchunk), _) => subchunk,
+            (None, None) => near_cubic(array, subchunk_bytes / element),
+            (None, Some(shard)) => near_cubic(shard, subchunk_bytes / element)
+                .iter()
+                .zip(shard)
+                .map(|(&edge, &shard)| nearest_divisor(shard, edge))
+                .collect(),
+        };
+        let shard =
+            shard.unwrap_or_else(|| shard_for(written, array, &subchunk, shard_bytes / element));
+        for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
+            if !shard.is_multiple_of(subchunk) {
+                let above = (shard / subchunk + 1).saturating_mul(subchunk);
+                let nearest = match shard / subchunk {
+                    0 => above.to_string(),
+                    whole => format!("{} or {above}", whole * subchunk),
+                };
+                return Err(Failure::usage(format!(
+                    "a shard has to be a whole number of subchunks, but in dimension {d} it is \
+                     {shard} and they are {subchunk}"
+                ))
+                .with_remedy(format!("make it {nearest}")));
+            }
+        }
+        let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
+        Ok((nonzero(shard), nonzero(subchunk)))
+    }
+}
+
+/// How an array will be written.
+#[derive(Clone, Copy, Debug)]
+pub enum Written<'a> {
+    /// Shard by shard.
+    Shards,
+    /// Shard by shard, from an array that consists of boxes of this shape.
+    Chunks(&'a [u64]),
+    /// Slice by slice along the first axis.
+    Slices,
+}
+
+/// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
+/// channels. Space that a short dimension cannot use goes to the others.
+pub fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
+    let mut subchunk = vec![1; array.len()];
+    let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
+    inner.sort_by_key(|&d| array[d]);
+    let shares = (1..=u32::try_from(inner.len()).unwrap_or(3)).rev();
+    let shares = shares.chain(std::iter::repeat(1));
+    for (d, share) in inner.into_iter().chain(outer.into_iter().rev()).zip(shares) {
+        let edge = 1_u64 << (elements.max(1).ilog2() / share);
+        subchunk[d] = edge.min(array[d]).max(1);
+        elements /= subchunk[d];
+    }
+    subchunk
+}
+
+/// The shape of a shard of at most so many elements, or one subchunk. It consists of whole subchunks, and
+/// of whole chunks of an input if possible. It is as cubic as possible then, but a shard of a stream is as
+/// wide as the slices if that fits, so that few objects are open at once.
+pub fn shard_for(written: Written<'_>, array: &[u64], subchunk: &[u64], elements: u64) -> Vec<u64> {
+    let limits: Vec<_> = array
+        .iter()
+        .zip(subchunk)
+        .map(|(&array, &subchunk)| array.max(1).div_ceil(subchunk).saturating_mul(subchunk))
+        .collect();
+    let mut shard = subchunk.to_vec();
+    let try_edge = |shard: &mut Vec<u64>, d: usize, edge: u64| {
+        let before = std::mem::replace(&mut shard[d], edge.min(limits[d]));
+        let fits = volume(shard) <= elements;
+        if !fits {
+            shard[d] = before;
+        }
+        fits
+    };
+    if let Written::Chunks(chunk) = written {
+        for d in (0..array.len()).rev() {
+            try_edge(&mut shard, d, least_common_multiple(subchunk[d], chunk[d]));
+        }
+    }
+    let is_stream = matches!(written, Written::Slices);
+    loop {
+        let mut growing: Vec<_> = (0..array.len()).filter(|&d| shard[d] < limits[d]).collect();
+        // The shortest axis first; a stream grows along the first axis last.
+        growing.sort_by_key(|&d| (is_stream && d == 0, shard[d]));
+        let grown = growing.into_iter().any(|d| {
+            let double = shard[d].saturating_mul(2);
+            try_edge(&mut shard, d, double)
+        });
+        if !grown {
+            return shard;
+        }
+    }
+}
+
+/// The divisor of `number` that is closest to `wish` by ratio.
+fn nearest_divisor(number: u64, wish: u64) -> u64 {
+    let ratio = |divisor: u64| divisor.max(wish).saturating_mul(1000) / divisor.min(wish);
+    (1..=number.min(wish * 64))
+        .chain([number])
+        .filter(|&divisor| number.is_multiple_of(divisor))
+        .min_by_key(|&divisor| ratio(divisor))
+        .unwrap_or(number)
+}
+
+pub fn least_common_multiple(a: u64, b: u64) -> u64 {
+    let (mut gcd, mut rest) = (a, b);
+    while rest != 0 {
+        (gcd, rest) = (rest, gcd % rest);
+    }
+    (a / gcd).saturating_mul(b)
+}
+
+pub fn volume(edges: &[u64]) -> u64 {
+    edges.iter().fold(1, |a: u64, &b| a.saturating_mul(b))
+}
+
+pub fn edges(shape: &[NonZeroU64]) -> Vec<u64> {
+    shape.iter().map(|edge| edge.get()).collect()
+}

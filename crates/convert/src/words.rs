@@ -1,0 +1,27 @@
+//! Numbers and shapes as people read them.
+
+use std::fmt;
+
+use unit_prefix::NumberPrefix;
+
+/// A number of bytes: `169.17 KiB`.
+#[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+pub fn bytes_text(bytes: u64) -> String {
+    match NumberPrefix::binary(bytes as f64) {
+        NumberPrefix::Standalone(number) => format!("{number:.0} B"),
+        NumberPrefix::Prefixed(prefix, number) => format!("{number:.2} {prefix}B"),
+    }
+}
+
+/// A number of things: `1 shard`, `2 shards`.
+pub fn counted(number: impl TryInto<u128>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u128::MAX);
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
+/// A shape: `64,64,64`.
+pub fn shape_text<T: fmt::Display>(shape: &[T]) -> String {
+    let extents: Vec<_> = shape.iter().map(ToString::to_string).collect();
+    extents.join(",")
+}
