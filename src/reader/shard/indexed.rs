@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::{
-    Attempt, Call, Stop, Touched, damage, got_no_answer, keep_buffer, lock, store_error,
-    take_buffer,
-};
+use super::buffer::{keep_buffer, take_buffer};
+use super::errors::{damage, got_no_answer, store_error};
+use super::windows::Touched;
+use super::{Attempt, Call, Stop, lock};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;

@@ -1,4 +1,4 @@
-//! Consolidations as callers see them. `protocol.rs` merges the frames of one shard.
+//! Consolidations as callers see them. `protocol/consolidate.rs` merges the frames of one shard.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -8,7 +8,7 @@ use zarrs_storage::{AsyncListableStorageTraits, AsyncReadableStorageTraits};
 use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey};
 
 use super::frame::{Entry, Listing};
-use super::protocol::Found;
+use super::protocol::newest::Found;
 use super::{SparseArray, SparseShardStore};
 use crate::reader::frames::{Later, ListedFrame, ListsFrames, Newest};
 use crate::store::{Lists, Reads};

@@ -1,7 +1,8 @@
 //! The search for a usable driver and usable devices. It never panics.
 
+use super::functions::Code;
 use super::{
-    Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
+    CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
     functions,
 };
 use crate::cuda::driver::PciAddress;

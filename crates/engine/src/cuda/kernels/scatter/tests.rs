@@ -7,6 +7,7 @@ use zarrs_cuda_testing::effort;
 
 use super::super::spans::testing::{counting, noise, to_u32s, u32s};
 use super::super::testing::run as on;
+use super::tiles::SECTOR;
 use super::*;
 use crate::cuda::driver::simulation::{AccessCount, Simulation, kernel};
 use crate::layout::{LiftBatch, LiftSlab};

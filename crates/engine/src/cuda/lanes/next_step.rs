@@ -1,0 +1,77 @@
+//! The choice of the next step towards a lane on one device.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::pool::State;
+use crate::contract::BufferBytes;
+use crate::cuda::lane::Lane;
+use crate::cuda::sizing::Sizing;
+
+/// Sizes a lane for a memory budget, or says why the budget is too small.
+pub(in crate::cuda) type Plan<'a> = &'a dyn Fn(BufferBytes) -> Result<Arc<Sizing>, String>;
+
+/// The next step to get a lane on one device.
+pub(super) enum Step {
+    Use(Lane, Arc<Sizing>),
+    /// Allocate a new lane, after freeing these idle lanes.
+    Allocate(Arc<Sizing>, Vec<Lane>),
+    Wait,
+    /// The device cannot hold such a lane; the reason.
+    Never(String),
+}
+
+/// The progress of a request on one device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tried {
+    /// The most device memory to allocate, in bytes: less than an attempt that ran out of memory.
+    pub(super) most: usize,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Not tried yet, or to be tried again with a smaller lane.
+    Open,
+    /// There was no memory, but there may be for a smaller lane.
+    OutOfMemory,
+    /// The device is not tried again.
+    Failed,
+}
+
+/// Returns the next step for a request on one device. Takes the idle lanes of that step out of the
+/// pool.
+pub(super) fn next_step(
+    of_device: &mut State,
+    plan: Plan<'_>,
+    tried: Tried,
+    budget: BufferBytes,
+    now: Instant,
+) -> Step {
+    let left = of_device.left(budget);
+    let within = |most: usize| {
+        let device = left.device.min(most);
+        plan(BufferBytes { device, ..left })
+    };
+    let full = match within(tried.most) {
+        Ok(sizing) => sizing,
+        Err(reason) => return Step::Never(reason),
+    };
+    if let Some(lane) = of_device.take_idle(full.capacity) {
+        return Step::Use(lane, full);
+    }
+    // Limit the lane to the size for which there was memory. If no lane is so small, try the full
+    // size.
+    let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
+    let need = sizing.capacity;
+    if let Some(lane) = of_device.take_idle(need) {
+        return Step::Use(lane, sizing);
+    }
+    match of_device.in_the_way(need, budget) {
+        Some(count) => {
+            let in_the_way = of_device.idle.drain(..count).map(|idle| idle.lane);
+            Step::Allocate(sizing, in_the_way.collect())
+        }
+        None => Step::Wait,
+    }
+}

@@ -1,0 +1,87 @@
+//! The errors of a shard that is read.
+
+use zarrs_codec::CodecError;
+use zarrs_storage::StorageError;
+
+use super::Shard;
+use crate::reader::ReaderError;
+use crate::reader::error::Damage;
+use crate::shard::error::{codec_error, engine_is_of_bytes, is_of_bytes, out_of_memory};
+use zarrs_cuda_engine::contract::EngineError;
+
+pub(super) fn damage(
+    shard: &Shard<'_>,
+    subchunk: Option<usize>,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> ReaderError {
+    ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
+}
+
+/// The error for a subchunk that was not decoded. It may be intact, and memory short.
+pub(super) fn failed(
+    shard: &Shard<'_>,
+    subchunk: Option<usize>,
+    error: EngineError,
+) -> ReaderError {
+    match error {
+        EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
+        error if engine_is_of_bytes(&error) => damage(shard, subchunk, error),
+        error => undecided(shard, codec_error(error)),
+    }
+}
+
+/// The error for an index, or for a subchunk, that codecs did not decode.
+pub(super) fn not_decoded(
+    shard: &Shard<'_>,
+    subchunk: Option<usize>,
+    error: CodecError,
+) -> ReaderError {
+    if is_of_bytes(&error) {
+        return damage(shard, subchunk, error);
+    }
+    undecided(shard, error)
+}
+
+/// The error for bytes that were not decoded, and may be right.
+fn undecided(shard: &Shard<'_>, error: CodecError) -> ReaderError {
+    if let Some((what, bytes)) = out_of_memory(&error) {
+        return ReaderError::Memory { what, bytes };
+    }
+    match error {
+        CodecError::StorageError(error) => store_error(shard, error),
+        error => ReaderError::Undecided {
+            key: shard.key.clone(),
+            error,
+        },
+    }
+}
+
+/// The error of a store that was asked for `wanted` bytes which it has.
+pub(super) fn other_bytes(got: u64, wanted: u64) -> StorageError {
+    StorageError::Other(format!("the store returned {got} bytes of {wanted}"))
+}
+
+/// Whether a store was not reached. Another request would wait as long again, and say nothing of the shard.
+pub(super) fn got_no_answer(error: &StorageError) -> bool {
+    use std::io::ErrorKind;
+    let StorageError::IOError(error) = error else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        ErrorKind::TimedOut
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::NotConnected
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+    )
+}
+
+pub(super) fn store_error(shard: &Shard<'_>, error: StorageError) -> ReaderError {
+    ReaderError::Store {
+        key: shard.key.clone(),
+        error,
+    }
+}
