@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use zarrs_cuda_engine::contract::{Chain, Job, KnownChain};
 use zarrs_cuda_engine::cuda::copiers::Copiers;
 use zarrs_cuda_engine::cuda::session::{FreeEvents, Session};
-use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning, encode};
+use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning, encode};
 use zarrs_cuda_engine::fakes::instant::InstantDevice;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -44,10 +44,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         huge_pages: true,
     };
     let device = Arc::new(InstantDevice::new(grid.subchunk_bytes()));
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(4 << 30),
         pinned_memory: 1 << 30,
-        ..Limits::default()
+        ..DeviceLimits::default()
     };
     let engine = CudaEngine::new(Devices::new(vec![device.clone()]), limits, Tuning::DEFAULT);
     let kind = engine.kind(&grid, &chain)?;

@@ -35,7 +35,7 @@ use super::find;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
 use crate::shard::error::not_decoded;
-use crate::shard::parts::{InnerCodecs, Limits};
+use crate::shard::parts::{ChainMemoryBounds, InnerCodecs};
 use crate::shard::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::subchunk::Compression;
 
@@ -81,7 +81,7 @@ pub(super) fn bounded(
 fn array_to_bytes(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
     options: &Options,
-) -> Result<(Arc<dyn ArrayToBytesCodecTraits>, Limits), PluginCreateError> {
+) -> Result<(Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds), PluginCreateError> {
     let chain_of = |codecs: &[_]| bounded(&CodecChain::from_metadata(codecs)?, options);
     let any = codec.as_any();
     if any.is::<ShardingCodec>() {
@@ -101,7 +101,7 @@ fn array_to_bytes(
         let mask = chain_of(&optional.mask_codecs)?;
         let data = chain_of(&optional.data_codecs)?;
         let codec = OptionalCodec::new(mask.chain, data.chain);
-        let limits = Limits {
+        let limits = ChainMemoryBounds {
             is_bounded: mask.limits.is_bounded && data.limits.is_bounded,
             unbounded: mask.limits.unbounded.or(data.limits.unbounded),
         };
@@ -132,7 +132,7 @@ fn array_to_bytes(
             .find(|c| compresses(c));
         let compressor = compressor.map(|codec| name_of(codec.as_ref()));
         let vlen = VlenCodec::new(index.chain, data.chain, data_type, location);
-        let limits = Limits {
+        let limits = ChainMemoryBounds {
             is_bounded: false,
             unbounded: index
                 .limits
@@ -144,7 +144,7 @@ fn array_to_bytes(
     }
     #[cfg(feature = "pcodec")]
     if let Some(codec) = pcodec::bounded(codec) {
-        let limits = Limits {
+        let limits = ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         };
@@ -156,7 +156,7 @@ fn array_to_bytes(
 /// `codec`, and its limits.
 fn as_it_is(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
-) -> (Arc<dyn ArrayToBytesCodecTraits>, Limits) {
+) -> (Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds) {
     let any = codec.as_any();
     let is_bounded = any.is::<BytesCodec>() || any.is::<PackBitsCodec>();
     // They allocate as much as they are given.
@@ -164,7 +164,7 @@ fn as_it_is(
         || any.is::<VlenBytesCodec>()
         || any.is::<VlenArrayCodec>()
         || any.is::<VlenV2Codec>();
-    let limits = Limits {
+    let limits = ChainMemoryBounds {
         is_bounded,
         unbounded: (!is_bounded && !copies).then(|| name_of(codec.as_ref())),
     };

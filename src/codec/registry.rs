@@ -58,19 +58,19 @@ pub(crate) fn is_enabled() -> bool {
 
 /// Keeps the codec of one metadata ours, also without a registration.
 #[derive(Debug)]
-pub(crate) struct Claim(Arc<MetadataV3>);
+pub(crate) struct OwnedMetadata(Arc<MetadataV3>);
 
 /// Make each `sharding_indexed` of this `metadata` from now on, until the claim is dropped. Those of
 /// other metadata stay what they are.
-pub(crate) fn claim(metadata: MetadataV3) -> Result<Claim, Error> {
+pub(crate) fn claim(metadata: MetadataV3) -> Result<OwnedMetadata, Error> {
     push(&mut ENTRY.lock().unwrap_or_else(PoisonError::into_inner))?;
     let metadata = Arc::new(metadata);
     let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
     claims.push(metadata.clone());
-    Ok(Claim(metadata))
+    Ok(OwnedMetadata(metadata))
 }
 
-impl Drop for Claim {
+impl Drop for OwnedMetadata {
     fn drop(&mut self) {
         let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
         claims.retain(|claimed| !Arc::ptr_eq(claimed, &self.0));

@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::codec::CudaShardingCodecBuilder;
-    use zarrs_cuda_engine::layout::{Part, strides_in};
+    use zarrs_cuda_engine::layout::{SubchunkPart, strides_in};
 
     /// One axis: the extent of a subchunk, how many of them, where the view begins, how much it
     /// shows, and how much of the array lies before and behind it.
@@ -209,16 +209,16 @@ mod tests {
                 if number == grid.num_subchunks() {
                     break;
                 }
-                if Part::new(grid, number, &start, &shape).len() == 0 {
+                if SubchunkPart::new(grid, number, &start, &shape).len() == 0 {
                     prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "not in the view");
                     number += 1;
                     continue;
                 }
-                let meets = |number: &usize| Part::new(grid, *number, &start, &shape).len() > 0;
+                let meets = |number: &usize| SubchunkPart::new(grid, *number, &start, &shape).len() > 0;
                 let left = (number..grid.num_subchunks()).take_while(meets).count();
                 let count = output.row_len(number, left).min(*count);
                 for number in number..number + count {
-                    let part = Part::new(grid, number, &start, &shape);
+                    let part = SubchunkPart::new(grid, number, &start, &shape);
                     for n in 0..part.shape().iter().product() {
                         let within = coordinates(n, part.shape());
                         let add = |to: &[usize]| -> Vec<usize> {

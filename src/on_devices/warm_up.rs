@@ -4,7 +4,7 @@ use serde_json::json;
 use zarrs::array::{ArrayBuilder, data_type};
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_emulator::driver;
-use zarrs_cuda_engine::cuda::Limits;
+use zarrs_cuda_engine::cuda::DeviceLimits;
 use zarrs_cuda_engine::cuda::driver::cuda::emulated;
 
 use super::*;
@@ -43,7 +43,7 @@ fn explanations_name_it() {
     assert!(wait.contains("`zarrs_cuda::warm_up`"), "{wait}");
     assert!(explanation.to_string().contains(&wait), "{explanation}");
     assert_eq!(explain(Backend::Host).first_wait, None);
-    devices.warm_up(&Limits::default()).unwrap();
+    devices.warm_up(&DeviceLimits::default()).unwrap();
     let explanation = explain(Backend::Cuda);
     assert_eq!(explanation.first_wait, None);
     assert!(!explanation.to_string().contains("waits"), "{explanation}");

@@ -23,7 +23,9 @@ use crate::metrics::MemoryEstimate;
 use crate::options::{Backend, Options};
 use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
 use zarrs_cuda_engine::cuda;
-use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Devices, HighestLevels, Limits, Tuning};
+use zarrs_cuda_engine::cuda::{
+    Compressors, CudaEngine, DeviceLimits, Devices, HighestLevels, Tuning,
+};
 use zarrs_cuda_engine::fallback::WithFallback;
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
@@ -248,7 +250,7 @@ impl Engines {
             Some(devices) => devices.clone(),
             None => cuda::devices().map_err(|error| error.to_string())?,
         };
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: options.devices().map(<[usize]>::to_vec),
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),

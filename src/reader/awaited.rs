@@ -3,7 +3,7 @@
 use zarrs::array::{ArraySubsetTraits, Element};
 use zarrs_storage::AsyncReadableStorageTraits;
 
-use super::output::Place;
+use super::output::ArrayInMemory;
 use super::request::Wanted;
 use super::source::Store;
 use super::threads::{self, Each};
@@ -90,7 +90,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     async fn async_read_to(
         &self,
         boxes: &[Wanted],
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let codec = match &self.0.way {
             Way::Shards(codec) => codec,

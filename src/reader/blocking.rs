@@ -3,7 +3,7 @@
 use zarrs::array::{Array, ArraySubsetTraits, Element, Tensor};
 use zarrs_storage::ReadableStorageTraits;
 
-use super::output::Place;
+use super::output::ArrayInMemory;
 use super::request::{self, Wanted};
 use super::source::Store;
 use super::threads::{self, Each};
@@ -114,7 +114,11 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         self.read_to(&boxes, &place)
     }
 
-    fn read_to(&self, boxes: &[Wanted], place: &Place<'_>) -> Result<ReadReport, ReaderError> {
+    fn read_to(
+        &self,
+        boxes: &[Wanted],
+        place: &ArrayInMemory<'_>,
+    ) -> Result<ReadReport, ReaderError> {
         let Inner {
             array,
             settings,

@@ -13,7 +13,7 @@ use zarrs_storage::byte_range::ByteRange;
 use super::cache::Caches;
 use super::frames::ListsFrames;
 use super::metrics::Counters;
-use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
+use super::{ArrayReader, Inner, KeptByReader, ReaderError, Settings, Way};
 use crate::codec::find;
 use crate::store::files::Files;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -209,7 +209,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             way,
             files,
             frames: listed,
-            kept: Arc::new(Kept {
+            kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
             }),

@@ -6,7 +6,7 @@ use zarrs::array::{ArrayBytes, ArrayError};
 use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::ReadableStorageTraits;
 
-use super::output::Place;
+use super::output::ArrayInMemory;
 use super::request::Wanted;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
@@ -18,7 +18,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     pub(super) fn read_by_zarrs(
         &self,
         boxes: &[Wanted],
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
             let options = &self.0.settings.codec_options;
@@ -37,7 +37,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     pub(super) async fn async_read_by_zarrs(
         &self,
         boxes: &[Wanted],
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
             let (array, options) = (self.array(), &self.0.settings.codec_options);
@@ -56,7 +56,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self,
         wanted: &Wanted,
         elements: ArrayBytes<'static>,
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<(), ReaderError> {
         let failed = |error: EngineError| ReaderError::Output {
             reason: format!("cannot copy the elements of a box: {error}"),
@@ -71,7 +71,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let order: Vec<usize> = (0..extents.len()).collect();
         let (memory, strides) = (place.from(wanted.offset), place.strides.clone());
         let whole = (vec![0; extents.len()], extents);
-        // SAFETY: `Place` has room for all elements, none of which overlap.
+        // SAFETY: `ArrayInMemory` has room for all elements, none of which overlap.
         let window = unsafe { Window::over(&grid, &order, whole, memory, strides) };
         let window = window.map_err(failed)?;
         let written = window.write_row(0, &[&elements], &mut Vec::new());

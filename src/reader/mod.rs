@@ -72,10 +72,10 @@ use crate::store::files::Files;
 use cache::Caches;
 use frames::ListsFrames;
 use metrics::Counters;
-use output::Place;
+use output::ArrayInMemory;
 use request::{Wanted, WantedShard};
-use shard::{Call, Shard};
-use source::Source;
+use shard::{ReadCall, ShardToRead};
+use source::ShardSource;
 use threads::{Each, Task};
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -144,12 +144,12 @@ struct Inner<TStorage: ?Sized> {
     files: Option<Files>,
     /// Where subchunks are newer than in the shards.
     frames: Option<Arc<dyn ListsFrames>>,
-    kept: Arc<Kept>,
+    kept: Arc<KeptByReader>,
 }
 
 /// The indices, subchunks and counts that a reader keeps from one call to the next.
 #[derive(Debug)]
-struct Kept {
+struct KeptByReader {
     caches: PerProcess<Caches>,
     counters: Counters,
 }
@@ -328,7 +328,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self,
         subset: &dyn ArraySubsetTraits,
         output: &'o mut Output<'_>,
-    ) -> Result<([Wanted; 1], Place<'o>), ReaderError> {
+    ) -> Result<([Wanted; 1], ArrayInMemory<'o>), ReaderError> {
         let subset = subset.to_array_subset();
         request::check(self.array(), None, subset.start(), subset.shape())?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
@@ -342,7 +342,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         origins: &[impl AsRef<[u64]>],
         shape: &[u64],
         output: &'o mut Output<'_>,
-    ) -> Result<(Vec<Wanted>, Place<'o>), ReaderError> {
+    ) -> Result<(Vec<Wanted>, ArrayInMemory<'o>), ReaderError> {
         let each = origins.iter().enumerate();
         let subsets = each.map(|(number, origin)| {
             let origin = origin.as_ref();
@@ -367,17 +367,17 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 
 impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     /// Reads shards from `source`, with so many requests at once, which `each` makes.
-    async fn read_shards<S: Source>(
+    async fn read_shards<S: ShardSource>(
         &self,
         codec: &CudaShardingCodec,
         boxes: &[Wanted],
         (source, requests, each): (&S, NonZeroUsize, Each),
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
         let shards = request::shards(array, boxes, &place.strides)?;
         let (damaged, absent) = (Mutex::default(), Mutex::default());
-        let call = Call {
+        let call = ReadCall {
             source,
             frames: self.0.frames.as_deref(),
             settings: &self.0.settings,
@@ -403,7 +403,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
                 let sharding = codec
                     .sharding(&shape, array.data_type(), array.fill_value())
                     .and_then(|sharding| sharding.codec.check_trusted().map(|()| sharding));
-                let shard = Shard {
+                let shard = ShardToRead {
                     key: array.chunk_key(&wanted.indices),
                     sharding: sharding.map_err(|error| ReaderError::Unsupported {
                         reason: error.to_string(),

@@ -75,7 +75,7 @@ impl<'a> Output<'a> {
         &mut self,
         shape: &[usize],
         element_size: usize,
-    ) -> Result<Place<'_>, ReaderError> {
+    ) -> Result<ArrayInMemory<'_>, ReaderError> {
         let len = shape
             .iter()
             .try_fold(element_size, |len, extent| len.checked_mul(*extent));
@@ -95,7 +95,7 @@ impl<'a> Output<'a> {
                 strides.clone()
             }
         };
-        Ok(Place {
+        Ok(ArrayInMemory {
             start: self.start,
             len: self.len,
             strides,
@@ -147,7 +147,7 @@ fn check(
 
 /// The place of an array in memory, whose elements do not overlap and are inside.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct ArrayInMemory<'a> {
     start: *mut u8,
     len: usize,
     pub(super) strides: Vec<usize>,
@@ -155,11 +155,11 @@ pub(super) struct Place<'a> {
 }
 
 // SAFETY: as for `Output`.
-unsafe impl Send for Place<'_> {}
+unsafe impl Send for ArrayInMemory<'_> {}
 // SAFETY: as for `Output`: threads that write through the pointer write different elements.
-unsafe impl Sync for Place<'_> {}
+unsafe impl Sync for ArrayInMemory<'_> {}
 
-impl Place<'_> {
+impl ArrayInMemory<'_> {
     /// The memory from byte `offset` on, and its length.
     pub(super) fn from(&self, offset: usize) -> (*mut u8, usize) {
         let offset = offset.min(self.len);

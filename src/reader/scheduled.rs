@@ -10,9 +10,9 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::cache::Caches;
 use super::frames::ListsFrames;
 use super::metrics::Counters;
-use super::source::{Fetched, Source, Store};
+use super::source::{Fetched, ShardSource, Store};
 use super::threads::{Each, Later, Task};
-use super::{ArrayReader, Inner, Kept, Output, ReaderError, Way};
+use super::{ArrayReader, Inner, KeptByReader, Output, ReaderError, Way};
 use crate::store::Reads;
 use crate::store::ranges::slice;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -22,7 +22,7 @@ struct Opened<R>(R);
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-impl<R: Reads> Source for Opened<R> {
+impl<R: Reads> ShardSource for Opened<R> {
     type Shard = Bytes;
 
     const STAYS: bool = true;
@@ -81,7 +81,7 @@ impl ArrayReader<()> {
             way: way.clone(),
             files: files.clone(),
             frames: Some(frames),
-            kept: Arc::new(Kept {
+            kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
             }),

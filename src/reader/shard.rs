@@ -18,9 +18,9 @@ use super::cache::Caches;
 use super::error::Damage;
 use super::frames::ListsFrames;
 use super::metrics::{Counters, add};
-use super::output::Place;
+use super::output::ArrayInMemory;
 use super::request::WantedShard;
-use super::source::Source;
+use super::source::ShardSource;
 use super::threads::{Each, Later, Task};
 use super::{ReaderError, Settings};
 use crate::shard::sharding::Sharding;
@@ -34,13 +34,13 @@ use zarrs_cuda_engine::memory::disjoint::Window;
 const ATTEMPTS: usize = 3;
 
 /// Everything that the shards of one call have in common.
-pub(super) struct Call<'a, S> {
+pub(super) struct ReadCall<'a, S> {
     pub(super) source: &'a S,
     pub(super) frames: Option<&'a dyn ListsFrames>,
     pub(super) settings: &'a Settings,
     pub(super) caches: &'a Caches,
     pub(super) counters: &'a Counters,
-    pub(super) place: &'a Place<'a>,
+    pub(super) place: &'a ArrayInMemory<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
     pub(super) absent: &'a Mutex<Vec<StoreKey>>,
     /// Makes several requests at once.
@@ -52,7 +52,7 @@ pub(super) struct Call<'a, S> {
 }
 
 /// A shard to read.
-pub(super) struct Shard<'a> {
+pub(super) struct ShardToRead<'a> {
     pub(super) key: StoreKey,
     pub(super) sharding: Arc<Sharding>,
     pub(super) wanted: &'a WantedShard,
@@ -73,7 +73,7 @@ impl From<ReaderError> for Stop {
     }
 }
 
-impl<S: Source> Call<'_, S> {
+impl<S: ShardSource> ReadCall<'_, S> {
     /// Whether each request for subchunks reads the index, too, and others read it before and after. An
     /// index that was kept is not used.
     ///
@@ -84,7 +84,7 @@ impl<S: Source> Call<'_, S> {
     }
 
     /// Read the wanted elements of `shard`.
-    pub(super) async fn read(&self, shard: &Shard<'_>) -> Result<(), ReaderError> {
+    pub(super) async fn read(&self, shard: &ShardToRead<'_>) -> Result<(), ReaderError> {
         let mut last = None;
         // With frames one more, which takes each subchunk by itself.
         let attempts = ATTEMPTS + usize::from(self.frames.is_some());
@@ -115,7 +115,7 @@ impl<S: Source> Call<'_, S> {
     /// With `fills_shard`, a shard whose index cannot be decoded becomes fill values.
     async fn attempt(
         &self,
-        shard: &Shard<'_>,
+        shard: &ShardToRead<'_>,
         number: usize,
         fills_shard: bool,
     ) -> Result<(), Stop> {
@@ -151,14 +151,14 @@ impl<S: Source> Call<'_, S> {
     }
 
     /// The places of the wanted boxes of `shard`.
-    fn windows<'w>(&'w self, shard: &'w Shard<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
+    fn windows<'w>(&'w self, shard: &'w ShardToRead<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
         let order = shard.sharding.order();
         let parts = shard.wanted.parts.iter();
         let windows = parts.map(|part| {
             let window = (part.start.clone(), part.shape.clone());
             let (grid, strides) = (&shard.sharding.grid, self.place.strides.clone());
             let memory = self.place.from(part.offset);
-            // SAFETY: `Place` has room for all elements of the call, none of which overlap. Each
+            // SAFETY: `ArrayInMemory` has room for all elements of the call, none of which overlap. Each
             // part of the call has others. Of several attempts, one is made at a time.
             unsafe { Window::over(grid, &order, window, memory, strides) }
         });
@@ -168,9 +168,9 @@ impl<S: Source> Call<'_, S> {
 }
 
 /// An attempt to read a shard and its frame.
-struct Attempt<'a, S: Source> {
-    call: &'a Call<'a, S>,
-    shard: &'a Shard<'a>,
+struct Attempt<'a, S: ShardSource> {
+    call: &'a ReadCall<'a, S>,
+    shard: &'a ShardToRead<'a>,
     windows: &'a [Window<'a>],
     /// The subchunks that became fill values, or the shard.
     damaged: Mutex<Vec<Damage>>,
@@ -178,7 +178,7 @@ struct Attempt<'a, S: Source> {
     is_absent: AtomicBool,
 }
 
-impl<S: Source> Attempt<'_, S> {
+impl<S: ShardSource> Attempt<'_, S> {
     /// Runs `count` parts of the attempt, several of them at once. No part begins after one that found
     /// the shard changed.
     async fn each<'p>(

@@ -28,7 +28,7 @@ impl AsRef<[u8]> for Fetched<'_> {
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 /// Where shards are read from.
-pub(super) trait Source: Sync {
+pub(super) trait ShardSource: Sync {
     /// A shard that is being read.
     type Shard: Send + Sync;
 
@@ -57,7 +57,7 @@ pub(super) trait Source: Sync {
 #[derive(Debug)]
 pub(super) struct Store<R>(pub(super) R);
 
-impl<R: Reads> Source for Store<R> {
+impl<R: Reads> ShardSource for Store<R> {
     type Shard = StoreKey;
 
     const STAYS: bool = false;
@@ -85,7 +85,7 @@ impl<R: Reads> Source for Store<R> {
 }
 
 /// Files, which are read into a buffer of the thread that decodes them.
-impl Source for Files {
+impl ShardSource for Files {
     type Shard = File;
 
     const STAYS: bool = true;

@@ -99,8 +99,8 @@ pub(super) fn each(
 /// only take the caches from each other.
 pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
     /// Gives the place back, also after a panic.
-    struct Place(&'static Threads);
-    impl Drop for Place {
+    struct DecodingPermit(&'static Threads);
+    impl Drop for DecodingPermit {
         fn drop(&mut self) {
             *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
             self.0.freed.notify_one();
@@ -114,6 +114,6 @@ pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
     }
     *free -= 1;
     drop(free);
-    let _place = Place(threads);
+    let _place = DecodingPermit(threads);
     decode()
 }

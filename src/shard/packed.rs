@@ -11,7 +11,7 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::error::codec_error;
-use super::parts::{InnerCodecs, Limits, Parts};
+use super::parts::{ChainMemoryBounds, InnerCodecs, Parts};
 use super::sharding::Sharding;
 use super::spec::ShardingSpec;
 use crate::error::Error;
@@ -41,7 +41,7 @@ pub(crate) fn of_encoded_subchunks(
 ) -> Result<(ShardingSpec, Arc<Sharding>), Error> {
     let bytes = InnerCodecs {
         chain: Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
-        limits: Limits {
+        limits: ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         },

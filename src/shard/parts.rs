@@ -15,7 +15,7 @@ use crate::plan::Engines;
 
 /// The bounds of the memory that a chain takes.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ChainMemoryBounds {
     /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
     pub(crate) is_bounded: bool,
     /// The first codec that may take more for a hostile subchunk than the metadata justify.
@@ -25,7 +25,7 @@ pub(crate) struct Limits {
 /// Inner codecs that take no more memory than they may, as far as that is possible.
 pub(crate) struct InnerCodecs {
     pub(crate) chain: Arc<CodecChain>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ChainMemoryBounds,
     /// The shards that are the subchunks, if the chain encodes these and does nothing else.
     pub(crate) nested: Option<Arc<Parts>>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Parts {
     /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
     pub(crate) nested: Option<Arc<Parts>>,
     /// The bounds of the memory that the inner codecs take.
-    pub(crate) limits: Limits,
+    pub(crate) limits: ChainMemoryBounds,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
     pub(crate) stock: ShardingCodec,
     pub(crate) options: Options,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zarrs::array::{ArrayIndices, ArraySubset, Indexer, IndexerError};
 use zarrs_codec::CodecError;
 
-use zarrs_cuda_engine::layout::{Part, SubchunkGrid};
+use zarrs_cuda_engine::layout::{SubchunkGrid, SubchunkPart};
 
 /// Elements of a shard.
 pub(crate) enum Selection {
@@ -56,7 +56,7 @@ impl Selection {
     ) -> Result<Box<dyn Indexer>, CodecError> {
         match self {
             Self::Window { start, shape } => {
-                let part = Part::new(grid, number, start, shape);
+                let part = SubchunkPart::new(grid, number, start, shape);
                 let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
                 let (start, shape) = (to_u64(part.start_in_subchunk()), to_u64(part.shape()));
                 let subset = ArraySubset::new_with_start_shape(start, shape)?;

@@ -98,7 +98,7 @@ const KEPT_OBJECTS: usize = 64;
 /// apply. For the files of zarrs' `FilesystemStore` there is `on_filesystem`, which promises more.
 pub struct RangeWrites<S: ?Sized> {
     turns: Turns,
-    kept: Kept,
+    kept: RecentObjects,
     max_object_len: u64,
     /// The directory of the store, if its values are files that are written directly.
     root: Option<PathBuf>,
@@ -137,7 +137,7 @@ impl<S: ?Sized> RangeWrites<S> {
     pub fn new(store: Arc<S>) -> Self {
         Self {
             turns: Turns::default(),
-            kept: Kept::new(KEPT_BYTES),
+            kept: RecentObjects::new(KEPT_BYTES),
             max_object_len: MAX_OBJECT_LEN,
             root: None,
             store,
@@ -158,7 +158,7 @@ impl<S: ?Sized> RangeWrites<S> {
     /// An object is kept until its key is read, stored or erased through this adapter.
     #[must_use]
     pub fn with_kept_bytes(mut self, bytes: usize) -> Self {
-        self.kept = Kept::new(bytes);
+        self.kept = RecentObjects::new(bytes);
         self
     }
 
@@ -263,13 +263,13 @@ fn too_long(key: &StoreKey, len: u64, max: u64) -> StorageError {
 }
 
 /// The objects that were written last.
-struct Kept {
+struct RecentObjects {
     budget: usize,
     /// The oldest first.
     objects: Mutex<VecDeque<(StoreKey, Bytes)>>,
 }
 
-impl Kept {
+impl RecentObjects {
     fn new(budget: usize) -> Self {
         Self {
             budget,

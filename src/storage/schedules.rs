@@ -152,7 +152,7 @@ type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 
 /// The call that an actor waits for.
 #[derive(Clone)]
-struct Call {
+struct PendingCall {
     effect: Effect,
     /// It takes effect when this turn is free.
     turn: Option<TurnId>,
@@ -166,19 +166,19 @@ struct World {
     objects: Arc<Objects>,
     promises: Promises,
     log: Vec<Event>,
-    places: Vec<Place>,
+    places: Vec<ActorStatus>,
     turns: BTreeSet<TurnId>,
 }
 
 /// The status of an actor.
 #[derive(Default)]
-struct Place {
+struct ActorStatus {
     /// The hash of all answers of the store to the actor.
     answers: DefaultHasher,
     /// The events that begin with the actor's next call.
     begun: Vec<Event>,
     /// It is about to call the store. Otherwise it waits for something else, which wakes it.
-    call: Option<Call>,
+    call: Option<PendingCall>,
     /// The answer to its call.
     answer: Option<Answer>,
 }
@@ -258,7 +258,7 @@ impl Seat {
                 hash,
             }
         });
-        self.world().places[number].call = Some(Call {
+        self.world().places[number].call = Some(PendingCall {
             effect,
             turn,
             is_listing,
@@ -747,7 +747,7 @@ pub(super) struct Scenario<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Choice {
     /// The next call of this actor takes effect.
-    Call(usize),
+    PendingCall(usize),
     /// The same; it is a listing, which fails and does not say so.
     Silent(usize),
     /// This actor does nothing any more.
@@ -907,7 +907,7 @@ struct Step {
 /// The status of an actor at a point.
 struct Here {
     answers: u64,
-    call: Option<Call>,
+    call: Option<PendingCall>,
     is_woken: bool,
 }
 
@@ -931,7 +931,7 @@ impl<'a> Run<'a> {
         let mut run = Self {
             world: Arc::new(Mutex::new(World {
                 promises: scenario.promises,
-                places: actors.iter().map(|_| Place::default()).collect(),
+                places: actors.iter().map(|_| ActorStatus::default()).collect(),
                 ..World::default()
             })),
             acting: BTreeMap::new(),
@@ -973,7 +973,7 @@ impl<'a> Run<'a> {
 
     fn take(&mut self, step: &Step) {
         match step.choice {
-            Choice::Call(number) | Choice::Silent(number) => {
+            Choice::PendingCall(number) | Choice::Silent(number) => {
                 self.world().places[number].answer.clone_from(&step.answer);
                 self.proceed(number);
             }
@@ -1025,7 +1025,7 @@ fn print_log(log: &[Event]) -> u128 {
 
 /// The store, the log and the actors in the middle of an order of calls.
 #[derive(Clone)]
-struct State {
+struct ExploredState {
     objects: Arc<Objects>,
     log: Arc<Vec<Event>>,
     /// Hashes of the objects and of the log.
@@ -1051,7 +1051,7 @@ struct Exploration<'s, 'a> {
 }
 
 impl Exploration<'_, '_> {
-    fn begin(&mut self) -> State {
+    fn begin(&mut self) -> ExploredState {
         let mut log = Vec::new();
         let processes =
             (0..self.scenario.actors.len()).map(|number| self.scenario.process_of(number));
@@ -1062,7 +1062,7 @@ impl Exploration<'_, '_> {
             self.runs.push(Some((process, run)));
             self.points.push(point);
         }
-        State {
+        ExploredState {
             prints: [print(&self.scenario.objects), print_log(&log)],
             objects: Arc::new(self.scenario.objects.clone()),
             log: Arc::new(log),
@@ -1072,13 +1072,13 @@ impl Exploration<'_, '_> {
     }
 
     /// Returns the status of an actor, if it has neither ended nor crashed.
-    fn here(&self, state: &State, number: usize) -> Option<&Here> {
+    fn here(&self, state: &ExploredState, number: usize) -> Option<&Here> {
         let at = state.at[self.scenario.process_of(number)];
         self.points[at].acting.get(&number)
     }
 
     /// The call of an actor, if it can take effect.
-    fn call<'c>(&self, state: &State, here: &'c Here) -> Option<&'c Call> {
+    fn call<'c>(&self, state: &ExploredState, here: &'c Here) -> Option<&'c PendingCall> {
         let is_free = |(turns, shard): &TurnId| {
             let mut taken = state.at.iter().flat_map(|&at| &self.points[at].turns);
             !taken.any(|(other, taken)| {
@@ -1089,7 +1089,7 @@ impl Exploration<'_, '_> {
         call.filter(|call| call.turn.as_ref().is_none_or(is_free))
     }
 
-    fn choices(&self, state: &State) -> Vec<Choice> {
+    fn choices(&self, state: &ExploredState) -> Vec<Choice> {
         let mut choices = Vec::new();
         for (number, actor) in self.scenario.actors.iter().enumerate() {
             let is_there = |number| self.here(state, number).is_some();
@@ -1100,7 +1100,7 @@ impl Exploration<'_, '_> {
                 continue;
             }
             if self.call(state, here).is_some() || here.is_woken {
-                choices.push(Choice::Call(number));
+                choices.push(Choice::PendingCall(number));
             }
             let silent = self.scenario.promises.silent.map_or(0, |(_, most)| most);
             let lists = here.call.as_ref().is_some_and(|call| call.is_listing);
@@ -1115,9 +1115,9 @@ impl Exploration<'_, '_> {
     }
 
     /// The state after `choice`.
-    fn after(&mut self, state: &State, choice: Choice) -> State {
+    fn after(&mut self, state: &ExploredState, choice: Choice) -> ExploredState {
         let mut next = state.clone();
-        let (Choice::Call(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
+        let (Choice::PendingCall(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
         let is_silent = matches!(choice, Choice::Silent(_));
         next.silences += usize::from(is_silent);
         let here = self.here(state, number);
@@ -1175,12 +1175,12 @@ impl Exploration<'_, '_> {
     }
 
     /// A hash of the parts of `state` on which the future depends.
-    fn print(&self, state: &State) -> u128 {
+    fn print(&self, state: &ExploredState) -> u128 {
         let at = state.at.iter().map(|&at| self.points[at].print);
         print(&(state.prints, at.collect::<Vec<_>>(), state.silences))
     }
 
-    fn explore(&mut self, state: &State) -> std::result::Result<u128, Box<Violation>> {
+    fn explore(&mut self, state: &ExploredState) -> std::result::Result<u128, Box<Violation>> {
         let print = self.print(state);
         if !self.scenario.each_by_itself
             && let Some(&schedules) = self.schedules.get(&print)
@@ -1190,7 +1190,7 @@ impl Exploration<'_, '_> {
         let choices = self.choices(state);
         if !choices
             .iter()
-            .any(|choice| matches!(choice, Choice::Call(_)))
+            .any(|choice| matches!(choice, Choice::PendingCall(_)))
         {
             self.judge(state)?;
         }
@@ -1205,7 +1205,7 @@ impl Exploration<'_, '_> {
         Ok(schedules)
     }
 
-    fn judge(&self, state: &State) -> std::result::Result<(), Box<Violation>> {
+    fn judge(&self, state: &ExploredState) -> std::result::Result<(), Box<Violation>> {
         let (objects, log) = (&*state.objects, &*state.log);
         let judged = if state.at.iter().all(|&at| self.points[at].acting.is_empty()) {
             (self.scenario.judge)(&Ending { objects, log })

@@ -25,7 +25,7 @@ use zarrs_storage::{
 };
 
 use super::chunk_keys::Scope;
-use super::sharded::{Configuration, Core, NAME, Place, is_name};
+use super::sharded::{Configuration, Core, KeyMeaning, NAME, is_name};
 use super::{BinaryFormat, ShardedStore};
 use crate::error::Error;
 
@@ -237,8 +237,8 @@ impl<S: ?Sized> Passed<S> {
     /// [`StorageError::Unsupported`] if `key` is that of a chunk.
     fn check(&self, doing: &str, key: &StoreKey) -> Result<(), StorageError> {
         match self.core.place(key) {
-            Place::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
-            Place::Metadata | Place::Elsewhere => Ok(()),
+            KeyMeaning::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
+            KeyMeaning::Metadata | KeyMeaning::Elsewhere => Ok(()),
         }
     }
 

@@ -28,7 +28,7 @@ use zarrs_cuda_engine::cuda::kernels::shuffle::shuffle;
 use zarrs_cuda_engine::cuda::kernels::spans::Slots;
 use zarrs_cuda_engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
 use zarrs_cuda_engine::cuda::sizing::Sizing;
-use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Limits};
+use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, DeviceLimits};
 use zarrs_cuda_engine::host::HostEngine;
 
 /// The goal, as a part of the slowest step that the engine cannot avoid.
@@ -188,7 +188,7 @@ pub(crate) fn measure(
 }
 
 fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -> CudaEngine {
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: sizes.compressed_memory,
         ..engine.limits.clone()
     };

@@ -44,7 +44,7 @@ use report::Report;
 use workbench::Workbench;
 use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
 use zarrs_cuda_engine::cuda::driver::{self, Driver};
-use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -83,7 +83,7 @@ pub(crate) struct Sizes {
     /// How often each operation is timed.
     pub(crate) rounds: usize,
     pub(crate) tuning: Tuning,
-    pub(crate) limits: Limits,
+    pub(crate) limits: DeviceLimits,
     pub(crate) slabs: Vec<usize>,
     pub(crate) rings: Vec<usize>,
     pub(crate) batches: Vec<usize>,
@@ -121,7 +121,7 @@ impl Sizes {
             warm_up: Duration::from_millis(300),
             rounds: 7,
             tuning: Tuning::DEFAULT,
-            limits: Limits {
+            limits: DeviceLimits {
                 devices: None,
                 device_memory: Some(2 << 30),
                 pinned_memory: 2 << 30,

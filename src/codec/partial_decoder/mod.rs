@@ -25,7 +25,7 @@ use crate::shard::error::codec_error;
 use crate::shard::reading::{check_last_bytes, check_memory, entries_of, last_bytes};
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
-use request::{InnerReads, Output, Request, Touched};
+use request::{InnerReads, PartialReadOutput, PartialReadRequest, Touched};
 use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
 /// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
@@ -57,8 +57,8 @@ impl<H: Handle> PartialDecoder<H> {
     fn request(
         &self,
         indexer: &dyn Indexer,
-    ) -> Result<Result<Request<'_>, ArrayBytes<'static>>, CodecError> {
-        let request = Request::new(&self.shards, indexer)?;
+    ) -> Result<Result<PartialReadRequest<'_>, ArrayBytes<'static>>, CodecError> {
+        let request = PartialReadRequest::new(&self.shards, indexer)?;
         match &self.entries {
             Some(entries) if !indexer.is_empty() => Ok(Ok(request.in_shard(entries)?)),
             _ => Ok(Err(ArrayBytes::new_fill_value(
@@ -115,8 +115,8 @@ pub(super) trait ReadsParts: Handle + Sized {
     /// Read what `request` wants into `output`, group by group.
     fn read_groups(
         decoder: &PartialDecoder<Self>,
-        request: &Request<'_>,
-        output: &Output<'_, '_>,
+        request: &PartialReadRequest<'_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> impl Future<Output = Result<(), CodecError>> + Send;
 
@@ -131,12 +131,12 @@ pub(super) trait ReadsParts: Handle + Sized {
 impl<H: ReadsParts> PartialDecoder<H> {
     async fn read_group(
         &self,
-        request: &Request<'_>,
+        request: &PartialReadRequest<'_>,
         group: &[Touched],
-        output: &Output<'_, '_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        let ranges = Request::byte_ranges(group);
+        let ranges = PartialReadRequest::byte_ranges(group);
         if !request.is_bounded() {
             check_long::<H>(&*self.input, &ranges, options).await?;
         }
@@ -190,7 +190,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
 
     async fn decode_request(
         &self,
-        request: &Request<'_>,
+        request: &PartialReadRequest<'_>,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'static>, CodecError> {
         let output = request.output()?;

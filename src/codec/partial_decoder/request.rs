@@ -13,7 +13,7 @@ use crate::shard::error::codec_error;
 use crate::shard::selection::{Point, Selection};
 use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError};
-use zarrs_cuda_engine::layout::{Entries, Extent, Part};
+use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// How a touched subchunk is read.
@@ -27,14 +27,14 @@ pub(in crate::codec) struct Touched {
 }
 
 /// Where the wanted elements go: from many threads, in any order of subchunks.
-pub(in crate::codec) enum Output<'a, 'v> {
+pub(in crate::codec) enum PartialReadOutput<'a, 'v> {
     Window(Window<'a>),
     View(ViewOfShard<'a, 'v>),
     Points(Mutex<Vec<u8>>),
 }
 
 /// A request for part of a shard.
-pub(in crate::codec) struct Request<'a> {
+pub(in crate::codec) struct PartialReadRequest<'a> {
     shards: &'a Sharding,
     selection: Selection,
     /// In C order.
@@ -50,7 +50,7 @@ pub(in crate::codec) struct InnerReads<'a> {
     pub(super) indexer: Box<dyn Indexer>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> PartialReadRequest<'a> {
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
     pub(super) fn new(shards: &'a Sharding, indexer: &dyn Indexer) -> Result<Self, CodecError> {
@@ -102,7 +102,7 @@ impl<'a> Request<'a> {
             .into_iter()
             .map(|number| match &self.selection {
                 Selection::Window { start, shape } => {
-                    let part = Part::new(grid, number, start, shape);
+                    let part = SubchunkPart::new(grid, number, start, shape);
                     touch(number, part.len(), part.is_whole())
                 }
                 Selection::Points(points) => {
@@ -191,14 +191,14 @@ impl<'a> Request<'a> {
     }
 
     /// New memory for the wanted elements.
-    pub(super) fn output(&self) -> Result<Output<'_, 'static>, CodecError> {
+    pub(super) fn output(&self) -> Result<PartialReadOutput<'_, 'static>, CodecError> {
         let huge_pages = self.shards.codec.options.huge_pages();
         Ok(match &self.selection {
             Selection::Window { start, shape } => {
                 let (start, shape) = (start.clone(), shape.clone());
                 let order = self.shards.order();
                 let window = Window::new(&self.shards.grid, &order, start, shape, huge_pages);
-                Output::Window(window.map_err(codec_error)?)
+                PartialReadOutput::Window(window.map_err(codec_error)?)
             }
             Selection::Points(_) => {
                 // Cannot overflow: checked when the request was made.
@@ -211,7 +211,7 @@ impl<'a> Request<'a> {
                     })
                 })?;
                 elements.resize(len, 0);
-                Output::Points(Mutex::new(elements))
+                PartialReadOutput::Points(Mutex::new(elements))
             }
         })
     }
@@ -220,11 +220,11 @@ impl<'a> Request<'a> {
     pub(super) fn output_into<'t>(
         &'t self,
         target: &'t ArrayBytesDecodeIntoTarget<'_>,
-    ) -> Result<Option<Output<'t, 't>>, CodecError> {
+    ) -> Result<Option<PartialReadOutput<'t, 't>>, CodecError> {
         match (&self.selection, target) {
             (Selection::Window { start, shape }, ArrayBytesDecodeIntoTarget::Fixed(view)) => {
                 let view = ViewOfShard::new(view, self.shards, start.clone(), shape.clone());
-                Ok(view.map_err(codec_error)?.map(Output::View))
+                Ok(view.map_err(codec_error)?.map(PartialReadOutput::View))
             }
             _ => Ok(None),
         }
@@ -238,7 +238,7 @@ impl<'a> Request<'a> {
         group: &[Touched],
         fetched: &[ArrayBytesRaw<'_>],
         inner: &[ArrayBytesRaw<'_>],
-        output: &Output<'_, '_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), EngineError> {
         let mut bytes = fetched.iter();
@@ -261,9 +261,9 @@ impl<'a> Request<'a> {
         self.shards.with_job(options, |job| {
             let engine = plan::host_engine();
             match output {
-                Output::Window(window) => engine.decode_some(job, &subchunks, window),
-                Output::View(view) => engine.decode_some(job, &subchunks, view),
-                Output::Points(wanted) => {
+                PartialReadOutput::Window(window) => engine.decode_some(job, &subchunks, window),
+                PartialReadOutput::View(view) => engine.decode_some(job, &subchunks, view),
+                PartialReadOutput::Points(wanted) => {
                     let size = job.grid.element_size();
                     engine.decode_each(job, &subchunks, &|number, decoded| {
                         self.put(wanted, number, |_, point| match decoded {
@@ -286,12 +286,12 @@ impl<'a> Request<'a> {
         &self,
         number: usize,
         elements: &[u8],
-        output: &Output<'_, '_>,
+        output: &PartialReadOutput<'_, '_>,
     ) -> Result<(), EngineError> {
         match output {
-            Output::Window(window) => window.write_part(number, elements),
-            Output::View(view) => view.write_part(number, elements),
-            Output::Points(wanted) => {
+            PartialReadOutput::Window(window) => window.write_part(number, elements),
+            PartialReadOutput::View(view) => view.write_part(number, elements),
+            PartialReadOutput::Points(wanted) => {
                 let size = self.shards.grid.element_size();
                 self.put(wanted, number, |i, _| {
                     elements.get(i * size..(i + 1) * size)
@@ -322,7 +322,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Output<'_, '_> {
+impl PartialReadOutput<'_, '_> {
     /// The wanted elements; none if they went into a view.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::shard::error::other;
 use crate::shard::error::{caused, codec_error, no_memory, sourced};
 use crate::shard::selection::Selection;
 use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
-use zarrs_cuda_engine::layout::{Part, RECORD_LEN, SubchunkGrid};
+use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
 /// Elements of one size, whose subchunks the engines encode.
 pub(super) fn encode(
@@ -103,7 +103,7 @@ fn decode_and_patch(
 fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8]) {
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(update.grid, number, start, shape);
+            let part = SubchunkPart::new(update.grid, number, start, shape);
             let len = part.row_len();
             for (to, from) in part.rows(shape) {
                 subchunk[to..to + len].copy_from_slice(&elements[from..from + len]);

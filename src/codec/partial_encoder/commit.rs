@@ -10,7 +10,7 @@ use crate::options::WriteStrategy;
 use crate::shard::sharding::Sharding;
 use crate::store::claims::Mode;
 use zarrs_cuda_engine::layout::placement;
-use zarrs_cuda_engine::layout::placement::{Commit, Rule, Stored};
+use zarrs_cuda_engine::layout::placement::{Commit, Rule, ShardBeforeUpdate};
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// The outcome of an update for the stored shard.
@@ -105,7 +105,7 @@ pub(super) fn decide(
     if changes.erase(space, old) {
         return Ok(Outcome::Erase);
     }
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: target.index.num_subchunks(),
         space,
         size,
@@ -173,7 +173,7 @@ pub(super) fn decide(
 )]
 fn too_dead(
     target: &Sharding,
-    stored: &Stored<'_>,
+    stored: &ShardBeforeUpdate<'_>,
     after: &placement::Placement,
     used: usize,
 ) -> Option<usize> {

@@ -11,7 +11,7 @@ use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
 use crate::shard::selection::Selection;
 use crate::store::no_panic;
-use zarrs_cuda_engine::layout::Part;
+use zarrs_cuda_engine::layout::SubchunkPart;
 
 /// Encode what `update` changes.
 pub(super) fn encode(
@@ -80,7 +80,7 @@ fn share<'u>(
     };
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(update.grid, number, start, shape);
+            let part = SubchunkPart::new(update.grid, number, start, shape);
             let from = subset(part.start_in_window(), part.shape())?;
             let share = update
                 .elements

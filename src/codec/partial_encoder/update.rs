@@ -11,7 +11,7 @@ use crate::shard::selection::Selection;
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::contract::EngineError;
-use zarrs_cuda_engine::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
+use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN, Space, SubchunkGrid, SubchunkPart};
 
 /// A subchunk that a write touches.
 pub(super) struct Touched {
@@ -64,7 +64,7 @@ impl<'a> Update<'a> {
                 number,
                 whole: match &selection {
                     Selection::Window { start, shape } => {
-                        Part::new(grid, number, start, shape).is_whole()
+                        SubchunkPart::new(grid, number, start, shape).is_whole()
                     }
                     Selection::Points(_) => false,
                 },

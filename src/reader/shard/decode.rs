@@ -9,12 +9,12 @@ use super::{Attempt, lock};
 use crate::plan::host_engine;
 use crate::reader::ReaderError;
 use crate::reader::error::Damage;
-use crate::reader::source::Source;
+use crate::reader::source::ShardSource;
 use crate::reader::threads::{self, decoding};
 use crate::shard::error::engine_is_of_bytes;
 use zarrs_cuda_engine::contract::{EncodedSubchunk, RowSink};
 
-impl<S: Source> Attempt<'_, S> {
+impl<S: ShardSource> Attempt<'_, S> {
     /// Write the wanted elements of the subchunk `touched`. `bytes` are the bytes of the subchunk from
     /// byte `first` on.
     pub(super) fn write_rows(

@@ -3,14 +3,14 @@
 use zarrs_codec::CodecError;
 use zarrs_storage::StorageError;
 
-use super::Shard;
+use super::ShardToRead;
 use crate::reader::ReaderError;
 use crate::reader::error::Damage;
 use crate::shard::error::{codec_error, engine_is_of_bytes, is_of_bytes, out_of_memory};
 use zarrs_cuda_engine::contract::EngineError;
 
 pub(super) fn damage(
-    shard: &Shard<'_>,
+    shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> ReaderError {
@@ -19,7 +19,7 @@ pub(super) fn damage(
 
 /// The error for a subchunk that was not decoded. It may be intact, and memory short.
 pub(super) fn failed(
-    shard: &Shard<'_>,
+    shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
     error: EngineError,
 ) -> ReaderError {
@@ -32,7 +32,7 @@ pub(super) fn failed(
 
 /// The error for an index, or for a subchunk, that codecs did not decode.
 pub(super) fn not_decoded(
-    shard: &Shard<'_>,
+    shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
     error: CodecError,
 ) -> ReaderError {
@@ -43,7 +43,7 @@ pub(super) fn not_decoded(
 }
 
 /// The error for bytes that were not decoded, and may be right.
-fn undecided(shard: &Shard<'_>, error: CodecError) -> ReaderError {
+fn undecided(shard: &ShardToRead<'_>, error: CodecError) -> ReaderError {
     if let Some((what, bytes)) = out_of_memory(&error) {
         return ReaderError::Memory { what, bytes };
     }
@@ -79,7 +79,7 @@ pub(super) fn got_no_answer(error: &StorageError) -> bool {
     )
 }
 
-pub(super) fn store_error(shard: &Shard<'_>, error: StorageError) -> ReaderError {
+pub(super) fn store_error(shard: &ShardToRead<'_>, error: StorageError) -> ReaderError {
     ReaderError::Store {
         key: shard.key.clone(),
         error,

@@ -4,13 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use super::errors::store_error;
 use super::windows::Touched;
-use super::{Attempt, Call, Stop, lock};
+use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::frames::{ListedFrame, Newest};
 use crate::reader::metrics::add;
-use crate::reader::source::Source;
+use crate::reader::source::ShardSource;
 use crate::reader::threads::Later;
 
-impl<S: Source> Attempt<'_, S> {
+impl<S: ShardSource> Attempt<'_, S> {
     /// Read the subchunks of `touched` that `frame` lists, and write their elements. Returns the other
     /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
     pub(super) async fn read_frame<'p>(
@@ -21,7 +21,7 @@ impl<S: Source> Attempt<'_, S> {
     ) -> Result<Vec<Touched<'p>>, Stop> {
         /// The number of bytes that are decoded together, to write long rows of elements.
         const AT_ONCE: usize = 1 << 20;
-        let Call {
+        let ReadCall {
             settings,
             requests,
             requests_of_shard,
@@ -58,7 +58,7 @@ impl<S: Source> Attempt<'_, S> {
         group: &[Touched<'p>],
         each: bool,
     ) -> Result<Vec<Touched<'p>>, Stop> {
-        let Call { counters, .. } = self.call;
+        let ReadCall { counters, .. } = self.call;
         let (mut found, mut empty, mut in_shard) = (Vec::new(), Vec::new(), Vec::new());
         for &touched in group {
             let number = touched.number();

@@ -10,18 +10,18 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::buffer::{keep_buffer, take_buffer};
 use super::errors::{damage, failed, got_no_answer, not_decoded, other_bytes, store_error};
-use super::{Call, Shard};
+use super::{ReadCall, ShardToRead};
 use crate::reader::ReaderError;
 use crate::reader::cache::Index;
 use crate::reader::metrics::add;
-use crate::reader::source::{Fetched, Source};
+use crate::reader::source::{Fetched, ShardSource};
 use crate::shard::reading::check_memory;
 
-impl<S: Source> Call<'_, S> {
+impl<S: ShardSource> ReadCall<'_, S> {
     /// Read and decode the index; `None` if there is no shard.
     pub(super) async fn index(
         &self,
-        shard: &Shard<'_>,
+        shard: &ShardToRead<'_>,
         opened: &S::Shard,
     ) -> Result<Option<Arc<Index>>, ReaderError> {
         let index = &shard.sharding.index;
@@ -38,7 +38,7 @@ impl<S: Source> Call<'_, S> {
     /// Read the index as it is stored; `None` if there is no shard.
     pub(super) async fn encoded_index(
         &self,
-        shard: &Shard<'_>,
+        shard: &ShardToRead<'_>,
         opened: &S::Shard,
     ) -> Result<Option<Vec<u8>>, ReaderError> {
         let index = &shard.sharding.index;

@@ -1,6 +1,6 @@
 //! Windows that want the same subchunks.
 
-use super::Shard;
+use super::ShardToRead;
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
@@ -68,7 +68,7 @@ impl RowSink for Several<'_> {
 
 /// The subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
 /// window.
-pub(super) fn wanted(shard: &Shard<'_>) -> Vec<(usize, usize)> {
+pub(super) fn wanted(shard: &ShardToRead<'_>) -> Vec<(usize, usize)> {
     let parts = shard.wanted.parts.iter().enumerate();
     let mut pairs: Vec<(usize, usize)> = parts
         .flat_map(|(window, part)| {

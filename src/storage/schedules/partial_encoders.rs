@@ -174,7 +174,7 @@ impl Shards {
 }
 
 /// The elements that a writer stores, and their place.
-type Part = (std::ops::Range<u64>, &'static [u8]);
+type StoredElements = (std::ops::Range<u64>, &'static [u8]);
 
 /// A writer for each of `parts`, with the codec of the same place in `writers`. None of them may fail, and
 /// all parts must be there in the end.
@@ -182,7 +182,7 @@ fn scenario<'a>(
     writers: &'a [Shards],
     before: Objects,
     initial: [u8; 6],
-    parts: &'a [Part],
+    parts: &'a [StoredElements],
 ) -> Scenario<'a> {
     let mut expected = initial.to_vec();
     for (at, elements) in parts {
@@ -226,7 +226,7 @@ fn zstd() -> serde_json::Value {
 }
 
 /// Explore `parts` for each kind of shard, from an absent one and from one that is there.
-fn each_kind(parts: &[Part]) {
+fn each_kind(parts: &[StoredElements]) {
     let (mut schedules, mut states) = (0, 0);
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
@@ -264,7 +264,7 @@ fn writers_of_one_subchunk() {
 #[test]
 fn three_writers_and_no_shard() {
     let _alone = alone();
-    let parts: &[Part] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
+    let parts: &[StoredElements] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
     for strategy in STRATEGIES {
         let writers = vec![Shards::new(strategy, "end", &zstd()); 3];
         let explored = scenario(&writers, Objects::new(), [0; 6], parts).explore();
@@ -278,7 +278,7 @@ fn three_writers_and_no_shard() {
 #[test]
 fn without_turns_data_are_lost() {
     let _alone = alone();
-    let parts: &[Part] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
+    let parts: &[StoredElements] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
             let one = Shards::new(strategy, location, &zstd());

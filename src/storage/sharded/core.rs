@@ -15,7 +15,7 @@ use super::array_metadata::{self, Configuration};
 use super::indices::{Index, Indices, Stamp};
 use crate::error::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
-use crate::storage::packing::{MAX_CHUNKS, Packing, UNCHECKED};
+use crate::storage::chunk_layout::{ChunkLayout, MAX_CHUNKS, UNCHECKED};
 use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
 use crate::store::ranges::{Merged, slice, within};
@@ -34,7 +34,7 @@ pub(super) type Wanted = (usize, Vec<ByteRange>);
 
 /// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::storage) enum Place {
+pub(in crate::storage) enum KeyMeaning {
     /// The key of a chunk: its shard, and its number in the shard, in C order.
     Chunk(ChunkKey, usize),
     /// The key of the metadata of the array.
@@ -51,7 +51,7 @@ pub(in crate::storage) struct Core {
     metadata: Option<StoreKey>,
     pub(super) keys: ChunkKeys,
     pub(super) grid: ShardGrid,
-    pub(super) packing: Packing,
+    pub(super) layout: ChunkLayout,
     pub(super) turns: Turns,
     pub(super) indices: Indices,
     /// How many chunks the array has along each axis, once it is known.
@@ -81,7 +81,7 @@ impl Core {
         Ok(Self {
             metadata: Some(meta_key_v3(path)),
             keys: ChunkKeys::new(path, grid.counts().len()),
-            packing: Packing::indexed(&grid, checksum)?,
+            layout: ChunkLayout::indexed(&grid, checksum)?,
             turns: Turns::default(),
             indices: Indices::new(super::DEFAULT_INDEX_CACHE),
             chunk_grid: RwLock::default(),
@@ -105,16 +105,16 @@ impl Core {
         &self.keys
     }
 
-    pub(in crate::storage) fn place(&self, key: &StoreKey) -> Place {
+    pub(in crate::storage) fn place(&self, key: &StoreKey) -> KeyMeaning {
         if self.metadata.as_ref() == Some(key) {
-            return Place::Metadata;
+            return KeyMeaning::Metadata;
         }
         match self.keys.parse(key.as_str()) {
             Some(chunk) => {
                 let (shard, number) = self.grid.shard_of(&chunk);
-                Place::Chunk(shard, number)
+                KeyMeaning::Chunk(shard, number)
             }
-            None => Place::Elsewhere,
+            None => KeyMeaning::Elsewhere,
         }
     }
 
@@ -159,12 +159,12 @@ impl Core {
         key: &StoreKey,
     ) -> Result<Option<Bytes>> {
         match self.place(key) {
-            Place::Elsewhere => store.get(key).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.get(key).await,
+            KeyMeaning::Metadata => {
                 let stored = store.get(key).await?;
                 stored.map(|stored| self.shown(key, stored)).transpose()
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let wanted = [(number, vec![ByteRange::FromStart(0, None)])];
                 let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
                 let found = found.into_iter().next().flatten();
@@ -180,15 +180,15 @@ impl Core {
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
         match self.place(key) {
-            Place::Elsewhere => store.get_ranges(key, ranges).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.get_ranges(key, ranges).await,
+            KeyMeaning::Metadata => {
                 let Some(shown) = self.get(store, key).await? else {
                     return Ok(None);
                 };
                 let parts = ranges.into_iter().map(|range| slice(&shown, range));
                 parts.collect::<Result<_>>().map(Some)
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let wanted = [(number, ranges)];
                 let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
                 Ok(found.into_iter().next().flatten())
@@ -202,12 +202,12 @@ impl Core {
         key: &StoreKey,
     ) -> Result<Option<u64>> {
         match self.place(key) {
-            Place::Elsewhere => store.size(key).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.size(key).await,
+            KeyMeaning::Metadata => {
                 let shown = self.get(store, key).await?;
                 Ok(shown.map(|shown| shown.len() as u64))
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let index = self.read_index(store, &self.keys.key(&shard)?).await?;
                 let extent = index.and_then(|index| index.extents.get(number).cloned().flatten());
                 Ok(extent.map(|extent| extent.len() as u64))
@@ -220,8 +220,8 @@ impl Core {
         let mut groups: BTreeMap<StoreKey, Group> = BTreeMap::new();
         for (position, (key, range)) in wanted.iter().enumerate() {
             let (object, number) = match self.place(key) {
-                Place::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
-                Place::Metadata | Place::Elsewhere => (key.clone(), None),
+                KeyMeaning::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
+                KeyMeaning::Metadata | KeyMeaning::Elsewhere => (key.clone(), None),
             };
             // The key of a shard is that of a chunk, so that no other key is the same.
             let group = groups.entry(object).or_insert_with_key(|object| Group {
@@ -346,11 +346,11 @@ impl Core {
         shard: &StoreKey,
         stamp: Option<Stamp>,
     ) -> Result<Option<Arc<Index>>> {
-        let len = self.packing.index_len() as u64;
+        let len = self.layout.index_len() as u64;
         if len > UNCHECKED && !self.is_long_enough(store, shard, len).await? {
             return Ok(None);
         }
-        let range = vec![self.packing.index_range()];
+        let range = vec![self.layout.index_range()];
         let read = match store.get_ranges(shard, range).await {
             Ok(None) => return Ok(None),
             Ok(Some(read)) => read.into_iter().next(),
@@ -366,11 +366,11 @@ impl Core {
                 &format!("its store did not return the {len} bytes of its index"),
             )
         })?;
-        let extents = match self.packing.extents(shard, &read, LARGEST) {
+        let extents = match self.layout.extents(shard, &read, LARGEST) {
             Ok(extents) => extents,
             // To say how large the shard is.
             Err(error) => match store.size(shard).await? {
-                Some(size) => self.packing.extents(shard, &read, size)?,
+                Some(size) => self.layout.extents(shard, &read, size)?,
                 None => return Err(error),
             },
         };

@@ -17,7 +17,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs_storage::StorageError;
 
 pub(super) use self::array_metadata::{Configuration, NAME, is_name};
-pub(super) use self::core::{Core, Place};
+pub(super) use self::core::{Core, KeyMeaning};
 use super::zarrs_traits::zarrs_traits;
 use crate::error::Error;
 use crate::store::Reads;

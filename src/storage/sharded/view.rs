@@ -2,7 +2,7 @@
 
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::core::{Core, Place};
+use super::core::{Core, KeyMeaning};
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::listing::{Present, Seen, ShardsSeenAsChunks};
 use crate::storage::shard_grid::ShardGrid;
@@ -54,8 +54,8 @@ impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {
 
     async fn size_of(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
         match self.core.place(key) {
-            Place::Metadata => self.core.size(self.store, key).await,
-            Place::Chunk(..) | Place::Elsewhere => self.store.size(key).await,
+            KeyMeaning::Metadata => self.core.size(self.store, key).await,
+            KeyMeaning::Chunk(..) | KeyMeaning::Elsewhere => self.store.size(key).await,
         }
     }
 }

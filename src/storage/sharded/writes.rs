@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-use super::core::{Core, Place};
+use super::core::{Core, KeyMeaning};
 use crate::storage::chunk_keys::{ChunkKey, Scope};
 use crate::store::ranges::with_parts;
 use crate::store::turns::TakesTurns;
@@ -55,12 +55,12 @@ impl Core {
         let mut others = Vec::new();
         for (key, value) in entries {
             match self.place(&key) {
-                Place::Chunk(shard, number) => {
+                KeyMeaning::Chunk(shard, number) => {
                     let of_shard = shards.entry(self.keys.key(&shard)?);
                     let (_, changes) = of_shard.or_insert_with(|| (shard, BTreeMap::new()));
                     changes.insert(number, value);
                 }
-                Place::Metadata | Place::Elsewhere => others.push((key, value)),
+                KeyMeaning::Metadata | KeyMeaning::Elsewhere => others.push((key, value)),
             }
         }
         for (key, value) in others {
@@ -79,7 +79,7 @@ impl Core {
         key: &StoreKey,
         value: Option<Bytes>,
     ) -> Result<()> {
-        let is_metadata = self.place(key) == Place::Metadata;
+        let is_metadata = self.place(key) == KeyMeaning::Metadata;
         match value {
             Some(value) if is_metadata => {
                 let value = self.stored(key, value)?;
@@ -105,15 +105,15 @@ impl Core {
         parts: Vec<(u64, Bytes)>,
     ) -> Result<()> {
         match self.place(key) {
-            Place::Elsewhere => store.set_ranges(key, parts).await,
+            KeyMeaning::Elsewhere => store.set_ranges(key, parts).await,
             _ if parts.is_empty() => Ok(()),
-            Place::Metadata => {
+            KeyMeaning::Metadata => {
                 let _turn = store.turn(&self.turns, key).await;
                 let shown = self.get(store, key).await?;
                 let value = with_parts(key, shown.unwrap_or_default(), &parts)?;
                 self.write_other(store, key, Some(value)).await
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let shard = self.keys.key(&shard)?;
                 let _turn = store.turn(&self.turns, &shard).await;
                 let mut chunks = self.chunks(store, &shard).await?;
@@ -212,7 +212,7 @@ impl Core {
     /// The chunks that there are.
     async fn chunks<R: Reads>(&self, store: &R, shard: &StoreKey) -> Result<Chunks> {
         match store.get(shard).await? {
-            Some(object) => self.packing.chunks(shard, &object),
+            Some(object) => self.layout.chunks(shard, &object),
             None => Ok(vec![None; self.grid.len()]),
         }
     }
@@ -224,7 +224,7 @@ impl Core {
         shard: &StoreKey,
         chunks: &[Option<Bytes>],
     ) -> Result<()> {
-        let packed = self.packing.pack(shard, chunks)?;
+        let packed = self.layout.pack(shard, chunks)?;
         let write = self.indices.write(shard);
         match packed {
             Some(packed) => store.set(shard, packed).await?,

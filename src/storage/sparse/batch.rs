@@ -68,14 +68,14 @@ pub struct SubchunkBatch<S: ?Sized> {
 /// All of a batch but its store.
 pub(super) struct Batch {
     array: SparseArray,
-    shards: Mutex<BTreeMap<StoreKey, Kept>>,
+    shards: Mutex<BTreeMap<StoreKey, BatchOfShard>>,
     /// The turns of those who list a frame, so that one of them does.
     turns: Turns,
 }
 
 /// The part of a batch that is of one shard.
 #[derive(Default)]
-struct Kept {
+struct BatchOfShard {
     /// The key of each subchunk, and its new content.
     entries: BTreeMap<u32, (StoreKey, Entry)>,
     /// The frame before the first read.
@@ -91,7 +91,7 @@ impl Batch {
         }
     }
 
-    fn shards(&self) -> MutexGuard<'_, BTreeMap<StoreKey, Kept>> {
+    fn shards(&self) -> MutexGuard<'_, BTreeMap<StoreKey, BatchOfShard>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

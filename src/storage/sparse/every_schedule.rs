@@ -20,8 +20,8 @@ use super::protocol::{Frames, ReplacesShards};
 use super::{SparseArray, metadata, reading};
 use crate::reader::ArrayReader;
 use crate::reader::frames::{Later, ListedFrame, ListsFrames};
+use crate::storage::chunk_layout::ChunkLayout;
 use crate::storage::listing::list_prefix;
-use crate::storage::packing::Packing;
 use crate::storage::schedules::{
     Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Silence, Value,
     Violation, judge_chunk,
@@ -120,7 +120,7 @@ struct Subject {
     promises: Promises,
     /// Writers have seen the marker of the array before. A look for the marker is another call.
     knows_marker: bool,
-    packing: Packing,
+    layout: ChunkLayout,
     /// The reader of shards, without frames.
     boxes: ArrayReader<()>,
     processes: Vec<SparseArray>,
@@ -170,7 +170,7 @@ impl Subject {
             replacing,
             promises,
             knows_marker: true,
-            packing: Packing::of(sharded.unwrap().shards).unwrap(),
+            layout: ChunkLayout::of(sharded.unwrap().shards).unwrap(),
             boxes: {
                 let array = metadata::array_of(&first.metadata, &first.path, stored.as_bytes());
                 // Each subchunk by a request of its own.
@@ -199,7 +199,7 @@ impl Subject {
         let mut objects = Objects::new();
         if let Some(shard) = before.shard {
             let chunks = [0, 1].map(|chunk| self.value(chunk, shard[chunk]));
-            let packed = self.packing.pack(&shard_key(), &chunks).unwrap();
+            let packed = self.layout.pack(&shard_key(), &chunks).unwrap();
             objects.extend(packed.map(|packed| (shard_key(), packed)));
         }
         let mut put = |number, version, object| {
@@ -423,7 +423,7 @@ impl Subject {
             return Err("it is not done when it was consolidated".to_owned());
         }
         let packed = match objects.get(&shard_key()) {
-            Some(shard) => self.packing.chunks(&shard_key(), shard).map_err(text)?,
+            Some(shard) => self.layout.chunks(&shard_key(), shard).map_err(text)?,
             None => vec![None; 2],
         };
         if packed != values {
@@ -965,7 +965,7 @@ fn a_deletion_that_comes_late() {
         let mut packed = subject.objects(&WRITTEN);
         // It is packed already.
         let chunks = [(0, 2), (1, 1)].map(|(chunk, value)| Some(subject.bytes(chunk, value)));
-        let shard = subject.packing.pack(&shard_key(), &chunks).unwrap();
+        let shard = subject.layout.pack(&shard_key(), &chunks).unwrap();
         packed.extend(shard.map(|shard| (shard_key(), shard)));
         let version = packed.keys().find(|key| **key != shard_key()).cloned();
         let scenario = Scenario::new(packed, move |ending| subject.judge(&WRITTEN, ending));

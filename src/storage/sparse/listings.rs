@@ -13,11 +13,11 @@ use crate::store::turns::{STRIPES, stripe};
 pub(super) struct Listings {
     age: Duration,
     /// The last of each stripe.
-    slots: [Mutex<Option<Kept>>; STRIPES],
+    slots: [Mutex<Option<KeptListing>>; STRIPES],
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptListing {
     shard: StoreKey,
     /// When it began.
     begin: Instant,
@@ -53,7 +53,7 @@ impl Listings {
         self.age.is_zero()
     }
 
-    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<Kept>> {
+    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<KeptListing>> {
         self.slots[stripe(shard)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -74,7 +74,7 @@ impl Listings {
 
     /// Keep a listing of the frame of `shard`, which began then.
     pub(super) fn keep(&self, shard: &StoreKey, begin: Instant, listing: &Arc<Listing>) {
-        *self.slot(shard) = Some(Kept {
+        *self.slot(shard) = Some(KeptListing {
             shard: shard.clone(),
             begin,
             listing: listing.clone(),

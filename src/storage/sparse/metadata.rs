@@ -15,7 +15,7 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use super::super::chunk_keys::{ChunkKeys, Encoding};
 use crate::codec::find;
-use crate::codec::registry::{self, Claim};
+use crate::codec::registry::{self, OwnedMetadata};
 use crate::error::Error;
 use crate::metadata::json::Document;
 use crate::shard::sharding::Sharding;
@@ -183,7 +183,7 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
 /// that is `stored` at `key`. The claim also holds where nothing is registered: zarrs' own codec panics on
 /// some corrupted shards. Returns `None` if the subchunks are no shards, or are left to a codec that somebody
 /// else registered.
-pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<Claim>, StorageError> {
+pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<OwnedMetadata>, StorageError> {
     let invalid =
         |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());
     let presented: ArrayMetadataV3 =

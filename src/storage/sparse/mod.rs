@@ -47,7 +47,7 @@ use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::shard_grid::ShardGrid;
 use super::zarrs_traits::zarrs_traits;
-use crate::codec::registry::Claim;
+use crate::codec::registry::OwnedMetadata;
 use crate::error::Error;
 use crate::options::Options;
 use crate::store::durable::Names;
@@ -129,7 +129,7 @@ struct SparseArray {
     keys: ChunkKeys,
     grid: ShardGrid,
     /// Makes subchunks that are shards ours.
-    _nested: Option<Arc<Claim>>,
+    _nested: Option<Arc<OwnedMetadata>>,
     frames: Arc<Frames>,
     listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.

@@ -77,7 +77,7 @@ use super::marker::Marker;
 use crate::error::Error;
 use crate::shard::sharding::Sharding;
 use crate::shard::subchunk_len::SubchunkLen;
-use crate::storage::packing::Packing;
+use crate::storage::chunk_layout::ChunkLayout;
 use crate::store::Lists;
 use crate::store::turns::Turns;
 use packed_index::{Decoded, INDICES};
@@ -88,7 +88,7 @@ pub(super) type Writers = Box<dyn Fn() -> String + Send + Sync>;
 
 /// Shards that are worked on.
 pub(super) struct Frames {
-    packing: Packing,
+    layout: ChunkLayout,
     /// How many subchunks a shard has.
     subchunks: usize,
     /// The most bytes that a shard can have, where its codecs say so.
@@ -129,7 +129,7 @@ impl Frames {
             subchunks: shards.grid.num_subchunks(),
             bound: shards.encoded_representation()?.size(),
             len: shards.subchunk_len()?,
-            packing: Packing::of(shards)?,
+            layout: ChunkLayout::of(shards)?,
             writers,
             turns: Turns::default(),
             consolidations: Turns::default(),

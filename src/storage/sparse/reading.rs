@@ -8,7 +8,7 @@ use zarrs_storage::{AsyncListableStorageTraits, AsyncReadableStorageTraits};
 use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey};
 
 use super::frame::{Entry, Listing};
-use super::protocol::newest::Found;
+use super::protocol::newest::NewestVersion;
 use super::{SparseArray, SparseShardStore};
 use crate::reader::frames::{Later, ListedFrame, ListsFrames, Newest};
 use crate::store::{Lists, Reads};
@@ -100,10 +100,10 @@ impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
             let frames = &self.array.frames;
             let newest = frames.newest(&self.store, self.shard, to_u32(number)?, &self.listing);
             Ok(match newest.await? {
-                Found::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
-                Found::Valid(Entry::Tombstone) => Newest::Empty,
-                Found::Nothing => Newest::InShard,
-                Found::Gone => Newest::Gone,
+                NewestVersion::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
+                NewestVersion::Valid(Entry::Tombstone) => Newest::Empty,
+                NewestVersion::Nothing => Newest::InShard,
+                NewestVersion::Gone => Newest::Gone,
             })
         })
     }

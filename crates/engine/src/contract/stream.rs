@@ -1,7 +1,7 @@
 //! The contract of engines for streams: slices in, encoded parts of shards out.
 //!
 //! A stream's bytes are the bytes of its slices, one after the other. They are written to an
-//! [`Input`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
+//! [`BatchInput`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
 //! Encoders run on threads of their own, one at a time; inputs are filled on the caller's thread. Neither holds a
 //! lock of the other. Neither runs on rayon's global pool, whose threads the caller may all be
 //! using.
@@ -85,7 +85,7 @@ pub struct Windows<'i> {
     /// Whether the first slice is the one that was [kept](StreamEngine::keep).
     pub kept: bool,
     /// An input of the level above, and slices of its batch. `None`: the kept slice is a window.
-    pub above: Option<(&'i mut (dyn Input + 'static), Range<usize>)>,
+    pub above: Option<(&'i mut (dyn BatchInput + 'static), Range<usize>)>,
 }
 
 impl StreamJob {
@@ -129,7 +129,7 @@ pub struct Room {
 pub type OnRead<'a> = dyn Fn(&Range<usize>) + Sync + 'a;
 
 /// A buffer for the slices of one batch.
-pub trait Input: Send + fmt::Debug {
+pub trait BatchInput: Send + fmt::Debug {
     /// Writes `bytes` at byte `at` of the batch, whose bytes are its slices one after the other.
     /// Writes come in any order, and may replace earlier ones. When the batch is
     /// [submitted](Encoder::submit), everything up to the end of its last epoch was written.
@@ -212,7 +212,7 @@ pub trait Reusable: Send + Sync + fmt::Debug {
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
-pub trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
+pub trait BatchOutput: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
     /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
     fn is_scarce(&self) -> bool {
         false
@@ -226,7 +226,7 @@ pub trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
 /// An encoded batch.
 #[derive(Debug)]
 pub struct EncodedBatch {
-    pub output: Box<dyn Output>,
+    pub output: Box<dyn BatchOutput>,
     /// For each part of the batch ([`BatchGrid::parts`]).
     pub parts: Vec<EncodedPart>,
 }
@@ -253,7 +253,7 @@ impl EncodedPart {
 pub struct FailedBatch {
     pub error: EngineError,
     /// The input of the batch, to try again.
-    pub input: Box<dyn Input>,
+    pub input: Box<dyn BatchInput>,
 }
 
 /// Encodes the batches on which an engine has failed. An engine without a fallback hands them back.
@@ -286,7 +286,7 @@ pub trait Encoder: Send + fmt::Debug {
 
     /// Begins to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
     /// batches are under way. [`complete`](Self::complete) returns the errors.
-    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
+    fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>);
 
     /// Blocks until the batch that was submitted first is complete, and a buffer for it is free; `None` if
     /// none is under way.
@@ -305,7 +305,7 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and the device's errors.
-    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError>;
+    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError>;
 
     /// The encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
@@ -325,18 +325,18 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// `windows`. This blocks for nothing but the copy of the fill value to the padding of an input's
     /// memory, once for each memory. The slices above are complete, do not change any more, and their
     /// batch is not submitted yet: afterwards writing to them is an error. The slices that are made
-    /// are only on the device, as those of [`Input::write_from_device`] are.
+    /// are only on the device, as those of [`BatchInput::write_from_device`] are.
     ///
     /// # Errors
     /// [`EngineError::Unsuitable`] if the two streams do not run on the same device,
     /// [`EngineError::Internal`] if slices leave their batches or no slice was kept, and the device's
     /// errors. Nothing was made then, and a kept slice is still there: the caller may
-    /// [read](Input::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
+    /// [read](BatchInput::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
     /// the host.
     fn reduce(
         &self,
         _windows: Windows<'_>,
-        _input: &mut dyn Input,
+        _input: &mut dyn BatchInput,
         _at: usize,
     ) -> Result<(), EngineError> {
         Err(no_device())
@@ -349,7 +349,7 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`reduce`](Self::reduce), and [`EngineError::Internal`] if a slice is kept already, or
     /// windows have one slice. Nothing is kept then.
-    fn keep(&self, _above: &mut dyn Input, _slice: usize) -> Result<(), EngineError> {
+    fn keep(&self, _above: &mut dyn BatchInput, _slice: usize) -> Result<(), EngineError> {
         Err(no_device())
     }
 

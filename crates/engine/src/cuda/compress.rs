@@ -13,7 +13,7 @@
 //! byte, and their streams are not used. A subchunk on which nvCOMP fails gets no frame, and its
 //! flag in `failed` is set.
 
-use super::compression::{Buffers, Frame, Prepared};
+use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, StreamId};
 use super::kernels::chunk_tables::{Tables, chunk_tables};
@@ -150,15 +150,17 @@ fn compress_some(
     // SAFETY: the lane's regions, in one stream.
     run(TimedStage::Frame, &|| unsafe {
         match compression.frame {
-            Frame::Zstd => frame_zstd(driver, stream, streams, chunking.bytes, stored, frames),
-            Frame::Gzip => {
+            CompressedFrameFormat::Zstd => {
+                frame_zstd(driver, stream, streams, chunking.bytes, stored, frames)
+            }
+            CompressedFrameFormat::Gzip => {
                 let checksums = lane.device(buffers.checksums);
                 let lengths = Lengths::All(chunking.bytes);
                 crc32(driver, stream, slots, lengths, stored, checksums)?;
                 let content = (chunking.bytes, checksums);
                 frame_gzip(driver, stream, streams, content, stored, frames)
             }
-            Frame::Blosc(format) => {
+            CompressedFrameFormat::Blosc(format) => {
                 frame_blosc(driver, stream, format, inputs, streams, stored, frames)
             }
         }

@@ -19,7 +19,7 @@ const BLOSC_BLOCK: usize = 64 << 10;
 
 /// The format of the frames around compressed streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(super) enum CompressedFrameFormat {
     Zstd,
     Gzip,
     Blosc(BloscFormat),
@@ -32,7 +32,7 @@ pub struct Compression {
     pub before: usize,
     pub after: usize,
     format: Format,
-    pub(super) frame: Frame,
+    pub(super) frame: CompressedFrameFormat,
     pub chunking: Chunking,
 }
 
@@ -65,12 +65,16 @@ impl Compression {
         let (format, frame, block) = match stage {
             Stage::Zstd { level, checksum } => {
                 zstd(*level, *checksum, levels)?;
-                (Format::Zstd, Frame::Zstd, bytes)
+                (Format::Zstd, CompressedFrameFormat::Zstd, bytes)
             }
-            Stage::Gzip { level } => (gzip(*level, levels)?, Frame::Gzip, bytes),
+            Stage::Gzip { level } => (gzip(*level, levels)?, CompressedFrameFormat::Gzip, bytes),
             Stage::Blosc(stage) => {
                 let (format, frame) = blosc(stage, bytes, levels)?;
-                (format, Frame::Blosc(frame), frame.blocks.block)
+                (
+                    format,
+                    CompressedFrameFormat::Blosc(frame),
+                    frame.blocks.block,
+                )
             }
             Stage::Crc32c => return Err("a checksum does not compress".to_string()),
         };
@@ -91,7 +95,7 @@ impl Compression {
 
     /// The layout of the frames that this compressor makes, for decompression.
     pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
-        let raw = matches!(self.frame, Frame::Blosc(_));
+        let raw = matches!(self.frame, CompressedFrameFormat::Blosc(_));
         let beside = if raw {
             beside_streams(self.chunking)
         } else {
@@ -111,7 +115,7 @@ impl Compression {
     /// How Blosc shuffles, if it does.
     pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
-            Frame::Blosc(BloscFormat {
+            CompressedFrameFormat::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
                 blocks,
                 ..
@@ -123,9 +127,9 @@ impl Compression {
     /// The most bytes of a frame whose streams have at most `stream` bytes.
     fn frame_bound(&self, stream: usize) -> Option<usize> {
         match self.frame {
-            Frame::Zstd => stream.checked_add(ZSTD_OVERHEAD),
-            Frame::Gzip => stream.checked_add(GZIP_OVERHEAD),
-            Frame::Blosc(format) => blosc_bound(format.blocks),
+            CompressedFrameFormat::Zstd => stream.checked_add(ZSTD_OVERHEAD),
+            CompressedFrameFormat::Gzip => stream.checked_add(GZIP_OVERHEAD),
+            CompressedFrameFormat::Blosc(format) => blosc_bound(format.blocks),
         }
     }
 }
@@ -422,7 +426,7 @@ impl Buffers {
             None => 0,
         };
         let checksums = match compression.frame {
-            Frame::Gzip => at_once.checked_mul(4)?,
+            CompressedFrameFormat::Gzip => at_once.checked_mul(4)?,
             _ => 0,
         };
         Some(Self {

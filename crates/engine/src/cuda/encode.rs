@@ -124,7 +124,7 @@ impl Places {
 }
 
 /// A piece of a batch's dense bytes.
-struct Piece {
+struct DensePiece {
     /// The number of its batch.
     batch: usize,
     /// Where it begins in the dense bytes.
@@ -151,7 +151,7 @@ struct Encoder<'a, 'l> {
     /// The stages of the batch whose slabs are being enqueued.
     timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
-    pieces: Downloads<Piece>,
+    pieces: Downloads<DensePiece>,
     /// The number of subchunks on which the compressor failed.
     on_host: usize,
 }
@@ -389,7 +389,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Copies a piece to the shard, and gives it back.
-    fn take_back_piece(&mut self, piece: Download<Piece>) -> Result<(), EngineError> {
+    fn take_back_piece(&mut self, piece: Download<DensePiece>) -> Result<(), EngineError> {
         let copies = self.copies_of(Some(&piece))?;
         self.copy(&copies, self.end);
         Ok(self.came_back(piece)?)
@@ -416,10 +416,10 @@ impl Encoder<'_, '_> {
                 if self.pieces.is_full(session) {
                     return Ok(());
                 }
-                let len = Downloads::<Piece>::most(session).min(total - batch.issued);
+                let len = Downloads::<DensePiece>::most(session).min(total - batch.issued);
                 let from = session.batch(batch.number).dense;
                 let from = from.part(batch.issued..batch.issued + len);
-                let piece = Piece {
+                let piece = DensePiece {
                     batch: batch.number,
                     start: batch.issued,
                 };
@@ -511,7 +511,7 @@ impl Encoder<'_, '_> {
         work: impl FnOnce(&mut Self) -> T,
     ) -> T {
         let (session, threads) = (self.session, self.job.threads);
-        let ahead = (Downloads::<Piece>::most(session), end);
+        let ahead = (Downloads::<DensePiece>::most(session), end);
         let mut fresh = std::mem::take(&mut self.fresh);
         // SAFETY: the memory is the output's. Only copies of this function write behind the head.
         let result = unsafe {
@@ -539,7 +539,7 @@ impl Encoder<'_, '_> {
     /// The copies of a piece to the shard.
     fn copies_of<'c>(
         &mut self,
-        piece: Option<&Download<Piece>>,
+        piece: Option<&Download<DensePiece>>,
     ) -> Result<Vec<Copy<'c>>, EngineError> {
         let mut copies = Vec::new();
         let Some(piece) = piece else {
@@ -567,7 +567,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Gives back a piece whose bytes are in the shard, and drops batches that are complete.
-    fn came_back(&mut self, piece: Download<Piece>) -> Result<(), DriverError> {
+    fn came_back(&mut self, piece: Download<DensePiece>) -> Result<(), DriverError> {
         let len = piece.len();
         let number = piece.finish(self.session)?.batch;
         let mut batches = self.batches.iter_mut();

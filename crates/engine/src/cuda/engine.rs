@@ -9,7 +9,7 @@ use super::counters::Counters;
 use super::decompress::Decompression;
 use super::decompression;
 use super::frame_parts::{self, Layout};
-use super::lanes::{Devices, Limits};
+use super::lanes::{DeviceLimits, Devices};
 use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
@@ -23,7 +23,7 @@ use crate::layout::{Extent, SubchunkGrid};
 #[derive(Clone, Debug)]
 pub struct CudaEngine {
     pub devices: Arc<Devices>,
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     pub tuning: Tuning,
     /// Whether the times of stages are taken, for the metrics.
     pub(super) times: bool,
@@ -40,7 +40,7 @@ pub struct CudaShards {
 }
 
 impl CudaEngine {
-    pub fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+    pub fn new(devices: Arc<Devices>, limits: DeviceLimits, tuning: Tuning) -> Self {
         Self {
             devices,
             limits,

@@ -26,7 +26,7 @@ pub(super) type Reason = &'static str;
 
 /// Where the encoded bytes of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct FramePart {
     /// The offset from the begin of the encoded subchunk, in bytes.
     pub start: usize,
     pub len: usize,
@@ -100,18 +100,18 @@ pub(super) fn beside_streams(chunking: Chunking) -> usize {
 
 /// The chunks in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct FrameParts {
     pub layout: Layout,
     /// For each subchunk, the index of its first chunk in `chunks`, if the subchunk is stored.
     starts: Vec<Option<usize>>,
-    chunks: Vec<Part>,
+    chunks: Vec<FramePart>,
     /// For each subchunk, the CRC-32 of its decompressed bytes; empty without gzip.
     pub checksums: Vec<u32>,
 }
 
-impl Parts {
+impl FrameParts {
     /// The chunks of a subchunk; none, if it is not stored.
-    pub fn of_subchunk(&self, subchunk: usize) -> &[Part] {
+    pub fn of_subchunk(&self, subchunk: usize) -> &[FramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
         let blocks = self.layout.chunking.blocks();
         start
@@ -158,7 +158,7 @@ pub fn parse(
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
-) -> Result<Parts, Reason> {
+) -> Result<FrameParts, Reason> {
     const TOO_LARGE: Reason = "subchunks are too large for a device";
     let (stage, before) = compressor(chain)?;
     if extents.len() != job.grid.num_subchunks() {
@@ -213,7 +213,7 @@ pub fn parse(
             }
             _ => {
                 zstd(frame, bytes, true)?;
-                chunks.push(Part {
+                chunks.push(FramePart {
                     start: 0,
                     len: frame.len(),
                     raw: false,
@@ -224,7 +224,7 @@ pub fn parse(
     if !matches!(stage, Stage::Gzip { .. }) {
         checksums.clear();
     }
-    Ok(Parts {
+    Ok(FrameParts {
         layout: found.ok_or("no subchunk is stored")?,
         starts,
         chunks,
@@ -321,7 +321,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
 /// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
 /// decompression can tell where the member ends. So anything that looks like the border to another
 /// member is taken for one.
-fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
+fn gzip(member: &[u8], expected: usize) -> Result<(FramePart, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
     let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BROKEN)?;
@@ -357,7 +357,7 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     if has_border(stream, expected) {
         return Err("a gzip subchunk has several members");
     }
-    let part = Part {
+    let part = FramePart {
         start: member.len() - rest.len(),
         len,
         raw: false,
@@ -500,7 +500,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
 
 /// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
 /// since C-Blosc writes them as its threads complete them.
-fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Reason> {
+fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<FramePart, Reason> {
     let chunking = layout.chunking;
     let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;
     let len = integer(frame, start).ok_or(BLOSC_STREAMS)?;
@@ -515,7 +515,7 @@ fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Re
     if !raw && layout.format == Format::Zstd {
         zstd(stream, block, false)?;
     }
-    Ok(Part { start, len, raw })
+    Ok(FramePart { start, len, raw })
 }
 
 /// Bytes of the chunk in place `number` of a subchunk.

@@ -15,20 +15,20 @@ use super::copiers::Copiers;
 use super::counters::Counters;
 use super::device::{Device, Process};
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
-use super::kept::Kept;
 use super::lane::Lane;
 use super::numa;
+use super::recent_answers::RecentAnswers;
 use super::sizing::{KindQuestion, ShardKind};
 use crate::contract::{BufferBytes, EngineError};
-use janitor::Rest;
-use pool::{State, add, in_order, known_budget, subtract};
+use janitor::JanitorRest;
+use pool::{DeviceLanes, add, in_order, known_budget, subtract};
 
 /// The default budget of a device is its free memory divided by this.
 const DEFAULT_SHARE: usize = 4;
 
 /// The devices and the memory that one set of options allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// The ordinals of the devices; `None` for all.
     pub devices: Option<Vec<usize>>,
     /// Bytes per device; `None` for a quarter of the memory that is free when the budget is first
@@ -44,17 +44,17 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Devices {
     devices: Vec<Arc<Device>>,
-    state: Mutex<Vec<State>>,
+    state: Mutex<Vec<DeviceLanes>>,
     /// Notified when a lane is returned or freed, or could not be allocated.
     changed: Condvar,
     /// The copiers of devices without a node.
     pub copiers: Copiers,
     pub counters: Counters,
     /// A cache of the prepared kinds of shards.
-    pub(super) kinds: Kept<KindQuestion, Arc<ShardKind>>,
+    pub(super) kinds: RecentAnswers<KindQuestion, Arc<ShardKind>>,
     /// Whether the thread that frees idle lanes is running. Changes only under the lock of `state`.
     janitor: AtomicBool,
-    rest: Arc<Rest>,
+    rest: Arc<JanitorRest>,
     process: Process,
     this: Weak<Self>,
 }
@@ -85,12 +85,12 @@ impl Devices {
             janitor: AtomicBool::new(false),
             rest: Arc::default(),
             process: Process::default(),
-            state: Mutex::new(devices.iter().map(|_| State::default()).collect()),
+            state: Mutex::new(devices.iter().map(|_| DeviceLanes::default()).collect()),
             devices,
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
-            kinds: Kept::default(),
+            kinds: RecentAnswers::default(),
         })
     }
 
@@ -104,7 +104,7 @@ impl Devices {
     ///
     /// # Errors
     /// No device is usable, or `limits` names a device that does not exist.
-    fn usable(&self, limits: &Limits) -> Result<Vec<usize>, DriverError> {
+    fn usable(&self, limits: &DeviceLimits) -> Result<Vec<usize>, DriverError> {
         let unavailable = |reason| DriverError {
             operation: "choosing a CUDA device".to_string(),
             device: None,
@@ -140,7 +140,7 @@ impl Devices {
 
     /// The most multiprocessors of a device that `limits` allows and that is usable; 0 if there is
     /// no such device. Takes no lock.
-    pub(super) fn multiprocessors(&self, limits: &Limits) -> usize {
+    pub(super) fn multiprocessors(&self, limits: &DeviceLimits) -> usize {
         let usable = self.usable(limits).unwrap_or_default();
         let of_device = |index: usize| self.devices[index].info().multiprocessors;
         usable.into_iter().map(of_device).max().unwrap_or(0) as usize
@@ -151,7 +151,7 @@ impl Devices {
     /// # Errors
     /// No device is usable, or one could not compile the kernels; the first such error, after all
     /// devices were tried.
-    pub fn warm_up(&self, limits: &Limits) -> Result<(), DriverError> {
+    pub fn warm_up(&self, limits: &DeviceLimits) -> Result<(), DriverError> {
         let mut result = Ok(());
         for index in self.usable(limits)? {
             let device = &self.devices[index];
@@ -167,7 +167,7 @@ impl Devices {
 
     /// Returns a description of the work that the first shard on a device waits for. Returns `None`
     /// if everything is ready. Takes no lock.
-    pub(super) fn first_wait(&self, limits: &Limits) -> Option<String> {
+    pub(super) fn first_wait(&self, limits: &DeviceLimits) -> Option<String> {
         let usable = self.usable(limits).ok()?;
         let uncompiled = |index: usize| self.devices[index].driver().uncompiled();
         let most = usable.into_iter().map(uncompiled).max()?;
@@ -184,7 +184,7 @@ impl Devices {
     }
 
     /// Checks that a device is usable. Takes no lock.
-    pub(super) fn check_usable(&self, limits: &Limits) -> Result<(), DriverError> {
+    pub(super) fn check_usable(&self, limits: &DeviceLimits) -> Result<(), DriverError> {
         self.usable(limits).map(|_| ())
     }
 
@@ -195,7 +195,7 @@ impl Devices {
     /// No device is usable, or `plan` fails for all; the error of the last one.
     pub fn first<T>(
         &self,
-        limits: &Limits,
+        limits: &DeviceLimits,
         plan: impl Fn(BufferBytes) -> Result<T, String>,
     ) -> Result<T, EngineError> {
         self.on_first(limits, |_, budget| {
@@ -210,7 +210,7 @@ impl Devices {
     /// No device is usable, or `make` fails for all; the error of the last one.
     pub(super) fn on_first<T>(
         &self,
-        limits: &Limits,
+        limits: &DeviceLimits,
         make: impl Fn(&Arc<Device>, BufferBytes) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let usable = self.usable(limits).map_err(EngineError::Device)?;
@@ -232,7 +232,7 @@ impl Devices {
     /// No device can be entered; the error of the last one.
     pub(super) fn with_context<T>(
         &self,
-        limits: &Limits,
+        limits: &DeviceLimits,
         work: impl FnOnce() -> T,
     ) -> Result<T, DriverError> {
         let usable = self.usable(limits)?;
@@ -258,7 +258,7 @@ impl Devices {
 
     /// Returns the budget of a device under `limits`. Asks the device for its free memory if the
     /// budget is not known yet.
-    fn budget(&self, index: usize, limits: &Limits) -> Result<BufferBytes, DriverError> {
+    fn budget(&self, index: usize, limits: &DeviceLimits) -> Result<BufferBytes, DriverError> {
         if let Some(budget) = known_budget(&self.lock()[index], limits) {
             return Ok(budget);
         }
@@ -320,7 +320,7 @@ impl Devices {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<State>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<DeviceLanes>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,7 +22,7 @@
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
-//! | `counters`, `kept` | the metrics; a cache of recent answers |
+//! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
 //! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
@@ -48,7 +48,6 @@ mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
 pub mod frame_parts;
-mod kept;
 #[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]
@@ -61,6 +60,7 @@ mod metrics;
 mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
+mod recent_answers;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;
@@ -77,7 +77,7 @@ pub use arena::Tuning;
 pub use compression::HighestLevels;
 pub use engine::CudaEngine;
 pub use engine::check_chain;
-pub use lanes::{Devices, Limits};
+pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
 pub use sizing::Compressors;
 

@@ -8,11 +8,11 @@ use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNM
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
 use super::frame_parts::Layout;
-use super::kept::Kept;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::scatter::Scatter;
 use super::nvcomp::Requirements;
+use super::recent_answers::RecentAnswers;
 use crate::contract::BufferBytes;
 use crate::contract::{Chain, KnownChain};
 use crate::cuda::HighestLevels;
@@ -160,9 +160,9 @@ pub struct ShardKind {
     /// The most subchunks of a batch that nvCOMP was asked about.
     pub(super) most: usize,
     /// A cache of the largest lanes within given budgets.
-    sizings: Kept<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
+    sizings: RecentAnswers<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
     /// A cache of the slabs of batches.
-    slabs: Kept<SlabsQuestion, Arc<[PlannedSlab]>>,
+    slabs: RecentAnswers<SlabsQuestion, Arc<[PlannedSlab]>>,
 }
 
 /// A slab, and how a device moves it between its dense form and the slots.
@@ -192,8 +192,8 @@ impl ShardKind {
             compressor: None,
             decompressor: None,
             most: usize::MAX,
-            sizings: Kept::default(),
-            slabs: Kept::default(),
+            sizings: RecentAnswers::default(),
+            slabs: RecentAnswers::default(),
         }
     }
 

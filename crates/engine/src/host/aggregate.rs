@@ -88,11 +88,11 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Aggregate<'a> {
     output: &'a Segments,
-    state: Mutex<State>,
+    state: Mutex<AggregateState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct AggregateState {
     next: usize,
     waiting: BTreeMap<usize, Batch>,
     extents: Vec<Extent>,
@@ -104,7 +104,7 @@ impl<'a> Aggregate<'a> {
     pub(super) fn new(output: &'a Segments, num_subchunks: usize) -> Self {
         Self {
             output,
-            state: Mutex::new(State {
+            state: Mutex::new(AggregateState {
                 next: 0,
                 waiting: BTreeMap::new(),
                 extents: Vec::with_capacity(num_subchunks),
@@ -113,7 +113,7 @@ impl<'a> Aggregate<'a> {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, AggregateState> {
         // A thread that panicked while it held the lock has left numbers that add up.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

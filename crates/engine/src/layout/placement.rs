@@ -25,7 +25,7 @@ pub enum Rule {
 
 /// A shard before an update.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
+pub struct ShardBeforeUpdate<'a> {
     pub num_subchunks: usize,
     /// The bytes that its subchunks use; none if there is no shard.
     pub space: &'a Space,
@@ -74,7 +74,7 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
 
-impl Stored<'_> {
+impl ShardBeforeUpdate<'_> {
     /// Where subchunks may begin.
     fn first(&self) -> usize {
         if self.index_at_end { 0 } else { self.index_len }
@@ -98,7 +98,11 @@ impl Stored<'_> {
 }
 
 /// Find places for `changes` of the shard `stored`.
-pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Placement, TooLarge> {
+pub fn place(
+    stored: &ShardBeforeUpdate<'_>,
+    changes: &[Change],
+    rule: Rule,
+) -> Result<Placement, TooLarge> {
     // Bytes that subchunks share have no single owner.
     let rule = if stored.space.overlaps() {
         Rule::Append
@@ -128,7 +132,7 @@ pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Plac
 }
 
 struct Placing<'a> {
-    stored: &'a Stored<'a>,
+    stored: &'a ShardBeforeUpdate<'a>,
     space: &'a Space,
     changes: &'a [Change],
     rule: Rule,

@@ -6,7 +6,7 @@
 //! merged, so that most boxes are a few digits over long contiguous runs.
 
 use super::SubchunkGrid;
-use super::part::strides;
+use super::subchunk_part::strides;
 
 /// One digit of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::contract::EngineError;
-use crate::contract::stream::{Output, Returned};
+use crate::contract::stream::{BatchOutput, Returned};
 use crate::memory::allocate;
 use crate::process::account::{Debtor, Lender};
 
@@ -20,12 +20,12 @@ pub struct Pool {
     /// How many of them are its own; the others are lent by this lender.
     own: Option<(usize, Lender)>,
     huge_pages: bool,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     returned: Arc<Returned>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     free: Vec<Vec<u8>>,
     in_use: usize,
     /// How many buffers are lent, in use or free.
@@ -92,7 +92,7 @@ impl Pool {
         pool
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,7 +147,7 @@ impl Pool {
     }
 
     /// Notes that there are fewer buffers now: those that were lent go first.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut PoolState) {
         let Some((own, lender)) = self.own else {
             return;
         };
@@ -293,7 +293,7 @@ impl AsMut<[u8]> for Lease {
     }
 }
 
-impl Output for Lease {
+impl BatchOutput for Lease {
     fn keep(&self) {
         self.forget();
     }

@@ -42,7 +42,7 @@ unsafe impl Sync for Share {}
 /// And the caller returns after it saw, under the lock of `done`, that every share was added there
 /// by the thread that did it. So `next`, `seats` and `added` are only numbers and order nothing:
 /// they are relaxed.
-struct Work {
+struct CrewWork {
     share: Share,
     total: usize,
     next: AtomicUsize,
@@ -63,7 +63,7 @@ struct Done {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-impl Work {
+impl CrewWork {
     fn new(share: Share, total: usize, seats: usize) -> Self {
         Self {
             share,
@@ -156,7 +156,7 @@ impl Waiting {
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<Arc<Work>>,
+    work: VecDeque<Arc<CrewWork>>,
     threads: usize,
     spinning: Waiting,
     sleeping: Waiting,
@@ -164,7 +164,7 @@ struct Queue {
     closed: bool,
 }
 
-struct Shared {
+struct CrewState {
     queue: Mutex<Queue>,
     arrived: Condvar,
     /// How often work was queued. Threads that spin look at it without the lock. It changes under
@@ -181,7 +181,7 @@ struct Shared {
     woken: AtomicUsize,
 }
 
-impl Shared {
+impl CrewState {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             queue: Mutex::default(),
@@ -208,7 +208,7 @@ impl Shared {
 /// The threads. They start when there is work, and end when there was none for a while.
 pub struct Crew {
     name: &'static str,
-    shared: Arc<Shared>,
+    shared: Arc<CrewState>,
     most: usize,
 }
 
@@ -245,7 +245,7 @@ impl Crew {
     pub fn of(name: &'static str, most: usize) -> Self {
         Self {
             name,
-            shared: Shared::new(),
+            shared: CrewState::new(),
             most,
         }
     }
@@ -276,7 +276,7 @@ impl Crew {
     }
 
     /// Returns the state that the threads will share, before there are any threads.
-    fn without_threads(&mut self) -> Option<&mut Shared> {
+    fn without_threads(&mut self) -> Option<&mut CrewState> {
         Arc::get_mut(&mut self.shared)
     }
 
@@ -312,9 +312,9 @@ impl Crew {
         }
         // SAFETY: only the lifetime changes. It is over for others when this function returns or
         // unwinds: before that it waits until every share was done, and a thread that still has the
-        // `Work` finds no share in it.
+        // `CrewWork` finds no share in it.
         let share: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(share) };
-        let shares = Arc::new(Work::new(Share(share), total, helpers));
+        let shares = Arc::new(CrewWork::new(Share(share), total, helpers));
         self.call(&shares, helpers);
         // A panic of `work` must not free what the shares use.
         let result = catch_unwind(AssertUnwindSafe(work));
@@ -330,7 +330,7 @@ impl Crew {
 
     /// Queues `work` for up to `helpers` threads. Calls those that spin, wakes as many sleeping
     /// ones as are missing, and starts others.
-    fn call(&self, work: &Arc<Work>, helpers: usize) {
+    fn call(&self, work: &Arc<CrewWork>, helpers: usize) {
         let mut queue = lock(&self.shared.queue);
         queue.work.push_back(work.clone());
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
@@ -360,7 +360,7 @@ impl Crew {
 }
 
 /// Runs a thread until there is no more work.
-fn serve(shared: &Weak<Shared>) {
+fn serve(shared: &Weak<CrewState>) {
     let spin = match shared.upgrade() {
         Some(shared) => {
             if let Some(start) = &shared.start {
@@ -384,7 +384,7 @@ fn serve(shared: &Weak<Shared>) {
 /// No thread misses work that it could join. A caller that queues work calls threads that spin or
 /// sleep, each for one work. No thread spins or sleeps before it looked at the queue, and busy
 /// threads look when they are done.
-fn next_work(shared: &Shared, spin: Duration) -> Option<Arc<Work>> {
+fn next_work(shared: &CrewState, spin: Duration) -> Option<Arc<CrewWork>> {
     let mut queue = lock(&shared.queue);
     let mut spin_until = (!spin.is_zero()).then(|| Instant::now() + spin);
     loop {
@@ -454,7 +454,7 @@ fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
 }
 
 /// Whether one more thread may join.
-fn take_seat(work: &Work) -> bool {
+fn take_seat(work: &CrewWork) -> bool {
     work.seats
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seats| {
             seats.checked_sub(1)
@@ -552,12 +552,12 @@ mod tests {
     /// Shares that take a while, enough of them that no thread is late.
     const ENDLESS: usize = 1 << 40;
 
-    fn endless(helpers: usize) -> Arc<Work> {
+    fn endless(helpers: usize) -> Arc<CrewWork> {
         let nothing: &'static (dyn Fn(usize) + Sync) = &|_| std::thread::yield_now();
-        Arc::new(Work::new(Share(nothing), ENDLESS, helpers))
+        Arc::new(CrewWork::new(Share(nothing), ENDLESS, helpers))
     }
 
-    fn end(work: &Work) {
+    fn end(work: &CrewWork) {
         work.next.store(ENDLESS, Ordering::Relaxed);
     }
 

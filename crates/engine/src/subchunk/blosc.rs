@@ -18,12 +18,12 @@ use blosc_src::{
 use crate::contract::{BloscStage, Cname, Shuffle};
 
 use super::not_decoded::{NotDecoded, check_memory};
-use frame::Frame;
+use frame::BloscFrame;
 
 /// Blosc's state.
 #[derive(Default)]
 pub(super) struct Blosc {
-    frame: Frame,
+    frame: BloscFrame,
 }
 
 /// The most bytes that a frame of `len` bytes can have.

@@ -34,13 +34,13 @@ enum At {
 }
 
 /// Two buffers and an input that take turns.
-struct Turns<'a> {
+struct AlternatingBuffers<'a> {
     input: &'a [u8],
     buffers: &'a mut [Vec<u8>; 2],
     at: At,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> AlternatingBuffers<'a> {
     /// The current bytes, and the buffer that is free with room for `len`.
     fn next(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), EngineError> {
         let [first, second] = &mut *self.buffers;
@@ -113,7 +113,7 @@ pub(crate) fn encode(
             input.len()
         }
         Some((last, stages)) => {
-            let mut turns = Turns {
+            let mut turns = AlternatingBuffers {
                 input,
                 buffers,
                 at: At::Input,
@@ -192,7 +192,7 @@ pub(crate) fn decode(
         got,
         expected,
     };
-    let mut turns = Turns {
+    let mut turns = AlternatingBuffers {
         input: encoded,
         buffers,
         at: At::Input,

@@ -84,7 +84,7 @@ impl Frames {
         done.before = self.complete(store, shard, &mut subchunks).await?;
         let subchunks = subchunks.into_iter().map(|entry| entry?.data());
         let subchunks: Vec<_> = subchunks.collect();
-        let object = self.packing.pack(shard, &subchunks)?;
+        let object = self.layout.pack(shard, &subchunks)?;
         drop(subchunks);
         done.after = object.as_ref().map_or(0, |object| object.len() as u64);
         let receipt = watch.receipt(object.as_ref());
@@ -211,7 +211,7 @@ impl Frames {
                 "the store says that there is a shard {shard}, and that it has no size: try again"
             ))
         })?;
-        let extents = self.packing.extents(shard, &index, size);
+        let extents = self.layout.extents(shard, &index, size);
         let extents = extents.map_err(unusable)?;
         let missing = |(number, subchunk): (usize, &Option<Entry>)| {
             let extent = extents.get(number)?.as_ref()?;

@@ -7,7 +7,7 @@ use crate::storage::sparse::frame::{self, Entry, Listing, Version};
 use crate::store::Reads;
 
 /// The result of reading the listed versions of a subchunk.
-pub(in crate::storage::sparse) enum Found {
+pub(in crate::storage::sparse) enum NewestVersion {
     Valid(Entry),
     /// None of them is valid.
     Nothing,
@@ -23,7 +23,7 @@ impl Frames {
         shard: &StoreKey,
         number: u32,
         listing: &Listing,
-    ) -> Result<Found, StorageError> {
+    ) -> Result<NewestVersion, StorageError> {
         let frame = frame::prefix_of(shard)?;
         let versions = listing.versions(number);
         self.newest_of(store, &frame, number, versions).await
@@ -36,16 +36,16 @@ impl Frames {
         frame: &StorePrefix,
         number: u32,
         versions: &[Version],
-    ) -> Result<Found, StorageError> {
+    ) -> Result<NewestVersion, StorageError> {
         for version in versions.iter().rev() {
             let key = frame::key_of(frame, number, version)?;
             let Some(object) = store.get_at_most(&key, self.most_of_object()).await? else {
-                return Ok(Found::Gone);
+                return Ok(NewestVersion::Gone);
             };
             if let Some(entry) = self.entry(&object) {
-                return Ok(Found::Valid(entry));
+                return Ok(NewestVersion::Valid(entry));
             }
         }
-        Ok(Found::Nothing)
+        Ok(NewestVersion::Nothing)
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::Frames;
-use crate::storage::packing::UNCHECKED;
+use crate::storage::chunk_layout::UNCHECKED;
 use crate::store::Reads;
 use crate::store::turns::stripe;
 use zarrs_cuda_engine::layout::Extent;
@@ -28,7 +28,7 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
-        let len = self.packing.index_len() as u64;
+        let len = self.layout.index_len() as u64;
         // A store may make room for what is asked before it looks.
         if len > UNCHECKED
             && let Some(size) = store.size(shard).await?
@@ -38,7 +38,7 @@ impl Frames {
                 "the shard {shard} has {size} bytes, fewer than its index of {len}: it is truncated"
             )));
         }
-        let range = self.packing.index_range();
+        let range = self.layout.index_range();
         let Some(read) = store.get_ranges(shard, vec![range]).await? else {
             return Ok(None);
         };
@@ -84,7 +84,7 @@ impl Frames {
         {
             return Ok(known);
         }
-        let extents = self.packing.extents(shard, encoded, u64::MAX);
+        let extents = self.layout.extents(shard, encoded, u64::MAX);
         let decoded = Decoded {
             // A part of something larger would keep all of it.
             encoded: Bytes::copy_from_slice(encoded),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::Frames;
-use super::newest::Found;
+use super::newest::NewestVersion;
 use super::read::{ATTEMPTS, starved};
 use crate::storage::sparse::frame::{self, Listing};
 use crate::store::{Lists, Reads};
@@ -42,12 +42,12 @@ impl Frames {
             let mut sizes = BTreeMap::new();
             for (number, versions) in listing.iter().filter(|(number, _)| wanted(*number)) {
                 match self.newest_of(store, &frame, number, versions).await? {
-                    Found::Valid(entry) => {
+                    NewestVersion::Valid(entry) => {
                         let size = entry.data().map(|data| data.len() as u64);
                         sizes.insert(number as usize, size);
                     }
-                    Found::Nothing => {}
-                    Found::Gone => continue 'again,
+                    NewestVersion::Nothing => {}
+                    NewestVersion::Gone => continue 'again,
                 }
             }
             let mut unknown = (0_u32..)

@@ -7,9 +7,9 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::Frames;
-use super::newest::Found;
+use super::newest::NewestVersion;
 use super::packed_index::Decoded;
-use crate::storage::packing::UNCHECKED;
+use crate::storage::chunk_layout::UNCHECKED;
 use crate::storage::sparse::frame::Listing;
 use crate::store::{Lists, Reads};
 
@@ -42,19 +42,21 @@ impl Frames {
                 None => Arc::new(self.list(store, shard).await?),
             };
             let read = match self.newest(store, shard, number, &listing).await? {
-                Found::Valid(entry) => Some(entry.data()),
-                Found::Nothing => match self.read_packed(store, shard, number, snapshots).await {
-                    Ok(read) => read,
-                    Err(error) => {
-                        let whole = self.read_whole(store, shard, error, &mut failures);
-                        whole.await?.map(|mut subchunks| {
-                            let subchunk = subchunks.get_mut(number as usize)?.take();
-                            // The rest of the shard is not kept.
-                            subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))
-                        })
+                NewestVersion::Valid(entry) => Some(entry.data()),
+                NewestVersion::Nothing => {
+                    match self.read_packed(store, shard, number, snapshots).await {
+                        Ok(read) => read,
+                        Err(error) => {
+                            let whole = self.read_whole(store, shard, error, &mut failures);
+                            whole.await?.map(|mut subchunks| {
+                                let subchunk = subchunks.get_mut(number as usize)?.take();
+                                // The rest of the shard is not kept.
+                                subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))
+                            })
+                        }
                     }
-                },
-                Found::Gone => None,
+                }
+                NewestVersion::Gone => None,
             };
             if let Some(read) = read {
                 return Ok(read);
@@ -128,7 +130,7 @@ impl Frames {
         }
         let ranges = vec![
             ByteRange::FromStart(start, Some(len)),
-            self.packing.index_range(),
+            self.layout.index_range(),
         ];
         let Some(read) = store.get_ranges(shard, ranges).await? else {
             return Ok(None);
@@ -172,7 +174,7 @@ impl Frames {
             return Err(error);
         }
         match store.get(shard).await? {
-            Some(object) => self.packing.chunks(shard, &object).map(Some),
+            Some(object) => self.layout.chunks(shard, &object).map(Some),
             None => Ok(Some(Vec::new())),
         }
     }

@@ -56,12 +56,12 @@ pub struct InstantDevice {
     info: DeviceInfo,
     /// Bytes of an encoded subchunk.
     encoded: u64,
-    state: Mutex<State>,
+    state: Mutex<InstantState>,
     next: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct InstantState {
     calls: Calls,
     /// The pinned allocations, by address.
     pinned: HashMap<usize, Layout>,
@@ -99,7 +99,7 @@ impl InstantDevice {
         self.lock().calls
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InstantState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,10 +3,10 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::acquired::Acquired;
-use super::next_step::{Outcome, Plan, Step, Tried, next_step};
+use super::acquired::AcquiredLane;
+use super::next_step::{AttemptOnDevice, AttemptOutcome, LaneStep, SizesLane, next_step};
 use super::pool::{add, in_order, known_budget, subtract, take_long_idle};
-use super::{Devices, Limits};
+use super::{DeviceLimits, Devices};
 use crate::contract::{BufferBytes, EngineError};
 use crate::cuda::arena::Capacity;
 use crate::cuda::driver::Fault;
@@ -14,19 +14,19 @@ use crate::cuda::lane::Lane;
 use crate::cuda::sizing::Sizing;
 
 /// A request for a lane, and its progress.
-struct Request<'a> {
-    pub(super) plan: Plan<'a>,
-    pub(super) limits: &'a Limits,
+struct LaneRequest<'a> {
+    pub(super) plan: SizesLane<'a>,
+    pub(super) limits: &'a DeviceLimits,
     /// The progress on each device.
-    pub(super) tried: Vec<Tried>,
+    pub(super) tried: Vec<AttemptOnDevice>,
     /// The error of the device that was tried last.
     pub(super) last: Option<EngineError>,
     pub(super) waiting: Option<Instant>,
 }
 
-impl Request<'_> {
+impl LaneRequest<'_> {
     fn failed(&mut self, index: usize, error: EngineError) {
-        self.tried[index].outcome = Outcome::Failed;
+        self.tried[index].outcome = AttemptOutcome::Failed;
         self.last = Some(error);
     }
 }
@@ -39,14 +39,14 @@ impl Devices {
     /// No device that `limits` allows is usable or has enough memory.
     pub(in crate::cuda) fn acquire(
         &self,
-        plan: Plan<'_>,
-        limits: &Limits,
-    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
-        let open = Tried {
+        plan: SizesLane<'_>,
+        limits: &DeviceLimits,
+    ) -> Result<(AcquiredLane<'_>, Arc<Sizing>), EngineError> {
+        let open = AttemptOnDevice {
             most: usize::MAX,
-            outcome: Outcome::Open,
+            outcome: AttemptOutcome::Open,
         };
-        let mut request = Request {
+        let mut request = LaneRequest {
             plan,
             limits,
             tried: vec![open; self.devices.len()],
@@ -62,8 +62,8 @@ impl Devices {
 
     fn acquire_or_wait(
         &self,
-        request: &mut Request<'_>,
-    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
+        request: &mut LaneRequest<'_>,
+    ) -> Result<(AcquiredLane<'_>, Arc<Sizing>), EngineError> {
         'again: loop {
             let usable = match self.usable(request.limits) {
                 Ok(usable) => usable,
@@ -83,7 +83,7 @@ impl Devices {
             let mut wait = false;
             for index in in_order(&state, &usable, |of_device| of_device.active) {
                 let of_device = &mut state[index];
-                if request.tried[index].outcome != Outcome::Open {
+                if request.tried[index].outcome != AttemptOutcome::Open {
                     continue;
                 }
                 let Some(budget) = known_budget(of_device, request.limits) else {
@@ -94,12 +94,12 @@ impl Devices {
                     continue 'again;
                 };
                 match next_step(of_device, request.plan, request.tried[index], budget, now) {
-                    Step::Use(lane, sizing) => {
+                    LaneStep::Use(lane, sizing) => {
                         of_device.active += 1;
                         drop(state);
                         return Ok((self.acquired(index, lane, request.limits), sizing));
                     }
-                    Step::Allocate(sizing, in_the_way) => {
+                    LaneStep::Allocate(sizing, in_the_way) => {
                         let need = sizing.capacity;
                         of_device.active += 1;
                         add(&mut of_device.used, need.takes());
@@ -110,8 +110,8 @@ impl Devices {
                         }
                         continue 'again;
                     }
-                    Step::Wait => wait = true,
-                    Step::Never(reason) => {
+                    LaneStep::Wait => wait = true,
+                    LaneStep::Never(reason) => {
                         request.failed(index, EngineError::Unsuitable(reason));
                     }
                 }
@@ -133,8 +133,8 @@ impl Devices {
             // Every device was tried. Try smaller lanes where memory ran out.
             let mut smaller = false;
             for tried in &mut request.tried {
-                if tried.outcome == Outcome::OutOfMemory {
-                    tried.outcome = Outcome::Open;
+                if tried.outcome == AttemptOutcome::OutOfMemory {
+                    tried.outcome = AttemptOutcome::Open;
                     smaller = true;
                 }
             }
@@ -148,8 +148,8 @@ impl Devices {
         }
     }
 
-    fn acquired(&self, index: usize, lane: Lane, limits: &Limits) -> Acquired<'_> {
-        Acquired {
+    fn acquired(&self, index: usize, lane: Lane, limits: &DeviceLimits) -> AcquiredLane<'_> {
+        AcquiredLane {
             devices: self,
             index,
             lane: Some(lane),
@@ -162,7 +162,12 @@ impl Devices {
     /// lanes are freed and the allocation is tried again. They are kept if one of them is large
     /// enough for the smaller lane that is tried next. Returns `None` on failure; `request` then
     /// has the error.
-    fn allocate(&self, index: usize, need: Capacity, request: &mut Request<'_>) -> Option<Lane> {
+    fn allocate(
+        &self,
+        index: usize,
+        need: Capacity,
+        request: &mut LaneRequest<'_>,
+    ) -> Option<Lane> {
         let device = &self.devices[index];
         let plan = request.plan;
         loop {
@@ -218,9 +223,9 @@ impl Devices {
             tracing::debug!(%error, "no lane on this device");
             request.failed(index, EngineError::Device(error));
             if let Some((most, _)) = smaller {
-                request.tried[index] = Tried {
+                request.tried[index] = AttemptOnDevice {
                     most,
-                    outcome: Outcome::OutOfMemory,
+                    outcome: AttemptOutcome::OutOfMemory,
                 };
             }
             return None;

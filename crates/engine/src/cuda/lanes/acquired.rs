@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::Devices;
-use super::pool::Idle;
+use super::pool::IdleLane;
 use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::lane::Lane;
 
 /// A lane in use. On drop, the lane goes back to the pool if it is [reusable](Self::reusable), and
 /// is freed otherwise.
 #[derive(Debug)]
-pub(in crate::cuda) struct Acquired<'a> {
+pub(in crate::cuda) struct AcquiredLane<'a> {
     pub(super) devices: &'a Devices,
     pub(super) index: usize,
     pub(super) lane: Option<Lane>,
@@ -19,7 +19,7 @@ pub(in crate::cuda) struct Acquired<'a> {
     pub(super) idle: Option<Duration>,
 }
 
-impl Acquired<'_> {
+impl AcquiredLane<'_> {
     pub(in crate::cuda) fn lane(&mut self) -> Result<&mut Lane, DriverError> {
         self.lane.as_mut().ok_or(DriverError {
             operation: "using a lane".to_string(),
@@ -35,7 +35,7 @@ impl Acquired<'_> {
     }
 }
 
-impl Drop for Acquired<'_> {
+impl Drop for AcquiredLane<'_> {
     fn drop(&mut self) {
         let Some(lane) = self.lane.take() else { return };
         if self.reusable && lane.device().unusable().is_none() {
@@ -43,7 +43,7 @@ impl Drop for Acquired<'_> {
             let of_device = &mut state[self.index];
             of_device.active -= 1;
             let until = self.idle.and_then(|idle| Instant::now().checked_add(idle));
-            of_device.idle.push(Idle { lane, until });
+            of_device.idle.push(IdleLane { lane, until });
             if let Some(until) = until {
                 self.devices.call_janitor(until);
             }

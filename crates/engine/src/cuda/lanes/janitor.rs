@@ -9,20 +9,20 @@ use super::pool::take_long_idle;
 
 /// When the janitor looks for idle lanes.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
-    alarm: Mutex<Alarm>,
+pub(super) struct JanitorRest {
+    alarm: Mutex<JanitorAlarm>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Alarm {
+struct JanitorAlarm {
     /// The [`Devices`] were dropped.
     gone: bool,
     next: Option<Instant>,
 }
 
-impl Rest {
-    fn lock(&self) -> MutexGuard<'_, Alarm> {
+impl JanitorRest {
+    fn lock(&self) -> MutexGuard<'_, JanitorAlarm> {
         self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

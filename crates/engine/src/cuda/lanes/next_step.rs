@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::pool::State;
+use super::pool::DeviceLanes;
 use crate::contract::BufferBytes;
 use crate::cuda::lane::Lane;
 use crate::cuda::sizing::Sizing;
 
 /// Sizes a lane for a memory budget, or says why the budget is too small.
-pub(in crate::cuda) type Plan<'a> = &'a dyn Fn(BufferBytes) -> Result<Arc<Sizing>, String>;
+pub(in crate::cuda) type SizesLane<'a> = &'a dyn Fn(BufferBytes) -> Result<Arc<Sizing>, String>;
 
 /// The next step to get a lane on one device.
-pub(super) enum Step {
+pub(super) enum LaneStep {
     Use(Lane, Arc<Sizing>),
     /// Allocate a new lane, after freeing these idle lanes.
     Allocate(Arc<Sizing>, Vec<Lane>),
@@ -23,14 +23,14 @@ pub(super) enum Step {
 
 /// The progress of a request on one device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tried {
+pub(super) struct AttemptOnDevice {
     /// The most device memory to allocate, in bytes: less than an attempt that ran out of memory.
     pub(super) most: usize,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: AttemptOutcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AttemptOutcome {
     /// Not tried yet, or to be tried again with a smaller lane.
     Open,
     /// There was no memory, but there may be for a smaller lane.
@@ -42,12 +42,12 @@ pub(super) enum Outcome {
 /// Returns the next step for a request on one device. Takes the idle lanes of that step out of the
 /// pool.
 pub(super) fn next_step(
-    of_device: &mut State,
-    plan: Plan<'_>,
-    tried: Tried,
+    of_device: &mut DeviceLanes,
+    plan: SizesLane<'_>,
+    tried: AttemptOnDevice,
     budget: BufferBytes,
     now: Instant,
-) -> Step {
+) -> LaneStep {
     let left = of_device.left(budget);
     let within = |most: usize| {
         let device = left.device.min(most);
@@ -55,23 +55,23 @@ pub(super) fn next_step(
     };
     let full = match within(tried.most) {
         Ok(sizing) => sizing,
-        Err(reason) => return Step::Never(reason),
+        Err(reason) => return LaneStep::Never(reason),
     };
     if let Some(lane) = of_device.take_idle(full.capacity) {
-        return Step::Use(lane, full);
+        return LaneStep::Use(lane, full);
     }
     // Limit the lane to the size for which there was memory. If no lane is so small, try the full
     // size.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
     let need = sizing.capacity;
     if let Some(lane) = of_device.take_idle(need) {
-        return Step::Use(lane, sizing);
+        return LaneStep::Use(lane, sizing);
     }
     match of_device.in_the_way(need, budget) {
         Some(count) => {
             let in_the_way = of_device.idle.drain(..count).map(|idle| idle.lane);
-            Step::Allocate(sizing, in_the_way.collect())
+            LaneStep::Allocate(sizing, in_the_way.collect())
         }
-        None => Step::Wait,
+        None => LaneStep::Wait,
     }
 }

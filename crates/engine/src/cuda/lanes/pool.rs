@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Limits;
+use super::DeviceLimits;
 use crate::contract::BufferBytes;
 use crate::cuda::arena::Capacity;
 use crate::cuda::lane::Lane;
@@ -13,7 +13,7 @@ const SETBACK: Duration = Duration::from_secs(10);
 
 /// A lane that nobody uses.
 #[derive(Debug)]
-pub(super) struct Idle {
+pub(super) struct IdleLane {
     pub(super) lane: Lane,
     /// When it is freed; `None` for never.
     pub(super) until: Option<Instant>,
@@ -21,9 +21,9 @@ pub(super) struct Idle {
 
 /// The lanes of one device.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct DeviceLanes {
     /// Idle lanes, the longest idle first.
-    pub(super) idle: Vec<Idle>,
+    pub(super) idle: Vec<IdleLane>,
     /// The number of lanes that are in use or being allocated.
     pub(super) active: usize,
     /// The memory of all lanes until they are freed, including idle lanes and leaked memory.
@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) failed: Option<Instant>,
 }
 
-impl State {
+impl DeviceLanes {
     /// The most that one lane may take: the budget without the leaked memory.
     pub(super) fn left(&self, budget: BufferBytes) -> BufferBytes {
         BufferBytes {
@@ -75,7 +75,7 @@ impl State {
     /// stays within the budget. `None` if freeing all of them is not enough.
     pub(super) fn in_the_way(&self, need: Capacity, budget: BufferBytes) -> Option<usize> {
         let mut freed = BufferBytes::default();
-        for (count, Idle { lane, .. }) in self.idle.iter().enumerate() {
+        for (count, IdleLane { lane, .. }) in self.idle.iter().enumerate() {
             if self.fits(need, budget, freed) {
                 return Some(count);
             }
@@ -109,7 +109,7 @@ pub(super) fn subtract(sum: &mut BufferBytes, less: BufferBytes) {
 }
 
 /// Returns the budget of a device under `limits`, if it is known without asking the device.
-pub(super) fn known_budget(of_device: &State, limits: &Limits) -> Option<BufferBytes> {
+pub(super) fn known_budget(of_device: &DeviceLanes, limits: &DeviceLimits) -> Option<BufferBytes> {
     let device = limits.device_memory.or(of_device.default_budget)?;
     Some(BufferBytes {
         device,
@@ -121,9 +121,9 @@ pub(super) fn known_budget(of_device: &State, limits: &Limits) -> Option<BufferB
 /// Returns the order in which to try devices. Devices that failed lately come last. The others are
 /// ordered by `load`, then whether they lately ran out of memory, then by number.
 pub(super) fn in_order(
-    state: &[State],
+    state: &[DeviceLanes],
     usable: &[usize],
-    load: impl Fn(&State) -> usize,
+    load: impl Fn(&DeviceLanes) -> usize,
 ) -> Vec<usize> {
     let now = Instant::now();
     let mut order = usable.to_vec();
@@ -136,7 +136,7 @@ pub(super) fn in_order(
 }
 
 /// Takes the lanes that were idle for too long out of the pool.
-pub(super) fn take_long_idle(state: &mut [State]) -> Vec<(usize, Lane)> {
+pub(super) fn take_long_idle(state: &mut [DeviceLanes]) -> Vec<(usize, Lane)> {
     let now = Instant::now();
     let mut taken = Vec::new();
     for (index, of_device) in state.iter_mut().enumerate() {

@@ -73,7 +73,7 @@ impl Compressor {
         stream: StreamId,
         batch: &CompressBatch<'_>,
     ) -> Result<(), DriverError> {
-        let call = Call::new(&self.library, driver, batch.requirements, batch.chunks);
+        let call = CheckedCall::new(&self.library, driver, batch.requirements, batch.chunks);
         if batch.chunks == 0 {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl Decompressor {
         stream: StreamId,
         batch: &DecompressBatch<'_>,
     ) -> Result<(), DriverError> {
-        let call = Call::new(&self.library, driver, batch.requirements, batch.chunks);
+        let call = CheckedCall::new(&self.library, driver, batch.requirements, batch.chunks);
         if batch.chunks == 0 {
             return Ok(());
         }
@@ -216,14 +216,14 @@ fn address<T>(span: DeviceSpan) -> *mut T {
 }
 
 /// A call that is being checked.
-struct Call<'a> {
+struct CheckedCall<'a> {
     library: &'a OneDirection,
     driver: &'a dyn Driver,
     requirements: &'a Requirements,
     chunks: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> CheckedCall<'a> {
     fn new(
         library: &'a OneDirection,
         driver: &'a dyn Driver,

@@ -9,9 +9,9 @@ use super::from_device::read_from_device;
 use super::padding::Padding;
 use super::ranges::Ranges;
 use super::reading::Reading;
-use super::shared::{InputMemory, OutputMemory, Shared};
+use super::shared::{InputMemory, OutputMemory, StreamLane};
 use crate::contract::EngineError;
-use crate::contract::stream::{DeviceBytes, Input, Output, Reusable};
+use crate::contract::stream::{BatchInput, BatchOutput, DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
 use crate::cuda::copiers::Copy;
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
@@ -25,7 +25,7 @@ const BROUGHT_BACK: Site = Site("synchronise: bytes of an input before the host 
 /// The slices of a batch: in pinned memory, or on the device if an application handed them over
 /// there.
 pub(super) struct CudaInput {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StreamLane>,
     /// The memory of this input, until this is dropped.
     memory: Option<InputMemory>,
     region: Region,
@@ -89,7 +89,7 @@ pub(super) unsafe fn unpadded<'c>(
 
 impl CudaInput {
     /// Takes a free input, if there is one.
-    pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
+    pub(super) fn take(shared: &Arc<StreamLane>) -> Option<Self> {
         let mut memory = shared.take_input()?;
         let number = memory.number;
         let mut input = Self {
@@ -271,7 +271,7 @@ impl CudaInput {
     }
 }
 
-impl Input for CudaInput {
+impl BatchInput for CudaInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         let range = self.check(at, bytes.len())?;
         self.check_unread(&range)?;
@@ -377,7 +377,7 @@ impl Input for CudaInput {
 
 /// An encoded batch, in memory of the stream.
 pub(super) struct CudaOutput {
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     /// The memory of this output, until this is dropped.
     memory: Option<OutputMemory>,
     len: usize,
@@ -396,7 +396,7 @@ impl CudaOutput {
     ///
     /// # Errors
     /// No memory will ever be free, or the stream was given up.
-    pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, EngineError> {
+    pub(super) fn take(shared: &Arc<StreamLane>) -> Result<Self, EngineError> {
         let mut memory = shared.take_output()?;
         if let OutputMemory::Pinned { region, written } = &mut memory
             && !std::mem::replace(written, true)
@@ -483,7 +483,7 @@ impl Drop for CudaOutput {
     }
 }
 
-impl Output for CudaOutput {
+impl BatchOutput for CudaOutput {
     /// All outputs are scarce. Memory that replaces pinned memory after a device was lost is
     /// counted like it.
     fn is_scarce(&self) -> bool {

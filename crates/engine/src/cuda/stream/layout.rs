@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::stream::EncodedPart;
 use crate::cuda::answer::{Answer, wrong_answer};
 use crate::cuda::driver::DriverError;
@@ -79,7 +79,7 @@ impl Layout {
     /// The answer is impossible.
     pub(super) fn new(
         session: &Session<'_>,
-        shared: &Shared,
+        shared: &StreamLane,
         batch: &BatchGrid,
         answer: &Answer,
         on_host: &dyn Fn(usize) -> usize,

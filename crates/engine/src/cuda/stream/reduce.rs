@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::buffers::{CudaInput, unpadded};
 use super::reading::Reading;
 use super::reduction::Reduction;
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::EngineError;
-use crate::contract::stream::{Input, Windows};
+use crate::contract::stream::{BatchInput, Windows};
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
 use crate::cuda::kernels::reduce::Windows as Launched;
 use crate::cuda::kernels::spans::sub_span;
@@ -25,7 +25,7 @@ const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level ab
 const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
 
 /// The input of another stream as one of this engine.
-fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
+fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     (input.as_any_mut().downcast_mut()).ok_or_else(|| {
         EngineError::Unsuitable(
             "the slices of the other level are not on a CUDA device".to_string(),
@@ -34,7 +34,7 @@ fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
 }
 
 /// The plan of this stream, if it has one.
-fn planned(shared: &Shared) -> Result<&Reduction, EngineError> {
+fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     (shared.sizing.reduction.as_ref()).ok_or_else(|| {
         EngineError::Unsuitable(
             "this stream is not reduced from another one on a device".to_string(),
@@ -64,12 +64,12 @@ fn wait_for_source(
     done
 }
 
-impl Shared {
+impl StreamLane {
     /// See [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
     pub(super) fn reduce(
         self: &Arc<Self>,
         windows: Windows<'_>,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
     ) -> Result<(), EngineError> {
         let reduction = planned(self)?;
@@ -128,7 +128,7 @@ impl Shared {
     /// See [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
     pub(super) fn keep(
         self: &Arc<Self>,
-        above: &mut dyn Input,
+        above: &mut dyn BatchInput,
         slice: usize,
     ) -> Result<(), EngineError> {
         let reduction = planned(self)?;

@@ -23,7 +23,7 @@ const OUTPUT: &str = "an encoded batch";
 
 /// A stream's lane and buffers. Every owner of a buffer also has this, so the lane is freed when
 /// the last owner is dropped, on any thread.
-pub(super) struct Shared {
+pub(super) struct StreamLane {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
@@ -80,7 +80,7 @@ struct Reusables {
     all: Vec<EventId>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for StreamLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
             .field("lane", &self.lane)
@@ -89,7 +89,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for StreamLane {
     fn drop(&mut self) {
         let leaked = self.lane.give_up();
         self.devices.counters.lane_released();
@@ -101,7 +101,7 @@ impl Drop for Shared {
 
 /// Everything about a stream but its device.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct StreamPlan {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
@@ -112,13 +112,13 @@ pub(super) struct Plan {
     pub(super) times: bool,
 }
 
-impl Shared {
+impl StreamLane {
     /// Allocate the lane of a stream on `device`.
     ///
     /// # Errors
     /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
     /// was planned.
-    pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
+    pub(super) fn open(device: &Arc<Device>, plan: &StreamPlan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
         (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
         let counters = &plan.devices.counters;
@@ -138,7 +138,7 @@ impl Shared {
         Ok(Arc::new(shared))
     }
 
-    fn with_lane(lane: Lane, plan: &Plan) -> Result<Self, DriverError> {
+    fn with_lane(lane: Lane, plan: &StreamPlan) -> Result<Self, DriverError> {
         let sizing = plan.sizing.clone();
         let pinned = lane.pinned()?;
         let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {

@@ -24,7 +24,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::contract::EngineError;
-use crate::contract::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
+use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch, StreamEngine};
 use crate::layout::BatchGrid;
 use crate::memory::buffers::Lease;
 use crate::process::account::Debtor;
@@ -55,7 +55,7 @@ impl StreamEngine for Arc<HostStream> {
         "host"
     }
 
-    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
+    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
         let Some(mut lease) = self.inputs.take(new)? else {
             return Ok(None);
         };
@@ -96,7 +96,7 @@ impl StreamEngine for Arc<HostStream> {
 #[derive(Debug)]
 struct HostEncoder {
     stream: Arc<HostStream>,
-    submitted: Option<(Box<dyn Input>, Arc<BatchGrid>)>,
+    submitted: Option<(Box<dyn BatchInput>, Arc<BatchGrid>)>,
     /// The output for it.
     output: Option<Lease>,
 }
@@ -123,7 +123,7 @@ impl Encoder for HostEncoder {
         }
     }
 
-    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
+    fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>) {
         self.submitted = Some((input, batch));
     }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::contract::BufferBytes;
 use crate::contract::EngineError;
-use crate::contract::stream::{Input, Lending, OnRead, Returned, Room, StreamChain, StreamJob};
+use crate::contract::stream::{
+    BatchInput, Lending, OnRead, Returned, Room, StreamChain, StreamJob,
+};
 use crate::layout::BatchGrid;
 use crate::memory::buffers::{Contents, Lease, Pool};
 use crate::memory::disjoint::Slices;
@@ -191,7 +193,7 @@ pub(super) struct HostInput {
     pub(super) in_place: Vec<bool>,
 }
 
-impl Input for HostInput {
+impl BatchInput for HostInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         self.write_telling(at, bytes, &|_| ())
     }

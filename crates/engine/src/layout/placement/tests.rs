@@ -90,7 +90,7 @@ impl Simulated {
         let old = self.object.clone();
         let old_extents = self.extents.clone();
         let space = Space::of(old_extents.clone());
-        let stored = Stored {
+        let stored = ShardBeforeUpdate {
             num_subchunks: old_extents.len(),
             space: &space,
             size: old.len(),
@@ -305,7 +305,7 @@ fn rewriting_in_place_settles() {
 fn shared_bytes_are_left_alone() {
     let extents = [Some(0..10), Some(5..15), None];
     let space = Space::of(extents.clone());
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: extents.len(),
         space: &space,
         size: 15 + 48,
@@ -322,7 +322,7 @@ fn shared_bytes_are_left_alone() {
 fn too_large_is_an_error() {
     let extents = [None, None];
     let space = Space::of(extents.clone());
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: extents.len(),
         space: &space,
         size: isize::MAX as usize - 10,

@@ -1,7 +1,7 @@
 //! Copies boxes of an array to contiguous bytes and back.
 
 use crate::contract::EngineError;
-use crate::layout::{Digit, Part, StridedBox, SubchunkGrid};
+use crate::layout::{Digit, StridedBox, SubchunkGrid, SubchunkPart};
 
 /// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
 /// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
@@ -456,7 +456,7 @@ impl<'m> Strided<'m> {
     /// Nothing else uses the places of the elements. They do not overlap `from`.
     pub(super) unsafe fn write(
         self,
-        part: &Part,
+        part: &SubchunkPart,
         from: &[u8],
         from_strides: &[usize],
     ) -> Result<usize, EngineError> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::copy::{Row, Strided};
 use super::{Claims, check_order};
 use crate::contract::EngineError;
-use crate::layout::{Part, Slab, SubchunkGrid, boxes, c_order, strides, strides_in};
+use crate::layout::{Slab, SubchunkGrid, SubchunkPart, boxes, c_order, strides, strides_in};
 
 /// A window of a shard, and the subchunks' shares of it. Each share can be claimed once. The shares
 /// of different subchunks do not overlap, because lifting an element gives exactly one subchunk.
@@ -91,8 +91,8 @@ impl<'a> Shares<'a> {
     }
 
     /// The share of subchunk `number`.
-    pub(super) fn part(&self, number: usize) -> Part {
-        Part::new(self.grid, number, &self.start, &self.shape)
+    pub(super) fn part(&self, number: usize) -> SubchunkPart {
+        SubchunkPart::new(self.grid, number, &self.start, &self.shape)
     }
 
     /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
@@ -237,7 +237,7 @@ impl<'a> Shares<'a> {
         let start: Vec<usize> = std::iter::zip(&self.start, &slab.start)
             .map(|(window, slab)| window + slab)
             .collect();
-        let part = Part::new(self.grid, number, &start, &slab.shape);
+        let part = SubchunkPart::new(self.grid, number, &start, &slab.shape);
         let from = source.get(part.offset_in_subchunk(&self.stored)..);
         // SAFETY: the caller's contract.
         unsafe { memory.write(&part, from.unwrap_or(&[]), &self.stored) }

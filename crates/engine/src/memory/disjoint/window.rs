@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::copy::Strided;
 use super::shares::Shares;
 use crate::contract::{EngineError, RowSink};
-use crate::layout::{Part, SubchunkGrid, strides};
+use crate::layout::{SubchunkGrid, SubchunkPart, strides};
 use crate::memory::allocate;
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
@@ -109,7 +109,7 @@ impl<'a> Window<'a> {
     fn write_share(
         &self,
         number: usize,
-        part: &Part,
+        part: &SubchunkPart,
         from: &[u8],
         from_strides: &[usize],
     ) -> Result<(), EngineError> {

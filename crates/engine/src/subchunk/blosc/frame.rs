@@ -36,12 +36,12 @@ const MAX_STREAMS: usize = 16;
 
 /// Compresses frames.
 #[derive(Default)]
-pub(super) struct Frame {
+pub(super) struct BloscFrame {
     zstd: Zstd,
     shuffled: Vec<u8>,
 }
 
-impl Frame {
+impl BloscFrame {
     /// Compress `from` into `to`, and return the frame's size; `None` if that is for C-Blosc: other
     /// compressors, bit shuffle, and frames that are not compressed.
     pub(super) fn compress(
@@ -198,7 +198,7 @@ mod tests {
     /// Frames must be what C-Blosc writes, bit for bit: then every reader of those reads these.
     #[test]
     fn frames_equal_those_of_c_blosc() {
-        let mut ours = Frame::default();
+        let mut ours = BloscFrame::default();
         let mut state = 1_u32;
         let noise: Vec<u8> = (0..700_000)
             .map(|i| {

@@ -37,7 +37,7 @@ pub use self::faults::{Counts, Inject};
 pub use self::kernels::AccessCount;
 #[cfg(test)]
 pub(crate) use self::modules::kernel;
-use self::state::{Failure, State};
+use self::state::{Failure, SimulationState};
 use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
@@ -142,14 +142,14 @@ pub struct Live {
 /// A simulated device.
 pub struct Simulation {
     info: DeviceInfo,
-    state: Mutex<State>,
+    state: Mutex<SimulationState>,
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_allocate: OnceLock<Box<dyn Fn(Kind) + Send + Sync>>,
 }
 
 /// The kind of a call, which decides how faults affect the call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum CallKind {
     /// Tells the simulation something; a driver does not hear of it.
     Declare,
     Use,
@@ -169,7 +169,7 @@ impl Simulation {
                 largest_pitch: config.largest_pitch,
                 pci: config.pci,
             },
-            state: Mutex::new(State::new(config)),
+            state: Mutex::new(SimulationState::new(config)),
             on_free: OnceLock::new(),
             on_allocate: OnceLock::new(),
         }
@@ -279,7 +279,7 @@ impl Simulation {
         state.trace.as_ref().map(Trace::lines).unwrap_or_default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SimulationState> {
         // A library function that panics leaves the state as it is before or after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -287,9 +287,9 @@ impl Simulation {
     /// Do what a call does, and turn its failure into an error of `operation`.
     fn run<T>(
         &self,
-        call: Call,
+        call: CallKind,
         operation: fmt::Arguments<'_>,
-        function: impl FnOnce(&mut State) -> Result<T, Failure>,
+        function: impl FnOnce(&mut SimulationState) -> Result<T, Failure>,
     ) -> Result<T, DriverError> {
         let mut state = self.lock();
         if let Some(trace) = &mut state.trace {
@@ -299,7 +299,7 @@ impl Simulation {
         // An operation can fail after the call that enqueued it. A later call reports this failure,
         // but a call that frees does not: its caller would not know whether the call had freed.
         let result = match (result, call) {
-            (Ok(value), Call::Use) => state.failed.take().map_or(Ok(value), Err),
+            (Ok(value), CallKind::Use) => state.failed.take().map_or(Ok(value), Err),
             (result, _) => result,
         };
         let result = self.report(&mut state, operation, result);
@@ -310,20 +310,24 @@ impl Simulation {
     }
 
     /// Check the context, and count.
-    fn admit(state: &mut State, call: Call, operation: fmt::Arguments<'_>) -> Result<(), Failure> {
+    fn admit(
+        state: &mut SimulationState,
+        call: CallKind,
+        operation: fmt::Arguments<'_>,
+    ) -> Result<(), Failure> {
         if !state.current.contains_key(&thread::current().id()) {
             let message = "the context is not current on this thread".to_owned();
             return Err(Failure::Violation(Rule::Context, message));
         }
         if let Some(reason) = state.faults.broken {
-            if call == Call::Free {
+            if call == CallKind::Free {
                 let message = format!("the context is broken, nothing may be freed: {reason}");
                 state.violations.push(Violation {
                     rule: Rule::Context,
                     message,
                 });
             }
-        } else if call != Call::Declare {
+        } else if call != CallKind::Declare {
             state.faults.operation(operation)?;
         }
         state.faults.check()
@@ -331,7 +335,7 @@ impl Simulation {
 
     fn report<T>(
         &self,
-        state: &mut State,
+        state: &mut SimulationState,
         operation: fmt::Arguments<'_>,
         result: Result<T, Failure>,
     ) -> Result<T, DriverError> {
@@ -402,7 +406,7 @@ impl Driver for Simulation {
 
     fn free_memory(&self) -> Result<usize, DriverError> {
         self.run(
-            Call::Use,
+            CallKind::Use,
             format_args!("ask for the free memory"),
             |state| {
                 Ok(state
@@ -415,7 +419,7 @@ impl Driver for Simulation {
 
     fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError> {
         let operation = format_args!("allocate {len} bytes of device memory");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.allocate(len, Kind::Device).map(DeviceMemory)
         })
     }
@@ -425,7 +429,7 @@ impl Driver for Simulation {
             hook();
         }
         let operation = format_args!("free the device memory at {:#x}", memory.0);
-        self.run(Call::Free, operation, |state| {
+        self.run(CallKind::Free, operation, |state| {
             state.free(memory.0, Kind::Device)
         })
     }
@@ -435,7 +439,7 @@ impl Driver for Simulation {
             hook(Kind::Pinned);
         }
         let operation = format_args!("allocate {len} bytes of pinned memory");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             let address = state.allocate(len, Kind::Pinned)?;
             if let Some(allocation) = state.memory.get_mut(address) {
                 allocation.known.is_for_uploads = pinned == PinnedUse::ToDevice;
@@ -450,31 +454,35 @@ impl Driver for Simulation {
 
     unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError> {
         let operation = format_args!("free the pinned memory at {:?}", memory.0);
-        self.run(Call::Free, operation, |state| {
+        self.run(CallKind::Free, operation, |state| {
             state.free(memory.0.addr().get() as u64, Kind::Pinned)
         })
     }
 
     fn create_stream(&self) -> Result<StreamId, DriverError> {
-        self.run(Call::Use, format_args!("create a stream"), |state| {
+        self.run(CallKind::Use, format_args!("create a stream"), |state| {
             Ok(state.create_stream())
         })
     }
 
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
         let operation = format_args!("destroy stream {}", stream.0);
-        self.run(Call::Free, operation, |state| state.destroy_stream(stream))
+        self.run(CallKind::Free, operation, |state| {
+            state.destroy_stream(stream)
+        })
     }
 
     fn create_event(&self, timed: bool) -> Result<EventId, DriverError> {
-        self.run(Call::Use, format_args!("create an event"), |state| {
+        self.run(CallKind::Use, format_args!("create an event"), |state| {
             Ok(state.create_event(timed))
         })
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
         let operation = format_args!("destroy event {}", event.0);
-        self.run(Call::Free, operation, |state| state.destroy_event(event))
+        self.run(CallKind::Free, operation, |state| {
+            state.destroy_event(event)
+        })
     }
 
     fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError> {
@@ -482,7 +490,7 @@ impl Driver for Simulation {
             "record event {} in stream {} ({})",
             event.0, stream.0, site.0
         );
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.record(event, stream, site)
         })
     }
@@ -490,7 +498,7 @@ impl Driver for Simulation {
     /// The application's streams are other streams of the simulation: a handle is the number.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("record event {} in stream {stream} ({})", event.0, site.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.check_not_captured(stream)?;
             state.record(event, StreamId(stream), site)
         })
@@ -498,7 +506,7 @@ impl Driver for Simulation {
 
     unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
         let operation = format_args!("ask whether stream {stream} is captured");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             Ok(state.captured.contains(&stream))
         })
     }
@@ -510,7 +518,7 @@ impl Driver for Simulation {
     /// The application's memory is other memory of the simulation.
     fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError> {
         let operation = format_args!("look for {len} bytes of device memory at {pointer:#x}");
-        self.run(Call::Declare, operation, |state| {
+        self.run(CallKind::Declare, operation, |state| {
             state.find(pointer, len).map(|(memory, offset)| DeviceSpan {
                 memory,
                 offset,
@@ -524,36 +532,40 @@ impl Driver for Simulation {
             "wait in stream {} for event {} ({})",
             stream.0, event.0, site.0
         );
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.wait(stream, event, site)
         })
     }
 
     fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
         let operation = format_args!("query event {}", event.0);
-        self.run(Call::Use, operation, |state| state.query(event))
+        self.run(CallKind::Use, operation, |state| state.query(event))
     }
 
     fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("synchronise with event {} ({})", event.0, site.0);
-        self.run(Call::Use, operation, |state| state.synchronize(event, site))
+        self.run(CallKind::Use, operation, |state| {
+            state.synchronize(event, site)
+        })
     }
 
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("synchronise with stream {} ({})", stream.0, site.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.synchronize_stream(stream, site)
         })
     }
 
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {
         let operation = format_args!("time from event {} to event {}", begin.0, end.0);
-        self.run(Call::Use, operation, |state| state.elapsed(begin, end))
+        self.run(CallKind::Use, operation, |state| state.elapsed(begin, end))
     }
 
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         let operation = format_args!("copy {from:?} to {to:?} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| state.copy(stream, from, to))
+        self.run(CallKind::Use, operation, |state| {
+            state.copy(stream, from, to)
+        })
     }
 
     unsafe fn copy_rows(
@@ -565,23 +577,27 @@ impl Driver for Simulation {
     ) -> Result<(), DriverError> {
         let stream_ = stream.0;
         let operation = format_args!("copy {shape:?}: {from:?} to {to:?} in stream {stream_}");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.copy_rows(stream, shape, from, to)
         })
     }
 
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {
         let operation = format_args!("fill {span:?} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.fill(stream, Span::Device(span), byte)
         })
     }
 
     fn compile(&self) -> Result<(), DriverError> {
-        self.run(Call::Use, format_args!("compile the kernels"), |state| {
-            state.compiled = true;
-            Ok(())
-        })
+        self.run(
+            CallKind::Use,
+            format_args!("compile the kernels"),
+            |state| {
+                state.compiled = true;
+                Ok(())
+            },
+        )
     }
 
     /// Kernels need no compiling here, so only [`compile`](Driver::compile) changes the number.
@@ -598,7 +614,7 @@ impl Driver for Simulation {
     ) -> Result<(), DriverError> {
         let Dims { grid, block } = dims;
         let operation = format_args!("launch {name}<{grid}, {block}> in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.launch(stream, name, dims, args)
         })
     }
@@ -611,20 +627,20 @@ impl Driver for Simulation {
         function: LibraryCall,
     ) -> Result<(), DriverError> {
         let operation = format_args!("call {name} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.call(stream, name, accesses, function)
         })
     }
 
     fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError> {
         let operation = format_args!("{access:?} by the host of {span:?}");
-        self.run(Call::Declare, operation, |state| {
+        self.run(CallKind::Declare, operation, |state| {
             state.host_access(Span::Pinned(span), access)
         })
     }
 
     fn discard(&self, span: Span) -> Result<(), DriverError> {
         let operation = format_args!("discard {span:?}");
-        self.run(Call::Declare, operation, |state| state.discard(span))
+        self.run(CallKind::Declare, operation, |state| state.discard(span))
     }
 }

@@ -15,7 +15,7 @@ use crate::contract::{
 };
 use crate::cuda::HighestLevels;
 use crate::cuda::driver::Driver;
-use crate::cuda::{Compressors, CudaEngine, Devices, Limits, Tuning, check_chain};
+use crate::cuda::{Compressors, CudaEngine, DeviceLimits, Devices, Tuning, check_chain};
 use crate::fallback::WithFallback;
 use crate::host::HostEngine;
 use crate::layout::SubchunkGrid;
@@ -56,7 +56,7 @@ impl Setup {
     }
 
     fn engine(&self, chain: &KnownChain) -> CudaEngine {
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use super::stream::{Run, Subject, Write};
-use crate::contract::stream::{Input, ReducedFrom, StreamEngine, Windows};
+use crate::contract::stream::{BatchInput, ReducedFrom, StreamEngine, Windows};
 use crate::contract::{EngineError, KnownChain, Stage};
 use crate::fakes::Numbers;
 use crate::layout::BatchGrid;
@@ -121,7 +121,7 @@ impl Levels {
 }
 
 /// Reads from an input. Tries again, because a fault may be transient.
-fn read(input: &mut dyn Input, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+fn read(input: &mut dyn BatchInput, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
     input.read(at, bytes).or_else(|_| input.read(at, bytes))
 }
 
@@ -138,7 +138,7 @@ fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
 struct Filled {
     first: usize,
     batch: Arc<BatchGrid>,
-    input: Box<dyn Input>,
+    input: Box<dyn BatchInput>,
     /// Its slices so far.
     slices: usize,
 }
@@ -228,7 +228,7 @@ impl<'a> Both<'a> {
 
     fn pieces(
         &mut self,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
         bytes: &[u8],
         write: Write<'_>,
@@ -246,7 +246,7 @@ impl<'a> Both<'a> {
     /// Reduces `slices` of the batch above, or keeps the last one of them. Returns where they end.
     fn reduce(
         &mut self,
-        input: &mut Box<dyn Input>,
+        input: &mut Box<dyn BatchInput>,
         slices: std::ops::Range<usize>,
         is_last: bool,
     ) -> Result<usize, EngineError> {
@@ -306,7 +306,7 @@ impl<'a> Both<'a> {
         Ok(())
     }
 
-    fn keep(&mut self, input: &mut dyn Input, slice: usize) -> Result<(), EngineError> {
+    fn keep(&mut self, input: &mut dyn BatchInput, slice: usize) -> Result<(), EngineError> {
         let is_here = self.mix == Mix::Both && self.numbers.below(4) == 0;
         if !is_here && self.below.keep(input, slice).is_ok() {
             self.kept = true;
@@ -322,7 +322,7 @@ impl<'a> Both<'a> {
     /// Makes `count` slices behind the first `made` ones of the batch below.
     fn windows(
         &mut self,
-        mut above: Option<(&mut (dyn Input + 'static), std::ops::Range<usize>)>,
+        mut above: Option<(&mut (dyn BatchInput + 'static), std::ops::Range<usize>)>,
         count: usize,
         made: usize,
     ) -> Result<(), EngineError> {

@@ -21,10 +21,10 @@ fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
         huge_pages: true,
     };
     let device = Arc::new(InstantDevice::new(grid.subchunk_bytes() + 4 * stages));
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(4 << 30),
         pinned_memory: 1 << 30,
-        ..Limits::default()
+        ..DeviceLimits::default()
     };
     let engine = CudaEngine::new(Devices::new(vec![device.clone()]), limits, Tuning::DEFAULT);
     let engine = engine.with_times(times);

@@ -520,7 +520,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
         let mut memory = 1 << 24;
         let (mut estimates, mut launches) = (Vec::new(), Vec::new());
         let error = loop {
-            let limits = Limits {
+            let limits = DeviceLimits {
                 device_memory: Some(memory),
                 ..limits()
             };

@@ -806,7 +806,7 @@ fn a_lane_takes_what_was_estimated() {
         let simulation = simulation(Schedule::Latest);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
         let engine = |device_memory, decode| {
-            let limits = Limits {
+            let limits = DeviceLimits {
                 device_memory: Some(device_memory),
                 ..limits()
             };
@@ -847,7 +847,7 @@ fn a_smaller_budget_makes_smaller_batches() {
     for memory in (1..120).map(|half| half << 9) {
         let simulation = simulation(Schedule::Latest);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-        let limits = Limits {
+        let limits = DeviceLimits {
             device_memory: Some(memory),
             ..limits()
         };

@@ -391,7 +391,7 @@ fn a_device_without_a_context_leaves_the_others() {
             });
         }
         let drivers = [&first, &second].map(|simulation| simulation.clone() as Arc<dyn Driver>);
-        let limits = Limits {
+        let limits = DeviceLimits {
             device_memory,
             ..limits()
         };
@@ -418,7 +418,7 @@ fn without_any_context_the_reason_is_that() {
         });
     }
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: None,
         ..limits()
     };

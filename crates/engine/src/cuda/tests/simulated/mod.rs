@@ -20,7 +20,7 @@ use crate::contract::{Chain, Engine, EngineError, Job, KnownChain, Stage};
 use crate::cuda::driver::Driver;
 use crate::cuda::driver::simulation::{Config, Live, Schedule, Simulation};
 use crate::cuda::sizing::ShardKind;
-use crate::cuda::{CudaEngine, Devices, Limits, Tuning};
+use crate::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use crate::fallback::WithFallback;
 use crate::host::HostEngine;
 use crate::layout::SubchunkGrid;
@@ -34,8 +34,8 @@ fn schedule_of(seed: u64) -> Schedule {
     }
 }
 
-pub(super) fn limits() -> Limits {
-    Limits {
+pub(super) fn limits() -> DeviceLimits {
+    DeviceLimits {
         devices: None,
         device_memory: Some(1 << 24),
         pinned_memory: 1 << 24,

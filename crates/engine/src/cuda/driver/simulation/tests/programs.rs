@@ -31,14 +31,14 @@ impl Bytes {
 
 /// Where the rows of a copy are.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RowsPlace {
     buffer: usize,
     offset: usize,
     pitch: usize,
     height: usize,
 }
 
-impl Place {
+impl RowsPlace {
     /// All bytes from the first row to the last.
     fn whole(&self, shape: RowsShape) -> Bytes {
         let last = (shape.planes - 1) * self.height + shape.rows - 1;
@@ -75,8 +75,8 @@ enum Step {
     CopyRows {
         stream: usize,
         shape: RowsShape,
-        from: Place,
-        to: Place,
+        from: RowsPlace,
+        to: RowsPlace,
     },
     Fill {
         stream: usize,
@@ -347,18 +347,18 @@ fn bytes(buffers: std::ops::Range<usize>) -> impl Strategy<Value = Bytes> {
 }
 
 /// A copy of rows; of one row, if those that were drawn do not fit into a buffer.
-fn rows() -> impl Strategy<Value = (RowsShape, Place, Place)> {
+fn rows() -> impl Strategy<Value = (RowsShape, RowsPlace, RowsPlace)> {
     let shape = (1..=2_usize, 1..=3_usize, 1..=3_usize);
     let place = || (0..BUFFERS, 0..LEN, 0..3_usize, 0..2_usize);
     (shape, place(), place()).prop_map(|((planes, rows, row), from, to)| {
         let mut shape = RowsShape { planes, rows, row };
-        let place = |(buffer, offset, gap, more), shape: RowsShape| Place {
+        let place = |(buffer, offset, gap, more), shape: RowsShape| RowsPlace {
             buffer,
             offset,
             pitch: shape.row + gap,
             height: shape.rows + more,
         };
-        let is_long = |place: Place, shape| place.whole(shape).len > LEN;
+        let is_long = |place: RowsPlace, shape| place.whole(shape).len > LEN;
         if is_long(place(from, shape), shape) || is_long(place(to, shape), shape) {
             (shape.planes, shape.rows) = (1, 1);
         }

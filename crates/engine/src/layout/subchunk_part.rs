@@ -4,7 +4,7 @@ use super::SubchunkGrid;
 
 /// The elements that a subchunk and a window share: a box, seen from both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct SubchunkPart {
     /// The first shared element, in the subchunk.
     in_subchunk: Vec<usize>,
     /// The first shared element, in the window.
@@ -14,7 +14,7 @@ pub struct Part {
     element_size: usize,
 }
 
-impl Part {
+impl SubchunkPart {
     /// The elements that subchunk `number` and the window from `start` of shape `shape` share.
     pub fn new(grid: &SubchunkGrid, number: usize, start: &[usize], shape: &[usize]) -> Self {
         let origin = grid.origin(number);
@@ -140,14 +140,14 @@ mod tests {
     #[test]
     fn a_part_is_seen_from_both_sides() {
         let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
-        let part = Part::new(&grid, 3, &[1, 2], &[3, 3]);
+        let part = SubchunkPart::new(&grid, 3, &[1, 2], &[3, 3]);
         assert_eq!(part.shape(), [2, 2]);
         assert_eq!(part.start_in_subchunk(), [0, 0]);
         assert_eq!(part.start_in_window(), [1, 1]);
         assert_eq!(part.offset_in_window(&strides(&[3, 3], 2)), (3 + 1) * 2);
         assert!(!part.is_whole());
-        assert!(Part::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
-        assert_eq!(Part::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
+        assert!(SubchunkPart::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
+        assert_eq!(SubchunkPart::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
     }
 
     #[test]

@@ -30,12 +30,12 @@ pub(super) const UNCHECKED: u64 = 16 << 20;
 /// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the
 /// chunks hold.
 #[derive(Clone, Debug)]
-pub(super) struct Packing {
+pub(super) struct ChunkLayout {
     shards: Arc<Sharding>,
 }
 
-impl Packing {
-    /// Returns the packing of the chunks in `shards`.
+impl ChunkLayout {
+    /// Returns the layout of the chunks in `shards`.
     ///
     /// # Errors
     /// - [`Error::Codec`] if the index codecs cannot encode an index.
@@ -180,17 +180,17 @@ mod tests {
             expected.extend(u64::to_le_bytes(word));
         }
         for checksum in [false, true] {
-            let packing = Packing::indexed(&grid, checksum).unwrap();
+            let layout = ChunkLayout::indexed(&grid, checksum).unwrap();
             if checksum {
                 let crc = crc32c::crc32c(&expected[5..]);
                 expected.extend(crc.to_le_bytes());
             }
-            let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+            let packed = layout.pack(&key(), &chunks).unwrap().unwrap();
             assert_eq!(packed, expected);
-            assert_eq!(packing.index_len(), 64 + if checksum { 4 } else { 0 });
-            assert_eq!(packing.chunks(&key(), &packed).unwrap(), chunks);
+            assert_eq!(layout.index_len(), 64 + if checksum { 4 } else { 0 });
+            assert_eq!(layout.chunks(&key(), &packed).unwrap(), chunks);
             assert_eq!(
-                packing.pack(&key(), &[None, None, None, None]).unwrap(),
+                layout.pack(&key(), &[None, None, None, None]).unwrap(),
                 None
             );
         }
@@ -199,19 +199,19 @@ mod tests {
     #[test]
     fn invalid_shards_are_errors() {
         let grid = ShardGrid::new(&[2]).unwrap();
-        let packing = Packing::indexed(&grid, true).unwrap();
+        let layout = ChunkLayout::indexed(&grid, true).unwrap();
         let chunks = [
             Some(Bytes::from_static(b"abc")),
             Some(Bytes::from_static(b"d")),
         ];
-        let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+        let packed = layout.pack(&key(), &chunks).unwrap().unwrap();
         for len in 0..packed.len() {
-            assert!(packing.chunks(&key(), &packed.slice(..len)).is_err());
+            assert!(layout.chunks(&key(), &packed.slice(..len)).is_err());
         }
         for at in 4..packed.len() {
             let mut flipped = packed.to_vec();
             flipped[at] ^= 0x10;
-            let error = packing.chunks(&key(), &flipped.into()).unwrap_err();
+            let error = layout.chunks(&key(), &flipped.into()).unwrap_err();
             assert!(error.to_string().contains("a/c/3/9"), "{error}");
         }
     }
