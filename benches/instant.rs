@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs_cuda_engine::contract::{Chain, Job, KnownChain};
+use zarrs_cuda_engine::contract::{Chain, KnownChain, ShardJob};
 use zarrs_cuda_engine::cuda::copiers::Copiers;
 use zarrs_cuda_engine::cuda::session::{FreeEvents, Session};
 use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning, encode};
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stages: Vec::new(),
     };
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let job = Job {
+    let job = ShardJob {
         grid: &grid,
         chain: Chain::Known(&chain),
         fill_value: &[0; 2],

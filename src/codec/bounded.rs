@@ -35,7 +35,7 @@ use super::find;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
 use crate::shard::error::not_decoded;
-use crate::shard::parts::{ChainMemoryBounds, InnerCodecs};
+use crate::shard::codec_parts::{ChainMemoryBounds, InnerCodecs};
 use crate::shard::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::subchunk::Compression;
 

@@ -47,7 +47,7 @@ use crate::options::Options;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
-use crate::shard::parts::Parts;
+use crate::shard::codec_parts::CodecParts;
 use crate::shard::sharding::{self, Sharding};
 use crate::shard::spec::ShardingSpec;
 #[cfg(feature = "async")]
@@ -128,7 +128,7 @@ impl CudaShardingCodec {
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
-        let parts = Parts::new(
+        let parts = CodecParts::new(
             subchunk_shape,
             bounded(&inner_codecs, &options)?,
             index_codecs,
@@ -138,7 +138,7 @@ impl CudaShardingCodec {
         parts.map(Self::of)
     }
 
-    fn of(parts: Parts) -> Self {
+    fn of(parts: CodecParts) -> Self {
         Self::of_spec(ShardingSpec::new(parts))
     }
 
@@ -212,7 +212,7 @@ impl CudaShardingCodec {
         &self,
         subchunk_shape: ChunkShape,
     ) -> Result<Self, PluginCreateError> {
-        let parts = Parts::new(
+        let parts = CodecParts::new(
             subchunk_shape,
             bounded(&self.spec.parts.inner_codecs, &self.spec.parts.options)?,
             self.spec.parts.index_codecs.chain().clone(),
@@ -220,7 +220,7 @@ impl CudaShardingCodec {
             self.spec.parts.options.clone(),
         )?;
         let engines = self.spec.parts.engines.clone();
-        Ok(Self::of(Parts { engines, ..parts }))
+        Ok(Self::of(CodecParts { engines, ..parts }))
     }
 
     /// The shards of this codec with `shape` (elements), `data_type` and `fill_value`.

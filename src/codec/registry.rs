@@ -27,8 +27,8 @@ static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
 /// The entry, once it is there. Locked while registering.
 static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 
-/// The codecs that the entry makes without a registration.
-static CLAIMS: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
+/// The metadata of the codecs that the entry makes without a registration.
+static OWNED: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
 
 /// Make every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
 ///
@@ -56,24 +56,27 @@ pub(crate) fn is_enabled() -> bool {
     ENABLED.load(Ordering::Acquire)
 }
 
-/// Keeps the codec of one metadata ours, also without a registration.
+/// Metadata of which this library makes the codec, also without a registration, until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct OwnedMetadata(Arc<MetadataV3>);
 
-/// Make each `sharding_indexed` of this `metadata` from now on, until the claim is dropped. Those of
-/// other metadata stay what they are.
-pub(crate) fn claim(metadata: MetadataV3) -> Result<OwnedMetadata, Error> {
+/// Makes each `sharding_indexed` of this `metadata` from now on, until the returned value is dropped.
+/// Codecs of other metadata are made as before.
+///
+/// # Errors
+/// [`Error::NameTaken`] if another entry for the name comes first.
+pub(crate) fn own(metadata: MetadataV3) -> Result<OwnedMetadata, Error> {
     push(&mut ENTRY.lock().unwrap_or_else(PoisonError::into_inner))?;
     let metadata = Arc::new(metadata);
-    let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
-    claims.push(metadata.clone());
+    let mut owned = OWNED.write().unwrap_or_else(PoisonError::into_inner);
+    owned.push(metadata.clone());
     Ok(OwnedMetadata(metadata))
 }
 
 impl Drop for OwnedMetadata {
     fn drop(&mut self) {
-        let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
-        claims.retain(|claimed| !Arc::ptr_eq(claimed, &self.0));
+        let mut owned = OWNED.write().unwrap_or_else(PoisonError::into_inner);
+        owned.retain(|metadata| !Arc::ptr_eq(metadata, &self.0));
     }
 }
 
@@ -94,20 +97,20 @@ fn push(entry: &mut Option<Arc<CodecRuntimePluginV3>>) -> Result<(), Error> {
 }
 
 fn matches(name: &str) -> bool {
-    let claims = || {
-        !CLAIMS
+    let owns_some = || {
+        !OWNED
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .is_empty()
     };
-    ShardingCodec::matches_name_v3(name) && (is_enabled() || claims())
+    ShardingCodec::matches_name_v3(name) && (is_enabled() || owns_some())
 }
 
 fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     let options = if is_enabled() {
         let options = OPTIONS.read().unwrap_or_else(PoisonError::into_inner);
         options.clone().unwrap_or_default()
-    } else if is_claimed(metadata) {
+    } else if is_owned(metadata) {
         Options::default()
     } else {
         return <ShardingCodec as CodecTraitsV3>::create(metadata);
@@ -116,9 +119,9 @@ fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     Ok(Codec::ArrayToBytes(Arc::new(codec)))
 }
 
-fn is_claimed(metadata: &MetadataV3) -> bool {
-    let claims = CLAIMS.read().unwrap_or_else(PoisonError::into_inner);
-    claims.iter().any(|claimed| **claimed == *metadata)
+fn is_owned(metadata: &MetadataV3) -> bool {
+    let owned = OWNED.read().unwrap_or_else(PoisonError::into_inner);
+    owned.iter().any(|owned| **owned == *metadata)
 }
 
 /// Whether no other entry for the name comes before ours, or before the place where ours would come.

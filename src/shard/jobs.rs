@@ -9,7 +9,7 @@ use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::error::Error;
 use crate::plan::{self, ShardPlan};
-use zarrs_cuda_engine::contract::Job;
+use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 impl Sharding {
@@ -42,10 +42,14 @@ impl Sharding {
     }
 
     /// Call `f` with the job that a shard is for an engine.
-    pub(crate) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+    pub(crate) fn with_job<T>(
+        &self,
+        options: &CodecOptions,
+        f: impl FnOnce(&ShardJob<'_>) -> T,
+    ) -> T {
         let (outer, inner) = self.concurrency(options);
         let foreign = ForeignChain::new(self, options.with_concurrent_target(inner));
-        f(&Job {
+        f(&ShardJob {
             grid: &self.grid,
             chain: plan::chain(self.known().ok(), &foreign),
             fill_value: self.fill_value.as_ne_bytes(),

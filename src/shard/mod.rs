@@ -2,7 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `parts`, `spec` | a configuration of `sharding_indexed`, and the shards that it has |
+//! | `codec_parts`, `spec` | a configuration of `sharding_indexed`, and the shards that it has |
 //! | `recognise`, `foreign` | inner codecs as the engines know them, or called by the engines |
 //! | `sharding`, `subchunk_len`, `selection` | shards of one shape, the size of a subchunk, elements of a subchunk |
 //! | `index`, `reading`, `stored`, `packed` | the index of a stored shard, its subchunks, and a copy without unused bytes |
@@ -14,7 +14,7 @@ mod foreign;
 pub(crate) mod index;
 mod jobs;
 pub(crate) mod packed;
-pub(crate) mod parts;
+pub(crate) mod codec_parts;
 pub(crate) mod reading;
 pub(crate) mod recognise;
 pub(crate) mod selection;

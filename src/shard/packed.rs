@@ -11,7 +11,7 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::error::codec_error;
-use super::parts::{ChainMemoryBounds, InnerCodecs, Parts};
+use super::codec_parts::{ChainMemoryBounds, CodecParts, InnerCodecs};
 use super::sharding::Sharding;
 use super::spec::ShardingSpec;
 use crate::error::Error;
@@ -47,7 +47,7 @@ pub(crate) fn of_encoded_subchunks(
         },
         nested: None,
     };
-    let spec = ShardingSpec::new(Parts::new(
+    let spec = ShardingSpec::new(CodecParts::new(
         vec![NonZeroU64::MIN; counts.len()],
         bytes,
         Arc::new(CodecChain::from_metadata(index_codecs)?),

@@ -10,7 +10,7 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::error::sourced;
 use super::index::ShardIndex;
-use super::parts::Parts;
+use super::codec_parts::CodecParts;
 use super::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
@@ -29,7 +29,7 @@ enum Elements {
 /// Shards of one codec, shape, data type and fill value.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharding {
-    pub(crate) codec: Arc<Parts>,
+    pub(crate) codec: Arc<CodecParts>,
     pub(crate) shape: ChunkShape,
     pub(crate) data_type: DataType,
     pub(crate) fill_value: FillValue,
@@ -46,7 +46,7 @@ impl Sharding {
     /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
     /// fill value is not one of the data type.
     pub(super) fn new(
-        codec: Arc<Parts>,
+        codec: Arc<CodecParts>,
         shape: &[NonZeroU64],
         data_type: &DataType,
         fill_value: &FillValue,
@@ -216,7 +216,7 @@ fn why_delegated(data_type: &DataType) -> Option<String> {
 /// # Errors
 /// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.
 pub(crate) fn grid(
-    codec: &Parts,
+    codec: &CodecParts,
     shape: &[NonZeroU64],
     element_size: usize,
 ) -> Result<SubchunkGrid, CodecError> {

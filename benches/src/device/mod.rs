@@ -42,7 +42,7 @@ use bus::Bus;
 use failure::Result;
 use report::Report;
 use workbench::Workbench;
-use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
+use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, KnownChain, ShardJob, Stage};
 use zarrs_cuda_engine::cuda::driver::{self, Driver};
 use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use zarrs_cuda_engine::host::HostEngine;
@@ -175,12 +175,12 @@ impl Kind {
     }
 
     /// The job of one of `calls` concurrent calls.
-    fn job(&self, calls: usize) -> Job<'_> {
+    fn job(&self, calls: usize) -> ShardJob<'_> {
         self.job_of_threads(cores().get() / calls.max(1))
     }
 
-    fn job_of_threads(&self, threads: usize) -> Job<'_> {
-        Job {
+    fn job_of_threads(&self, threads: usize) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &FILL_VALUE,

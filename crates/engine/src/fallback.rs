@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::contract::stream::{BatchFallback, EncodedPart, StreamJob};
-use crate::contract::{Chain, EncodedShard, Engine, EngineError, Job};
+use crate::contract::{Chain, EncodedShard, Engine, EngineError, ShardJob};
 use crate::cuda::CudaEngine;
 use crate::host::HostEngine;
 use crate::host::stream::encode_padded;
@@ -67,7 +67,7 @@ impl<E: Engine> Engine for WithFallback<E> {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -84,7 +84,7 @@ impl<E: Engine> Engine for WithFallback<E> {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {

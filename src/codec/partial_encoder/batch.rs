@@ -12,7 +12,7 @@ use crate::plan;
 use crate::shard::error::other;
 use crate::shard::error::{caused, codec_error, no_memory, sourced};
 use crate::shard::selection::Selection;
-use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
+use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, ShardJob};
 use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
 /// Elements of one size, whose subchunks the engines encode.
@@ -132,7 +132,7 @@ fn encode_batch(
     let encoded = update
         .target
         .with_job(options, |job| {
-            let job = Job { grid, ..*job };
+            let job = ShardJob { grid, ..*job };
             engine.encode(&job, decoded, RECORD_LEN, 0)
         })
         .map_err(codec_error)?;

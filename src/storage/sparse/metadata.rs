@@ -179,18 +179,21 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
     Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
 }
 
-/// Returns the claim that keeps nested shards ours: the subchunks that are shards themselves, of the array
-/// that is `stored` at `key`. The claim also holds where nothing is registered: zarrs' own codec panics on
-/// some corrupted shards. Returns `None` if the subchunks are no shards, or are left to a codec that somebody
-/// else registered.
-pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<OwnedMetadata>, StorageError> {
+/// Makes this library the owner of the codec of nested shards: the subchunks that are shards themselves, of
+/// the array that is `stored` at `key`. The library also owns the codec where nothing is registered, because
+/// zarrs' own codec panics on some corrupted shards. Returns `None` if the subchunks are no shards, or if an
+/// application registered another codec for them.
+pub(super) fn own_nested(
+    key: &StoreKey,
+    stored: &[u8],
+) -> Result<Option<OwnedMetadata>, StorageError> {
     let invalid =
         |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());
     let presented: ArrayMetadataV3 =
         serde_json::from_str(&presented(key, stored)?).map_err(invalid)?;
     let mut codecs = presented.codecs.into_iter();
     let nested = codecs.find(|codec| ShardingCodec::matches_name_v3(codec.name()));
-    Ok(nested.and_then(|codec| registry::claim(codec).ok()))
+    Ok(nested.and_then(|codec| registry::own(codec).ok()))
 }
 
 /// The metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.

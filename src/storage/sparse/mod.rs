@@ -170,7 +170,8 @@ impl SparseArray {
         let path = node_path(path)?;
         let key = meta_key_v3(&path);
         let sharded = metadata::sharded(&key, &path, metadata)?;
-        let nested = metadata::claim(&key, metadata).map_err(|error| unreadable(&key, error))?;
+        let nested =
+            metadata::own_nested(&key, metadata).map_err(|error| unreadable(&key, error))?;
         let counts = sharded.shards.grid.counts();
         let counts: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
         let grid = ShardGrid::new(&counts)?;

@@ -25,7 +25,7 @@ use crate::layout::{Extent, SubchunkGrid};
 
 /// A job: everything about a shard that is to be encoded or decoded, but its bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
+pub struct ShardJob<'a> {
     /// How the shard divides into subchunks.
     pub grid: &'a SubchunkGrid,
     /// How one subchunk is encoded.
@@ -116,7 +116,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// a codec fails.
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -129,7 +129,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// fails.
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{Chain, EngineError, Job, KnownChain, SubchunkCodec};
+use super::{Chain, EngineError, KnownChain, ShardJob, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
 use crate::process::account::{Debtor, Lender};
 use crate::reduce::Reducer;
@@ -91,8 +91,8 @@ pub struct Windows<'i> {
 impl StreamJob {
     /// The job of a batch as one shard of `chain`. The batch is padded to the whole subchunks of
     /// `padded`.
-    pub fn as_shard<'a>(&'a self, padded: &'a SubchunkGrid, chain: &'a KnownChain) -> Job<'a> {
-        Job {
+    pub fn as_shard<'a>(&'a self, padded: &'a SubchunkGrid, chain: &'a KnownChain) -> ShardJob<'a> {
+        ShardJob {
             grid: padded,
             chain: Chain::Known(chain),
             fill_value: &self.fill_value,

@@ -17,8 +17,10 @@ use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, StreamId};
 use super::kernels::chunk_tables::{Tables, chunk_tables};
+use super::kernels::compressed_frames::{
+    CompressedFrames, Streams, frame_blosc, frame_gzip, frame_zstd,
+};
 use super::kernels::crc32::crc32;
-use super::kernels::frames::{Frames, Streams, frame_blosc, frame_gzip, frame_zstd};
 use super::kernels::shuffle::shuffle;
 use super::kernels::spans::{Lengths, Slots, sub_span};
 use super::nvcomp::CompressBatch;
@@ -35,7 +37,7 @@ pub(super) fn compress(
     stored: Option<DeviceSpan>,
     failed: DeviceSpan,
     timed: &mut Vec<Timed>,
-) -> Result<Frames, DriverError> {
+) -> Result<CompressedFrames, DriverError> {
     for first in (0..slots.count).step_by(buffers.at_once) {
         let some = first..slots.count.min(first + buffers.at_once);
         let flags = |span| sub_span(span, some.start * 4..some.end * 4);
@@ -58,9 +60,14 @@ pub(super) fn compress(
 }
 
 /// The frames of `count` subchunks.
-fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: DeviceSpan) -> Frames {
+fn frames(
+    session: &Session<'_>,
+    buffers: &Buffers,
+    count: usize,
+    failed: DeviceSpan,
+) -> CompressedFrames {
     let lane = session.lane;
-    Frames {
+    CompressedFrames {
         slots: Slots {
             span: lane.device(buffers.frames),
             stride: buffers.frame_stride,

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::arena::{Arena, Region, SLOT_ALIGNMENT};
-use super::frame_parts::{Layout, beside_streams, most_encoded};
+use super::compressed_frame_parts::{CompressedFrameLayout, beside_streams, most_encoded};
 use super::kernels::chunk_tables::Chunking;
-use super::kernels::crc32c::CHECKSUM;
-use super::kernels::frames::{
+use super::kernels::compressed_frames::{
     BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,
 };
+use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::{Compressor, Format, Nvcomp, Requirements};
 use crate::contract::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
@@ -94,7 +94,11 @@ impl Compression {
     }
 
     /// The layout of the frames that this compressor makes, for decompression.
-    pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
+    pub(super) fn as_layout(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> CompressedFrameLayout {
         let raw = matches!(self.frame, CompressedFrameFormat::Blosc(_));
         let beside = if raw {
             beside_streams(self.chunking)
@@ -102,7 +106,7 @@ impl Compression {
             0
         };
         let most = most_encoded(grid, chain).unwrap_or(usize::MAX);
-        Layout {
+        CompressedFrameLayout {
             before: self.before,
             format: self.format,
             chunking: self.chunking,

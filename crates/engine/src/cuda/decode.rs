@@ -42,7 +42,7 @@ use super::kernels::{crc32c, split};
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::layout;
 use crate::layout::{Batch, Extent, Slab};
 use crate::memory::allocate;
@@ -80,7 +80,7 @@ struct NextSlab;
 
 struct Decoder<'a, 'l> {
     session: &'a Session<'l>,
-    job: &'a Job<'a>,
+    job: &'a ShardJob<'a>,
     kind: &'a ShardKind,
     decompression: Option<Decompression<'a>>,
     encoded: &'a [u8],
@@ -97,7 +97,7 @@ struct Decoder<'a, 'l> {
 
 /// Check that every subchunk lies in the shard and has the size that the chain gives it.
 pub(super) fn check(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
@@ -123,7 +123,7 @@ pub(super) fn check(
 /// frames were parsed for the `decompression`.
 pub(super) fn decode(
     session: &Session<'_>,
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     kind: &ShardKind,
     encoded: &[u8],
     extents: &[Extent],

@@ -1,8 +1,8 @@
 //! A chain's decompressor on a device: nvCOMP's requirements, and its buffers.
 
 use super::arena::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};
+use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::BatchRequirements;
-use super::frame_parts::Layout;
 use super::kernels::chunk_tables::Chunking;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
@@ -18,7 +18,7 @@ pub(super) const CRC32: usize = 4;
 /// A decompressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
-    pub(super) layout: Layout,
+    pub(super) layout: CompressedFrameLayout,
     pub(super) decompressor: Decompressor,
     requirements: BatchRequirements,
 }
@@ -26,7 +26,11 @@ pub(super) struct Prepared {
 impl Prepared {
     /// Prepares the decompressor for batches of up to `most` subchunks. The context of a device is
     /// current.
-    pub(super) fn new(layout: Layout, nvcomp: &Nvcomp, most: usize) -> Result<Self, String> {
+    pub(super) fn new(
+        layout: CompressedFrameLayout,
+        nvcomp: &Nvcomp,
+        most: usize,
+    ) -> Result<Self, String> {
         let decompressor = nvcomp.decompressor(layout.format)?;
         let Chunking { bytes, block } = layout.chunking;
         let alignment = decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -94,7 +98,7 @@ impl Buffers {
     /// are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
-        layout: Layout,
+        layout: CompressedFrameLayout,
         requirements: Requirements,
         count: usize,
         slot_stride: usize,

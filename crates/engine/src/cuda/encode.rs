@@ -39,7 +39,7 @@ use super::enqueue::{self, Encoding};
 use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Staging, Uploads};
-use crate::contract::{EncodedShard, EngineError, Job};
+use crate::contract::{EncodedShard, EngineError, ShardJob};
 use crate::layout;
 use crate::layout::{Batch, Extent, ShardPermutation};
 use crate::memory::allocate;
@@ -134,7 +134,7 @@ struct DensePiece {
 /// An encoder of one shard.
 struct Encoder<'a, 'l> {
     session: &'a Session<'l>,
-    job: &'a Job<'a>,
+    job: &'a ShardJob<'a>,
     encoding: Encoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
@@ -159,7 +159,7 @@ struct Encoder<'a, 'l> {
 /// Encode `decoded`, whose length was checked, in the lane of `session`.
 pub fn encode(
     session: &Session<'_>,
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     kind: &ShardKind,
     decoded: &[u8],
     (head, tail): (usize, usize),

@@ -4,17 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::arena::Tuning;
+use super::compressed_frame_parts::{self, CompressedFrameLayout};
 use super::compression::Prepared;
 use super::counters::Counters;
 use super::decompress::Decompression;
 use super::decompression;
-use super::frame_parts::{self, Layout};
 use super::lanes::{DeviceLimits, Devices};
 use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
 use crate::contract::BufferBytes;
-use crate::contract::{EncodedShard, Engine, EngineError, Job, KnownChain};
+use crate::contract::{EncodedShard, Engine, EngineError, KnownChain, ShardJob};
 use crate::cuda::HighestLevels;
 use crate::error::DriverError;
 use crate::layout::{Extent, SubchunkGrid};
@@ -73,8 +73,8 @@ impl CudaEngine {
     /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
     /// says so: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
-        self.decodes =
-            chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
+        self.decodes = chain.is_fixed_size()
+            || compressors.decode && compressed_frame_parts::suits(chain).is_ok();
         self.compressors = compressors;
         self
     }
@@ -146,7 +146,7 @@ impl CudaEngine {
         &self,
         grid: &SubchunkGrid,
         chain: &KnownChain,
-        layout: Layout,
+        layout: CompressedFrameLayout,
     ) -> Result<Arc<ShardKind>, EngineError> {
         let most = self.compressed_at_once(grid);
         self.kept_kind(grid, chain, most, Some(layout), || {
@@ -164,7 +164,7 @@ impl CudaEngine {
         grid: &SubchunkGrid,
         chain: &KnownChain,
         most: usize,
-        layout: Option<Layout>,
+        layout: Option<CompressedFrameLayout>,
         prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
     ) -> Result<Arc<ShardKind>, EngineError> {
         // A forked child fails here, before it takes a lock.
@@ -315,7 +315,7 @@ impl CudaShards {
     /// # Errors
     /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its
     /// chain.
-    fn check_job(&self, job: &Job<'_>) -> Result<(), EngineError> {
+    fn check_job(&self, job: &ShardJob<'_>) -> Result<(), EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
         if *job.grid == self.kind.grid && *chain == self.kind.chain {
             return Ok(());
@@ -331,12 +331,12 @@ impl CudaShards {
     /// [`EngineError::Unsuitable`] if the host has to decode the shard, and errors of the device.
     fn decompress(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         let chain = &self.kind.chain;
-        let parts = frame_parts::parse(job, chain, encoded, extents)
+        let parts = compressed_frame_parts::parse(job, chain, encoded, extents)
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
         let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
         self.engine.in_lane(&kind, |session| {
@@ -359,7 +359,7 @@ impl Engine for CudaShards {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -384,7 +384,7 @@ impl Engine for CudaShards {
     /// that.
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
@@ -431,7 +431,7 @@ impl Engine for CudaEngine {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -443,7 +443,7 @@ impl Engine for CudaEngine {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {

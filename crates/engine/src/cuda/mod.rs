@@ -8,7 +8,7 @@
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
-//! | `frame_parts` | where the compressed streams of a shard's frames are |
+//! | `compressed_frame_parts` | where the compressed streams of a shard's frames are |
 //! | `decompression` | a chain's decompressor on a device, and its buffers |
 //! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
 //! | `lane` | a lane: streams, events, pinned and device memory |
@@ -31,6 +31,7 @@ mod answer;
 pub mod arena;
 #[allow(unsafe_code)]
 mod compress;
+pub mod compressed_frame_parts;
 pub mod compression;
 #[allow(unsafe_code)]
 pub mod copiers;
@@ -47,7 +48,6 @@ pub mod encode;
 mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
-pub mod frame_parts;
 #[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]

@@ -9,7 +9,7 @@ use super::counters::{Counters, TimedStage};
 use super::driver::{DriverError, EventId, Fault, Site, StreamId};
 use super::lane::{Events, Running};
 use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing, Workspace};
-use crate::contract::Job;
+use crate::contract::ShardJob;
 use crate::layout::{Batch, Slab};
 
 /// The byte that fills sizes and statuses before they are written: no valid size, and no success.
@@ -186,7 +186,7 @@ impl Session<'_> {
 /// # Safety
 /// For as long as the copy is used, the slab can be read, and nothing else writes its dense form.
 pub(super) unsafe fn copy_of_slab<'c>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     shard: *const u8,
     batch: &Batch,
     slab: &Slab,
@@ -210,7 +210,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 /// # Safety
 /// For as long as the copy is used, the dense form can be read, and nothing else writes the slab.
 pub(super) unsafe fn copy_to_slab<'c>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     from: *const u8,
     batch: &Batch,
     slab: &Slab,
@@ -230,7 +230,7 @@ pub(super) unsafe fn copy_to_slab<'c>(
 }
 
 /// The strides of the decoded shard, and the offset of a slab in it, in bytes.
-fn place_of_slab(job: &Job<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usize) {
+fn place_of_slab(job: &ShardJob<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usize) {
     let strides = c_order(job.grid.shard(), job.grid.element_size());
     let offset = std::iter::zip(&batch.origin, &slab.start)
         .zip(&strides)

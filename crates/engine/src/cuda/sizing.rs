@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT, Tuning};
+use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
-use super::frame_parts::Layout;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::scatter::Scatter;
@@ -145,7 +145,7 @@ pub(super) struct KindQuestion {
     /// The most subchunks at once.
     pub(super) most: usize,
     /// When decoding: the layout of the frames, which the chain does not determine.
-    pub(super) layout: Option<Layout>,
+    pub(super) layout: Option<CompressedFrameLayout>,
 }
 
 /// A kind of shards: everything on which the size of a lane depends.

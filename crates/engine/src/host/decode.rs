@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::encode::{compress_schedule, copy_schedule};
 use super::workers::make_pages;
 use crate::contract::{
-    Chain, Decoded, EncodedSubchunk, EngineError, Job, RowSink, Sink, SubchunkCodec,
+    Chain, Decoded, EncodedSubchunk, EngineError, RowSink, ShardJob, Sink, SubchunkCodec,
 };
 use crate::layout::{Extent, StridedBox};
 use crate::memory::allocate;
@@ -19,7 +19,7 @@ use crate::subchunk::stages;
 const OUTPUT: &str = "a decoded shard";
 
 pub(super) fn decode(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     encoded: &[u8],
     extents: &[Extent],
 ) -> Result<Vec<u8>, EngineError> {
@@ -36,7 +36,7 @@ pub(super) fn decode(
 }
 
 pub(super) fn decode_shard(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     encoded: &[u8],
     extents: &[Extent],
     output: &dyn RowSink,
@@ -64,7 +64,7 @@ pub(super) fn decode_shard(
 }
 
 pub(super) fn decode_some(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
     output: &dyn RowSink,
 ) -> Result<(), EngineError> {
@@ -72,7 +72,7 @@ pub(super) fn decode_some(
 }
 
 pub(super) fn decode_each(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
     sink: &Sink<'_>,
 ) -> Result<(), EngineError> {
@@ -83,7 +83,7 @@ pub(super) fn decode_each(
 
 /// Decodes the subchunks `subchunk(0)..subchunk(count)`, whose numbers ascend, in rows.
 fn decode_rows<'b>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     count: usize,
     subchunk: impl Fn(usize) -> Result<EncodedSubchunk<'b>, EngineError> + Sync,
     output: &dyn RowSink,
@@ -129,7 +129,7 @@ fn decode_rows<'b>(
 
 /// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
 fn decode_row(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     first: usize,
     bytes: &[&[u8]],
     output: &dyn RowSink,
@@ -212,7 +212,7 @@ impl RowSink for OneByOne<'_> {
 }
 
 fn decode_foreign<'b>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
     subchunk: usize,
     bytes: &'b [u8],

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, Batch};
 use super::workers::{Schedule, make_pages};
-use crate::contract::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
+use crate::contract::{Chain, EncodedShard, EngineError, KnownChain, ShardJob, SubchunkCodec};
 use crate::memory::allocate;
 use crate::memory::disjoint::{Row, Segment, Segments};
 use crate::subchunk::scatter::Scatter;
@@ -19,7 +19,7 @@ pub(super) const COPY_BATCH: usize = 8 << 20;
 const COMPRESS_BATCH: usize = 256 << 10;
 
 /// How many subchunks to copy together around a compressor: they stay in cache.
-fn most_in_cache(job: &Job<'_>) -> usize {
+fn most_in_cache(job: &ShardJob<'_>) -> usize {
     const CACHE: usize = 256 << 10;
     (CACHE / job.grid.subchunk_bytes()).max(1)
 }
@@ -28,7 +28,7 @@ fn most_in_cache(job: &Job<'_>) -> usize {
 const OUTPUT: &str = "an encoded shard";
 
 pub(super) fn encode(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     decoded: &[u8],
     head: usize,
     tail: usize,
@@ -61,7 +61,7 @@ fn too_large() -> EngineError {
 /// Its pages are made if the chain `is_fixed_size`: then all are used, and encoding takes little
 /// longer than making them.
 fn output(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     head: usize,
     encoded: Option<usize>,
     tail: usize,
@@ -81,7 +81,7 @@ fn output(
 
 /// Chains whose output size is known before they run: every subchunk goes straight to its place.
 fn encode_fixed_size(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     head: usize,
@@ -154,7 +154,7 @@ fn runs(
 
 /// The numbers of the subchunks that are stored, in order.
 fn stored_subchunks(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     scatter: &Scatter<'_>,
     decoded: &[u8],
 ) -> Result<Vec<usize>, EngineError> {
@@ -178,7 +178,7 @@ fn stored_subchunks(
 
 /// Chains with a compressor: scatter, compress, and take turns for a place.
 fn encode_known(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     head: usize,
@@ -224,7 +224,7 @@ fn encode_known(
 
 /// Chains of the layer above, which do not say how large their output is: collect, then copy.
 fn encode_foreign(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
     decoded: &[u8],
     head: usize,
@@ -271,12 +271,12 @@ fn encode_foreign(
 }
 
 /// How the subchunks of a shard are shared where encoding or decoding one takes long.
-pub(super) fn compress_schedule(job: &Job<'_>, count: usize, batch: usize) -> Schedule {
+pub(super) fn compress_schedule(job: &ShardJob<'_>, count: usize, batch: usize) -> Schedule {
     let batch = batch.max(COMPRESS_BATCH);
     Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
 }
 
 /// How the subchunks of a shard are shared where decoding is little more than copying.
-pub(super) fn copy_schedule(job: &Job<'_>, count: usize) -> Schedule {
+pub(super) fn copy_schedule(job: &ShardJob<'_>, count: usize) -> Schedule {
     Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }

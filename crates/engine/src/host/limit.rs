@@ -3,14 +3,14 @@
 //! thread, and nothing is kept.
 
 use super::encode::{compress_schedule, copy_schedule};
-use crate::contract::{Chain, EngineError, Job};
+use crate::contract::{Chain, EngineError, ShardJob};
 use crate::layout::{Extent, StridedBox};
 use crate::memory::allocate::at_least;
 use crate::subchunk::scatter::Scatter;
 use crate::subchunk::{crc32c, stages};
 
 /// Gather and encode every subchunk of `decoded`.
-pub fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
+pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
     };
@@ -40,7 +40,7 @@ pub fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
 }
 
 /// Decode every subchunk of `encoded`, and copy it in pieces as long as those in the shard.
-pub fn decode(job: &Job<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
+pub fn decode(job: &ShardJob<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
     };

@@ -17,7 +17,9 @@ mod workers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::contract::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, RowSink, Sink};
+use crate::contract::{
+    EncodedShard, EncodedSubchunk, Engine, EngineError, RowSink, ShardJob, Sink,
+};
 use crate::layout::Extent;
 
 /// How often this engine encoded or decoded subchunks in this process.
@@ -45,7 +47,7 @@ impl HostEngine {
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_shard(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
         output: &dyn RowSink,
@@ -61,7 +63,7 @@ impl HostEngine {
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_some(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
         output: &dyn RowSink,
     ) -> Result<(), EngineError> {
@@ -76,7 +78,7 @@ impl HostEngine {
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_each(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
         sink: &Sink<'_>,
     ) -> Result<(), EngineError> {
@@ -92,7 +94,7 @@ impl Engine for HostEngine {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -103,7 +105,7 @@ impl Engine for HostEngine {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {

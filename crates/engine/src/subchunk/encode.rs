@@ -3,7 +3,7 @@
 use super::scatter::Scatter;
 use super::scratch::Scratch;
 use super::stages;
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::memory::allocate;
 
 /// Subchunk number `subchunk` of the decoded shard `decoded`, encoded, whether or not it is empty.
@@ -11,7 +11,7 @@ use crate::memory::allocate;
 /// # Errors
 /// [`EngineError::OutOfMemory`], or [`EngineError::Encode`] from a stage.
 pub(crate) fn encode_subchunk(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     subchunk: usize,
@@ -32,7 +32,7 @@ pub(crate) fn encode_subchunk(
 /// Encodes a subchunk like [`encode_subchunk`]. Returns `None` if the subchunk is empty, and the
 /// job does not store empty subchunks.
 pub(crate) fn encode_stored_subchunk(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     subchunk: usize,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::contract::stream::{EncodedPart, StreamChain, StreamJob};
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::layout::BatchGrid;
 use crate::subchunk::encode::encode_stored_subchunk;
 
@@ -78,7 +78,7 @@ type Encoded = Option<Vec<u8>>;
 
 /// Encode some subchunks, in their order, on as many threads as the job allows.
 fn encode_all(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     numbers: &[usize],

@@ -10,7 +10,7 @@ use std::{iter, num::NonZeroUsize};
 
 use rayon::prelude::*;
 
-use crate::contract::{Chain, EncodedShard, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, EncodedShard, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::cuda::driver::Driver;
 use crate::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use crate::host::HostEngine;
@@ -117,8 +117,8 @@ impl Subject {
         this
     }
 
-    fn job(&self, threads: usize) -> Job<'_> {
-        Job {
+    fn job(&self, threads: usize) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,

@@ -11,7 +11,8 @@ use blosc_src::blosc_cbuffer_validate;
 use serde_json::{Map, Value, json};
 
 use crate::contract::{
-    BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, Job, KnownChain, Shuffle, Stage,
+    BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, KnownChain, ShardJob, Shuffle,
+    Stage,
 };
 use crate::cuda::HighestLevels;
 use crate::cuda::driver::Driver;
@@ -195,8 +196,8 @@ impl Subject {
         Self::new((&subchunk, &counts, 1), chain, contents)
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,

@@ -8,7 +8,7 @@ use crate::contract::stream::{
     BatchInput, BatchOutput, EncodedBatch, Encoder, FailedBatch, Returned, Room, StreamChain,
     StreamEngine, StreamJob,
 };
-use crate::contract::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::fakes::Numbers;
 use crate::host::HostEngine;
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
@@ -171,7 +171,7 @@ impl Subject {
     /// Checks that every subchunk is there and has the expected content.
     pub(in crate::cuda) fn check(&self, encoded: &Subchunks) {
         let grid = self.job.grid.shard().one_subchunk();
-        let job = Job {
+        let job = ShardJob {
             grid: &grid,
             chain: Chain::Known(self.chain()),
             fill_value: &self.job.fill_value,

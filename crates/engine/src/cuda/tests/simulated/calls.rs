@@ -11,7 +11,7 @@ fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
         swap: 1,
         stages: vec![Stage::Crc32c; stages],
     };
-    let job = Job {
+    let job = ShardJob {
         grid: &grid,
         chain: Chain::Known(&chain),
         fill_value: &[0; 2],

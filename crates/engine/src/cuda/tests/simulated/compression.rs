@@ -435,7 +435,7 @@ fn the_same_shard_again() {
         ] {
             let simulation = simulation(schedule);
             let engine = engine_with(&simulation, library, &shard.chain);
-            let job = Job {
+            let job = ShardJob {
                 threads: NonZeroUsize::new(threads).expect("positive"),
                 ..shard.job()
             };

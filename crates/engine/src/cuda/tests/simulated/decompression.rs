@@ -10,7 +10,7 @@ use super::*;
 use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::cuda::driver::Site;
 use crate::cuda::driver::simulation::Inject;
-use crate::cuda::{Compressors, DeviceMetrics, frame_parts};
+use crate::cuda::{Compressors, DeviceMetrics, compressed_frame_parts};
 use crate::layout::Extent;
 
 fn decoding(library: StandIn) -> Compressors {
@@ -73,7 +73,7 @@ impl Shard {
             stages: Vec::new(),
             ..self.chain.clone()
         };
-        let job = Job {
+        let job = ShardJob {
             chain: Chain::Known(&chain),
             ..self.job()
         };
@@ -680,8 +680,12 @@ fn every_truncation_is_for_the_host() {
                         shard.chain.stages,
                         end - extent.start
                     );
-                    let parts =
-                        frame_parts::parse(&shard.job(), &shard.chain, &encoded.bytes, &extents);
+                    let parts = compressed_frame_parts::parse(
+                        &shard.job(),
+                        &shard.chain,
+                        &encoded.bytes,
+                        &extents,
+                    );
                     assert!(parts.is_err(), "{what} is for a device");
                     check_as_host(&engine, &shard, &encoded.bytes, &extents, &what);
                 }
@@ -712,8 +716,12 @@ fn every_wrong_bit_is_for_the_host_or_harmless() {
             let simulation = simulation(Schedule::Eager);
             let engine = decoder(&simulation, StandIn::Six, &shard.chain);
             let (mut caught, mut passed) = (0, 0);
-            let parts =
-                frame_parts::parse(&shard.job(), &shard.chain, &encoded.bytes, &encoded.extents);
+            let parts = compressed_frame_parts::parse(
+                &shard.job(),
+                &shard.chain,
+                &encoded.bytes,
+                &encoded.extents,
+            );
             assert!(parts.is_ok(), "{stage}: {parts:?}");
             for extent in encoded.extents.iter().flatten() {
                 for (at, bit) in extent
@@ -722,8 +730,12 @@ fn every_wrong_bit_is_for_the_host_or_harmless() {
                 {
                     let mut bytes = encoded.bytes.clone();
                     bytes[at] ^= 1 << bit;
-                    let parts =
-                        frame_parts::parse(&shard.job(), &shard.chain, &bytes, &encoded.extents);
+                    let parts = compressed_frame_parts::parse(
+                        &shard.job(),
+                        &shard.chain,
+                        &bytes,
+                        &encoded.extents,
+                    );
                     let at = at - extent.start;
                     if parts.is_ok() {
                         passed += 1;

@@ -16,7 +16,7 @@ mod stream;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::contract::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::cuda::driver::Driver;
 use crate::cuda::driver::simulation::{Config, Live, Schedule, Simulation};
 use crate::cuda::sizing::ShardKind;
@@ -127,8 +127,8 @@ impl Shard {
         ShardKind::new(self.grid.clone(), self.chain.clone())
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,

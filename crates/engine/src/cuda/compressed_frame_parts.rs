@@ -16,7 +16,7 @@ use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use crate::contract::{Cname, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Cname, EngineError, KnownChain, ShardJob, Stage};
 use crate::layout::{Extent, SubchunkGrid};
 use crate::subchunk::stages;
 use crate::subchunk::stages::encoded_bound;
@@ -26,7 +26,7 @@ pub(super) type Reason = &'static str;
 
 /// Where the encoded bytes of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FramePart {
+pub struct CompressedFramePart {
     /// The offset from the begin of the encoded subchunk, in bytes.
     pub start: usize,
     pub len: usize,
@@ -36,7 +36,7 @@ pub struct FramePart {
 
 /// The properties that all frames of a shard share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct CompressedFrameLayout {
     /// CRC32C stages in front of the compressor.
     pub(super) before: usize,
     pub format: Format,
@@ -49,7 +49,7 @@ pub struct Layout {
     pub(super) encoded: usize,
 }
 
-impl Layout {
+impl CompressedFrameLayout {
     /// The layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of
     /// an encoded subchunk, without the bytes that Blosc has [beside its streams](beside_streams).
     fn of_frame(
@@ -100,18 +100,18 @@ pub(super) fn beside_streams(chunking: Chunking) -> usize {
 
 /// The chunks in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FrameParts {
-    pub layout: Layout,
+pub struct CompressedFrameParts {
+    pub layout: CompressedFrameLayout,
     /// For each subchunk, the index of its first chunk in `chunks`, if the subchunk is stored.
     starts: Vec<Option<usize>>,
-    chunks: Vec<FramePart>,
+    chunks: Vec<CompressedFramePart>,
     /// For each subchunk, the CRC-32 of its decompressed bytes; empty without gzip.
     pub checksums: Vec<u32>,
 }
 
-impl FrameParts {
+impl CompressedFrameParts {
     /// The chunks of a subchunk; none, if it is not stored.
-    pub fn of_subchunk(&self, subchunk: usize) -> &[FramePart] {
+    pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
         let blocks = self.layout.chunking.blocks();
         start
@@ -154,11 +154,11 @@ pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<us
 
 /// Find the streams of the shard `encoded`.
 pub fn parse(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
-) -> Result<FrameParts, Reason> {
+) -> Result<CompressedFrameParts, Reason> {
     const TOO_LARGE: Reason = "subchunks are too large for a device";
     let (stage, before) = compressor(chain)?;
     if extents.len() != job.grid.num_subchunks() {
@@ -170,7 +170,7 @@ pub fn parse(
         .filter(|&bytes| bytes > 0)
         .ok_or(TOO_LARGE)?;
     let most = most_encoded(job.grid, chain).ok_or(TOO_LARGE)?;
-    let mut found: Option<Layout> = None;
+    let mut found: Option<CompressedFrameLayout> = None;
     let (mut starts, mut chunks, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
     for (subchunk, extent) in extents.iter().enumerate() {
         let Some(extent) = extent else {
@@ -192,7 +192,7 @@ pub fn parse(
                     },
                 )?;
         }
-        let layout = Layout::of_frame(stage, frame, bytes, before, most)?;
+        let layout = CompressedFrameLayout::of_frame(stage, frame, bytes, before, most)?;
         if extent.len() > layout.encoded {
             return Err("a frame is longer than any encoder makes it");
         }
@@ -213,7 +213,7 @@ pub fn parse(
             }
             _ => {
                 zstd(frame, bytes, true)?;
-                chunks.push(FramePart {
+                chunks.push(CompressedFramePart {
                     start: 0,
                     len: frame.len(),
                     raw: false,
@@ -224,7 +224,7 @@ pub fn parse(
     if !matches!(stage, Stage::Gzip { .. }) {
         checksums.clear();
     }
-    Ok(FrameParts {
+    Ok(CompressedFrameParts {
         layout: found.ok_or("no subchunk is stored")?,
         starts,
         chunks,
@@ -321,7 +321,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
 /// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
 /// decompression can tell where the member ends. So anything that looks like the border to another
 /// member is taken for one.
-fn gzip(member: &[u8], expected: usize) -> Result<(FramePart, u32), Reason> {
+fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
     let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BROKEN)?;
@@ -357,7 +357,7 @@ fn gzip(member: &[u8], expected: usize) -> Result<(FramePart, u32), Reason> {
     if has_border(stream, expected) {
         return Err("a gzip subchunk has several members");
     }
-    let part = FramePart {
+    let part = CompressedFramePart {
         start: member.len() - rest.len(),
         len,
         raw: false,
@@ -500,7 +500,11 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
 
 /// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
 /// since C-Blosc writes them as its threads complete them.
-fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<FramePart, Reason> {
+fn blosc_stream(
+    frame: &[u8],
+    layout: &CompressedFrameLayout,
+    number: usize,
+) -> Result<CompressedFramePart, Reason> {
     let chunking = layout.chunking;
     let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;
     let len = integer(frame, start).ok_or(BLOSC_STREAMS)?;
@@ -515,7 +519,7 @@ fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<FramePar
     if !raw && layout.format == Format::Zstd {
         zstd(stream, block, false)?;
     }
-    Ok(FramePart { start, len, raw })
+    Ok(CompressedFramePart { start, len, raw })
 }
 
 /// Bytes of the chunk in place `number` of a subchunk.

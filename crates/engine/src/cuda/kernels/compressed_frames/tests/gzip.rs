@@ -1,6 +1,6 @@
 //! Gzip members, read by the readers among the dependencies.
 
-use super::super::{Frames, GZIP_OVERHEAD, Streams, frame_gzip};
+use super::super::{CompressedFrames, GZIP_OVERHEAD, Streams, frame_gzip};
 use super::*;
 use crate::cuda::driver::simulation::Simulation;
 use crate::cuda::kernels::crc32::crc32;
@@ -71,7 +71,7 @@ fn check_case(
         driver,
         bound,
         &slots_and_checksums,
-        |stream, streams: Streams, stored, frames: Frames, extra| {
+        |stream, streams: Streams, stored, frames: CompressedFrames, extra| {
             let inputs = slots(extra, stride, each.len());
             let checksums = DeviceSpan {
                 offset: each.len() * stride,

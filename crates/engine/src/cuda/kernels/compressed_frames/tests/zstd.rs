@@ -450,7 +450,7 @@ fn wrong_geometry_is_an_error() {
                 sizes: part(256, 24),
                 statuses: part(288, 12),
             };
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(part(frames_at, 96), frame_stride, 3),
                 sizes: part(320 + sizes.0, sizes.1),
                 framed: part(352, 12),

@@ -27,12 +27,12 @@ pub(crate) struct InnerCodecs {
     pub(crate) chain: Arc<CodecChain>,
     pub(crate) limits: ChainMemoryBounds,
     /// The shards that are the subchunks, if the chain encodes these and does nothing else.
-    pub(crate) nested: Option<Arc<Parts>>,
+    pub(crate) nested: Option<Arc<CodecParts>>,
 }
 
 /// The parts of a codec: what it encodes, and with which engines.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct CodecParts {
     pub(crate) subchunk_shape: ChunkShape,
     pub(crate) inner_codecs: Arc<CodecChain>,
     pub(crate) index_codecs: IndexCodecs,
@@ -40,7 +40,7 @@ pub(crate) struct Parts {
     /// The inner codecs as data, or why the engines do not know them.
     pub(crate) recognised: Result<RecognisedChain, String>,
     /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
-    pub(crate) nested: Option<Arc<Parts>>,
+    pub(crate) nested: Option<Arc<CodecParts>>,
     /// The bounds of the memory that the inner codecs take.
     pub(crate) limits: ChainMemoryBounds,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
@@ -49,7 +49,7 @@ pub(crate) struct Parts {
     pub(crate) engines: Engines,
 }
 
-impl Parts {
+impl CodecParts {
     pub(crate) fn new(
         subchunk_shape: ChunkShape,
         inner_codecs: InnerCodecs,

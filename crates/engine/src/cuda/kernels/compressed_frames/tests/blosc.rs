@@ -336,7 +336,7 @@ fn wrong_geometry_is_an_error() {
                 sizes: part(304, 32),
                 statuses: part(336, 16),
             };
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(part(512, 160), frame_stride, 2),
                 sizes: part(704, 16),
                 framed: part(720, 8),

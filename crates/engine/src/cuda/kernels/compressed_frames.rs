@@ -46,7 +46,7 @@ pub(crate) struct Streams {
 
 /// The frames that the streams become, one for each subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frames {
+pub(crate) struct CompressedFrames {
     /// A slot for each frame.
     pub(crate) slots: Slots,
     /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
@@ -77,7 +77,7 @@ impl Args {
         streams: Streams,
         blocks: usize,
         stored: Option<DeviceSpan>,
-        frames: Frames,
+        frames: CompressedFrames,
     ) -> Result<Self, DriverError> {
         let (chunks, count) = (streams.slots.count, frames.slots.count);
         launch.require(count.checked_mul(blocks) == Some(chunks), || {

@@ -9,7 +9,7 @@ pub(crate) use blosc::check_blosc;
 pub(crate) use gzip::check_gzip;
 pub(crate) use zstd::check_zstd;
 
-use super::{Frames, Streams};
+use super::{CompressedFrames, Streams};
 use crate::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::testing::*;
 use crate::cuda::kernels::testing::run as on;
@@ -100,7 +100,7 @@ impl Batch {
             StreamId,
             Streams,
             Option<DeviceSpan>,
-            Frames,
+            CompressedFrames,
             DeviceSpan,
         ) -> Result<(), DriverError>,
     ) -> Vec<Outcome> {
@@ -154,7 +154,7 @@ impl Batch {
                 statuses: spans[2],
             };
             let stored = self.stored.is_some().then_some(spans[3]);
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(spans[4], frame_stride, count),
                 sizes: spans[5],
                 framed: spans[6],
