@@ -34,8 +34,8 @@ use zarrs_codec::{
 use super::find;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
-use crate::shard::error::not_decoded;
 use crate::shard::codec_parts::{ChainMemoryBounds, InnerCodecs};
+use crate::shard::error::not_decoded;
 use crate::shard::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::subchunk::Compression;
 

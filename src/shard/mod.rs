@@ -9,12 +9,12 @@
 //! | `jobs`, `stream` | the work on a shard, or on a stream of shards, for an engine |
 //! | `error` | this crate's errors as zarrs' `CodecError` |
 
+pub(crate) mod codec_parts;
 pub(crate) mod error;
 mod foreign;
 pub(crate) mod index;
 mod jobs;
 pub(crate) mod packed;
-pub(crate) mod codec_parts;
 pub(crate) mod reading;
 pub(crate) mod recognise;
 pub(crate) mod selection;

@@ -10,8 +10,8 @@ use zarrs::array::{CodecChain, FillValue, data_type};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::error::codec_error;
 use super::codec_parts::{ChainMemoryBounds, CodecParts, InnerCodecs};
+use super::error::codec_error;
 use super::sharding::Sharding;
 use super::spec::ShardingSpec;
 use crate::error::Error;

@@ -8,9 +8,9 @@ use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
+use super::codec_parts::CodecParts;
 use super::error::sourced;
 use super::index::ShardIndex;
-use super::codec_parts::CodecParts;
 use super::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};

@@ -31,8 +31,8 @@ use zarrs_storage::{
     StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, StorePrefixes,
 };
 
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::within;
-use crate::store::turns::{TakesTurns, Turns};
 use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -136,8 +136,8 @@ impl Event {
     }
 }
 
-/// A turn, as one of an adapter: of these [`Turns`], for this shard or all of them.
-type TurnId = (usize, Option<StoreKey>);
+/// Identifies a lock of an adapter: the [`KeyLocks`], and the shard, or `None` for all shards.
+type LockId = (usize, Option<StoreKey>);
 
 /// An answer of the store, and its hash.
 #[derive(Clone)]
@@ -154,8 +154,8 @@ type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 #[derive(Clone)]
 struct PendingCall {
     effect: Effect,
-    /// It takes effect when this turn is free.
-    turn: Option<TurnId>,
+    /// It takes effect when this lock is free.
+    lock: Option<LockId>,
     is_listing: bool,
 }
 
@@ -167,7 +167,7 @@ struct World {
     promises: Promises,
     log: Vec<Event>,
     places: Vec<ActorStatus>,
-    turns: BTreeSet<TurnId>,
+    key_locks: BTreeSet<LockId>,
 }
 
 /// The status of an actor.
@@ -241,7 +241,7 @@ impl Seat {
 
     async fn call<T: Hash + Clone + Send + Sync + 'static>(
         &self,
-        turn: Option<TurnId>,
+        lock: Option<LockId>,
         is_listing: bool,
         effect: impl Fn(&mut Arc<Objects>, bool) -> T + Send + Sync + 'static,
     ) -> T {
@@ -260,7 +260,7 @@ impl Seat {
         });
         self.world().places[number].call = Some(PendingCall {
             effect,
-            turn,
+            lock,
             is_listing,
         });
         let answer = poll_fn(|_| match self.world().places[number].answer.take() {
@@ -666,48 +666,48 @@ impl Lists for Seat {
     }
 }
 
-/// A turn that ends when it is dropped.
-pub(super) struct SeatTurn {
+/// A lock that ends when it is dropped.
+pub(super) struct SeatLock {
     world: Arc<Mutex<World>>,
-    id: TurnId,
+    id: LockId,
 }
 
-impl Drop for SeatTurn {
+impl Drop for SeatLock {
     fn drop(&mut self) {
         let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
-        world.turns.remove(&self.id);
+        world.key_locks.remove(&self.id);
     }
 }
 
 impl Seat {
-    async fn take_turn(&self, turns: &Turns, shard: Option<&StoreKey>) -> SeatTurn {
-        let id = (std::ptr::from_ref(turns).addr(), shard.cloned());
+    async fn take_lock(&self, locks: &KeyLocks, shard: Option<&StoreKey>) -> SeatLock {
+        let id = (std::ptr::from_ref(locks).addr(), shard.cloned());
         self.call(Some(id.clone()), false, |_, _| ()).await;
-        self.world().turns.insert(id.clone());
-        SeatTurn {
+        self.world().key_locks.insert(id.clone());
+        SeatLock {
             world: Arc::clone(&self.world),
             id,
         }
     }
 }
 
-impl TakesTurns for Seat {
-    type Turn<'a> = SeatTurn;
+impl LocksKeys for Seat {
+    type Guard<'a> = SeatLock;
 
-    async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
-        self.take_turn(turns, Some(shard)).await
+    async fn lock_key(&self, locks: &KeyLocks, shard: &StoreKey) -> SeatLock {
+        self.take_lock(locks, Some(shard)).await
     }
 
-    async fn turns_of(&self, turns: &Turns, shards: &[StoreKey]) -> Vec<SeatTurn> {
+    async fn lock_keys(&self, locks: &KeyLocks, shards: &[StoreKey]) -> Vec<SeatLock> {
         let mut taken = Vec::new();
         for shard in BTreeSet::from_iter(shards) {
-            taken.push(self.take_turn(turns, Some(shard)).await);
+            taken.push(self.take_lock(locks, Some(shard)).await);
         }
         taken
     }
 
-    async fn all_turns(&self, turns: &Turns) -> Vec<SeatTurn> {
-        vec![self.take_turn(turns, None).await]
+    async fn lock_all_keys(&self, locks: &KeyLocks) -> Vec<SeatLock> {
+        vec![self.take_lock(locks, None).await]
     }
 }
 
@@ -917,8 +917,8 @@ struct Point {
     from: Option<(usize, Step)>,
     /// The actors that have neither ended nor crashed.
     acting: BTreeMap<usize, Here>,
-    /// The turns that they have.
-    turns: BTreeSet<TurnId>,
+    /// The locks that they have.
+    key_locks: BTreeSet<LockId>,
     /// The events on the way from the point before.
     log: Vec<Event>,
     /// A hash of the parts of this point on which the future depends.
@@ -977,7 +977,7 @@ impl<'a> Run<'a> {
                 self.world().places[number].answer.clone_from(&step.answer);
                 self.proceed(number);
             }
-            // Turns that it had are free again, as those of a thread that panics.
+            // KeyLocks that it had are free again, as those of a thread that panics.
             Choice::Crash(number) => drop(self.acting.remove(&number)),
         }
     }
@@ -999,7 +999,7 @@ impl<'a> Run<'a> {
         Point {
             from,
             print: print(&(answers, &self.waiting)),
-            turns: world.turns.clone(),
+            key_locks: world.key_locks.clone(),
             log: mem::take(&mut world.log),
             acting,
         }
@@ -1079,14 +1079,14 @@ impl Exploration<'_, '_> {
 
     /// The call of an actor, if it can take effect.
     fn call<'c>(&self, state: &ExploredState, here: &'c Here) -> Option<&'c PendingCall> {
-        let is_free = |(turns, shard): &TurnId| {
-            let mut taken = state.at.iter().flat_map(|&at| &self.points[at].turns);
+        let is_free = |(locks, shard): &LockId| {
+            let mut taken = state.at.iter().flat_map(|&at| &self.points[at].key_locks);
             !taken.any(|(other, taken)| {
-                other == turns && (shard.is_none() || taken.is_none() || taken == shard)
+                other == locks && (shard.is_none() || taken.is_none() || taken == shard)
             })
         };
         let call = here.call.as_ref();
-        call.filter(|call| call.turn.as_ref().is_none_or(is_free))
+        call.filter(|call| call.lock.as_ref().is_none_or(is_free))
     }
 
     fn choices(&self, state: &ExploredState) -> Vec<Choice> {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::codec::partial_decoder::check_long;
 use crate::store::Handle;
-use crate::store::claims::{Claim, Mode, Name, during};
+use crate::store::codec_queue::{Mode, Name, NameToTake, during};
 use zarrs_cuda_engine::layout::placement::Rule;
 
 impl<H: Handle> PartialEncoder<H> {
@@ -95,10 +95,10 @@ impl<H: Handle> PartialEncoder<H> {
     }
 
     /// Take a turn, if it comes before the encoder has waited as long as it may.
-    async fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
+    async fn take(&self, names: &[NameToTake], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
         let limit = self.target.codec.options.turn_limit();
         let start = Instant::now();
-        let turn = H::take(claims, limit.saturating_sub(attempts.waited)).await;
+        let turn = H::take(names, limit.saturating_sub(attempts.waited)).await;
         attempts.waited += start.elapsed();
         turn.map_err(|reason| Failed::Final(no_turn(reason, limit)))
     }
@@ -117,8 +117,8 @@ impl<H: Handle> PartialEncoder<H> {
             .filter(|_| H::writes_ranges(&*self.handle))
             .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
         loop {
-            let claims = self.claims(before, mode, update, &changes);
-            let turn = self.take(&claims, attempts).await?;
+            let names = self.names_to_take(before, mode, update, &changes);
+            let turn = self.take(&names, attempts).await?;
             let at = (before, rule, mode);
             let written = self.write_in_turn(update, at, &mut changes, fetched, options);
             let written = during(Some(&turn), written).await?;

@@ -8,7 +8,7 @@ use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
 use crate::options::WriteStrategy;
 use crate::shard::sharding::Sharding;
-use crate::store::claims::Mode;
+use crate::store::codec_queue::Mode;
 use zarrs_cuda_engine::layout::placement;
 use zarrs_cuda_engine::layout::placement::{Commit, Rule, ShardBeforeUpdate};
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};

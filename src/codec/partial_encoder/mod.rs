@@ -3,7 +3,7 @@
 //! 1. Read the index.
 //! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
 //! 3. Encode what changes as one batch, on the engine that the plan names.
-//! 4. Take a turn among the encoders of this process (`crate::store::claims`).
+//! 4. Take a turn among the encoders of this process (`crate::store::codec_queue`).
 //! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
 //!    is. Read the patched subchunks again. If something changed since step 1, begin again.
 //! 6. Write: usually once, twice where an index is rewritten where it is.
@@ -44,7 +44,7 @@ use crate::shard::error::{caused, codec_error};
 use crate::shard::reading::check_memory;
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
-use crate::store::claims::{Claim, Mode, Name};
+use crate::store::codec_queue::{Mode, Name, NameToTake};
 use commit::rule;
 use comparison::StoredIndex;
 use reads::Fetched;
@@ -129,20 +129,20 @@ impl<H: Handle> PartialEncoder<H> {
         Ok(())
     }
 
-    /// Returns the claims of a turn in which `changes` are written to the shard `before`.
-    fn claims(
+    /// Returns the names to take for a turn in which `changes` are written to the shard `before`.
+    fn names_to_take(
         &self,
         before: Option<&StoredIndex>,
         mode: Mode,
         update: &Update<'_>,
         changes: &Changes,
-    ) -> Vec<Claim> {
-        let mut claims = vec![(Name::Writers(self.target.fingerprint()), Mode::Shared)];
+    ) -> Vec<NameToTake> {
+        let mut names = vec![(Name::Writers(self.target.fingerprint()), Mode::Shared)];
         let Some(before) = before else {
-            claims.push((Name::Absent(self.target.fingerprint()), Mode::Alone));
-            return claims;
+            names.push((Name::Absent(self.target.fingerprint()), Mode::Alone));
+            return names;
         };
-        claims.push((Name::Index(before.turn_key), mode));
+        names.push((Name::Index(before.turn_key), mode));
         if mode == Mode::Shared {
             // Two encoders may patch one subchunk: the second must read the result of the first.
             let mut subchunks = BTreeMap::new();
@@ -155,9 +155,9 @@ impl<H: Handle> PartialEncoder<H> {
                 }
             }
             let name = |remainder| Name::Subchunks(before.turn_key, remainder);
-            claims.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
+            names.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
         }
-        claims
+        names
     }
 
     pub(super) fn new(target: Arc<Sharding>, handle: Arc<H::Writer>) -> Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zarrs_codec::CodecError;
 
-use crate::store::claims::NoTurn;
+use crate::store::codec_queue::NoTurn;
 
 fn refusal(what: String) -> CodecError {
     CodecError::IOError(Arc::new(Error::new(ErrorKind::ResourceBusy, what)))

@@ -18,15 +18,15 @@ use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::chunk_layout::{ChunkLayout, MAX_CHUNKS, UNCHECKED};
 use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::{Merged, slice, within};
-use crate::store::turns::{TakesTurns, Turns};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
 /// The most bytes that a shard can have: file systems have signed sizes.
 const LARGEST: u64 = i64::MAX.cast_unsigned();
 
-/// How often a read that a write interfered with is tried again before it waits for its turn.
+/// How often a read that a write interfered with is tried again before the read waits for the lock of its shard.
 const ATTEMPTS: usize = 3;
 
 /// The wanted ranges of bytes of a chunk: the number of the chunk in its shard, and the ranges.
@@ -52,7 +52,7 @@ pub(in crate::storage) struct Core {
     pub(super) keys: ChunkKeys,
     pub(super) grid: ShardGrid,
     pub(super) layout: ChunkLayout,
-    pub(super) turns: Turns,
+    pub(super) key_locks: KeyLocks,
     pub(super) indices: Indices,
     /// How many chunks the array has along each axis, once it is known.
     chunk_grid: RwLock<Option<Vec<u64>>>,
@@ -82,7 +82,7 @@ impl Core {
             metadata: Some(meta_key_v3(path)),
             keys: ChunkKeys::new(path, grid.counts().len()),
             layout: ChunkLayout::indexed(&grid, checksum)?,
-            turns: Turns::default(),
+            key_locks: KeyLocks::default(),
             indices: Indices::new(super::DEFAULT_INDEX_CACHE),
             chunk_grid: RwLock::default(),
             configuration,
@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    pub(super) async fn get<R: Reads + TakesTurns>(
+    pub(super) async fn get<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
@@ -173,7 +173,7 @@ impl Core {
         }
     }
 
-    pub(super) async fn get_ranges<R: Reads + TakesTurns>(
+    pub(super) async fn get_ranges<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
@@ -196,7 +196,7 @@ impl Core {
         }
     }
 
-    pub(super) async fn size<R: Reads + TakesTurns>(
+    pub(super) async fn size<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
@@ -238,7 +238,7 @@ impl Core {
 
     /// Reads the ranges of a group. Returns the bytes of each range, if its chunk exists, with the position
     /// of the range in the request of the caller.
-    pub(super) async fn get_group<R: Reads + TakesTurns>(
+    pub(super) async fn get_group<R: Reads + LocksKeys>(
         &self,
         store: &R,
         group: Group,
@@ -272,7 +272,7 @@ impl Core {
 
     /// Reads the `wanted` ranges of the chunks of a shard, all from one state of the shard. Returns `None`
     /// for a chunk that does not exist.
-    pub(super) async fn read<R: Reads + TakesTurns>(
+    pub(super) async fn read<R: Reads + LocksKeys>(
         &self,
         store: &R,
         shard: &StoreKey,
@@ -287,13 +287,13 @@ impl Core {
                 return read;
             }
         }
-        let _turn = store.turn(&self.turns, shard).await;
+        let _lock = store.lock_key(&self.key_locks, shard).await;
         let stamp = self.indices.stamp(shard);
         self.try_read(store, shard, wanted, stamp).await
     }
 
     /// The index of a shard, of one state of it; `None` if there is no shard.
-    pub(super) async fn read_index<R: Reads + TakesTurns>(
+    pub(super) async fn read_index<R: Reads + LocksKeys>(
         &self,
         store: &R,
         shard: &StoreKey,
@@ -311,7 +311,7 @@ impl Core {
                 return index;
             }
         }
-        let _turn = store.turn(&self.turns, shard).await;
+        let _lock = store.lock_key(&self.key_locks, shard).await;
         let stamp = self.indices.stamp(shard);
         self.stored_index(store, shard, stamp).await
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use zarrs_storage::StoreKey;
 
-use crate::store::turns::{STRIPES, stripe};
+use crate::store::key_locks::{STRIPES, stripe};
 use zarrs_cuda_engine::layout::Extent;
 
 /// Where the chunks of a shard lie.
@@ -132,7 +132,7 @@ impl Indices {
         cache.used = 0;
     }
 
-    /// Notes that `shard` is about to be written. The caller has its turn.
+    /// Notes that `shard` is about to be written. The caller holds its lock.
     pub(super) fn write(&self, shard: &StoreKey) -> Write<'_> {
         let stripe = stripe(shard);
         let write = Write::begin(self, stripe..stripe + 1);
@@ -140,7 +140,7 @@ impl Indices {
         write
     }
 
-    /// Notes that any shard may be about to be written. The caller has all turns.
+    /// Notes that any shard may be about to be written. The caller holds all locks.
     pub(super) fn write_all(&self) -> Write<'_> {
         let write = Write::begin(self, 0..STRIPES);
         let mut cache = self.cache();

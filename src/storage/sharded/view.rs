@@ -7,7 +7,7 @@ use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::listing::{Present, Seen, ShardsSeenAsChunks};
 use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
-use crate::store::turns::TakesTurns;
+use crate::store::key_locks::LocksKeys;
 
 /// The chunks of the shards of a store.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Core {
     }
 }
 
-impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {
+impl<R: Reads + LocksKeys> ShardsSeenAsChunks for View<'_, R> {
     fn keys(&self) -> &ChunkKeys {
         &self.core.keys
     }

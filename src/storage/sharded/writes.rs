@@ -7,8 +7,8 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::core::{Core, KeyMeaning};
 use crate::storage::chunk_keys::{ChunkKey, Scope};
+use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::with_parts;
-use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -24,7 +24,7 @@ struct Before {
 }
 
 impl Core {
-    pub(super) async fn set<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn set<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
@@ -34,7 +34,7 @@ impl Core {
         self.write_many(store, entries).await
     }
 
-    pub(super) async fn erase_each<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn erase_each<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         keys: &[StoreKey],
@@ -45,7 +45,7 @@ impl Core {
 
     /// Store the values, or erase those that are `None`: each shard once. Of the entries of one key the
     /// last one counts.
-    pub(super) async fn write_many<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn write_many<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         entries: Vec<(StoreKey, Option<Bytes>)>,
@@ -73,7 +73,7 @@ impl Core {
     }
 
     /// Store or erase the value of a key that is not that of a chunk.
-    async fn write_other<W: Reads + Writes + TakesTurns>(
+    async fn write_other<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
@@ -98,7 +98,7 @@ impl Core {
     }
 
     /// Write parts of a value.
-    pub(super) async fn set_ranges<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn set_ranges<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
@@ -108,14 +108,14 @@ impl Core {
             KeyMeaning::Elsewhere => store.set_ranges(key, parts).await,
             _ if parts.is_empty() => Ok(()),
             KeyMeaning::Metadata => {
-                let _turn = store.turn(&self.turns, key).await;
+                let _lock = store.lock_key(&self.key_locks, key).await;
                 let shown = self.get(store, key).await?;
                 let value = with_parts(key, shown.unwrap_or_default(), &parts)?;
                 self.write_other(store, key, Some(value)).await
             }
             KeyMeaning::Chunk(shard, number) => {
                 let shard = self.keys.key(&shard)?;
-                let _turn = store.turn(&self.turns, &shard).await;
+                let _lock = store.lock_key(&self.key_locks, &shard).await;
                 let mut chunks = self.chunks(store, &shard).await?;
                 if let Some(chunk) = chunks.get_mut(number) {
                     *chunk = Some(with_parts(key, chunk.take().unwrap_or_default(), &parts)?);
@@ -126,14 +126,14 @@ impl Core {
     }
 
     /// Replace or erase chunks of a shard.
-    async fn update<W: Reads + Writes + TakesTurns>(
+    async fn update<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
         shard: &ChunkKey,
         changes: BTreeMap<usize, Option<Bytes>>,
     ) -> Result<()> {
-        let _turn = store.turn(&self.turns, key).await;
+        let _lock = store.lock_key(&self.key_locks, key).await;
         let mut before = self.before(store, key, shard, &changes).await?;
         let mut is_changed = before.is_covered;
         for (number, value) in changes {
@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Stores a shard of `chunks`, or erases it if there are none. The caller has its turn.
+    /// Stores a shard of `chunks`, or erases it if there are none. The caller holds the lock of the shard.
     async fn replace<W: Writes>(
         &self,
         store: &W,
@@ -234,7 +234,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) async fn erase_prefix<W: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn erase_prefix<W: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &W,
         prefix: &StorePrefix,
@@ -274,12 +274,12 @@ impl Core {
     }
 
     /// Erase whole shards, and what else has their prefix.
-    async fn erase_shards<W: Writes + TakesTurns>(
+    async fn erase_shards<W: Writes + LocksKeys>(
         &self,
         store: &W,
         prefix: &StorePrefix,
     ) -> Result<()> {
-        let _turns = store.all_turns(&self.turns).await;
+        let _lock = store.lock_all_keys(&self.key_locks).await;
         let write = self.indices.write_all();
         store.erase_prefix(prefix).await?;
         write.done();

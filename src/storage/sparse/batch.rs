@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::storage::zarrs_traits::reads_and_writes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::{slice, with_parts};
-use crate::store::turns::{TakesTurns, Turns};
 use crate::store::{Blocking, Lists, Reads, Writes, now};
 
 /// A store of subchunks that keeps what it is given until [`write`](Self::write).
@@ -69,8 +69,8 @@ pub struct SubchunkBatch<S: ?Sized> {
 pub(super) struct Batch {
     array: SparseArray,
     shards: Mutex<BTreeMap<StoreKey, BatchOfShard>>,
-    /// The turns of those who list a frame, so that one of them does.
-    turns: Turns,
+    /// The locks of frames that are listed, so that one thread lists a frame.
+    key_locks: KeyLocks,
 }
 
 /// The part of a batch that is of one shard.
@@ -87,7 +87,7 @@ impl Batch {
         Self {
             array,
             shards: Mutex::default(),
-            turns: Turns::default(),
+            key_locks: KeyLocks::default(),
         }
     }
 
@@ -107,7 +107,7 @@ impl Batch {
         kept.entries.insert(number, (key.clone(), entry));
     }
 
-    async fn get<O: Reads + Lists + TakesTurns>(
+    async fn get<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -123,7 +123,7 @@ impl Batch {
         };
         let mut found = known().unwrap_or_default();
         if let (None, None) = found {
-            let _turn = store.turn(&self.turns, &shard).await;
+            let _lock = store.lock_key(&self.key_locks, &shard).await;
             found = known().unwrap_or_default();
             if let (None, None) = found {
                 let listing = self.array.list(store, &shard, true).await?;
@@ -137,7 +137,7 @@ impl Batch {
         }
     }
 
-    async fn get_ranges<O: Reads + Lists + TakesTurns>(
+    async fn get_ranges<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -153,7 +153,7 @@ impl Batch {
         parts.collect::<Result<_, _>>().map(Some)
     }
 
-    async fn size<O: Reads + Lists + TakesTurns>(
+    async fn size<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -165,7 +165,7 @@ impl Batch {
         Ok(value.map(|value| value.len() as u64))
     }
 
-    pub(super) async fn set<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn set<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -179,7 +179,7 @@ impl Batch {
         Ok(())
     }
 
-    pub(super) async fn set_ranges<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn set_ranges<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -195,7 +195,7 @@ impl Batch {
         Ok(())
     }
 
-    pub(super) async fn erase_each<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn erase_each<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         keys: &[StoreKey],
@@ -219,7 +219,7 @@ impl Batch {
         )))
     }
 
-    pub(super) async fn write<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn write<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
     ) -> Result<(), Error> {
@@ -234,9 +234,9 @@ impl Batch {
             let entries = entries.map(|(&number, (_, entry))| (number, entry.clone()));
             let entries: BTreeMap<u32, Entry> = entries.collect();
             let frames = &self.array.frames;
-            let turns = store.turns_of(frames.turns(), &keys).await;
+            let locks = store.lock_keys(frames.key_locks(), &keys).await;
             let written = frames.write_each(store, &shard, entries).await;
-            drop(turns);
+            drop(locks);
             if let Err(source) = written {
                 // Subchunks that were given meanwhile are newer.
                 shards.insert(shard.clone(), kept);

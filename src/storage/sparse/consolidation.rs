@@ -10,7 +10,7 @@ use super::report::{Consolidation, ConsolidationProgress};
 use super::{SparseArray, frame};
 use crate::error::Error;
 use crate::storage::chunk_keys::ChunkKey;
-use crate::store::turns::TakesTurns;
+use crate::store::key_locks::LocksKeys;
 use crate::store::{Lists, Reads, Writes};
 
 /// Shards are replaced as the adapter was told to.
@@ -34,7 +34,7 @@ fn failed(doing: &'static str, key: &StoreKey, source: StorageError) -> Error {
 }
 
 impl SparseArray {
-    pub(super) async fn consolidate<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn consolidate<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         shard: &[u64],
@@ -46,7 +46,7 @@ impl SparseArray {
         done.await.map_err(|error| error.of(CONSOLIDATE, &key))
     }
 
-    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         shard: &[u64],

@@ -708,7 +708,7 @@ fn parts_of_subchunks_in_a_batch() {
     at_least(&explored, 50);
 }
 
-/// Two threads of one process write the same subchunks by batches: each waits for all of its turns.
+/// Two threads of one process write the same subchunks by batches: each waits for all of its locks.
 #[test]
 fn batches_of_one_adapter_take_turns() {
     let explored = explore(|subject| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zarrs_storage::StoreKey;
 
 use super::frame::Listing;
-use crate::store::turns::{STRIPES, stripe};
+use crate::store::key_locks::{STRIPES, stripe};
 
 /// Listings that readers may use for some time.
 #[derive(Debug)]

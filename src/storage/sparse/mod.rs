@@ -52,9 +52,9 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::store::durable::Names;
 use crate::store::files::Files;
+use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::{slice, with_parts};
 use crate::store::times::Stamp;
-use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 
 /// The suffix of a temporary's key.
@@ -285,7 +285,7 @@ impl SparseArray {
         Ok(listing)
     }
 
-    /// The caller has the turn of the chunk.
+    /// The caller holds the lock of the chunk.
     async fn write_chunk<O: Reads + Writes + Lists>(
         &self,
         store: &O,
@@ -343,7 +343,7 @@ impl SparseArray {
         store.size(key).await
     }
 
-    async fn set<O: Reads + Writes + Lists + TakesTurns>(
+    async fn set<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -351,10 +351,10 @@ impl SparseArray {
     ) -> Result<(), StorageError> {
         self.check_writable(key.as_str())?;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
-            let _turn = store.turn(self.frames.turns(), key).await;
+            let _lock = store.lock_key(self.frames.key_locks(), key).await;
             self.write_chunk(store, &chunk, Entry::Data(value)).await
         } else if *key == self.metadata {
-            let _turn = store.turn(self.frames.turns(), key).await;
+            let _lock = store.lock_key(self.frames.key_locks(), key).await;
             self.set_metadata(store, &value).await
         } else {
             store.set(key, value).await
@@ -377,7 +377,7 @@ impl SparseArray {
         self.replace(store, key, Some(value.into())).await
     }
 
-    async fn set_ranges<O: Reads + Writes + Lists + TakesTurns>(
+    async fn set_ranges<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -387,7 +387,7 @@ impl SparseArray {
         if !self.is_own(key) {
             return store.set_ranges(key, parts).await;
         }
-        let _turn = store.turn(self.frames.turns(), key).await;
+        let _lock = store.lock_key(self.frames.key_locks(), key).await;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let (shard, number) = self.place(&chunk)?;
             let value = self.read(store, &shard, number, None).await?;
@@ -400,7 +400,7 @@ impl SparseArray {
         }
     }
 
-    async fn erase<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -409,11 +409,11 @@ impl SparseArray {
         let Some(chunk) = self.keys.parse(key.as_str()) else {
             return store.erase(key).await;
         };
-        let _turn = store.turn(self.frames.turns(), key).await;
+        let _lock = store.lock_key(self.frames.key_locks(), key).await;
         self.write_chunk(store, &chunk, Entry::Tombstone).await
     }
 
-    async fn erase_each<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase_each<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         keys: &[StoreKey],
@@ -424,7 +424,7 @@ impl SparseArray {
         Ok(())
     }
 
-    async fn erase_prefix<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase_prefix<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         prefix: &StorePrefix,

@@ -45,7 +45,7 @@
 //! put comes behind this listing, and its second listing begins when the put is done. How long it waits in between
 //! does not matter, nor what the same process puts meanwhile for other subchunks: versions of different subchunks
 //! are never compared. A consolidation that deletes a version between the put and the second listing has packed it,
-//! and the subchunk is put once more. The turns of all subchunks are taken before the first listing, so another
+//! and the subchunk is put once more. The locks of all subchunks are taken before the first listing, so another
 //! thread of the process cannot write one of them behind that listing.
 //!
 //! It rests on these assumptions:
@@ -57,7 +57,7 @@
 //! - A shard is replaced at once: a process that reads it finds all of the one before or all of the new one,
 //!   also by a request for several parts. Objects of frames may be put in part, since they say whether
 //!   they are whole.
-//! - One writer at a time of each subchunk. Those of one adapter take turns.
+//! - One writer at a time of each subchunk. Writers of one adapter wait for each other.
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
 mod consolidate;
@@ -79,7 +79,7 @@ use crate::shard::sharding::Sharding;
 use crate::shard::subchunk_len::SubchunkLen;
 use crate::storage::chunk_layout::ChunkLayout;
 use crate::store::Lists;
-use crate::store::turns::Turns;
+use crate::store::key_locks::KeyLocks;
 use packed_index::{Decoded, INDICES};
 
 /// Names the writer of a version, differently each time. So deleting one version, however late that takes
@@ -97,10 +97,10 @@ pub(super) struct Frames {
     len: SubchunkLen,
     /// Names of the versions that are put here.
     writers: Writers,
-    /// The turns of writers.
-    turns: Turns,
-    /// The turns of consolidations.
-    consolidations: Turns,
+    /// The locks of writers.
+    key_locks: KeyLocks,
+    /// The locks of consolidations.
+    consolidations: KeyLocks,
     marker: Marker,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
     indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
@@ -131,8 +131,8 @@ impl Frames {
             len: shards.subchunk_len()?,
             layout: ChunkLayout::of(shards)?,
             writers,
-            turns: Turns::default(),
-            consolidations: Turns::default(),
+            key_locks: KeyLocks::default(),
+            consolidations: KeyLocks::default(),
             marker,
             indices: [const { Mutex::new(None) }; INDICES],
         })
@@ -148,9 +148,9 @@ impl Frames {
         &self.marker
     }
 
-    /// The turns of writers.
-    pub(super) fn turns(&self) -> &Turns {
-        &self.turns
+    /// The locks of writers.
+    pub(super) fn key_locks(&self) -> &KeyLocks {
+        &self.key_locks
     }
 
     /// The content of the frame of `shard`.

@@ -10,8 +10,8 @@ use super::{Frames, ReplacesShards};
 use crate::storage::sparse::changed::{NotPacked, Watch};
 use crate::storage::sparse::frame::{self, Entry, Listing};
 use crate::storage::sparse::report::Consolidation;
+use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::Merged;
-use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 
 /// How many versions that are not the last of their subchunk are in memory at once.
@@ -30,10 +30,10 @@ impl Frames {
         watch: &Watch,
     ) -> Result<Option<Consolidation>, NotPacked>
     where
-        O: Reads + Writes + Lists + TakesTurns,
+        O: Reads + Writes + Lists + LocksKeys,
         R: ReplacesShards,
     {
-        let _turn = store.turn(&self.consolidations, shard).await;
+        let _lock = store.lock_key(&self.consolidations, shard).await;
         let mut listing = self.list(store, shard).await?;
         if !listing.is_empty() {
             let again = self.list(store, shard).await?;
@@ -114,13 +114,13 @@ impl Frames {
     /// # Errors
     /// The store's; if another process consolidates the shard.
     pub(in crate::storage::sparse) async fn discard_invalid<
-        O: Reads + Writes + Lists + TakesTurns,
+        O: Reads + Writes + Lists + LocksKeys,
     >(
         &self,
         store: &O,
         shard: &StoreKey,
     ) -> Result<usize, StorageError> {
-        let _turn = store.turn(&self.consolidations, shard).await;
+        let _lock = store.lock_key(&self.consolidations, shard).await;
         let listing = self.list(store, shard).await?;
         let invalid = self.versions(store, shard, &listing).await?.invalid;
         store.erase_each(&invalid).await?;

@@ -8,7 +8,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::Frames;
 use crate::storage::chunk_layout::UNCHECKED;
 use crate::store::Reads;
-use crate::store::turns::stripe;
+use crate::store::key_locks::stripe;
 use zarrs_cuda_engine::layout::Extent;
 
 /// How many decoded indices are kept.

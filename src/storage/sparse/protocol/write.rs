@@ -14,7 +14,7 @@ use crate::store::{Lists, Reads, Writes};
 const PUTS: usize = 16;
 
 impl Frames {
-    /// Write new versions of subchunks of a shard: one of each. The caller has their turns.
+    /// Write new versions of subchunks of a shard: one of each. The caller holds their locks.
     ///
     /// The frame is listed once before all of them, and once behind all of them. An empty subchunk is not erased
     /// again: frames would fill with such objects.
