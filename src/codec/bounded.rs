@@ -37,7 +37,7 @@ use crate::options::Options;
 use crate::shard::codec_parts::{ChainMemoryBounds, InnerCodecs};
 use crate::shard::error::not_decoded;
 use crate::shard::subchunk_len::SubchunkLen;
-use zarrs_cuda_engine::subchunk::Compression;
+use zarrs_cuda_engine::subchunk::DecompressedFormat;
 
 /// `chain` with decoders that are bounded. Nested shards are decoded by this crate's codec, with
 /// `options`: zarrs' own panics on some corrupted shards, and encodes in no particular order.
@@ -198,13 +198,13 @@ fn is_fixed_size(codec: &dyn BytesToBytesCodecTraits) -> bool {
 }
 
 /// The format of `codec`, if the host engine decompresses it.
-fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<Compression> {
+fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<DecompressedFormat> {
     let any = codec.as_any();
     [
-        (any.is::<ZstdCodec>(), Compression::Zstd),
-        (any.is::<GzipCodec>(), Compression::Gzip),
-        (any.is::<ZlibCodec>(), Compression::Zlib),
-        (any.is::<BloscCodec>(), Compression::Blosc),
+        (any.is::<ZstdCodec>(), DecompressedFormat::Zstd),
+        (any.is::<GzipCodec>(), DecompressedFormat::Gzip),
+        (any.is::<ZlibCodec>(), DecompressedFormat::Zlib),
+        (any.is::<BloscCodec>(), DecompressedFormat::Blosc),
     ]
     .into_iter()
     .find_map(|(is, compression)| is.then_some(compression))
@@ -214,7 +214,7 @@ fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<Compression> {
 #[derive(Debug)]
 struct Decompressor {
     codec: Arc<dyn BytesToBytesCodecTraits>,
-    compression: Compression,
+    compression: DecompressedFormat,
 }
 
 impl ExtensionName for Decompressor {

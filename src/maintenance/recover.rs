@@ -12,7 +12,7 @@ use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{Change, apply, read, undecided};
+use super::io::{ObjectChange, apply, read, undecided};
 use crate::error::Error;
 use crate::shard::error::is_of_bytes;
 use crate::shard::stored;
@@ -189,27 +189,28 @@ fn recovered(
     object: &Bytes,
     key: &StoreKey,
     format: &ShardFormat,
-) -> Result<(Change, Recovery), Error> {
+) -> Result<(ObjectChange, Recovery), Error> {
     let write = |parts: Vec<(u64, Vec<u8>)>| {
         let parts = parts.into_iter().map(|(at, bytes)| (at, bytes.into()));
         let parts: Vec<(u64, Bytes)> = parts.collect();
         let whole = with_parts(key, object.clone(), &parts).map_err(CodecError::from)?;
-        Ok::<_, Error>(Change::Write { parts, whole })
+        Ok::<_, Error>(ObjectChange::Write { parts, whole })
     };
     let diagnosis = diagnosis_of(format.shards(), object).map_err(undecided(key))?;
     let (change, outcome) = match diagnosis {
-        Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
+        Diagnosis::Intact => (ObjectChange::Keep, RecoveryOutcome::Intact),
         Diagnosis::Undo(parts) => (write(parts)?, RecoveryOutcome::Undone),
         Diagnosis::Complete(parts) => (write(parts)?, RecoveryOutcome::Completed),
-        Diagnosis::Erase => (Change::Erase, RecoveryOutcome::Erased),
-        Diagnosis::Unrecoverable(reason) => {
-            (Change::Keep, RecoveryOutcome::Unrecoverable { reason })
-        }
+        Diagnosis::Erase => (ObjectChange::Erase, RecoveryOutcome::Erased),
+        Diagnosis::Unrecoverable(reason) => (
+            ObjectChange::Keep,
+            RecoveryOutcome::Unrecoverable { reason },
+        ),
     };
     let subchunks = match &change {
-        Change::Erase => Vec::new(),
-        Change::Write { whole, .. } => states(whole, key, format)?,
-        Change::Keep | Change::Replace(_) => states(object, key, format)?,
+        ObjectChange::Erase => Vec::new(),
+        ObjectChange::Write { whole, .. } => states(whole, key, format)?,
+        ObjectChange::Keep | ObjectChange::Replace(_) => states(object, key, format)?,
     };
     Ok((change, Recovery { outcome, subchunks }))
 }

@@ -10,7 +10,7 @@ use zarrs_cuda_engine::cuda::driver::cuda::emulated;
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::{Backend, Options};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 
 /// `explain` says what the first shard waits for, until the kernels are compiled.
 #[test]
@@ -29,7 +29,7 @@ fn explanations_name_it() {
             .unwrap()
             .with_engines(Engines::of_devices(
                 devices.clone(),
-                Rule::ALL,
+                EngineRule::ALL,
                 Tuning::TINY,
             ));
         let array = ArrayBuilder::new(vec![8, 8], vec![8, 8], data_type::uint16(), 0_u16)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
-pub(crate) use rule::Rule;
+pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
 
 use crate::error::Error;
@@ -35,7 +35,7 @@ use zarrs_cuda_engine::layout::SubchunkGrid;
 pub(crate) struct Engines {
     /// `None` for the devices of the process, which are looked for when they are needed.
     devices: Option<Arc<Devices>>,
-    rule: Rule,
+    rule: EngineRule,
     tuning: Tuning,
 }
 
@@ -43,7 +43,7 @@ impl Default for Engines {
     fn default() -> Self {
         Self {
             devices: None,
-            rule: Rule::default(),
+            rule: EngineRule::default(),
             tuning: Tuning::DEFAULT,
         }
     }
@@ -87,7 +87,7 @@ enum Chosen<T> {
 impl Engines {
     /// Engines of the given devices, with a rule and sizes of their own.
     #[cfg(test)]
-    pub(crate) fn of_devices(devices: Arc<Devices>, rule: Rule, tuning: Tuning) -> Self {
+    pub(crate) fn of_devices(devices: Arc<Devices>, rule: EngineRule, tuning: Tuning) -> Self {
         Self {
             devices: Some(devices),
             rule,

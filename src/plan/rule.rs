@@ -4,10 +4,10 @@ use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// When [`Backend::Auto`] chooses a device. It depends on the plan alone and never on load, so that
+/// When [`Backend::Auto`](crate::Backend::Auto) chooses a device. It depends on the plan alone and never on load, so that
 /// equal data give equal shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct EngineRule {
     /// Whether chains without a compressor go to a device.
     pub(crate) uncompressed: bool,
     /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
@@ -16,7 +16,7 @@ pub(crate) struct Rule {
     pub(crate) least_subchunks: usize,
 }
 
-impl Default for Rule {
+impl Default for EngineRule {
     fn default() -> Self {
         Self {
             uncompressed: false,
@@ -26,7 +26,7 @@ impl Default for Rule {
     }
 }
 
-impl Rule {
+impl EngineRule {
     /// Everything that a device can do goes there.
     #[cfg(test)]
     pub(crate) const ALL: Self = Self {

@@ -4,7 +4,7 @@ use zarrs::array::{ArraySubsetTraits, Element};
 use zarrs_storage::AsyncReadableStorageTraits;
 
 use super::output::ArrayInMemory;
-use super::request::Wanted;
+use super::request::WantedBox;
 use super::source::Store;
 use super::threads::{self, Each};
 use super::{ArrayReader, Output, ReadReport, ReaderError, Way};
@@ -89,7 +89,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
 
     async fn async_read_to(
         &self,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let codec = match &self.0.way {

@@ -4,7 +4,7 @@ use zarrs::array::{Array, ArraySubsetTraits, Element, Tensor};
 use zarrs_storage::ReadableStorageTraits;
 
 use super::output::ArrayInMemory;
-use super::request::{self, Wanted};
+use super::request::{self, WantedBox};
 use super::source::Store;
 use super::threads::{self, Each};
 use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way};
@@ -116,7 +116,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
 
     fn read_to(
         &self,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let Inner {

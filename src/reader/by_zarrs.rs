@@ -7,7 +7,7 @@ use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::ReadableStorageTraits;
 
 use super::output::ArrayInMemory;
-use super::request::Wanted;
+use super::request::WantedBox;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::layout::SubchunkGrid;
@@ -17,7 +17,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads `boxes` by zarrs' own call, one after the other.
     pub(super) fn read_by_zarrs(
         &self,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
@@ -36,7 +36,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads `boxes` by zarrs' own call, one after the other.
     pub(super) async fn async_read_by_zarrs(
         &self,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
@@ -54,7 +54,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     /// Copies the elements of a box to their place.
     fn copy(
         &self,
-        wanted: &Wanted,
+        wanted: &WantedBox,
         elements: ArrayBytes<'static>,
         place: &ArrayInMemory<'_>,
     ) -> Result<(), ReaderError> {

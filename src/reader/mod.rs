@@ -73,7 +73,7 @@ use cache::Caches;
 use frames::ListsFrames;
 use metrics::Counters;
 use output::ArrayInMemory;
-use request::{Wanted, WantedShard};
+use request::{WantedBox, WantedShard};
 use shard::{ReadCall, ShardToRead};
 use source::ShardSource;
 use threads::{Each, Task};
@@ -328,11 +328,11 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self,
         subset: &dyn ArraySubsetTraits,
         output: &'o mut Output<'_>,
-    ) -> Result<([Wanted; 1], ArrayInMemory<'o>), ReaderError> {
+    ) -> Result<([WantedBox; 1], ArrayInMemory<'o>), ReaderError> {
         let subset = subset.to_array_subset();
         request::check(self.array(), None, subset.start(), subset.shape())?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
-        Ok(([Wanted { subset, offset: 0 }], place))
+        Ok(([WantedBox { subset, offset: 0 }], place))
     }
 
     /// The boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
@@ -342,7 +342,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         origins: &[impl AsRef<[u64]>],
         shape: &[u64],
         output: &'o mut Output<'_>,
-    ) -> Result<(Vec<Wanted>, ArrayInMemory<'o>), ReaderError> {
+    ) -> Result<(Vec<WantedBox>, ArrayInMemory<'o>), ReaderError> {
         let each = origins.iter().enumerate();
         let subsets = each.map(|(number, origin)| {
             let origin = origin.as_ref();
@@ -357,7 +357,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let mut place = output.place(&shape_of_all, self.element_size()?)?;
         let step = place.strides.remove(0);
         let boxes = subsets.into_iter().enumerate();
-        let boxes = boxes.map(|(number, subset)| Wanted {
+        let boxes = boxes.map(|(number, subset)| WantedBox {
             subset,
             offset: number.saturating_mul(step),
         });
@@ -370,7 +370,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     async fn read_shards<S: ShardSource>(
         &self,
         codec: &CudaShardingCodec,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         (source, requests, each): (&S, NonZeroUsize, Each),
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {

@@ -8,7 +8,7 @@ use super::ReaderError;
 
 /// A box of the array, and where its first element goes.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedBox {
     pub(super) subset: ArraySubset,
     /// In bytes, from the start of the output.
     pub(super) offset: usize,
@@ -61,7 +61,7 @@ pub(super) fn check<TStorage: ?Sized>(
 /// axes have `strides`, in bytes.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
-    boxes: &[Wanted],
+    boxes: &[WantedBox],
     strides: &[usize],
 ) -> Result<Vec<WantedShard>, ReaderError> {
     let mut shards: BTreeMap<Vec<u64>, Vec<WantedPart>> = BTreeMap::new();

@@ -10,7 +10,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::cache::Caches;
 use super::frames::ListsFrames;
 use super::metrics::Counters;
-use super::source::{Fetched, ShardSource, Store};
+use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
 use super::{ArrayReader, Inner, KeptByReader, Output, ReaderError, Way};
 use crate::store::Reads;
@@ -38,10 +38,10 @@ impl<R: Reads> ShardSource for Opened<R> {
         shard: &'a Bytes,
         ranges: &'a [ByteRange],
         _buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async move {
             let parts = ranges.iter().map(|range| slice(shard, *range));
-            let parts = parts.map(|part| part.map(Fetched::Value));
+            let parts = parts.map(|part| part.map(FetchedBytes::Value));
             parts.collect::<Result<_>>().map(Some)
         })
     }

@@ -26,7 +26,7 @@ use super::{ReaderError, Settings};
 use crate::shard::sharding::Sharding;
 use errors::{damage, store_error};
 use indexed::Indexed;
-use windows::{Touched, wanted};
+use windows::{WantedSubchunk, wanted};
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
@@ -121,7 +121,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
     ) -> Result<(), Stop> {
         let windows = self.windows(shard)?;
         let wanted = wanted(shard);
-        let touched = wanted.chunk_by(|(a, _), (b, _)| a == b).map(Touched);
+        let touched = wanted.chunk_by(|(a, _), (b, _)| a == b).map(WantedSubchunk);
         let attempt = Attempt {
             call: self,
             shard,
@@ -130,7 +130,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
             is_absent: AtomicBool::new(false),
         };
         let mut is_framed = false;
-        let mut in_shard: Vec<Touched<'_>> = touched.collect();
+        let mut in_shard: Vec<WantedSubchunk<'_>> = touched.collect();
         // The frame is listed before the shard is read: a consolidation deletes a version only after
         // the shard has it.
         if let Some(frames) = self.frames {
@@ -212,7 +212,11 @@ impl<S: ShardSource> Attempt<'_, S> {
 
     /// Read `touched` from the shard, and write their elements. With `fills_shard`, these are fill
     /// values if the index cannot be decoded.
-    async fn read_shard(&self, touched: &[Touched<'_>], fills_shard: bool) -> Result<(), Stop> {
+    async fn read_shard(
+        &self,
+        touched: &[WantedSubchunk<'_>],
+        fills_shard: bool,
+    ) -> Result<(), Stop> {
         let (call, shard) = (self.call, self.shard);
         let opened = call.source.open(&shard.key).await;
         let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
@@ -265,13 +269,16 @@ impl<S: ShardSource> Attempt<'_, S> {
     }
 
     /// There is no shard: write the fill value to all that is wanted of `touched`.
-    fn fill_absent(&self, touched: &[Touched<'_>]) -> Result<(), ReaderError> {
+    fn fill_absent(&self, touched: &[WantedSubchunk<'_>]) -> Result<(), ReaderError> {
         self.is_absent.store(true, Ordering::Relaxed);
         self.fill(touched.iter().copied())
     }
 
     /// Write the fill value to all that is wanted of `touched`.
-    fn fill<'p>(&self, touched: impl IntoIterator<Item = Touched<'p>>) -> Result<(), ReaderError> {
+    fn fill<'p>(
+        &self,
+        touched: impl IntoIterator<Item = WantedSubchunk<'p>>,
+    ) -> Result<(), ReaderError> {
         let element = self.shard.sharding.fill_value.as_ne_bytes();
         for touched in touched {
             let number = touched.number();

@@ -10,13 +10,13 @@ use crate::store::files::{File, Files};
 
 /// Bytes that were read.
 #[derive(Debug)]
-pub(super) enum Fetched<'b> {
+pub(super) enum FetchedBytes<'b> {
     /// In a buffer that is used again.
     Buffer(&'b [u8]),
     Value(Bytes),
 }
 
-impl AsRef<[u8]> for Fetched<'_> {
+impl AsRef<[u8]> for FetchedBytes<'_> {
     fn as_ref(&self) -> &[u8] {
         match self {
             Self::Buffer(bytes) => bytes,
@@ -47,7 +47,7 @@ pub(super) trait ShardSource: Sync {
         shard: &'a Self::Shard,
         ranges: &'a [ByteRange],
         buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>>;
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
     /// Find the size of a shard, in bytes; `None` if there is no shard.
     fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
@@ -72,10 +72,10 @@ impl<R: Reads> ShardSource for Store<R> {
         shard: &'a StoreKey,
         ranges: &'a [ByteRange],
         _buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let values = self.0.get_ranges(shard, ranges.to_vec()).await?;
-            Ok(values.map(|values| values.into_iter().map(Fetched::Value).collect()))
+            Ok(values.map(|values| values.into_iter().map(FetchedBytes::Value).collect()))
         })
     }
 
@@ -101,10 +101,10 @@ impl ShardSource for Files {
         shard: &'a File,
         ranges: &'a [ByteRange],
         buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let read = shard.read(ranges, buffer)?;
-            Ok(Some(read.into_iter().map(Fetched::Buffer).collect()))
+            Ok(Some(read.into_iter().map(FetchedBytes::Buffer).collect()))
         })
     }
 

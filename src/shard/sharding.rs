@@ -17,7 +17,7 @@ use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
 /// How the elements of a subchunk are encoded.
 #[derive(Clone, Debug)]
-enum Elements {
+enum SubchunkElements {
     /// By the engines themselves.
     Known(KnownChain),
     /// By zarrs' inner codecs, within the engines: why the engines do not know the codecs.
@@ -36,7 +36,7 @@ pub(crate) struct Sharding {
     /// How a shard divides into subchunks. Elements that are delegated count as one byte.
     pub(crate) grid: SubchunkGrid,
     pub(crate) index: ShardIndex,
-    elements: Elements,
+    elements: SubchunkElements,
     fingerprint: OnceLock<u64>,
     nested: OnceLock<Option<Arc<Self>>>,
 }
@@ -52,7 +52,7 @@ impl Sharding {
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
         let (element_size, elements) = if let Some(why) = why_delegated(data_type) {
-            (1, Elements::Delegated(why))
+            (1, SubchunkElements::Delegated(why))
         } else {
             let element_size = data_type.fixed_size().unwrap_or(1);
             let len = fill_value.as_ne_bytes().len();
@@ -68,7 +68,7 @@ impl Sharding {
             });
             (
                 element_size,
-                known.map_or_else(Elements::Foreign, Elements::Known),
+                known.map_or_else(SubchunkElements::Foreign, SubchunkElements::Known),
             )
         };
         let grid = grid(&codec, shape, element_size)?;
@@ -88,16 +88,16 @@ impl Sharding {
     /// The inner codecs as the engines know them, or why they do not.
     pub(crate) fn known(&self) -> Result<&KnownChain, &str> {
         match &self.elements {
-            Elements::Known(chain) => Ok(chain),
-            Elements::Foreign(why) | Elements::Delegated(why) => Err(why),
+            SubchunkElements::Known(chain) => Ok(chain),
+            SubchunkElements::Foreign(why) | SubchunkElements::Delegated(why) => Err(why),
         }
     }
 
     /// Why zarrs' own codec encodes these shards, if it does.
     pub(crate) fn delegated(&self) -> Option<&str> {
         match &self.elements {
-            Elements::Delegated(why) => Some(why),
-            Elements::Known(_) | Elements::Foreign(_) => None,
+            SubchunkElements::Delegated(why) => Some(why),
+            SubchunkElements::Known(_) | SubchunkElements::Foreign(_) => None,
         }
     }
 

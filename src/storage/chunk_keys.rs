@@ -15,14 +15,14 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 /// How the coordinates of a chunk are written in its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Encoding {
+pub(super) enum KeyEncoding {
     /// `c`, and each coordinate behind a separator.
     Default(char),
     /// Coordinates with separators between them; `0` if there are none.
     V2(char),
 }
 
-impl Encoding {
+impl KeyEncoding {
     const fn separator(self) -> char {
         match self {
             Self::Default(separator) | Self::V2(separator) => separator,
@@ -33,7 +33,7 @@ impl Encoding {
 /// A chunk's key, understood.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChunkKey {
-    pub(super) encoding: Encoding,
+    pub(super) encoding: KeyEncoding,
     pub(super) coordinates: Vec<u64>,
 }
 
@@ -90,14 +90,14 @@ impl ChunkKeys {
         let within = prefix.strip_prefix(&self.prefix);
         let chunks = within.and_then(|rest| match rest.strip_suffix('/')? {
             "c" if self.axes > 0 => Some(ChunkKey {
-                encoding: Encoding::Default('/'),
+                encoding: KeyEncoding::Default('/'),
                 coordinates: Vec::new(),
             }),
             rest => {
                 let mut parsed = self.parse_in_array(rest)?;
                 // One coordinate has no separator of its own.
-                if parsed.coordinates.len() == 1 && parsed.encoding == Encoding::V2('.') {
-                    parsed.encoding = Encoding::V2('/');
+                if parsed.coordinates.len() == 1 && parsed.encoding == KeyEncoding::V2('.') {
+                    parsed.encoding = KeyEncoding::V2('/');
                 }
                 let is_part = parsed.encoding.separator() == '/'
                     && parsed.coordinates.len() < self.axes
@@ -113,22 +113,22 @@ impl ChunkKeys {
         let (encoding, numbers) = if let Some(behind) = rest.strip_prefix('c') {
             let Some(separator) = behind.chars().next() else {
                 return (self.axes == 0).then_some(ChunkKey {
-                    encoding: Encoding::Default('/'),
+                    encoding: KeyEncoding::Default('/'),
                     coordinates: Vec::new(),
                 });
             };
             (
-                Encoding::Default(separator),
+                KeyEncoding::Default(separator),
                 &behind[separator.len_utf8()..],
             )
         } else if self.axes == 0 {
             return (rest == "0").then_some(ChunkKey {
-                encoding: Encoding::V2('.'),
+                encoding: KeyEncoding::V2('.'),
                 coordinates: Vec::new(),
             });
         } else {
             let separator = if rest.contains('/') { '/' } else { '.' };
-            (Encoding::V2(separator), rest)
+            (KeyEncoding::V2(separator), rest)
         };
         if !matches!(encoding.separator(), '/' | '.') {
             return None;
@@ -161,9 +161,9 @@ impl ChunkKeys {
         let separator = chunk.encoding.separator().to_string();
         let coordinates = chunk.coordinates.iter().map(u64::to_string);
         let parts: Vec<String> = match chunk.encoding {
-            Encoding::Default(_) => std::iter::once("c".to_owned()).chain(coordinates).collect(),
-            Encoding::V2(_) if self.axes == 0 => vec!["0".to_owned()],
-            Encoding::V2(_) => coordinates.collect(),
+            KeyEncoding::Default(_) => std::iter::once("c".to_owned()).chain(coordinates).collect(),
+            KeyEncoding::V2(_) if self.axes == 0 => vec!["0".to_owned()],
+            KeyEncoding::V2(_) => coordinates.collect(),
         };
         self.prefix.clone() + &parts.join(&separator)
     }
@@ -183,7 +183,7 @@ mod tests {
         ChunkKeys::new(&NodePath::new(path).unwrap(), axes)
     }
 
-    fn chunk(encoding: Encoding, coordinates: &[u64]) -> ChunkKey {
+    fn chunk(encoding: KeyEncoding, coordinates: &[u64]) -> ChunkKey {
         ChunkKey {
             encoding,
             coordinates: coordinates.to_vec(),
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn keys_of_both_encodings_and_separators() {
-        use Encoding::{Default, V2};
+        use KeyEncoding::{Default, V2};
         for (path, prefix) in [("/", ""), ("/foo", "foo/"), ("/foo/baz", "foo/baz/")] {
             for (axes, encoding, coordinates, key) in [
                 (2, Default('/'), &[96, 18][..], "c/96/18"),
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn scopes_of_prefixes() {
-        use Encoding::{Default, V2};
+        use KeyEncoding::{Default, V2};
         let of = |axes, prefix: &str| keys("/a/b", axes).scope(&StorePrefix::new(prefix).unwrap());
         for everything in ["", "a/", "a/b/"] {
             assert_eq!(of(2, everything), Scope::Everything, "{everything:?}");

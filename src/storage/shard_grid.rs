@@ -87,12 +87,12 @@ impl ShardGrid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chunk_keys::Encoding;
+    use super::super::chunk_keys::KeyEncoding;
     use super::*;
 
     fn at(coordinates: &[u64]) -> ChunkKey {
         ChunkKey {
-            encoding: Encoding::Default('/'),
+            encoding: KeyEncoding::Default('/'),
             coordinates: coordinates.to_vec(),
         }
     }

@@ -23,7 +23,7 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, Engine, EngineError, Shuffl
 use zarrs_cuda_engine::cuda::arena::SLOT_ALIGNMENT;
 use zarrs_cuda_engine::cuda::compression::Prepared;
 use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Driver};
-use zarrs_cuda_engine::cuda::kernels::chunk_tables::{Tables, chunk_tables};
+use zarrs_cuda_engine::cuda::kernels::chunk_tables::{ChunkTables, chunk_tables};
 use zarrs_cuda_engine::cuda::kernels::shuffle::shuffle;
 use zarrs_cuda_engine::cuda::kernels::spans::Slots;
 use zarrs_cuda_engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
@@ -254,7 +254,7 @@ struct Alone<'d> {
     workbench: Workbench<'d>,
     compressor: Compressor,
     requirements: Requirements,
-    tables: Tables,
+    tables: ChunkTables,
     inputs: Slots,
     outputs: Slots,
     temp: DeviceSpan,
@@ -310,7 +310,7 @@ impl<'d> Alone<'d> {
         }
 
         let outputs = slots(chunks_of_all, stream)?;
-        let tables = Tables {
+        let tables = ChunkTables {
             input_pointers: workbench.device(chunks_of_all * 8)?,
             input_sizes: workbench.device(chunks_of_all * 8)?,
             output_pointers: workbench.device(chunks_of_all * 8)?,

@@ -25,7 +25,7 @@ use crate::shard::error::codec_error;
 use crate::shard::reading::{check_last_bytes, check_memory, entries_of, last_bytes};
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
-use request::{InnerReads, PartialReadOutput, PartialReadRequest, Touched};
+use request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
 /// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
@@ -132,7 +132,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
     async fn read_group(
         &self,
         request: &PartialReadRequest<'_>,
-        group: &[Touched],
+        group: &[SubchunkRead],
         output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {

@@ -12,12 +12,12 @@ use crate::plan;
 use crate::shard::error::codec_error;
 use crate::shard::selection::{Point, Selection};
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError};
+use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError};
 use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// How a touched subchunk is read.
-pub(in crate::codec) struct Touched {
+pub(in crate::codec) struct SubchunkRead {
     number: usize,
     extent: Extent,
     /// Read and decode all of it, rather than leave it to the inner codecs' partial decoder.
@@ -38,7 +38,7 @@ pub(in crate::codec) struct PartialReadRequest<'a> {
     shards: &'a Sharding,
     selection: Selection,
     /// In C order.
-    touched: Vec<Touched>,
+    touched: Vec<SubchunkRead>,
     /// Whether the lengths of the touched subchunks are what the metadata justifies.
     is_bounded: bool,
     num_elements: usize,
@@ -88,7 +88,7 @@ impl<'a> PartialReadRequest<'a> {
             let extent = entries.get(number);
             let len = extent.as_ref().map_or(0, ExactSizeIterator::len);
             let whole = covered || len <= SHORT || !inner_reads_parts;
-            Touched {
+            SubchunkRead {
                 number,
                 extent,
                 whole,
@@ -134,7 +134,7 @@ impl<'a> PartialReadRequest<'a> {
     }
 
     /// The touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
-    pub(super) fn groups(&self, cost: usize) -> Vec<&[Touched]> {
+    pub(super) fn groups(&self, cost: usize) -> Vec<&[SubchunkRead]> {
         let mut groups = Vec::new();
         let mut rest = self.touched.as_slice();
         while !rest.is_empty() {
@@ -161,7 +161,7 @@ impl<'a> PartialReadRequest<'a> {
     }
 
     /// The bytes of the subchunks of `group` that are decoded whole.
-    pub(super) fn byte_ranges(group: &[Touched]) -> Vec<ByteRange> {
+    pub(super) fn byte_ranges(group: &[SubchunkRead]) -> Vec<ByteRange> {
         group
             .iter()
             .filter(|touched| touched.whole)
@@ -174,7 +174,7 @@ impl<'a> PartialReadRequest<'a> {
     /// are not decoded whole.
     pub(super) fn inner_reads<'g>(
         &self,
-        group: &'g [Touched],
+        group: &'g [SubchunkRead],
     ) -> impl Iterator<Item = InnerReads<'g>> {
         group
             .iter()
@@ -235,7 +235,7 @@ impl<'a> PartialReadRequest<'a> {
     /// [`inner_reads`](Self::inner_reads).
     pub(super) fn write(
         &self,
-        group: &[Touched],
+        group: &[SubchunkRead],
         fetched: &[ArrayBytesRaw<'_>],
         inner: &[ArrayBytesRaw<'_>],
         output: &PartialReadOutput<'_, '_>,
@@ -267,8 +267,10 @@ impl<'a> PartialReadRequest<'a> {
                     let size = job.grid.element_size();
                     engine.decode_each(job, &subchunks, &|number, decoded| {
                         self.put(wanted, number, |_, point| match decoded {
-                            Decoded::Bytes(all) => all.get(point.offset..point.offset + size),
-                            Decoded::Fill => Some(job.fill_value),
+                            DecodedSubchunk::Bytes(all) => {
+                                all.get(point.offset..point.offset + size)
+                            }
+                            DecodedSubchunk::Fill => Some(job.fill_value),
                         })
                     })
                 }

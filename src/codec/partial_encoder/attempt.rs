@@ -9,11 +9,11 @@ use zarrs_storage::byte_range::ByteRange;
 use super::commit::{Outcome, decide, likely_mode, rule};
 use super::comparison::{Comparison, StoredIndex};
 use super::encode::encode;
-use super::reads::Fetched;
+use super::reads::FetchedRanges;
 use super::refusal::{changed, is_refusal, no_turn};
 use super::undo::{Left, Undo, not_written};
 use super::update::{Changes, Update};
-use super::writes::{Write, writes};
+use super::writes::{WriteCall, writes};
 use super::{
     Attempts, Failed, Look, PartialEncoder, Written, index_error, is_rest, not_created,
     range_of_rest,
@@ -21,7 +21,7 @@ use super::{
 use crate::codec::partial_decoder::check_long;
 use crate::store::Handle;
 use crate::store::codec_queue::{Mode, Name, NameToTake, during};
-use zarrs_cuda_engine::layout::placement::Rule;
+use zarrs_cuda_engine::layout::placement::PlacementRule;
 
 impl<H: Handle> PartialEncoder<H> {
     fn reader(&self) -> &H::Reader {
@@ -55,7 +55,7 @@ impl<H: Handle> PartialEncoder<H> {
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
         let Some(before) = before else {
@@ -106,9 +106,9 @@ impl<H: Handle> PartialEncoder<H> {
     async fn write(
         &self,
         update: &Update<'_>,
-        (before, rule): (Option<&StoredIndex>, Rule),
+        (before, rule): (Option<&StoredIndex>, PlacementRule),
         mut changes: Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
         attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
@@ -133,9 +133,9 @@ impl<H: Handle> PartialEncoder<H> {
     async fn write_in_turn(
         &self,
         update: &Update<'_>,
-        (before, rule, mode): (Option<&StoredIndex>, Rule, Mode),
+        (before, rule, mode): (Option<&StoredIndex>, PlacementRule, Mode),
         changes: &mut Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<Option<Written>, Failed> {
         let size = self.size_now(before, fetched, options).await?;
@@ -154,7 +154,7 @@ impl<H: Handle> PartialEncoder<H> {
         update: &Update<'_>,
         before: Option<&StoredIndex>,
         changes: &mut Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<Written, CodecError> {
         match outcome {
@@ -192,7 +192,7 @@ impl<H: Handle> PartialEncoder<H> {
 
     /// Erase what a failed `write` left of a shard that was to be created, if it is that and no more.
     /// Returns whether there is no shard now.
-    async fn erase_rest(&self, write: &Write, options: &CodecOptions) -> bool {
+    async fn erase_rest(&self, write: &WriteCall, options: &CodecOptions) -> bool {
         let Some(range) = range_of_rest(write) else {
             return false;
         };
@@ -231,7 +231,7 @@ impl<H: Handle> PartialEncoder<H> {
             during(turn.as_ref(), check).await?;
         }
         let read = during(turn.as_ref(), self.read(ranges, options)).await?;
-        let fetched = Fetched::answered(reads, read)?;
+        let fetched = FetchedRanges::answered(reads, read)?;
         // Encoding uses rayon, whose threads may be waiting for this turn.
         drop(turn);
         let changes = encode(&update, &fetched, options)?;

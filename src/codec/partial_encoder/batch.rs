@@ -6,20 +6,20 @@ use std::sync::{Mutex, PoisonError};
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
+use super::reads::FetchedRanges;
+use super::update::{Changes, TouchedSubchunk, Update, not_read};
 use crate::plan;
 use crate::shard::error::other;
 use crate::shard::error::{caused, codec_error, no_memory, sourced};
 use crate::shard::selection::Selection;
-use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, ShardJob};
+use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError, ShardJob};
 use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
 /// Elements of one size, whose subchunks the engines encode.
 pub(super) fn encode(
     update: &Update<'_>,
     elements: &[u8],
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     if let Selection::Window { shape, .. } = &update.selection
@@ -50,7 +50,7 @@ fn decode_and_patch(
     update: &Update<'_>,
     decoded: &mut [u8],
     elements: &[u8],
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
     let subchunks: Vec<Mutex<&mut [u8]>> = decoded
@@ -79,14 +79,14 @@ fn decode_and_patch(
             plan::host_engine().decode_each(job, &encoded, &|number, decoded| {
                 let mut subchunk = lock(straddled[&number]);
                 match decoded {
-                    Decoded::Bytes(bytes) => subchunk.copy_from_slice(bytes),
-                    Decoded::Fill => fill(&mut subchunk, job.fill_value),
+                    DecodedSubchunk::Bytes(bytes) => subchunk.copy_from_slice(bytes),
+                    DecodedSubchunk::Fill => fill(&mut subchunk, job.fill_value),
                 }
                 Ok(())
             })
         })
         .map_err(codec_error)?;
-    let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &Touched)| {
+    let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &TouchedSubchunk)| {
         patch(update, touched.number, &mut lock(subchunk), elements);
     };
     // Copying little is done before another thread has begun.

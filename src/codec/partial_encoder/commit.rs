@@ -10,7 +10,7 @@ use crate::options::WriteStrategy;
 use crate::shard::sharding::Sharding;
 use crate::store::codec_queue::Mode;
 use zarrs_cuda_engine::layout::placement;
-use zarrs_cuda_engine::layout::placement::{Commit, Rule, ShardBeforeUpdate};
+use zarrs_cuda_engine::layout::placement::{Commit, PlacementRule, ShardBeforeUpdate};
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// The outcome of an update for the stored shard.
@@ -50,15 +50,18 @@ impl Outcome {
 ///
 /// # Errors
 /// A [`CodecError`] for slots of a chain that names no bound.
-pub(super) fn rule(target: &Sharding, store_writes_ranges: bool) -> Result<Rule, CodecError> {
+pub(super) fn rule(
+    target: &Sharding,
+    store_writes_ranges: bool,
+) -> Result<PlacementRule, CodecError> {
     Ok(match target.codec.options.write_strategy() {
-        WriteStrategy::Append => Rule::Append,
-        WriteStrategy::InPlace => Rule::InPlace,
+        WriteStrategy::Append => PlacementRule::Append,
+        WriteStrategy::InPlace => PlacementRule::InPlace,
         WriteStrategy::Auto => {
             if target.has_subchunks_of_one_size()? || !store_writes_ranges {
-                Rule::InPlace
+                PlacementRule::InPlace
             } else {
-                Rule::Reuse
+                PlacementRule::Reuse
             }
         }
         WriteStrategy::Slots => {
@@ -68,19 +71,19 @@ pub(super) fn rule(target: &Sharding, store_writes_ranges: bool) -> Result<Rule,
                 )
             })?;
             let size = usize::try_from(size).map_err(|_| too_large())?;
-            Rule::Slots { size }
+            PlacementRule::Slots { size }
         }
     })
 }
 
 /// The turn that `changes` will probably need, before it is known where they go.
-pub(super) fn likely_mode(rule: Rule, before: &StoredIndex, changes: &Changes) -> Mode {
+pub(super) fn likely_mode(rule: PlacementRule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
         let old = before.entries.get(*number);
         old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
     });
     match rule {
-        Rule::InPlace | Rule::Slots { .. } if same_size => Mode::Shared,
+        PlacementRule::InPlace | PlacementRule::Slots { .. } if same_size => Mode::Shared,
         _ => Mode::Alone,
     }
 }
@@ -92,7 +95,7 @@ pub(super) fn likely_mode(rule: Rule, before: &StoredIndex, changes: &Changes) -
 /// be encoded.
 pub(super) fn decide(
     update: &Update<'_>,
-    rule: Rule,
+    rule: PlacementRule,
     before: Option<&StoredIndex>,
     size: usize,
     changes: &Changes,
@@ -112,10 +115,10 @@ pub(super) fn decide(
         index_len: target.index.len(),
         index_at_end: target.index.is_at_end(),
     };
-    let sizes: Vec<placement::Change> = changes
+    let sizes: Vec<placement::ChangedSubchunk> = changes
         .subchunks
         .iter()
-        .map(|(number, new)| placement::Change {
+        .map(|(number, new)| placement::ChangedSubchunk {
             number: *number,
             old: old(*number),
             len: new.as_ref().map(ExactSizeIterator::len),
@@ -124,7 +127,7 @@ pub(super) fn decide(
         .collect();
     let placement = placement::place(&stored, &sizes, rule).map_err(|_| too_large())?;
     let dead = match rule {
-        Rule::Slots { .. } => None,
+        PlacementRule::Slots { .. } => None,
         _ => too_dead(
             target,
             &stored,

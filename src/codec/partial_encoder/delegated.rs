@@ -7,8 +7,8 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, Indexer, update_array_bytes};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
+use super::reads::FetchedRanges;
+use super::update::{Changes, TouchedSubchunk, Update, not_read};
 use crate::shard::selection::Selection;
 use crate::store::no_panic;
 use zarrs_cuda_engine::layout::SubchunkPart;
@@ -16,11 +16,11 @@ use zarrs_cuda_engine::layout::SubchunkPart;
 /// Encode what `update` changes.
 pub(super) fn encode(
     update: &Update<'_>,
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     let inner = options.with_concurrent_target(1);
-    let one = |touched: &Touched| updated(update, touched, fetched, &inner);
+    let one = |touched: &TouchedSubchunk| updated(update, touched, fetched, &inner);
     let encoded: Vec<Option<Vec<u8>>> = if options.concurrent_target() == 1 {
         update.touched.iter().map(one).collect::<Result<_, _>>()?
     } else {
@@ -40,8 +40,8 @@ pub(super) fn encode(
 /// One subchunk as it will be, encoded; `None` if it is empty then.
 fn updated(
     update: &Update<'_>,
-    touched: &Touched,
-    fetched: &Fetched<'_>,
+    touched: &TouchedSubchunk,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, CodecError> {
     let target = update.target;

@@ -47,11 +47,11 @@ use crate::store::Handle;
 use crate::store::codec_queue::{Mode, Name, NameToTake};
 use commit::rule;
 use comparison::StoredIndex;
-use reads::Fetched;
+use reads::FetchedRanges;
 use refusal::is_refusal;
 use update::{Changes, Update};
-use writes::Write;
-use zarrs_cuda_engine::layout::placement::Rule;
+use writes::WriteCall;
+use zarrs_cuda_engine::layout::placement::PlacementRule;
 
 /// Encodes parts of one shard, whose bytes a handle of the kind `H` reads and writes.
 pub(super) struct PartialEncoder<H: Handle> {
@@ -209,7 +209,7 @@ pub(super) fn encode_delegated(
 ) -> Result<Vec<u8>, CodecError> {
     let all = ArraySubset::new_with_shape(target.shape.iter().map(|d| d.get()).collect());
     let update = Update::new(target, None, &all, elements)?;
-    let changes = delegated::encode(&update, &Fetched::default(), options)?;
+    let changes = delegated::encode(&update, &FetchedRanges::default(), options)?;
     let subchunks: Vec<Option<&[u8]>> = changes
         .subchunks
         .iter()
@@ -222,14 +222,14 @@ pub(super) fn encode_delegated(
 pub(super) fn explain(target: &Sharding) -> String {
     match rule(target, true) {
         Err(error) => error.to_string(),
-        Ok(Rule::Append) => "behind everything that is there".to_string(),
-        Ok(Rule::Reuse) => {
+        Ok(PlacementRule::Append) => "behind everything that is there".to_string(),
+        Ok(PlacementRule::Reuse) => {
             "into bytes that nothing uses, or behind everything: the old state stays until the new one is whole".to_string()
         }
-        Ok(Rule::InPlace) => {
+        Ok(PlacementRule::InPlace) => {
             "where the subchunk was, if it fits; else into bytes that nothing uses, or behind everything".to_string()
         }
-        Ok(Rule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
+        Ok(PlacementRule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
     }
 }
 
@@ -251,7 +251,7 @@ const MOST_HOLES: usize = 64 << 20;
 
 /// Where to read what a failed `write` left of a shard that was to be created. `None` if that is too
 /// much to read.
-fn range_of_rest(write: &Write) -> Option<ByteRange> {
+fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     let end = write
         .iter()
         .map(|(at, bytes)| at + bytes.len() as u64)
@@ -263,7 +263,7 @@ fn range_of_rest(write: &Write) -> Option<ByteRange> {
 
 /// Whether `object` is what a failed `write` left of a shard that was to be created, and not all of it.
 /// File systems fill holes with zeros, and may store the pages of one write in any order.
-fn is_rest(object: &[u8], write: &Write) -> bool {
+fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     let mut whole = Vec::new();
     for (at, bytes) in write {
         let Ok(at) = usize::try_from(*at) else {

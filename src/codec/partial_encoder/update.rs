@@ -14,7 +14,7 @@ use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN, Space, SubchunkGrid, SubchunkPart};
 
 /// A subchunk that a write touches.
-pub(super) struct Touched {
+pub(super) struct TouchedSubchunk {
     pub(super) number: usize,
     /// Whether all of it is written, so that it need not be read.
     pub(super) whole: bool,
@@ -30,7 +30,7 @@ pub(super) struct Update<'a> {
     /// The elements that are written, in the order of the indexer.
     pub(super) elements: &'a ArrayBytes<'a>,
     /// In C order.
-    pub(super) touched: Vec<Touched>,
+    pub(super) touched: Vec<TouchedSubchunk>,
 }
 
 /// The changed subchunks, encoded.
@@ -60,7 +60,7 @@ impl<'a> Update<'a> {
         let touched = selection
             .touched(grid)
             .into_iter()
-            .map(|number| Touched {
+            .map(|number| TouchedSubchunk {
                 number,
                 whole: match &selection {
                     Selection::Window { start, shape } => {
@@ -106,7 +106,7 @@ impl<'a> Update<'a> {
     }
 
     /// The subchunks of which some elements stay as they are.
-    pub(super) fn straddled(&self) -> impl Iterator<Item = &Touched> {
+    pub(super) fn straddled(&self) -> impl Iterator<Item = &TouchedSubchunk> {
         self.touched.iter().filter(|touched| !touched.whole)
     }
 }

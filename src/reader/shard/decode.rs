@@ -4,7 +4,7 @@ use zarrs_codec::CodecOptions;
 
 use super::errors::{damage, failed};
 use super::indexed::{Indexed, Keeping};
-use super::windows::{Several, Touched};
+use super::windows::{Several, WantedSubchunk};
 use super::{Attempt, lock};
 use crate::plan::host_engine;
 use crate::reader::ReaderError;
@@ -19,7 +19,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     /// byte `first` on.
     pub(super) fn write_rows(
         &self,
-        touched: Touched<'_>,
+        touched: WantedSubchunk<'_>,
         bytes: &[u8],
         first: usize,
     ) -> Result<(), ReaderError> {
@@ -33,7 +33,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     /// an index may be kept.
     pub(super) fn decode(
         &self,
-        subchunks: &[(Touched<'_>, &[u8])],
+        subchunks: &[(WantedSubchunk<'_>, &[u8])],
         indexed: Option<&Indexed<'_, S>>,
     ) -> Result<(), ReaderError> {
         /// Fewer bytes than this are decoded sooner than another thread is woken.

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::errors::store_error;
-use super::windows::Touched;
+use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::frames::{ListedFrame, Newest};
 use crate::reader::metrics::add;
@@ -16,9 +16,9 @@ impl<S: ShardSource> Attempt<'_, S> {
     pub(super) async fn read_frame<'p>(
         &self,
         frame: &dyn ListedFrame,
-        touched: Vec<Touched<'p>>,
+        touched: Vec<WantedSubchunk<'p>>,
         each: bool,
-    ) -> Result<Vec<Touched<'p>>, Stop> {
+    ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
         /// The number of bytes that are decoded together, to write long rows of elements.
         const AT_ONCE: usize = 1 << 20;
         let ReadCall {
@@ -27,12 +27,12 @@ impl<S: ShardSource> Attempt<'_, S> {
             requests_of_shard,
             ..
         } = self.call;
-        let is_listed = |touched: &Touched<'_>| each || frame.has(touched.number());
+        let is_listed = |touched: &WantedSubchunk<'_>| each || frame.has(touched.number());
         let (beside, in_shard): (Vec<_>, Vec<_>) = touched.into_iter().partition(is_listed);
         let share = AT_ONCE.min(settings.memory / *requests);
         let most = (share / self.shard.sharding.grid.subchunk_bytes()).max(1);
         let len = beside.len().div_ceil(requests_of_shard.get()).min(most);
-        let groups: Vec<&[Touched<'_>]> = beside.chunks(len.max(1)).collect();
+        let groups: Vec<&[WantedSubchunk<'_>]> = beside.chunks(len.max(1)).collect();
         let in_shard = Mutex::new(in_shard);
         let (groups, others) = (&*groups, &in_shard);
         let read = |number: usize| -> Later<'_, Result<(), Stop>> {
@@ -55,9 +55,9 @@ impl<S: ShardSource> Attempt<'_, S> {
     async fn read_objects<'p>(
         &self,
         frame: &dyn ListedFrame,
-        group: &[Touched<'p>],
+        group: &[WantedSubchunk<'p>],
         each: bool,
-    ) -> Result<Vec<Touched<'p>>, Stop> {
+    ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
         let ReadCall { counters, .. } = self.call;
         let (mut found, mut empty, mut in_shard) = (Vec::new(), Vec::new(), Vec::new());
         for &touched in group {

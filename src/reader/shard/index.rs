@@ -14,7 +14,7 @@ use super::{ReadCall, ShardToRead};
 use crate::reader::ReaderError;
 use crate::reader::cache::Index;
 use crate::reader::metrics::add;
-use crate::reader::source::{Fetched, ShardSource};
+use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::shard::reading::check_memory;
 
 impl<S: ShardSource> ReadCall<'_, S> {
@@ -58,7 +58,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
                 });
             }
         };
-        let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
+        let first = |read: Vec<FetchedBytes<'_>>| read.first().map(|read| read.as_ref().to_vec());
         let encoded = read.map(|read| first(read).unwrap_or_default());
         keep_buffer(buffer);
         if let Some(encoded) = &encoded
@@ -84,7 +84,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         ranges: &'b [ByteRange],
         bytes: u64,
         buffer: &'b mut Vec<u8>,
-    ) -> Result<Option<Vec<Fetched<'b>>>, StorageError> {
+    ) -> Result<Option<Vec<FetchedBytes<'b>>>, StorageError> {
         let begin = Instant::now();
         let read = self.source.read(opened, ranges, buffer).await;
         self.counters.waited(begin.elapsed());

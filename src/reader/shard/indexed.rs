@@ -9,13 +9,13 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::buffer::{keep_buffer, take_buffer};
 use super::errors::{damage, got_no_answer, store_error};
-use super::windows::Touched;
+use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
-use crate::reader::source::{Fetched, ShardSource};
+use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::ranges::Merged;
@@ -25,7 +25,7 @@ use zarrs_cuda_engine::memory::allocate;
 /// A subchunk that is to be read.
 #[derive(Clone)]
 pub(super) struct SubchunkToRead<'p> {
-    touched: Touched<'p>,
+    touched: WantedSubchunk<'p>,
     /// Its place in the shard.
     extent: Range<usize>,
     /// The bytes to read of it, if they are not all and need no decoding.
@@ -57,7 +57,7 @@ impl<S: ShardSource> Indexed<'_, S> {
     /// the others, which are empty, kept or damaged.
     pub(super) async fn stored<'p>(
         &self,
-        touched: &[Touched<'p>],
+        touched: &[WantedSubchunk<'p>],
     ) -> Result<Vec<SubchunkToRead<'p>>, Stop> {
         let limit = self.attempt.shard.sharding.subchunk_len();
         let limit = limit.map_err(|error| damage(self.attempt.shard, None, error))?;
@@ -91,7 +91,7 @@ impl<S: ShardSource> Indexed<'_, S> {
     /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. Of a long one whose
     /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them.
     /// Returns `None` for all bytes.
-    fn rows(&self, touched: Touched<'_>, len: usize) -> Option<Merged> {
+    fn rows(&self, touched: WantedSubchunk<'_>, len: usize) -> Option<Merged> {
         /// Fewer bytes than this cost about as much as one.
         const SHORT: usize = 64 << 10;
         let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
@@ -161,7 +161,7 @@ impl<S: ShardSource> Indexed<'_, S> {
     }
 
     /// Write the elements of a subchunk that was kept. Returns false if it was not.
-    fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
+    fn write_kept(&self, touched: WantedSubchunk<'_>) -> Result<bool, ReaderError> {
         if self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
         }
@@ -359,7 +359,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         &self,
         group: &[SubchunkToRead<'_>],
         merged: &Merged,
-        read: &[Fetched<'_>],
+        read: &[FetchedBytes<'_>],
     ) -> Result<(), ReaderError> {
         let bytes_of = |range: Range<u64>| {
             if range.is_empty() {
@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn groups_count_the_gaps_that_are_read() {
-        let touched = Touched(&[(0, 0)]);
+        let touched = WantedSubchunk(&[(0, 0)]);
         let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
             let stored: Vec<_> = extents
                 .iter()

@@ -7,9 +7,9 @@ use zarrs_cuda_engine::memory::disjoint::Window;
 /// A subchunk that is wanted, and the windows that want it: pairs of the number of the subchunk, which
 /// is the same in all of them, and of a window.
 #[derive(Clone, Copy)]
-pub(super) struct Touched<'p>(pub(super) &'p [(usize, usize)]);
+pub(super) struct WantedSubchunk<'p>(pub(super) &'p [(usize, usize)]);
 
-impl Touched<'_> {
+impl WantedSubchunk<'_> {
     pub(super) fn number(self) -> usize {
         // There is at least one pair.
         self.0.first().map_or(0, |(number, _)| *number)
@@ -24,7 +24,7 @@ impl Touched<'_> {
 pub(super) struct Several<'a> {
     pub(super) windows: &'a [Window<'a>],
     /// By ascending number.
-    pub(super) subchunks: &'a [(Touched<'a>, &'a [u8])],
+    pub(super) subchunks: &'a [(WantedSubchunk<'a>, &'a [u8])],
 }
 
 impl Several<'_> {
@@ -34,7 +34,7 @@ impl Several<'_> {
             .subchunks
             .binary_search_by_key(&number, |(touched, _)| touched.number());
         let touched = found.ok().map(|at| self.subchunks[at].0);
-        let windows = touched.into_iter().flat_map(Touched::windows);
+        let windows = touched.into_iter().flat_map(WantedSubchunk::windows);
         windows.map(|window| &self.windows[window])
     }
 }

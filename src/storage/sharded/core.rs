@@ -12,7 +12,7 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use super::BinaryFormat;
 use super::array_metadata::{self, Configuration};
-use super::indices::{Index, Indices, Stamp};
+use super::indices::{Index, Indices, ShardStamp};
 use crate::error::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::chunk_layout::{ChunkLayout, MAX_CHUNKS, UNCHECKED};
@@ -30,7 +30,7 @@ const LARGEST: u64 = i64::MAX.cast_unsigned();
 const ATTEMPTS: usize = 3;
 
 /// The wanted ranges of bytes of a chunk: the number of the chunk in its shard, and the ranges.
-pub(super) type Wanted = (usize, Vec<ByteRange>);
+pub(super) type WantedRanges = (usize, Vec<ByteRange>);
 
 /// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,7 +248,7 @@ impl Core {
             is_shard,
             wanted,
         } = group;
-        let (wanted, positions): (Vec<Wanted>, Vec<_>) = wanted
+        let (wanted, positions): (Vec<WantedRanges>, Vec<_>) = wanted
             .into_iter()
             .map(|(number, (ranges, positions))| ((number, ranges), positions))
             .unzip();
@@ -276,7 +276,7 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
+        wanted: &[WantedRanges],
     ) -> Result<Vec<Option<Vec<Bytes>>>> {
         for _ in 0..ATTEMPTS {
             let Some(stamp) = self.indices.stamp(shard) else {
@@ -320,8 +320,8 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
-        stamp: Option<Stamp>,
+        wanted: &[WantedRanges],
+        stamp: Option<ShardStamp>,
     ) -> Result<Vec<Option<Vec<Bytes>>>> {
         let kept = stamp.and_then(|_| self.indices.get(shard));
         if let Some(kept) = kept {
@@ -344,7 +344,7 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        stamp: Option<Stamp>,
+        stamp: Option<ShardStamp>,
     ) -> Result<Option<Arc<Index>>> {
         let len = self.layout.index_len() as u64;
         if len > UNCHECKED && !self.is_long_enough(store, shard, len).await? {
@@ -410,7 +410,7 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
+        wanted: &[WantedRanges],
         index: &Index,
     ) -> Result<Option<Vec<Option<Vec<Bytes>>>>> {
         let mut ranges = Vec::with_capacity(wanted.len());

@@ -17,7 +17,7 @@ type Result<T> = std::result::Result<T, StorageError>;
 type Chunks = Vec<Option<Bytes>>;
 
 /// The shard before chunks are written.
-struct Before {
+struct ShardBefore {
     chunks: Chunks,
     /// Whether all chunks that there are will be replaced, so that the shard was not read.
     is_covered: bool,
@@ -154,8 +154,8 @@ impl Core {
         key: &StoreKey,
         shard: &ChunkKey,
         changes: &BTreeMap<usize, Option<Bytes>>,
-    ) -> Result<Before> {
-        let covered = || Before {
+    ) -> Result<ShardBefore> {
+        let covered = || ShardBefore {
             chunks: vec![None; self.grid.len()],
             is_covered: true,
         };
@@ -172,7 +172,7 @@ impl Core {
                 return Ok(covered());
             }
         }
-        Ok(Before {
+        Ok(ShardBefore {
             chunks: self.chunks(store, key).await?,
             is_covered: false,
         })

@@ -61,12 +61,12 @@ use crate::store::{Blocking, Lists, Reads, Writes, now};
 /// - Everything but subchunks is passed on to the adapter at once. A batch lists nothing, and
 ///   erases no prefixes.
 pub struct SubchunkBatch<S: ?Sized> {
-    core: Batch,
+    core: SparseBatch,
     store: Arc<S>,
 }
 
 /// All of a batch but its store.
-pub(super) struct Batch {
+pub(super) struct SparseBatch {
     array: SparseArray,
     shards: Mutex<BTreeMap<StoreKey, BatchOfShard>>,
     /// The locks of frames that are listed, so that one thread lists a frame.
@@ -82,7 +82,7 @@ struct BatchOfShard {
     listing: Option<Arc<Listing>>,
 }
 
-impl Batch {
+impl SparseBatch {
     pub(super) fn of(array: SparseArray) -> Self {
         Self {
             array,
@@ -263,7 +263,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     #[must_use]
     pub fn batch(&self) -> SubchunkBatch<S> {
         SubchunkBatch {
-            core: Batch::of(self.array.clone()),
+            core: SparseBatch::of(self.array.clone()),
             store: self.store.clone(),
         }
     }

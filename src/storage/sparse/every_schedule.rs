@@ -12,7 +12,7 @@ use bytes::Bytes;
 use zarrs_cuda_testing::effort;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-use super::batch::Batch;
+use super::batch::SparseBatch;
 use super::changed::Watch;
 use super::frame::{self, Entry, Version};
 use super::marker::Marker;
@@ -290,7 +290,7 @@ impl Subject {
     /// Values are written or erased by batches, one after the other.
     async fn write_batches(&self, seat: &Seat, process: usize, batches: Batches) {
         for &values in batches {
-            let batch = Batch::of(self.processes[process].clone());
+            let batch = SparseBatch::of(self.processes[process].clone());
             let values = values.iter();
             let values = values.map(|&(chunk, value)| (chunk, self.value(chunk, value)));
             let values: Vec<(usize, Value)> = values.collect();
@@ -686,7 +686,7 @@ fn parts_of_subchunks_in_a_batch() {
         let scenario = subject.scenario(WRITTEN);
         let scenario = scenario.actor(move |seat| async move {
             subject.begin(0);
-            let batch = Batch::of(subject.processes[0].clone());
+            let batch = SparseBatch::of(subject.processes[0].clone());
             let values = [(0, 2), (1, 1)].map(|(chunk, value)| {
                 let mut value = subject.bytes(chunk, value).to_vec();
                 value[0] = 9;

@@ -13,7 +13,7 @@ use zarrs::plugin::{ExtensionAliasesV3, ExtensionName, ZarrVersion};
 use zarrs_codec::CodecMetadataOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::super::chunk_keys::{ChunkKeys, Encoding};
+use super::super::chunk_keys::{ChunkKeys, KeyEncoding};
 use crate::codec::find;
 use crate::codec::registry::{self, OwnedMetadata};
 use crate::error::Error;
@@ -25,7 +25,7 @@ use crate::shard::sharding::Sharding;
 pub(super) struct ShardedArray {
     pub(super) shards: Arc<Sharding>,
     /// The encoding of the array's chunk keys.
-    pub(super) encoding: Encoding,
+    pub(super) encoding: KeyEncoding,
 }
 
 impl ShardedArray {

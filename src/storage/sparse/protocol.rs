@@ -80,7 +80,7 @@ use crate::shard::subchunk_len::SubchunkLen;
 use crate::storage::chunk_layout::ChunkLayout;
 use crate::store::Lists;
 use crate::store::key_locks::KeyLocks;
-use packed_index::{Decoded, INDICES};
+use packed_index::{DecodedIndex, INDICES};
 
 /// Names the writer of a version, differently each time. So deleting one version, however late that takes
 /// effect, never deletes another.
@@ -103,7 +103,7 @@ pub(super) struct Frames {
     consolidations: KeyLocks,
     marker: Marker,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
-    indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
+    indices: [Mutex<Option<(StoreKey, DecodedIndex)>>; INDICES],
 }
 
 /// How a shard is replaced at once.

@@ -53,7 +53,7 @@ pub struct EncodedShard {
 
 /// The decoded contents of a subchunk.
 #[derive(Debug)]
-pub enum Decoded<'a> {
+pub enum DecodedSubchunk<'a> {
     /// Its elements, in C order.
     Bytes(&'a [u8]),
     /// The fill value in every element.
@@ -68,7 +68,8 @@ pub struct EncodedSubchunk<'a> {
 }
 
 /// Takes single decoded subchunks, by number, from several threads and in any order.
-pub type Sink<'a> = dyn Fn(usize, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
+pub type SubchunkSink<'a> =
+    dyn Fn(usize, DecodedSubchunk<'_>) -> Result<(), EngineError> + Sync + 'a;
 
 /// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in
 /// any order. A row becomes longer runs of the output than its subchunks one by one.

@@ -16,7 +16,7 @@
 use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, StreamId};
-use super::kernels::chunk_tables::{Tables, chunk_tables};
+use super::kernels::chunk_tables::{ChunkTables, chunk_tables};
 use super::kernels::compressed_frames::{
     CompressedFrames, Streams, frame_blosc, frame_gzip, frame_zstd,
 };
@@ -116,7 +116,7 @@ fn compress_some(
         sizes: lane.device(buffers.output_sizes),
         statuses: lane.device(buffers.statuses),
     };
-    let tables = Tables {
+    let tables = ChunkTables {
         input_pointers: lane.device(buffers.input_pointers),
         input_sizes: lane.device(buffers.input_sizes),
         output_pointers: lane.device(buffers.output_pointers),

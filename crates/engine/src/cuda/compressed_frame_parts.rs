@@ -422,14 +422,14 @@ const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a devic
 const BLOSC_HEADER: usize = 16;
 
 /// The header of a Blosc frame.
-struct Blosc {
+struct BloscHeader {
     format: Format,
     shuffle: Option<Shuffle>,
     element: usize,
     block: usize,
 }
 
-impl Blosc {
+impl BloscHeader {
     fn shuffle(&self, bytes: usize) -> Option<(Shuffle, BloscBlocks)> {
         let blocks = BloscBlocks {
             bytes,
@@ -441,7 +441,7 @@ impl Blosc {
 }
 
 /// The header of a Blosc frame of `expected` bytes of content.
-fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
+fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
     /// `LEAST_STREAM` bytes.
     const MOST_SPLIT: usize = 16;
@@ -490,7 +490,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     } else {
         None
     };
-    Ok(Blosc {
+    Ok(BloscHeader {
         format,
         shuffle,
         element,

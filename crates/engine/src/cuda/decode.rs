@@ -61,7 +61,7 @@ const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 const OUTPUT: &str = "a decoded shard";
 
 /// A batch whose kernels were enqueued.
-struct Decoded {
+struct EnqueuedBatch {
     number: usize,
     batch: Batch,
     slabs: Vec<Slab>,
@@ -89,7 +89,7 @@ struct Decoder<'a, 'l> {
     /// The pages of the output.
     fresh: Fresh,
     uploads: Uploads,
-    batches: VecDeque<Decoded>,
+    batches: VecDeque<EnqueuedBatch>,
     slabs: Downloads<NextSlab>,
     /// Bytes that were copied to the output.
     written: usize,
@@ -344,7 +344,7 @@ impl Decoder<'_, '_> {
             Ok(())
         })?;
         let unscattered = Some(session.record(stream, UNSCATTERED)?);
-        self.batches.push_back(Decoded {
+        self.batches.push_back(EnqueuedBatch {
             number,
             slabs: layout::slabs(self.job.grid, &batch, session.sizing.slab),
             batch,
@@ -460,7 +460,7 @@ impl Decoder<'_, '_> {
     }
 
     /// Starts the copies of a batch's results from the device.
-    fn issue_results(&self, batch: &Decoded) -> Result<(), DriverError> {
+    fn issue_results(&self, batch: &EnqueuedBatch) -> Result<(), DriverError> {
         let session = self.session;
         let lane = session.lane;
         if self.validates() {
@@ -533,7 +533,7 @@ impl Decoder<'_, '_> {
     ///
     /// # Errors
     /// A checksum is wrong. With a compressor, the host has the last word on that.
-    fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
+    fn check_checksums(&self, batch: &EnqueuedBatch) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
         }

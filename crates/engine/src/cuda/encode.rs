@@ -35,7 +35,7 @@ use std::sync::Arc;
 use super::answer::{Answer, wrong_answer};
 use super::copiers::Copy;
 use super::driver::{DriverError, EventId, Site};
-use super::enqueue::{self, Encoding};
+use super::enqueue::{self, DeviceEncoding};
 use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Staging, Uploads};
@@ -132,10 +132,10 @@ struct DensePiece {
 }
 
 /// An encoder of one shard.
-struct Encoder<'a, 'l> {
+struct ShardEncoder<'a, 'l> {
     session: &'a Session<'l>,
     job: &'a ShardJob<'a>,
-    encoding: Encoding<'a>,
+    encoding: DeviceEncoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
     /// The pages of the output.
@@ -176,10 +176,10 @@ pub fn encode(
         })?;
     let mut output = allocate::with_capacity(bound, OUTPUT, job.huge_pages)?;
     output.resize(head, 0);
-    let mut encoder = Encoder {
+    let mut encoder = ShardEncoder {
         session,
         job,
-        encoding: Encoding {
+        encoding: DeviceEncoding {
             kind,
             fill_value: job.fill_value,
             store_empty: job.store_empty,
@@ -206,7 +206,7 @@ pub fn encode(
             "nvCOMP failed on subchunks: the host compressed them"
         );
     }
-    let Encoder {
+    let ShardEncoder {
         output,
         extents,
         end,
@@ -222,7 +222,7 @@ pub fn encode(
     Ok(EncodedShard { bytes, extents })
 }
 
-impl Encoder<'_, '_> {
+impl ShardEncoder<'_, '_> {
     fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         let (grid, fill_value) = (self.job.grid, self.job.fill_value);

@@ -10,7 +10,7 @@ use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
-use super::kernels::scatter::Scatter;
+use super::kernels::scatter::SlabScatter;
 use super::nvcomp::Requirements;
 use super::recent_answers::RecentAnswers;
 use crate::contract::BufferBytes;
@@ -169,7 +169,7 @@ pub struct ShardKind {
 #[derive(Debug)]
 pub(super) struct PlannedSlab {
     pub(super) slab: Slab,
-    pub(super) scatter: Scatter,
+    pub(super) scatter: SlabScatter,
 }
 
 /// The inputs of planning the slabs of a batch: the key of the cache.
@@ -234,7 +234,7 @@ impl ShardKind {
                         shape: &slab.shape,
                     };
                     let lift = Lift::new(&of_batch, &of_slab).map_err(|error| error.to_string())?;
-                    let scatter = Scatter::new(&lift, self.chain.swap, fill_value)
+                    let scatter = SlabScatter::new(&lift, self.chain.swap, fill_value)
                         .map_err(|error| error.to_string())?;
                     Ok(PlannedSlab { slab, scatter })
                 };

@@ -25,7 +25,7 @@ use crate::memory::disjoint::{Segment, Segments};
 
 /// A batch of consecutive subchunks, encoded one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct EncodedRun {
     /// Encoded subchunks, and room for more.
     buffer: Vec<u8>,
     used: usize,
@@ -33,7 +33,7 @@ pub(super) struct Batch {
     pub(super) extents: Vec<Extent>,
 }
 
-impl Batch {
+impl EncodedRun {
     /// The encoded subchunks.
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.used]
@@ -94,9 +94,9 @@ pub(super) struct Aggregate<'a> {
 #[derive(Debug)]
 struct AggregateState {
     next: usize,
-    waiting: BTreeMap<usize, Batch>,
+    waiting: BTreeMap<usize, EncodedRun>,
     extents: Vec<Extent>,
-    idle: Vec<Batch>,
+    idle: Vec<EncodedRun>,
 }
 
 impl<'a> Aggregate<'a> {
@@ -119,7 +119,7 @@ impl<'a> Aggregate<'a> {
     }
 
     /// An empty batch, with the memory of one that is done.
-    pub(super) fn empty_batch(&self) -> Batch {
+    pub(super) fn empty_batch(&self) -> EncodedRun {
         let mut batch = self.state().idle.pop().unwrap_or_default();
         batch.clear();
         batch
@@ -129,10 +129,10 @@ impl<'a> Aggregate<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the output is too small.
-    pub(super) fn push(&self, number: usize, mut batch: Batch) -> Result<(), EngineError> {
+    pub(super) fn push(&self, number: usize, mut batch: EncodedRun) -> Result<(), EngineError> {
         /// More waiting batches than this are a queue behind a slow one: their memory adds up.
         const FEW: usize = 4;
-        let mut placed: Vec<(Batch, Segment<'_>)> = Vec::new();
+        let mut placed: Vec<(EncodedRun, Segment<'_>)> = Vec::new();
         {
             let mut state = self.state();
             if state.waiting.len() >= FEW {
@@ -177,8 +177,8 @@ impl<'a> Aggregate<'a> {
 mod tests {
     use super::*;
 
-    fn batch(bytes: &[u8]) -> Batch {
-        let mut batch = Batch::default();
+    fn batch(bytes: &[u8]) -> EncodedRun {
+        let mut batch = EncodedRun::default();
         let extent = batch.append(bytes);
         batch.extents = vec![None, Some(extent)];
         batch

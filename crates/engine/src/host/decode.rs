@@ -5,14 +5,15 @@ use std::borrow::Cow;
 use super::encode::{compress_schedule, copy_schedule};
 use super::workers::make_pages;
 use crate::contract::{
-    Chain, Decoded, EncodedSubchunk, EngineError, RowSink, ShardJob, Sink, SubchunkCodec,
+    Chain, DecodedSubchunk, EncodedSubchunk, EngineError, RowSink, ShardJob, SubchunkCodec,
+    SubchunkSink,
 };
 use crate::layout::{Extent, StridedBox};
 use crate::memory::allocate;
 use crate::memory::disjoint;
 use crate::memory::disjoint::{Boxes, Row};
 use crate::subchunk::scatter::swap_bytes;
-use crate::subchunk::scratch::Buffers;
+use crate::subchunk::scratch::ThreadBuffers;
 use crate::subchunk::stages;
 
 /// The purpose of the memory, in errors.
@@ -74,7 +75,7 @@ pub(super) fn decode_some(
 pub(super) fn decode_each(
     job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
-    sink: &Sink<'_>,
+    sink: &SubchunkSink<'_>,
 ) -> Result<(), EngineError> {
     let order = job.chain.order(job.grid.shard().len());
     let boxed = StridedBox::new(&job.grid.one_subchunk(), &order);
@@ -133,7 +134,7 @@ fn decode_row(
     first: usize,
     bytes: &[&[u8]],
     output: &dyn RowSink,
-    buffers: &mut Buffers,
+    buffers: &mut ThreadBuffers,
 ) -> Result<(), EngineError> {
     match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
@@ -182,7 +183,7 @@ fn decode_row(
 struct OneByOne<'a> {
     /// A subchunk in the order of axes in which it is stored.
     boxed: StridedBox,
-    sink: &'a Sink<'a>,
+    sink: &'a SubchunkSink<'a>,
 }
 
 impl RowSink for OneByOne<'_> {
@@ -198,16 +199,16 @@ impl RowSink for OneByOne<'_> {
     ) -> Result<(), EngineError> {
         (first..).zip(sources).try_for_each(|(number, stored)| {
             if self.boxed.is_contiguous() {
-                return (self.sink)(number, Decoded::Bytes(stored));
+                return (self.sink)(number, DecodedSubchunk::Bytes(stored));
             }
             let elements = allocate::at_least(buffer, stored.len())?;
             disjoint::unscatter(stored, &self.boxed, elements)?;
-            (self.sink)(number, Decoded::Bytes(elements))
+            (self.sink)(number, DecodedSubchunk::Bytes(elements))
         })
     }
 
     fn fill_row(&self, first: usize, count: usize, _element: &[u8]) -> Result<(), EngineError> {
-        (first..first + count).try_for_each(|number| (self.sink)(number, Decoded::Fill))
+        (first..first + count).try_for_each(|number| (self.sink)(number, DecodedSubchunk::Fill))
     }
 }
 

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
-use super::aggregate::{Aggregate, Batch};
+use super::aggregate::{Aggregate, EncodedRun};
 use super::workers::{Schedule, make_pages};
 use crate::contract::{Chain, EncodedShard, EngineError, KnownChain, ShardJob, SubchunkCodec};
 use crate::memory::allocate;
 use crate::memory::disjoint::{Row, Segment, Segments};
-use crate::subchunk::scatter::Scatter;
+use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
 /// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
@@ -87,7 +87,7 @@ fn encode_fixed_size(
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     // A fixed-size chain has no other stage than checksums.
     let trailer = chain.stages.len() * crc32c::LEN;
@@ -155,7 +155,7 @@ fn runs(
 /// The numbers of the subchunks that are stored, in order.
 fn stored_subchunks(
     job: &ShardJob<'_>,
-    scatter: &Scatter<'_>,
+    scatter: &ShardScatter<'_>,
     decoded: &[u8],
 ) -> Result<Vec<usize>, EngineError> {
     let all = 0..job.grid.num_subchunks();
@@ -184,7 +184,7 @@ fn encode_known(
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
     let output = output(job, head, all, tail, false)?;
@@ -230,11 +230,11 @@ fn encode_foreign(
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::in_c_order(job.grid, job.fill_value);
+    let scatter = ShardScatter::in_c_order(job.grid, job.fill_value);
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
-    let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
+    let batches: Vec<Mutex<EncodedRun>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, number, subchunks| {
-        let mut batch = Batch::default();
+        let mut batch = EncodedRun::default();
         for subchunk in subchunks {
             if !job.store_empty && scatter.is_empty(decoded, subchunk) {
                 batch.extents.push(None);
@@ -250,7 +250,7 @@ fn encode_foreign(
             .unwrap_or_else(PoisonError::into_inner) = batch;
         Ok(())
     })?;
-    let batches: Vec<Batch> = batches
+    let batches: Vec<EncodedRun> = batches
         .into_iter()
         .map(|batch| batch.into_inner().unwrap_or_else(PoisonError::into_inner))
         .collect();

@@ -18,7 +18,7 @@ mod workers;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contract::{
-    EncodedShard, EncodedSubchunk, Engine, EngineError, RowSink, ShardJob, Sink,
+    EncodedShard, EncodedSubchunk, Engine, EngineError, RowSink, ShardJob, SubchunkSink,
 };
 use crate::layout::Extent;
 
@@ -80,7 +80,7 @@ impl HostEngine {
         self,
         job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
-        sink: &Sink<'_>,
+        sink: &SubchunkSink<'_>,
     ) -> Result<(), EngineError> {
         count_coding();
         decode::decode_each(job, subchunks, sink)

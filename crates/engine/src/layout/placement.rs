@@ -12,7 +12,7 @@ use super::{Extent, RECORD_LEN};
 
 /// Where changed subchunks may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum PlacementRule {
     /// Behind everything.
     Append,
     /// Into bytes that nothing uses, or behind everything.
@@ -37,7 +37,7 @@ pub struct ShardBeforeUpdate<'a> {
 
 /// A changed subchunk.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct ChangedSubchunk {
     pub number: usize,
     /// Where it lies in the stored shard.
     pub old: Extent,
@@ -100,12 +100,12 @@ impl ShardBeforeUpdate<'_> {
 /// Find places for `changes` of the shard `stored`.
 pub fn place(
     stored: &ShardBeforeUpdate<'_>,
-    changes: &[Change],
-    rule: Rule,
+    changes: &[ChangedSubchunk],
+    rule: PlacementRule,
 ) -> Result<Placement, TooLarge> {
     // Bytes that subchunks share have no single owner.
     let rule = if stored.space.overlaps() {
-        Rule::Append
+        PlacementRule::Append
     } else {
         rule
     };
@@ -114,7 +114,7 @@ pub fn place(
         space: stored.space,
         changes,
         slots_end: match rule {
-            Rule::Slots { size } => size
+            PlacementRule::Slots { size } => size
                 .checked_mul(stored.num_subchunks)
                 .and_then(|len| len.checked_add(stored.first()))
                 .ok_or(TooLarge)?,
@@ -123,9 +123,9 @@ pub fn place(
         rule,
     };
     let within = match rule {
-        Rule::Append => None,
+        PlacementRule::Append => None,
         // One write is better than two.
-        Rule::Reuse if stored.index_at_end => None,
+        PlacementRule::Reuse if stored.index_at_end => None,
         _ => placing.within(),
     };
     within.map_or_else(|| placing.growing(), Ok)
@@ -134,8 +134,8 @@ pub fn place(
 struct Placing<'a> {
     stored: &'a ShardBeforeUpdate<'a>,
     space: &'a Space,
-    changes: &'a [Change],
-    rule: Rule,
+    changes: &'a [ChangedSubchunk],
+    rule: PlacementRule,
     /// Where the last slot ends; 0 if there are none.
     slots_end: usize,
 }
@@ -144,8 +144,8 @@ impl Placing<'_> {
     /// The gaps in `limits`, if the rule uses them.
     fn gaps(&self, limits: Range<usize>) -> Gaps {
         match self.rule {
-            Rule::Append | Rule::Slots { .. } => Gaps::default(),
-            Rule::Reuse | Rule::InPlace => self.space.gaps(limits),
+            PlacementRule::Append | PlacementRule::Slots { .. } => Gaps::default(),
+            PlacementRule::Reuse | PlacementRule::InPlace => self.space.gaps(limits),
         }
     }
 
@@ -203,7 +203,7 @@ impl Placing<'_> {
             let sum = a.checked_add(b);
             sum.filter(|&n| isize::try_from(n).is_ok()).ok_or(TooLarge)
         };
-        let with_slots = matches!(self.rule, Rule::Slots { .. });
+        let with_slots = matches!(self.rule, PlacementRule::Slots { .. });
         // Behind the slots there is always room to rewrite the index.
         let room_for_copy = if with_slots && stored.index_at_end {
             stored.index_len
@@ -212,7 +212,7 @@ impl Placing<'_> {
         };
         let record = if stored.size == 0 {
             match self.rule {
-                Rule::Slots { .. } => add(self.slots_end, room_for_copy)?,
+                PlacementRule::Slots { .. } => add(self.slots_end, room_for_copy)?,
                 _ => stored.first(),
             }
         } else {
@@ -245,7 +245,7 @@ impl Placing<'_> {
                 start
             } else {
                 let room = match self.rule {
-                    Rule::Slots { size } => size.max(len),
+                    PlacementRule::Slots { size } => size.max(len),
                     _ => len,
                 };
                 let start = appended_end;
@@ -280,12 +280,12 @@ impl Placing<'_> {
     }
 
     /// A place for the `len` bytes of `change`, other than behind everything.
-    fn find(&self, change: &Change, len: usize, free: &mut Free) -> Option<usize> {
+    fn find(&self, change: &ChangedSubchunk, len: usize, free: &mut Free) -> Option<usize> {
         let old = change.old.as_ref().filter(|extent| !extent.is_empty());
         match self.rule {
-            Rule::Append => None,
-            Rule::Reuse => free.gaps.take(len),
-            Rule::InPlace => old
+            PlacementRule::Append => None,
+            PlacementRule::Reuse => free.gaps.take(len),
+            PlacementRule::InPlace => old
                 .filter(|_| change.may_overwrite)
                 .filter(|old| {
                     // Into the gap behind it, too.
@@ -293,7 +293,7 @@ impl Placing<'_> {
                 })
                 .map(|old| old.start)
                 .or_else(|| free.gaps.take(len)),
-            Rule::Slots { size } => {
+            PlacementRule::Slots { size } => {
                 let size = size.max(len);
                 let slot = self.slot(change.number, size);
                 let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, old))
@@ -317,7 +317,7 @@ impl Placing<'_> {
     fn slot(&self, number: usize, size: usize) -> Range<usize> {
         match self.rule {
             // Cannot overflow: the end of the last slot did not.
-            Rule::Slots { size: each } => {
+            PlacementRule::Slots { size: each } => {
                 let start = self.stored.first() + number * each;
                 start..start.saturating_add(size)
             }

@@ -8,7 +8,7 @@ use crate::memory::allocate::at_least;
 
 /// A format that this engine decompresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
+pub enum DecompressedFormat {
     /// Zstandard frames.
     Zstd,
     /// A gzip member.
@@ -19,7 +19,7 @@ pub enum Compression {
     Blosc,
 }
 
-impl Compression {
+impl DecompressedFormat {
     /// Whether a value says how long its content is, before it is decompressed.
     pub fn says_how_long(self) -> bool {
         matches!(self, Self::Zstd | Self::Blosc)
@@ -87,13 +87,22 @@ mod tests {
             let zstd = &mut contexts.contexts.zstd;
             let written = zstd.compress(1, false, &content, &mut frame).unwrap();
             let frame = &frame[..written];
-            assert_eq!(Compression::Zstd.decompress(frame, len).unwrap(), content);
+            assert_eq!(
+                DecompressedFormat::Zstd.decompress(frame, len).unwrap(),
+                content
+            );
             let again = [frame, frame].concat();
-            let twice = Compression::Zstd.decompress(&again, 2 * len).unwrap();
+            let twice = DecompressedFormat::Zstd
+                .decompress(&again, 2 * len)
+                .unwrap();
             assert_eq!(twice.len(), 2 * len);
             if len > 0 {
-                assert!(Compression::Zstd.decompress(frame, len - 1).is_err());
-                assert!(Compression::Zstd.decompress(&again, 2 * len - 1).is_err());
+                assert!(DecompressedFormat::Zstd.decompress(frame, len - 1).is_err());
+                assert!(
+                    DecompressedFormat::Zstd
+                        .decompress(&again, 2 * len - 1)
+                        .is_err()
+                );
             }
         }
     }

@@ -1,6 +1,6 @@
 //! One subchunk, encoded on this thread alone.
 
-use super::scatter::Scatter;
+use super::scatter::ShardScatter;
 use super::scratch::Scratch;
 use super::stages;
 use crate::contract::{EngineError, KnownChain, ShardJob};
@@ -16,7 +16,7 @@ pub(crate) fn encode_subchunk(
     decoded: &[u8],
     subchunk: usize,
 ) -> Result<Vec<u8>, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).unwrap_or(usize::MAX);
     let mut encoded = allocate::with_capacity(bound, "an encoded subchunk", false)?;
     encoded.resize(bound, 0);
@@ -38,7 +38,7 @@ pub(crate) fn encode_stored_subchunk(
     subchunk: usize,
 ) -> Result<Option<Vec<u8>>, EngineError> {
     if !job.store_empty
-        && Scatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
+        && ShardScatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
     {
         return Ok(None);
     }

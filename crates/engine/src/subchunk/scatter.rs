@@ -8,14 +8,14 @@ use crate::memory::disjoint::{Row, Segment};
 
 /// How the subchunks of one shard are cut out of it, and put back.
 #[derive(Debug)]
-pub(crate) struct Scatter<'a> {
+pub(crate) struct ShardScatter<'a> {
     grid: &'a SubchunkGrid,
     boxed: StridedBox,
     swap: usize,
     fill: FillTest<'a>,
 }
 
-impl<'a> Scatter<'a> {
+impl<'a> ShardScatter<'a> {
     /// Subchunks as `chain` stores them: axes in its order, bytes in its byte order.
     pub(crate) fn of_chain(
         grid: &'a SubchunkGrid,
@@ -182,7 +182,7 @@ mod tests {
     fn empty_means_bitwise_equal() {
         let grid = SubchunkGrid::new(&[2, 300], &[1, 150], 8).expect("divides");
         let zero = 0.0_f64.to_ne_bytes();
-        let scatter = Scatter::in_c_order(&grid, &zero);
+        let scatter = ShardScatter::in_c_order(&grid, &zero);
         let mut shard = zero.repeat(600);
         for number in 0..4 {
             assert!(scatter.is_empty(&shard, number));

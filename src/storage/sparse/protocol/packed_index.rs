@@ -16,7 +16,7 @@ pub(super) const INDICES: usize = 16;
 
 /// An index, encoded and decoded.
 #[derive(Clone, Debug)]
-pub(super) struct Decoded {
+pub(super) struct DecodedIndex {
     pub(super) encoded: Bytes,
     pub(super) extents: Arc<[Extent]>,
 }
@@ -51,14 +51,14 @@ impl Frames {
         })
     }
 
-    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, Decoded)>> {
+    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, DecodedIndex)>> {
         self.indices[stripe(shard) % INDICES]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The index that the shard had when it was decoded last.
-    pub(super) fn known(&self, shard: &StoreKey) -> Option<Decoded> {
+    pub(super) fn known(&self, shard: &StoreKey) -> Option<DecodedIndex> {
         match &*self.slot(shard) {
             Some((of, known)) if of == shard => Some(known.clone()),
             _ => None,
@@ -78,14 +78,14 @@ impl Frames {
         &self,
         shard: &StoreKey,
         encoded: &Bytes,
-    ) -> Result<Decoded, StorageError> {
+    ) -> Result<DecodedIndex, StorageError> {
         if let Some(known) = self.known(shard)
             && known.encoded == *encoded
         {
             return Ok(known);
         }
         let extents = self.layout.extents(shard, encoded, u64::MAX);
-        let decoded = Decoded {
+        let decoded = DecodedIndex {
             // A part of something larger would keep all of it.
             encoded: Bytes::copy_from_slice(encoded),
             extents: extents?.into(),

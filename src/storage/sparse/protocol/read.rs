@@ -8,7 +8,7 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use super::Frames;
 use super::newest::NewestVersion;
-use super::packed_index::Decoded;
+use super::packed_index::DecodedIndex;
 use crate::storage::chunk_layout::UNCHECKED;
 use crate::storage::sparse::frame::Listing;
 use crate::store::{Lists, Reads};
@@ -112,7 +112,7 @@ impl Frames {
         shard: &StoreKey,
         number: u32,
         extent: std::ops::Range<usize>,
-        known: &Decoded,
+        known: &DecodedIndex,
     ) -> Result<Option<Bytes>, StorageError> {
         let (start, len) = (extent.start as u64, extent.len() as u64);
         let failed = |what: String| {

@@ -20,13 +20,13 @@ const BLOCK: u32 = 256;
 const WARPS: usize = BLOCK as usize / 32;
 
 /// How launches divide their work.
-pub(crate) struct Tuning {
+pub(crate) struct FrameTuning {
     /// Bytes of a stream that a warp copies at a time, as in the kernels.
     piece: usize,
     most: Most,
 }
 
-const TUNING: Tuning = Tuning {
+const TUNING: FrameTuning = FrameTuning {
     piece: 8192,
     most: Most::PerMultiprocessor(32),
 };

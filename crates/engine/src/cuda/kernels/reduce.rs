@@ -159,7 +159,7 @@ impl std::error::Error for ReduceError {}
 
 /// Windows along the first axis. Each has one slice, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Windows {
+pub(crate) struct ReduceWindows {
     /// From the first slice of the first window on.
     pub(crate) first: DeviceSpan,
     /// From the second slice of the first window on.
@@ -272,7 +272,7 @@ impl Reduce {
         &self,
         driver: &dyn Driver,
         stream: StreamId,
-        windows: Windows,
+        windows: ReduceWindows,
         reduced: DeviceSpan,
     ) -> Result<(), DriverError> {
         if self.per_slice == 0 {
@@ -295,7 +295,7 @@ impl Reduce {
         &self,
         driver: &dyn Driver,
         stream: StreamId,
-        windows: Windows,
+        windows: ReduceWindows,
         reduced: DeviceSpan,
         begin: usize,
         count: usize,

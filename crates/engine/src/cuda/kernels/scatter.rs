@@ -49,7 +49,7 @@ enum Kernels {
 
 /// A plan to scatter one slab into its slots, and to gather the slab from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scatter {
+pub struct SlabScatter {
     kernels: Kernels,
     /// In bytes.
     unit: usize,
@@ -96,7 +96,7 @@ impl fmt::Display for ScatterError {
 
 impl std::error::Error for ScatterError {}
 
-impl Scatter {
+impl SlabScatter {
     /// Plans the scatter of the slab of `lift`. Every group of `swap` bytes is reversed between
     /// slab and slots; 1 reverses nothing. `fill_value` has the byte order of the slab.
     pub fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {

@@ -14,7 +14,7 @@ use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{BatchInput, Windows};
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
-use crate::cuda::kernels::reduce::Windows as Launched;
+use crate::cuda::kernels::reduce::ReduceWindows;
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
@@ -230,7 +230,7 @@ impl StreamLane {
         let given = from.map_or(0, |from| from.len / above);
         let rest = |slices: usize| from.map(|from| sub_span(from, slices * above..from.len));
         let (mut used, mut made) = (0, first);
-        let mut run = |windows: Launched| {
+        let mut run = |windows: ReduceWindows| {
             let count = windows.count;
             let reduced = sub_span(to, made * below..(made + count) * below);
             made += count;
@@ -239,7 +239,7 @@ impl StreamLane {
             unsafe { (reduction.plan).enqueue(lane.driver, lane.up, windows, reduced) }
         };
         if kept && let Some((region, _)) = reduction.kept {
-            run(Launched {
+            run(ReduceWindows {
                 first: lane.device(region),
                 second: rest(0).filter(|_| given > 0),
                 slices: 1,
@@ -252,7 +252,7 @@ impl StreamLane {
         if count > 0
             && let Some(first) = rest(used)
         {
-            run(Launched {
+            run(ReduceWindows {
                 first,
                 second: rest(used + 1).filter(|_| per_window == 2),
                 slices: per_window,
@@ -263,7 +263,7 @@ impl StreamLane {
         if used < given
             && let Some(first) = rest(used)
         {
-            run(Launched {
+            run(ReduceWindows {
                 first,
                 second: None,
                 slices: 1,

@@ -10,7 +10,7 @@ use crate::contract::stream::{BatchFallback, Returned, StreamJob};
 use crate::cuda::arena::Region;
 use crate::cuda::device::{Device, Entered};
 use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
-use crate::cuda::enqueue::{Encoding, prepare};
+use crate::cuda::enqueue::{DeviceEncoding, prepare};
 use crate::cuda::lane::{Events, Lane, Running};
 use crate::cuda::lanes::Devices;
 use crate::cuda::sizing::ShardKind;
@@ -172,8 +172,8 @@ impl StreamLane {
     }
 
     /// How the stream's subchunks are encoded.
-    pub(super) fn encoding(&self) -> Encoding<'_> {
-        Encoding {
+    pub(super) fn encoding(&self) -> DeviceEncoding<'_> {
+        DeviceEncoding {
             kind: &self.kind,
             fill_value: &self.job.fill_value,
             store_empty: self.job.store_empty,

@@ -9,7 +9,7 @@ use crate::contract::stream::{
 };
 use crate::layout::BatchGrid;
 use crate::memory::buffers::{Contents, Lease, Pool};
-use crate::memory::disjoint::Slices;
+use crate::memory::disjoint::BatchSlices;
 use crate::memory::fill::fill;
 use crate::process::crew::of_slices;
 use crate::subchunk::crc32c;
@@ -21,7 +21,7 @@ pub struct HostStream {
     /// A batch of all its epochs. Shorter ones use the first slots of each part.
     pub(super) batch: BatchGrid,
     pub(super) slots: SlotLayout,
-    pub(super) slices: Slices,
+    pub(super) slices: BatchSlices,
     pub(super) inputs: Arc<Pool>,
     /// `None` if inputs become outputs.
     pub(super) outputs: Option<Arc<Pool>>,
@@ -141,7 +141,7 @@ impl HostStream {
         }
         let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
         let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
-        let slices = Slices::new(&job.grid, &batch, |place, part| {
+        let slices = BatchSlices::new(&job.grid, &batch, |place, part| {
             slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
         });
         let lending = job.lending;

@@ -69,7 +69,7 @@ impl Simulated {
     }
 
     /// Update some subchunks, by the protocol.
-    fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: Rule) -> Commit {
+    fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: PlacementRule) -> Commit {
         self.update_over(changes, rule, true)
     }
 
@@ -77,7 +77,7 @@ impl Simulated {
     fn update_over(
         &mut self,
         changes: &[(usize, Option<(u8, usize)>)],
-        rule: Rule,
+        rule: PlacementRule,
         may_overwrite: bool,
     ) -> Commit {
         let changed = |number| changes.iter().find(|&&(n, _)| n == number);
@@ -97,9 +97,9 @@ impl Simulated {
             index_len: self.index_len,
             index_at_end: self.index_at_end,
         };
-        let lens: Vec<Change> = changes
+        let lens: Vec<ChangedSubchunk> = changes
             .iter()
-            .map(|&(number, new)| Change {
+            .map(|&(number, new)| ChangedSubchunk {
                 number,
                 old: old_extents[number].clone(),
                 len: new.map(|(_, len)| len),
@@ -117,9 +117,9 @@ impl Simulated {
         }
         let index_len = self.index_len;
         let safe = match rule {
-            Rule::Append | Rule::Reuse => true,
-            Rule::InPlace => !may_overwrite,
-            Rule::Slots { .. } => false,
+            PlacementRule::Append | PlacementRule::Reuse => true,
+            PlacementRule::InPlace => !may_overwrite,
+            PlacementRule::Slots { .. } => false,
         };
         let index = match placement.commit {
             Commit::DataOnly => {
@@ -190,8 +190,8 @@ impl Simulated {
     }
 }
 
-fn change(old: Extent) -> Change {
-    Change {
+fn change(old: Extent) -> ChangedSubchunk {
+    ChangedSubchunk {
         number: 0,
         old,
         len: Some(10),
@@ -199,7 +199,7 @@ fn change(old: Extent) -> Change {
     }
 }
 
-const SLOTS: Rule = Rule::Slots { size: WORST };
+const SLOTS: PlacementRule = PlacementRule::Slots { size: WORST };
 
 #[test]
 fn every_subchunk_keeps_its_bytes() {
@@ -212,7 +212,12 @@ fn every_subchunk_keeps_its_bytes() {
         } else {
             Simulated::dense(subchunks, at_end, &mut rng)
         };
-        let rules = [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS];
+        let rules = [
+            PlacementRule::Append,
+            PlacementRule::Reuse,
+            PlacementRule::InPlace,
+            SLOTS,
+        ];
         let only = rng.below(5);
         for _ in 0..30 {
             let mut changes = Vec::new();
@@ -239,7 +244,7 @@ fn subchunks_of_one_size_stay_in_place() {
                 continue;
             };
             let size = shard.object.len();
-            for rule in [Rule::InPlace, SLOTS] {
+            for rule in [PlacementRule::InPlace, SLOTS] {
                 let same = [(number, Some((rng.below(200) as u8, len)))];
                 if rule == SLOTS && len < WORST {
                     continue; // Not yet in a slot.
@@ -294,7 +299,7 @@ fn rewriting_in_place_settles() {
         for _ in 0..400 {
             let number = rng.below(6);
             let len = 1 + rng.below(WORST);
-            shard.update(&[(number, Some((3, len)))], Rule::InPlace);
+            shard.update(&[(number, Some((3, len)))], PlacementRule::InPlace);
             sizes.push(shard.object.len());
         }
         assert_eq!(sizes[200], sizes[399]);
@@ -312,7 +317,12 @@ fn shared_bytes_are_left_alone() {
         index_len: 48,
         index_at_end: true,
     };
-    for rule in [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS] {
+    for rule in [
+        PlacementRule::Append,
+        PlacementRule::Reuse,
+        PlacementRule::InPlace,
+        SLOTS,
+    ] {
         let placement = place(&stored, &[change(extents[0].clone())], rule).expect("small");
         assert_eq!(placement.extents[0], Some(63 + 64..63 + 74));
     }
@@ -330,8 +340,8 @@ fn too_large_is_an_error() {
         index_at_end: true,
     };
     for rule in [
-        Rule::Append,
-        Rule::Slots {
+        PlacementRule::Append,
+        PlacementRule::Slots {
             size: usize::MAX / 2 + 1,
         },
     ] {

@@ -31,7 +31,7 @@ const SHARE: usize = 256 << 10;
 
 /// Where the bytes of a batch's slices go.
 #[derive(Debug)]
-pub(crate) struct Slices {
+pub(crate) struct BatchSlices {
     /// Elements along each axis.
     shape: Vec<usize>,
     subchunk: Vec<usize>,
@@ -48,12 +48,12 @@ pub(crate) struct Slices {
 #[derive(Clone, Copy)]
 struct Start(*mut u8);
 
-// SAFETY: each user writes to places that no other thread uses: see `Slices::write`.
+// SAFETY: each user writes to places that no other thread uses: see `BatchSlices::write`.
 unsafe impl Send for Start {}
 // SAFETY: as above.
 unsafe impl Sync for Start {}
 
-impl Slices {
+impl BatchSlices {
     /// The slots of `batch` begin at `slot(place, part)`. A slot has the bytes of a subchunk, and
     /// no two slots overlap.
     pub(crate) fn new(
@@ -393,7 +393,7 @@ mod tests {
             let epochs = epochs.min(grid.epochs_per_shard());
             let batch = grid.batch(epochs).expect("fits");
             let slot = grid.shard().subchunk_bytes() + room;
-            let slices = Slices::new(&grid, &batch, |place, _| place * slot);
+            let slices = BatchSlices::new(&grid, &batch, |place, _| place * slot);
             let len = epochs * grid.epoch_bytes();
             let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(len)).collect();
@@ -449,7 +449,7 @@ mod tests {
         let grid = grid(&[(0, 4, 1), (1000, 96, 3), (77, 10, 4)], 3);
         let batch = grid.batch(1).expect("fits");
         let slot = grid.shard().subchunk_bytes();
-        let slices = Slices::new(&grid, &batch, |place, _| place * slot);
+        let slices = BatchSlices::new(&grid, &batch, |place, _| place * slot);
         let bytes: Vec<u8> = (0..grid.epoch_bytes()).map(|n| (n % 251) as u8).collect();
         assert!(bytes.len() > 3 * SHARE);
         let (crew, two) = (Crew::of("test", 1), NonZeroUsize::MIN.saturating_add(1));

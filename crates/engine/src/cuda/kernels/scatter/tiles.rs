@@ -21,7 +21,7 @@ const TILES: [(usize, usize, usize); 5] = [
 
 /// A digit of the slab, cut into tiles.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct CutDigit {
     extent: usize,
     /// Units of the slab from one value to the next.
     slab: usize,
@@ -42,10 +42,10 @@ pub(super) fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParame
     if lift.run() != unit || !lift.digits().iter().any(turns) {
         return None;
     }
-    let mut cuts: Vec<Cut> = Vec::with_capacity(lift.digits().len());
+    let mut cuts: Vec<CutDigit> = Vec::with_capacity(lift.digits().len());
     let mut slab = 1;
     for digit in lift.digits().iter().rev() {
-        cuts.push(Cut {
+        cuts.push(CutDigit {
             extent: digit.extent,
             slab,
             within: digit.stride / unit,
@@ -64,7 +64,7 @@ pub(super) fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParame
 /// the order of the slab. Returns the tile's number of units.
 ///
 /// At most one digit from each side is cut in the middle.
-fn cut(cuts: &mut [Cut], unit: usize) -> usize {
+fn cut(cuts: &mut [CutDigit], unit: usize) -> usize {
     let (side, most, room) = TILES[unit.trailing_zeros() as usize];
     let mut by_slot: Vec<usize> = (0..cuts.len()).filter(|&d| cuts[d].slot == 0).collect();
     by_slot.sort_by_key(|&d| cuts[d].within);
@@ -131,7 +131,7 @@ fn part(extent: usize, most: usize, bytes: usize) -> usize {
 
 fn tile_parameters(
     lift: &Lift,
-    cuts: &[Cut],
+    cuts: &[CutDigit],
     unit: usize,
     units: usize,
     swap: usize,
@@ -189,7 +189,7 @@ fn tile_parameters(
         parameters.grid_digits[0].extent = 1;
         parameters.grid_digit_count = 1;
     }
-    let digit = |cut: &Cut, split, step, slot| {
+    let digit = |cut: &CutDigit, split, step, slot| {
         let (magic, shift) = division(cut.tile);
         Some(TileDigit {
             extent: number(cut.tile)?,

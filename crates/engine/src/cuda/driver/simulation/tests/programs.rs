@@ -31,14 +31,14 @@ impl Bytes {
 
 /// Where the rows of a copy are.
 #[derive(Clone, Copy, Debug)]
-struct RowsPlace {
+struct BufferRows {
     buffer: usize,
     offset: usize,
     pitch: usize,
     height: usize,
 }
 
-impl RowsPlace {
+impl BufferRows {
     /// All bytes from the first row to the last.
     fn whole(&self, shape: RowsShape) -> Bytes {
         let last = (shape.planes - 1) * self.height + shape.rows - 1;
@@ -75,8 +75,8 @@ enum Step {
     CopyRows {
         stream: usize,
         shape: RowsShape,
-        from: RowsPlace,
-        to: RowsPlace,
+        from: BufferRows,
+        to: BufferRows,
     },
     Fill {
         stream: usize,
@@ -347,18 +347,18 @@ fn bytes(buffers: std::ops::Range<usize>) -> impl Strategy<Value = Bytes> {
 }
 
 /// A copy of rows; of one row, if those that were drawn do not fit into a buffer.
-fn rows() -> impl Strategy<Value = (RowsShape, RowsPlace, RowsPlace)> {
+fn rows() -> impl Strategy<Value = (RowsShape, BufferRows, BufferRows)> {
     let shape = (1..=2_usize, 1..=3_usize, 1..=3_usize);
     let place = || (0..BUFFERS, 0..LEN, 0..3_usize, 0..2_usize);
     (shape, place(), place()).prop_map(|((planes, rows, row), from, to)| {
         let mut shape = RowsShape { planes, rows, row };
-        let place = |(buffer, offset, gap, more), shape: RowsShape| RowsPlace {
+        let place = |(buffer, offset, gap, more), shape: RowsShape| BufferRows {
             buffer,
             offset,
             pitch: shape.row + gap,
             height: shape.rows + more,
         };
-        let is_long = |place: RowsPlace, shape| place.whole(shape).len > LEN;
+        let is_long = |place: BufferRows, shape| place.whole(shape).len > LEN;
         if is_long(place(from, shape), shape) || is_long(place(to, shape), shape) {
             (shape.planes, shape.rows) = (1, 1);
         }
