@@ -6,6 +6,23 @@
 //! where the content is longer than the codecs before it make a subchunk. That holds wherever zarrs
 //! runs the chain: for whole subchunks, parts of them, and data types that zarrs' sharding handles.
 //!
+//! ```text
+//! array-to-bytes codec
+//!     sharding_indexed       this crate's codec, with the bounds of its own inner codecs
+//!     optional, vlen         made again with bounded chains
+//!     pcodec                 decoded chunk by chunk
+//!     any other codec        stays
+//!         bytes, packbits    have a bound
+//!         vlen-utf8, …       have none, but allocate as much as they are given
+//!         others             are named as unbounded
+//! for each bytes-to-bytes codec
+//!     zstd, gzip, zlib, blosc    decompressed by the host engine, up to the length of a subchunk
+//!                                named as unbounded if the codecs before have no bound
+//!     checksum, filter           stays: does not make bytes longer
+//!     any other codec            stays, and is named as unbounded
+//! ```
+//!
+//! The first codec that is named as unbounded is refused where data are not trusted.
 //! `docs/reference/correctness.md` names the codecs that remain.
 
 #[cfg(feature = "pcodec")]
@@ -48,15 +65,15 @@ pub(super) fn bounded(
     chain: &CodecChain,
     options: &Options,
 ) -> Result<InnerCodecs, PluginCreateError> {
-    let (codec, mut limits) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
+    let (codec, mut memory_bounds) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
     let mut bytes_to_bytes = Vec::new();
     for codec in chain.bytes_to_bytes_codecs() {
         let compression = compression(codec.as_ref());
-        if limits.unbounded.is_none()
+        if memory_bounds.unbounded.is_none()
             && !is_fixed_size(codec.as_ref())
-            && (compression.is_none() || !limits.is_bounded)
+            && (compression.is_none() || !memory_bounds.is_bounded)
         {
-            limits.unbounded = Some(name_of(codec.as_ref()));
+            memory_bounds.unbounded = Some(name_of(codec.as_ref()));
         }
         bytes_to_bytes.push(match compression {
             None => codec.clone(),
@@ -73,11 +90,11 @@ pub(super) fn bounded(
             .then(|| Some(find::ours(&codec)?.spec.parts.clone()))
             .flatten(),
         chain: Arc::new(CodecChain::new(array_to_array, codec, bytes_to_bytes)),
-        limits,
+        memory_bounds,
     })
 }
 
-/// Returns the codec that stands for the array-to-bytes codec `codec`, and its limits.
+/// Returns the codec that stands for the array-to-bytes codec `codec`, and the bounds of the memory that it takes.
 fn array_to_bytes(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
     options: &Options,
@@ -92,8 +109,8 @@ fn array_to_bytes(
                 options.clone(),
             )?),
         };
-        let limits = ours.spec.parts.limits.clone();
-        return Ok((ours, limits));
+        let memory_bounds = ours.spec.parts.memory_bounds.clone();
+        return Ok((ours, memory_bounds));
     }
     if any.is::<OptionalCodec>()
         && let OptionalCodecConfiguration::V1(optional) = configuration(codec.as_ref())?
@@ -101,11 +118,14 @@ fn array_to_bytes(
         let mask = chain_of(&optional.mask_codecs)?;
         let data = chain_of(&optional.data_codecs)?;
         let codec = OptionalCodec::new(mask.chain, data.chain);
-        let limits = ChainMemoryBounds {
-            is_bounded: mask.limits.is_bounded && data.limits.is_bounded,
-            unbounded: mask.limits.unbounded.or(data.limits.unbounded),
+        let memory_bounds = ChainMemoryBounds {
+            is_bounded: mask.memory_bounds.is_bounded && data.memory_bounds.is_bounded,
+            unbounded: mask
+                .memory_bounds
+                .unbounded
+                .or(data.memory_bounds.unbounded),
         };
-        return Ok((Arc::new(codec), limits));
+        return Ok((Arc::new(codec), memory_bounds));
     }
     if any.is::<VlenCodec>() {
         let (index, data, data_type, location) = match configuration(codec.as_ref())? {
@@ -132,28 +152,28 @@ fn array_to_bytes(
             .find(|c| compresses(c));
         let compressor = compressor.map(|codec| name_of(codec.as_ref()));
         let vlen = VlenCodec::new(index.chain, data.chain, data_type, location);
-        let limits = ChainMemoryBounds {
+        let memory_bounds = ChainMemoryBounds {
             is_bounded: false,
             unbounded: index
-                .limits
+                .memory_bounds
                 .unbounded
-                .or(data.limits.unbounded)
+                .or(data.memory_bounds.unbounded)
                 .or(compressor),
         };
-        return Ok((Arc::new(vlen), limits));
+        return Ok((Arc::new(vlen), memory_bounds));
     }
     #[cfg(feature = "pcodec")]
     if let Some(codec) = pcodec::bounded(codec) {
-        let limits = ChainMemoryBounds {
+        let memory_bounds = ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         };
-        return Ok((codec, limits));
+        return Ok((codec, memory_bounds));
     }
     Ok(as_it_is(codec))
 }
 
-/// `codec`, and its limits.
+/// `codec`, and the bounds of the memory that it takes.
 fn as_it_is(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
 ) -> (Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds) {
@@ -164,11 +184,11 @@ fn as_it_is(
         || any.is::<VlenBytesCodec>()
         || any.is::<VlenArrayCodec>()
         || any.is::<VlenV2Codec>();
-    let limits = ChainMemoryBounds {
+    let memory_bounds = ChainMemoryBounds {
         is_bounded,
         unbounded: (!is_bounded && !copies).then(|| name_of(codec.as_ref())),
     };
-    (codec.clone(), limits)
+    (codec.clone(), memory_bounds)
 }
 
 /// The configuration of `codec`.

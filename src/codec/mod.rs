@@ -74,6 +74,22 @@ use zarrs_cuda_engine::memory::allocate;
 /// that type before it reads single subchunks. [`explain`](crate::explain) finds this codec in an
 /// array.
 ///
+/// ### Shards
+/// The encoded subchunks and the index of a shard, for both places of the index:
+///
+/// ```text
+/// end:    | subchunk | subchunk | … | subchunk | index |
+/// start:  | index | subchunk | subchunk | … | subchunk |
+///
+/// index:  | offset, nbytes | offset, nbytes | … | offset, nbytes | CRC32C  |
+///           16 bytes         16 bytes             16 bytes         4 bytes
+/// ```
+///
+/// The index has an entry for each subchunk of the shard, in C order. An entry has two 64-bit integers: the
+/// offset of the encoded subchunk from the start of the shard, and the number of its bytes. Both are 2⁶⁴ − 1 if
+/// the subchunk is empty. The checksum is behind all entries, if `crc32c` is an index codec. Partial writes may
+/// leave subchunks in another order, with unused bytes between them.
+///
 /// ### Specification
 /// - <https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html>
 ///

@@ -1,4 +1,27 @@
 //! One shard: its frame, its index, and the elements of the subchunks that are wanted.
+//!
+//! ```text
+//! read, at most 3 times, and in an array with frames once more, by single subchunks
+//!     attempt
+//!         list the frame, in an array with frames: before the shard is read
+//!         subchunks with a version in the frame: get the newest version, decode
+//!         the other subchunks:
+//!             open the shard; there is none: fill values
+//!             take the index from the cache, or request and decode it
+//!             empty subchunks: fill values; kept subchunks: copy
+//!             the rest is one group: request the group and the index, compare the index, decode
+//!             several groups: request and decode each; request the index again, and compare
+//!             keep the index and the decoded subchunks
+//!         check that all wanted elements were written
+//!     the attempt succeeded: done
+//!     the shard was replaced, or a version of the frame is gone: forget the index
+//!     the error may come from a replaced shard: keep the error
+//!     any other error: return it
+//! return the error that was kept, or `Changing`
+//! ```
+//!
+//! A call is strict if consolidations may give a shard another index and then the first index again. Then
+//! no index comes from the cache, and each request for a group also reads and compares the index.
 
 mod buffer;
 mod decode;

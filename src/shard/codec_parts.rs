@@ -25,7 +25,7 @@ pub(crate) struct ChainMemoryBounds {
 /// Inner codecs that take no more memory than they may, as far as that is possible.
 pub(crate) struct InnerCodecs {
     pub(crate) chain: Arc<CodecChain>,
-    pub(crate) limits: ChainMemoryBounds,
+    pub(crate) memory_bounds: ChainMemoryBounds,
     /// The shards that are the subchunks, if the chain encodes these and does nothing else.
     pub(crate) nested: Option<Arc<CodecParts>>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct CodecParts {
     /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
     pub(crate) nested: Option<Arc<CodecParts>>,
     /// The bounds of the memory that the inner codecs take.
-    pub(crate) limits: ChainMemoryBounds,
+    pub(crate) memory_bounds: ChainMemoryBounds,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
     pub(crate) stock: ShardingCodec,
     pub(crate) options: Options,
@@ -61,7 +61,7 @@ impl CodecParts {
             .map_err(PluginCreateError::Other)?;
         let InnerCodecs {
             chain,
-            limits,
+            memory_bounds,
             nested,
         } = inner_codecs;
         let stock = ShardingCodec::new(
@@ -73,7 +73,7 @@ impl CodecParts {
         Ok(Self {
             recognised: recognise(&chain),
             nested,
-            limits,
+            memory_bounds,
             subchunk_shape,
             inner_codecs: chain,
             index_codecs: index,
@@ -121,7 +121,7 @@ impl CodecParts {
     /// # Errors
     /// A [`CodecError`] if the data are not trusted, and a codec needs trusted data.
     pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
-        match &self.limits.unbounded {
+        match &self.memory_bounds.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
                 "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. If the data are to be trusted, decode without `Options::with_untrusted_data`; or store the array with other codecs"
             ))),

@@ -41,7 +41,7 @@ pub(crate) fn of_encoded_subchunks(
 ) -> Result<(ShardingSpec, Arc<Sharding>), Error> {
     let bytes = InnerCodecs {
         chain: Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
-        limits: ChainMemoryBounds {
+        memory_bounds: ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         },

@@ -1,4 +1,22 @@
 //! The steps of an update, in a store that blocks or is awaited.
+//!
+//! ```text
+//! store
+//!     attempt
+//!     the shard changed meanwhile: attempt again, until the limit of turns has passed
+//!     the shard cannot be read or understood: attempt once more, while no encoder of the process writes
+//!     any other failure: return the error
+//! attempt
+//!     read the index, and in one request the subchunks of which a part stays
+//!     encode the changed subchunks; nothing changes: done
+//!     repeat
+//!         take a turn: shared if the index will probably stay as it is, alone otherwise
+//!         compare the shard with the index and the subchunks that were read, and find its size (`comparison.rs`)
+//!         decide where the changes go (`commit.rs`)
+//!         the turn is shared and the index changes: take another turn, alone
+//!         erase the shard, or write (`writes.rs`)
+//!             a write fails: erase what is left of a new shard, or undo the update (`undo.rs`)
+//! ```
 
 use std::time::Instant;
 

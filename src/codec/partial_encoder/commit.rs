@@ -1,5 +1,14 @@
 //! The outcome of an update for the stored shard: the shard is erased, or written to.
 //!
+//! ```text
+//! decide
+//!     every subchunk is empty: erase the shard
+//!     place the changed subchunks by the rule of the options
+//!     count the bytes that nothing uses, and ask for compaction if they are too many
+//!     the index stays as it is: write only data
+//!     otherwise: encode the new index, and make a record of the old and the new one
+//! ```
+//!
 //! `docs/reference/updates.md` has the protocol and its promises.
 
 use zarrs_codec::{CodecError, CodecOptions};

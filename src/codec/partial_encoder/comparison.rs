@@ -8,6 +8,26 @@
 //! nested shard. Such an index leaves bytes behind its last subchunk unused, since it knows just a
 //! part of the shard; where that is so and no record is before the index, all of the shard is searched
 //! for the record of an interrupted update.
+//!
+//! ```text
+//! the shard has no room for a record: begin with the tail
+//! end        read the last bytes: record and index, or record and copy of the index
+//!                the index is another one: the shard has changed
+//!                the record is of the last update: it names the size; read the last byte
+//!                no such record: read the tail
+//! last byte  read from the last byte of that size on
+//!                one byte: done
+//!                otherwise: read the tail
+//! tail       read everything behind the last subchunk
+//!                the index is another one: the shard has changed
+//!                the record is of the last update, and names this size: done
+//!                the index is at the start: done, unless the creation of the shard was interrupted
+//!                all bytes are used, or nothing is behind the last subchunk and the index has a checksum: done
+//!                otherwise: read the whole shard
+//! whole      search the last record
+//!                it names a longer shard: an update was interrupted
+//!                otherwise: done
+//! ```
 
 use std::borrow::Cow;
 use std::sync::OnceLock;

@@ -1,5 +1,15 @@
 //! Undoes a write to a stored shard that failed: in its turn, the encoder puts the old index back.
 //!
+//! ```text
+//! the shard has the old index: done
+//! the index is at the start, or was rewritten where it is: write the old index where it was
+//! the shard grew: read the bytes behind its old end
+//!     they have a record: write the old index as the end of the shard
+//!     they have none: write a record of an update that changes nothing, and the old index
+//! only data were written, or the bytes cannot be read: the shard may be torn
+//! read the index: the shard is undone if the index is the old one, and may be torn otherwise
+//! ```
+//!
 //! The rules are those of `recover` (`docs/reference/updates.md`). The encoder knows more than `recover`: the
 //! old index, and the update.
 

@@ -3,6 +3,7 @@
 //! ```text
 //! write:        (one subchunk of a shard, or several by one call)
 //!               list the frame
+//!               leave out erasures of subchunks that are empty
 //!               version of each = highest that is listed for this subchunk, invalid ones included, + 1
 //!               put the marker of the array, if this process has not seen it yet
 //!               put them, in any order
@@ -13,15 +14,24 @@
 //!               none: the shard's index; the bytes that it points at and the index, by one
 //!                     request; the index again; start again if it changed
 //! consolidate:  list the frame; list it again, which adds versions below those of the first listing
-//!               get the newest valid version of each subchunk
+//!               get all listed versions: the newest valid one of each subchunk counts
+//!               no valid version: erase receipts, if the frame has nothing invalid; done
 //!               where the store has times: stop if the shard is younger than one of them, and no receipt has it
-//!               read the shard
+//!               read the other subchunks from the shard
 //!               where the store has times: put a receipt of the new shard
 //!               replace it at once, or erase it if all is empty
 //!               delete what was listed and valid, oldest first, newest last
 //!               where the store has times: list the frame; delete older receipts, and the new one if there is no
 //!                     version (see `changed.rs`)
 //! ```
+//!
+//! | file | operation |
+//! |---|---|
+//! | `write` | puts new versions of subchunks |
+//! | `newest` | finds the newest valid version of a subchunk |
+//! | `read`, `present` | read one subchunk; list the subchunks that there are, and their sizes |
+//! | `packed_index` | reads, decodes and keeps the indices of shards |
+//! | `consolidate` | packs a frame into its shard |
 //!
 //! Versions are never changed, and a version that was listed is deleted only after the shard has it or
 //! a newer one. So a process that finds no version of a subchunk finds the last one that was written in the

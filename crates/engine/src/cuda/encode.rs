@@ -8,6 +8,7 @@
 //!         slab -> slots, stored?              stream `compute`: scatter
 //!     slots -> slots with checksums           stream `compute`: crc32c
 //!     slots -> frames                         stream `compute`: compression
+//!     frames -> frames with checksums         stream `compute`: crc32c
 //!     slots or frames -> offsets, dense bytes           stream `compute`: permute, scan, gather
 //!     offsets, failed? -> pinned              stream `answers`
 //!     subchunks that failed -> caller's memory      by the host, on this thread

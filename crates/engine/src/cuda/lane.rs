@@ -1,4 +1,22 @@
 //! A lane: everything that one shard in flight needs on a device.
+//!
+//! ```text
+//! caller's memory          pinned memory                       device memory
+//!
+//!                        +--- pinned_in --------+           +--- memory ------------------+
+//!  elements, or          | ring of slabs        |   `up`    | ring of slabs               |
+//!  encoded bytes ======> | fill value           | --------> | fill value                  |
+//!                        | tables of batches    |           | batches: encoded bytes,     |
+//!                        +----------------------+           |     sizes, offsets, tables  |
+//!                        +--- pinned_out -------+  `down`   | workspaces: slots,          | <--- kernels, in
+//!  encoded bytes, or     | ring of pieces       | <-------- |     compressor's buffers    |     `kernel_streams`
+//!  elements      <====== | answers of batches   | <-------- |     (one for each stream    |
+//!                        +----------------------+ `answers` |     of kernels)             |
+//!                                                           +-----------------------------+
+//!  ====>  copiers: threads of the host          ---->  copies: one stream each
+//!
+//!  events: `untimed` events order the streams and the host, `timed` events also take the time
+//! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,12 @@
 //! The lanes of all devices, under their budgets.
+//!
+//! | file | content |
+//! |---|---|
+//! | `pool` | the lanes of one device, and the memory that they take |
+//! | `next_step` | the choice of the next step towards a lane on one device |
+//! | `acquire` | the way of a request to a lane: begins with its steps |
+//! | `acquired` | a lane in use, which goes back to the pool on drop |
+//! | `janitor` | the thread that frees idle lanes |
 
 mod acquire;
 mod acquired;

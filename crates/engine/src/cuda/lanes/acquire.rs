@@ -1,4 +1,24 @@
 //! How a lane is acquired: on the first device that has one, or has the memory for one.
+//!
+//! ```text
+//! repeat
+//!     choose the usable devices; there is none: return the error
+//!     free the lanes that were idle for too long, and begin again
+//!     for each usable device that was not given up, the one with the fewest lanes in use first
+//!         its budget is not known: ask the device, and begin again
+//!         next step (`next_step.rs`)
+//!             use       return the idle lane
+//!             allocate  count the memory, free the idle lanes in the way, allocate, return the lane
+//!                       out of memory: free the idle lanes of the device, and allocate again;
+//!                           nothing to free, or an idle lane serves the next size: out of memory
+//!                       another failure: give the device up
+//!                       begin again
+//!             wait      lanes in use take up the budget
+//!             never     give the device up
+//!     some device has to be waited for: sleep until a lane is returned or freed
+//!     some device was out of memory: ask these devices for smaller lanes
+//!     otherwise: return the last error
+//! ```
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;

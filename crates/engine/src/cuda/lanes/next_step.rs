@@ -1,4 +1,14 @@
 //! The choice of the next step towards a lane on one device.
+//!
+//! ```text
+//! full := the largest lane within the budget, below the sizes that failed in this request
+//! the budget is too small for any lane: never
+//! an idle lane has room for `full`: use this lane
+//! size := the largest lane for which the device had memory lately, or else `full`
+//! an idle lane has room for `size`: use this lane
+//! freeing the n longest idle lanes makes room for `size` in the budget: allocate, after freeing these lanes
+//! otherwise: wait
+//! ```
 
 use std::sync::Arc;
 use std::time::Instant;
