@@ -191,7 +191,7 @@ fn as_it_is(
     (codec.clone(), memory_bounds)
 }
 
-/// The configuration of `codec`.
+/// Returns the configuration of `codec`.
 fn configuration<T: ConfigurationSerialize>(
     codec: &dyn ArrayToBytesCodecTraits,
 ) -> Result<T, PluginCreateError> {
@@ -211,13 +211,13 @@ fn name_of<C: CodecTraits + ?Sized>(codec: &C) -> String {
     name.into_owned()
 }
 
-/// Whether `codec` is a checksum or filter, whose decoded bytes are not longer than the encoded ones.
+/// Returns whether `codec` is a checksum or filter, whose decoded bytes are not longer than the encoded ones.
 fn is_fixed_size(codec: &dyn BytesToBytesCodecTraits) -> bool {
     let encoded = codec.encoded_representation(&BytesRepresentation::FixedSize(1 << 10));
     matches!(encoded, BytesRepresentation::FixedSize(_))
 }
 
-/// The format of `codec`, if the host engine decompresses it.
+/// Returns the format of `codec`, if the host engine decompresses it.
 fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<DecompressedFormat> {
     let any = codec.as_any();
     [

@@ -195,7 +195,7 @@ impl CudaShardingCodec {
         Self::new_with_configuration(&configuration, options)
     }
 
-    /// The same codec with other engines.
+    /// Returns the same codec with other engines.
     #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self::of(self.spec.parts.with_engines(engines))
@@ -215,12 +215,12 @@ impl CudaShardingCodec {
         Self::of(self.spec.parts.with_options(options))
     }
 
-    /// The elements of a subchunk along each axis.
+    /// Returns the elements of a subchunk along each axis.
     pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
         &self.spec.parts.subchunk_shape
     }
 
-    /// The same codec with subchunks of another shape.
+    /// Returns the same codec with subchunks of another shape.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -239,7 +239,7 @@ impl CudaShardingCodec {
         Ok(Self::of(CodecParts { engines, ..parts }))
     }
 
-    /// The shards of this codec with `shape` (elements), `data_type` and `fill_value`.
+    /// Returns the shards of this codec with `shape` (elements), `data_type` and `fill_value`.
     ///
     /// # Errors
     /// A [`CodecError`] if they do not fit each other.

@@ -1,8 +1,9 @@
-//! Our entry in zarrs' registry of codecs: which `sharding_indexed` codecs it makes.
+//! The entry of this library in zarrs' registry of codecs, and the `sharding_indexed` codecs that the entry
+//! makes.
 //!
-//! The entry itself is pushed once and stays: removing it takes the registry's lock for writing, which
-//! deadlocks with a thread that opens an array (it holds the lock for reading while nested codecs take
-//! it again).
+//! The entry is pushed once and stays. Its removal would take the registry's lock for writing, and deadlock
+//! with a thread that opens an array: that thread holds the lock for reading while nested codecs take the lock
+//! again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -30,7 +31,7 @@ static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 /// The metadata of the codecs that the entry makes without a registration.
 static OWNED: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
 
-/// Make every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
+/// Makes every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
 ///
 /// # Errors
 /// [`Error::AlreadyRegistered`] if that is so already, and [`Error::NameTaken`].
@@ -46,7 +47,7 @@ pub(crate) fn enable(options: Options, also: impl FnOnce()) -> Result<(), Error>
     Ok(())
 }
 
-/// Leave `sharding_indexed` to zarrs from now on.
+/// Leaves `sharding_indexed` to zarrs from now on.
 pub(crate) fn disable() {
     let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     ENABLED.store(false, Ordering::Release);
@@ -124,7 +125,7 @@ fn is_owned(metadata: &MetadataV3) -> bool {
     owned.iter().any(|owned| **owned == *metadata)
 }
 
-/// Whether no other entry for the name comes before ours, or before the place where ours would come.
+/// Returns whether no other entry for the name comes before ours, or before the place where ours would come.
 fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
     let name = ShardingCodec::aliases_v3().default_name.clone();
     CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {

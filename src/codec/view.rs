@@ -1,8 +1,8 @@
 //! zarrs' view of an output array, written by rows of subchunks from many threads.
 //!
-//! The memory is zarrs', and so is the function that must be called: it copies one run of the
-//! output after the other, and takes longer to find a short run than to copy it. So the runs are
-//! made long: neighbouring subchunks are put side by side first.
+//! The memory belongs to zarrs, and is written by a function of zarrs. This function copies one run of the
+//! output after the other, and takes longer to find a short run than to copy the run. So neighbouring subchunks
+//! are first put side by side, which makes the runs long.
 
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
@@ -39,7 +39,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         Ok(Some(Self { view, shares }))
     }
 
-    /// Write the share of subchunk `number`: just its elements, in C order.
+    /// Writes the share of subchunk `number`: just its elements, in C order.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was written before; [`EngineError::Foreign`] if zarrs
@@ -50,7 +50,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         unsafe { self.write_box(&share, |view| Ok(view.copy_from_slice(elements)?)) }
     }
 
-    /// Call `write` with zarrs' view of a box of this one.
+    /// Calls `write` with zarrs' view of a box of this one.
     ///
     /// # Safety
     /// The box was claimed, and nothing writes it at the same time.

@@ -98,7 +98,7 @@ pub(super) async fn preview_in<O: Reads>(
     Ok(Some(compaction))
 }
 
-/// The change that compacts `object`.
+/// Returns the change that compacts `object`.
 fn compacted(
     object: &[u8],
     key: &StoreKey,

@@ -79,7 +79,7 @@ impl ShardFormat {
         Ok(Self { codec, shards })
     }
 
-    /// The same, where `codec` is that of `array`.
+    /// Returns the same, where `codec` is that of `array`.
     pub(super) fn of_codec<TStorage: ?Sized>(
         codec: Arc<CudaShardingCodec>,
         array: &Array<TStorage>,

@@ -150,7 +150,7 @@ pub(super) async fn inspect_in<O: Reads>(
 /// A shard of at most this many bytes is read as a whole, by one request.
 const SMALL: u64 = 256 << 10;
 
-/// The inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
+/// Returns the inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
 /// question.
 pub(super) async fn by_index<O: Reads>(
     store: &O,
@@ -222,7 +222,7 @@ impl Inspection {
         Ok(Self::new(shards, size, entries, records, recovery))
     }
 
-    /// A shard of `size` bytes with these `entries`, or what is wrong with its index, and these
+    /// Returns a shard of `size` bytes with these `entries`, or what is wrong with its index, and these
     /// `records`, the last one first.
     fn new(
         shards: &Sharding,
@@ -310,14 +310,14 @@ impl Inspection {
         Summary(self)
     }
 
-    /// The decoded size of a subchunk over its encoded size.
+    /// Returns the decoded size of a subchunk over its encoded size.
     fn ratio(&self, subchunk: &StoredSubchunk) -> Option<f64> {
         #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = self.decoded_size? as f64 / subchunk.size.max(1) as f64;
         Some(ratio)
     }
 
-    /// The indices of the subchunk `number` in the grid of subchunks.
+    /// Returns the indices of the subchunk `number` in the grid of subchunks.
     fn indices(&self, number: usize) -> String {
         let mut indices: Vec<usize> = Vec::with_capacity(self.grid.len());
         let mut rest = number;
@@ -335,7 +335,7 @@ impl Inspection {
         text
     }
 
-    /// The row of the subchunk `number` in the table, with indices in a column of `width` characters.
+    /// Returns the row of the subchunk `number` in the table, with indices in a column of `width` characters.
     /// `ratio` is the last column of the row before, and the size that it is of.
     fn row(&self, number: usize, width: usize, ratio: &mut (u64, String)) -> String {
         let mut row = String::with_capacity(80);
@@ -373,8 +373,8 @@ impl Inspection {
     }
 }
 
-/// Append `number`, in a column of at least `width` characters: a table may have millions of rows, and
-/// this takes a fraction of the time of `write!`.
+/// Appends `number`, in a column of at least `width` characters: a table may have millions of rows, and this
+/// takes a fraction of the time of `write!`.
 fn push_number(text: &mut String, mut number: u64, width: usize) {
     let mut digits = [b' '; 20];
     let mut at = digits.len();
@@ -390,7 +390,7 @@ fn push_number(text: &mut String, mut number: u64, width: usize) {
     text.extend(shown.iter().map(|&digit| char::from(digit)));
 }
 
-/// The entries of the index of `object`, if it decodes, and what is wrong with it.
+/// Returns the entries of the index of `object`, if it decodes, and what is wrong with it.
 ///
 /// # Errors
 /// As for [`Inspection::of`].

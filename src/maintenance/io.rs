@@ -30,7 +30,7 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     }
 }
 
-/// An error of decoding the shard at `key` that is none of its bytes.
+/// Returns an error of decoding the shard at `key` that is none of its bytes.
 pub(super) fn undecided(key: &StoreKey) -> impl Fn(CodecError) -> Error {
     let key = key.clone();
     move |source| Error::Undecided {
@@ -43,7 +43,7 @@ pub(super) async fn read<O: Reads>(store: &O, key: &StoreKey) -> Result<Option<B
     store.get(key).await.map_err(failed("read", key))
 }
 
-/// Do `change` to an object.
+/// Does `change` to an object.
 pub(super) async fn apply<O: Writes>(
     store: &O,
     key: &StoreKey,

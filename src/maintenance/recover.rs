@@ -184,7 +184,7 @@ pub(super) async fn recover_in<O: Reads + Writes>(
     Ok(recovery)
 }
 
-/// The change that repairs `object`, and its state afterwards.
+/// Returns the change that repairs `object`, and its state afterwards.
 fn recovered(
     object: &Bytes,
     key: &StoreKey,
@@ -215,7 +215,7 @@ fn recovered(
     Ok((change, Recovery { outcome, subchunks }))
 }
 
-/// Whether each subchunk of `object`, which is the shard at `key`, decodes.
+/// Returns whether each subchunk of `object`, which is the shard at `key`, decodes.
 ///
 /// # Errors
 /// [`Error::Undecided`] if something else than its bytes keeps a subchunk from being decoded, and

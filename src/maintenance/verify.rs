@@ -26,7 +26,7 @@ pub struct Verification {
     pub subchunks: Vec<SubchunkState>,
 }
 
-/// Whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
+/// Returns whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
 /// configuration kept the bytes from being decoded: they may be right, and are no damage.
 #[must_use]
 pub fn is_damage(error: &CodecError) -> bool {
@@ -128,7 +128,7 @@ pub(super) async fn verify_in_pieces<O: Reads>(
     Ok(None)
 }
 
-/// The states of the subchunks that `inspection` found; `None` if the shard is not there any more.
+/// Returns the states of the subchunks that `inspection` found; `None` if the shard is not there any more.
 async fn pieces<O: Reads>(
     store: &O,
     key: &StoreKey,

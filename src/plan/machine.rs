@@ -92,8 +92,8 @@ pub fn machine(options: &Options) -> Machine {
     }
 }
 
-/// The version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with dots
-/// between them.
+/// Returns the version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with
+/// dots between them.
 fn kernel_module(text: &str) -> Option<String> {
     let is_version = |word: &&str| {
         let mut parts = word.split('.');

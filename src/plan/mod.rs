@@ -67,7 +67,7 @@ impl ShardPlan {
         }
     }
 
-    /// Where the stages of a shard run.
+    /// Returns where the stages of a shard run.
     fn place(&self) -> Place {
         match self.memory {
             Some(_) => Place::Cuda,
@@ -148,7 +148,7 @@ impl Engines {
         }
     }
 
-    /// The engine that encodes and decodes whole shards of `grid`, and why.
+    /// Returns the engine that encodes and decodes whole shards of `grid`, and why.
     ///
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
@@ -196,8 +196,8 @@ impl Engines {
         })
     }
 
-    /// The engine that decodes whole shards of `grid`, and why. Asks for no device if no device
-    /// would decode them.
+    /// Returns the engine that decodes whole shards of `grid`, and why. Asks for no device if no device would
+    /// decode them.
     pub(crate) fn choose_decoder(
         &self,
         options: &Options,
@@ -212,7 +212,7 @@ impl Engines {
         }
     }
 
-    /// The engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
+    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
     /// says whether devices also decode shards with a compressor.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ fn highest_levels(options: &Options) -> HighestLevels {
     }
 }
 
-/// The engine that decodes parts of shards.
+/// Returns the engine that decodes parts of shards.
 pub(crate) fn host_engine() -> HostEngine {
     HostEngine
 }

@@ -35,12 +35,12 @@ impl EngineRule {
         least_subchunks: 0,
     };
 
-    /// Why a shard stays on the host, if it does.
+    /// Returns why a shard stays on the host, if it does.
     pub(super) fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
         self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
     }
 
-    /// Why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
+    /// Returns why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
     /// they do.
     fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
         if chain.is_fixed_size() {
@@ -62,7 +62,7 @@ impl EngineRule {
         })
     }
 
-    /// Why a stream stays on the host, if it does. The reasons are the same as for a shard, except
+    /// Returns why a stream stays on the host, if it does. The reasons are the same as for a shard, except
     /// that all shards of a shard epoch are encoded together.
     pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
         let StreamChain::Known(chain) = &job.chain else {

@@ -10,7 +10,7 @@ use super::threads::{self, Each};
 use super::{ArrayReader, Output, ReadReport, ReaderError, Way};
 use crate::store::Awaited;
 
-/// For a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
+/// Reads from a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
 /// polls.
 ///
 /// A future that is dropped leaves the output written in part.

@@ -145,7 +145,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         now(self.read_shards(codec, boxes, source, place))
     }
 
-    /// A reader of the array with the shape that its metadata has now.
+    /// Returns a reader of the array with the shape that its metadata has now.
     pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
         let array = self.array();
         let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {

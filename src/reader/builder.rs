@@ -257,7 +257,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })))
     }
 
-    /// The extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
+    /// Returns the extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
     pub(super) fn depth(&self) -> u64 {
         let array = self.array();
         let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
@@ -289,7 +289,7 @@ fn check_way(way: &Way) -> Result<(), ReaderError> {
     }
 }
 
-/// Whether arrays with this metadata have the same shards, but for their number.
+/// Returns whether arrays with this metadata have the same shards, but for their number.
 fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
     one.data_type == other.data_type
         && one.chunk_grid == other.chunk_grid
@@ -330,7 +330,7 @@ fn check_files<TStorage: ?Sized>(
     Err(refused("has an array with other shards"))
 }
 
-/// How the elements of `array` are decoded.
+/// Returns how the elements of `array` are decoded.
 fn way<TStorage: ?Sized>(array: &Array<TStorage>) -> Way {
     if !array.storage_transformers().create_metadatas().is_empty() {
         return Way::Zarrs("its storage transformers change what the store has".to_string());

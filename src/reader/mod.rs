@@ -102,13 +102,13 @@ struct Settings {
 }
 
 impl Settings {
-    /// The most threads that decode for one call.
+    /// Returns the most threads that decode for one call.
     fn threads(&self) -> NonZeroUsize {
         let cores = threads::cores();
         self.threads.map_or(cores, |threads| threads.min(cores))
     }
 
-    /// The most requests at once of one call to a store that blocks: each takes a thread.
+    /// Returns the most requests at once of one call to a store that blocks: each takes a thread.
     fn blocking_requests(&self) -> NonZeroUsize {
         let threads = self.threads.unwrap_or(NonZeroUsize::MAX);
         self.requests.min(threads)
@@ -118,9 +118,9 @@ impl Settings {
 /// How the elements of an array are decoded.
 #[derive(Clone, Debug)]
 enum Way {
-    /// By this crate.
+    /// This crate decodes the shards.
     Shards(Arc<CudaShardingCodec>),
-    /// By zarrs: why.
+    /// zarrs decodes the elements, for this reason.
     Zarrs(String),
 }
 
@@ -255,7 +255,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         }
     }
 
-    /// Whether zarrs reads this array, because this crate cannot read it faster:
+    /// Returns whether zarrs reads this array, because this crate cannot read it faster:
     /// [`explain`](Self::explain) says why.
     #[must_use]
     pub fn is_by_zarrs(&self) -> bool {
@@ -323,7 +323,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })
     }
 
-    /// The box `subset`, and the place of its elements in `output`.
+    /// Returns the box `subset`, and the place of its elements in `output`.
     fn one_box<'o>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -335,7 +335,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         Ok(([WantedBox { subset, offset: 0 }], place))
     }
 
-    /// The boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
+    /// Returns the boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
     /// axis more.
     fn several_boxes<'o>(
         &self,
@@ -421,7 +421,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     }
 }
 
-/// How many requests each of `shards` shards may make at once, so that they make `at_once` together.
+/// Returns how many requests each of `shards` shards may make at once, so that they make `at_once` together.
 fn requests_of_shard(at_once: NonZeroUsize, shards: usize) -> NonZeroUsize {
     let each = at_once.get() / shards.clamp(1, at_once.get());
     NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)

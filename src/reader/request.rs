@@ -57,7 +57,7 @@ pub(super) fn check<TStorage: ?Sized>(
     })
 }
 
-/// The shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
+/// Returns the shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
 /// axes have `strides`, in bytes.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,

@@ -51,7 +51,7 @@ impl<R: Reads> ShardSource for Opened<R> {
     }
 }
 
-/// One after the other.
+/// Does the tasks of a call one after the other.
 fn in_turn<'a>(
     count: usize,
     _at_once: std::num::NonZeroUsize,
@@ -66,7 +66,7 @@ fn in_turn<'a>(
 }
 
 impl ArrayReader<()> {
-    /// A reader as this one, which keeps nothing yet, with `frames`.
+    /// Returns a reader as this one, which keeps nothing yet, with `frames`.
     pub(crate) fn with_frames(&self, frames: Arc<dyn ListsFrames>) -> Self {
         let Inner {
             array,

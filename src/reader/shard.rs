@@ -97,8 +97,8 @@ impl From<ReaderError> for Stop {
 }
 
 impl<S: ShardSource> ReadCall<'_, S> {
-    /// Whether each request for subchunks reads the index, too, and others read it before and after. An
-    /// index that was kept is not used.
+    /// Returns whether each request for subchunks reads the index, too, and others read it before and after.
+    /// An index that was kept is not used.
     ///
     /// A consolidation may give a shard another index, and the next one the first index again. If other
     /// requests read the index, a subchunk could come from the shard in between.
@@ -106,7 +106,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         self.frames.is_some() && !S::STAYS
     }
 
-    /// Read the wanted elements of `shard`.
+    /// Reads the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &ShardToRead<'_>) -> Result<(), ReaderError> {
         let mut last = None;
         // With frames one more, which takes each subchunk by itself.
@@ -173,7 +173,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         attempt.finish(is_framed)
     }
 
-    /// The places of the wanted boxes of `shard`.
+    /// Returns the places of the wanted boxes of `shard`.
     fn windows<'w>(&'w self, shard: &'w ShardToRead<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
         let order = shard.sharding.order();
         let parts = shard.wanted.parts.iter();
@@ -233,8 +233,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Read `touched` from the shard, and write their elements. With `fills_shard`, these are fill
-    /// values if the index cannot be decoded.
+    /// Reads `touched` from the shard, and writes their elements. With `fills_shard`, these are fill values
+    /// if the index cannot be decoded.
     async fn read_shard(
         &self,
         touched: &[WantedSubchunk<'_>],
@@ -291,13 +291,13 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(())
     }
 
-    /// There is no shard: write the fill value to all that is wanted of `touched`.
+    /// Writes the fill value to all wanted elements of `touched`, because there is no shard.
     fn fill_absent(&self, touched: &[WantedSubchunk<'_>]) -> Result<(), ReaderError> {
         self.is_absent.store(true, Ordering::Relaxed);
         self.fill(touched.iter().copied())
     }
 
-    /// Write the fill value to all that is wanted of `touched`.
+    /// Writes the fill value to all wanted elements of `touched`.
     fn fill<'p>(
         &self,
         touched: impl IntoIterator<Item = WantedSubchunk<'p>>,

@@ -38,10 +38,10 @@ pub(super) trait ShardSource: Sync {
     /// About how many bytes of a shard to read by one request.
     const REQUEST_BYTES: usize;
 
-    /// Begin to read a shard; `None` if there is none. A store may return a shard that is not there.
+    /// Begins to read a shard; `None` if there is none. A store may return a shard that is not there.
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<Self::Shard>>>;
 
-    /// Read ranges of a shard, by one request; `None` if there is no shard.
+    /// Reads ranges of a shard, by one request; `None` if there is no shard.
     fn read<'a>(
         &'a self,
         shard: &'a Self::Shard,
@@ -49,7 +49,7 @@ pub(super) trait ShardSource: Sync {
         buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
-    /// Find the size of a shard, in bytes; `None` if there is no shard.
+    /// Finds the size of a shard, in bytes; `None` if there is no shard.
     fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
 }
 

@@ -85,7 +85,7 @@ impl CodecParts {
         })
     }
 
-    /// The same parts with other runtime options, for nested codecs of this crate, too.
+    /// Returns the same parts with other runtime options, for nested codecs of this crate, too.
     pub(crate) fn with_options(&self, options: Options) -> Self {
         let for_nested = CodecSpecificOptions::default().with_option(options.clone());
         let inner_codecs = (*self.inner_codecs).clone();
@@ -101,7 +101,7 @@ impl CodecParts {
         }
     }
 
-    /// The same parts with other engines.
+    /// Returns the same parts with other engines.
     #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self {
@@ -110,13 +110,13 @@ impl CodecParts {
         }
     }
 
-    /// The configuration in an array's metadata.
+    /// Returns the configuration in an array's metadata.
     pub(crate) fn configuration(&self) -> Option<Configuration> {
         let options = CodecMetadataOptions::default();
         self.stock.configuration(ZarrVersion::V3, &options)
     }
 
-    /// Check that the options allow decoding with these codecs.
+    /// Checks that the options allow decoding with these codecs.
     ///
     /// # Errors
     /// A [`CodecError`] if the data are not trusted, and a codec needs trusted data.

@@ -48,7 +48,7 @@ pub(crate) fn no_memory(what: &'static str, bytes: usize) -> CodecError {
     )
 }
 
-/// An engine's error, as zarrs' callers expect it.
+/// Returns an engine's error, as zarrs' callers expect it.
 pub(crate) fn codec_error(error: EngineError) -> CodecError {
     match error {
         EngineError::Checksum { .. } => CodecError::InvalidChecksum,
@@ -61,8 +61,8 @@ pub(crate) fn codec_error(error: EngineError) -> CodecError {
     }
 }
 
-/// The error of a codec that did not decode a value. `told` makes a message of the reason, if the bytes are
-/// invalid.
+/// Returns the error of a codec that did not decode a value. `told` makes a message of the reason, if the
+/// bytes are invalid.
 pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> String) -> CodecError {
     match failed {
         NotDecoded::Invalid(reason) => CodecError::Other(told(reason)),
@@ -70,8 +70,8 @@ pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> Strin
     }
 }
 
-/// Whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store or a
-/// configuration kept them from being decoded, and they may be right.
+/// Returns whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store
+/// or a configuration kept them from being decoded, and they may be right.
 pub(crate) fn is_of_bytes(error: &CodecError) -> bool {
     match error {
         CodecError::IOError(error) => io_is_of_bytes(error),
@@ -84,7 +84,7 @@ pub(crate) fn is_of_bytes(error: &CodecError) -> bool {
     }
 }
 
-/// A value that ends too soon is one of wrong bytes.
+/// Returns a value that ends too soon is one of wrong bytes.
 fn storage_is_of_bytes(error: &StorageError) -> bool {
     matches!(error, StorageError::InvalidByteRangeError(_))
 }
@@ -123,7 +123,7 @@ fn cause_is_of_bytes(cause: &(dyn StdError + 'static)) -> bool {
     cause.downcast_ref::<Error>().is_none()
 }
 
-/// The thing for which there was no memory, and its bytes, if that is the error.
+/// Returns the thing for which there was no memory, and its bytes, if that is the error.
 pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)> {
     let CodecError::IOError(error) = error else {
         return None;
@@ -156,7 +156,7 @@ pub(crate) fn engine_is_of_bytes(error: &EngineError) -> bool {
     }
 }
 
-/// One of this crate's errors, where zarrs wants its own.
+/// Returns one of this crate's errors, where zarrs wants its own.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,

@@ -13,7 +13,7 @@ use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 impl Sharding {
-    /// The engine that encodes a shard.
+    /// Returns the engine that encodes a shard.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
@@ -21,7 +21,7 @@ impl Sharding {
         self.choose_engine_for(&self.grid)
     }
 
-    /// The engine that encodes some subchunks, as a shard of `grid`.
+    /// Returns the engine that encodes some subchunks, as a shard of `grid`.
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
@@ -30,7 +30,7 @@ impl Sharding {
         codec.engines.choose(&codec.options, grid, self.known())
     }
 
-    /// The engine that decodes a whole shard.
+    /// Returns the engine that decodes a whole shard.
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
@@ -41,7 +41,7 @@ impl Sharding {
             .choose_decoder(&codec.options, grid, self.known())
     }
 
-    /// Call `f` with the job that a shard is for an engine.
+    /// Calls `f` with the job that a shard is for an engine.
     pub(crate) fn with_job<T>(
         &self,
         options: &CodecOptions,
@@ -60,7 +60,7 @@ impl Sharding {
         })
     }
 
-    /// How many threads for subchunks, and how many inside each.
+    /// Returns how many threads for subchunks, and how many inside each.
     pub(crate) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
         // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
         let target = match options.concurrent_target() {

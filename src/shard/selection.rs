@@ -45,7 +45,7 @@ impl Selection {
         }
     }
 
-    /// The elements of subchunk `number` that are named, by their coordinates in it.
+    /// Returns the elements of subchunk `number` that are named, by their coordinates in it.
     ///
     /// # Errors
     /// A [`CodecError`] if zarrs refuses the box.
@@ -71,7 +71,7 @@ impl Selection {
         }
     }
 
-    /// The numbers of the subchunks that have some of the elements, in C order.
+    /// Returns the numbers of the subchunks that have some of the elements, in C order.
     pub(crate) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
         match self {
             Self::Window { start, shape } => grid.numbers_in(start, shape),
@@ -80,7 +80,7 @@ impl Selection {
     }
 }
 
-/// A box of the shard.
+/// Returns a box of the shard.
 fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection, CodecError> {
     let mut window = (Vec::new(), Vec::new());
     for ((&start, &extent), &shard) in start.iter().zip(shape).zip(grid.shard()) {

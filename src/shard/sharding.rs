@@ -85,7 +85,7 @@ impl Sharding {
         })
     }
 
-    /// The inner codecs as the engines know them, or why they do not.
+    /// Returns the inner codecs as the engines know them, or why they do not.
     pub(crate) fn known(&self) -> Result<&KnownChain, &str> {
         match &self.elements {
             SubchunkElements::Known(chain) => Ok(chain),
@@ -93,7 +93,7 @@ impl Sharding {
         }
     }
 
-    /// Why zarrs' own codec encodes these shards, if it does.
+    /// Returns why zarrs' own codec encodes these shards, if it does.
     pub(crate) fn delegated(&self) -> Option<&str> {
         match &self.elements {
             SubchunkElements::Delegated(why) => Some(why),
@@ -101,7 +101,7 @@ impl Sharding {
         }
     }
 
-    /// The order of axes in which the elements of a decoded subchunk are stored.
+    /// Returns the order of axes in which the elements of a decoded subchunk are stored.
     pub(crate) fn order(&self) -> Vec<usize> {
         match self.known() {
             Ok(chain) => chain.order.clone(),
@@ -109,7 +109,7 @@ impl Sharding {
         }
     }
 
-    /// A number that is equal for shards of one configuration, shape, data type and fill value.
+    /// Returns a number that is equal for shards of one configuration, shape, data type and fill value.
     pub(crate) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| {
             let mut hasher = DefaultHasher::new();
@@ -123,7 +123,8 @@ impl Sharding {
         })
     }
 
-    /// The shards that are the subchunks of these, if the inner codecs encode these and do nothing else.
+    /// Returns the shards that are the subchunks of these, if the inner codecs encode these and do nothing
+    /// else.
     ///
     /// # Errors
     /// A [`CodecError`] if their shapes do not fit each other.
@@ -139,7 +140,7 @@ impl Sharding {
         Ok(self.nested.get_or_init(|| nested).clone())
     }
 
-    /// Check and decode the index of the encoded shard `bytes`.
+    /// Checks and decodes the index of the encoded shard `bytes`.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard is too short, the index codecs fail, or an entry is invalid.
@@ -151,7 +152,7 @@ impl Sharding {
         Ok(self.index.decode_in(bytes, options)?.iter().collect())
     }
 
-    /// How long an encoded subchunk may be.
+    /// Returns how long an encoded subchunk may be.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -159,7 +160,7 @@ impl Sharding {
         Ok(self.subchunk_representation()?.into())
     }
 
-    /// The size of an encoded subchunk, as the inner codecs say.
+    /// Returns the size of an encoded subchunk, as the inner codecs say.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -172,7 +173,7 @@ impl Sharding {
         )
     }
 
-    /// The most bytes that a shard can encode to.
+    /// Returns the most bytes that a shard can encode to.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type, or 64 bits cannot count the
@@ -198,7 +199,7 @@ impl Sharding {
     }
 }
 
-/// Why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
+/// Returns why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
 /// missing, or have no bytes.
 fn why_delegated(data_type: &DataType) -> Option<String> {
     if data_type.is_optional() {
@@ -211,7 +212,7 @@ fn why_delegated(data_type: &DataType) -> Option<String> {
     }
 }
 
-/// The grid of subchunks in a shard of `shape`.
+/// Returns the grid of subchunks in a shard of `shape`.
 ///
 /// # Errors
 /// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.

@@ -69,7 +69,7 @@ impl ChunkKeys {
         Self { prefix, axes }
     }
 
-    /// The prefix of the array itself.
+    /// Returns the prefix of the array itself.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -108,7 +108,7 @@ impl ChunkKeys {
         chunks.map_or(Scope::Elsewhere, Scope::Chunks)
     }
 
-    /// The key, or part of a key, behind the prefix of the array.
+    /// Returns the key, or part of a key, behind the prefix of the array.
     fn parse_in_array(&self, rest: &str) -> Option<ChunkKey> {
         let (encoding, numbers) = if let Some(behind) = rest.strip_prefix('c') {
             let Some(separator) = behind.chars().next() else {
@@ -140,7 +140,7 @@ impl ChunkKeys {
         })
     }
 
-    /// The key of a chunk.
+    /// Returns the key of a chunk.
     ///
     /// # Errors
     /// [`StorageError::Other`], never: what is formatted is a key.
@@ -148,7 +148,7 @@ impl ChunkKeys {
         StoreKey::new(self.format(chunk)).map_err(|error| StorageError::Other(error.to_string()))
     }
 
-    /// The prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
+    /// Returns the prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
     ///
     /// # Errors
     /// [`StorageError::Other`], never: what is formatted is a prefix.
@@ -169,7 +169,7 @@ impl ChunkKeys {
     }
 }
 
-/// A number as zarrs writes it: other texts of the same number are not keys of chunks.
+/// Returns a number as zarrs writes it: other texts of the same number are not keys of chunks.
 fn coordinate(text: &str) -> Option<u64> {
     let is_canonical = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| is_canonical)

@@ -27,8 +27,8 @@ pub(super) const MAX_CHUNKS: usize = 1 << 24;
 /// allocate what they are asked for.
 pub(super) const UNCHECKED: u64 = 16 << 20;
 
-/// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the
-/// chunks hold.
+/// The layout of encoded chunks in the bytes of a shard. It depends on the codec of the shard, and not on the
+/// content of the chunks.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkLayout {
     shards: Arc<Sharding>,
@@ -53,9 +53,9 @@ impl ChunkLayout {
         Ok(Self { shards })
     }
 
-    /// The `indexed` binary format of the sharding storage transformer draft: an index of little-endian
-    /// integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are those of
-    /// the codec `sharding_indexed`.
+    /// Returns the `indexed` binary format of the sharding storage transformer draft: an index of
+    /// little-endian integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are
+    /// those of the codec `sharding_indexed`.
     ///
     /// # Errors
     /// [`Error::Create`] and [`Error::Codec`], never: these are codecs that there are.
@@ -75,18 +75,18 @@ impl ChunkLayout {
         Self::of(shards)
     }
 
-    /// The size of an encoded index, in bytes.
+    /// Returns the size of an encoded index, in bytes.
     pub(super) fn index_len(&self) -> usize {
         self.shards.index.len()
     }
 
-    /// Where the index of a shard is.
+    /// Returns where the index of a shard is.
     pub(super) fn index_range(&self) -> ByteRange {
         self.shards.index.byte_range()
     }
 
-    /// Where the chunks of the shard at `key` lie, by its encoded index. The shard has at most `limit`
-    /// bytes.
+    /// Returns where the chunks of the shard at `key` lie, by its encoded index. The shard has at most
+    /// `limit` bytes.
     ///
     /// # Errors
     /// If the index is invalid, or a chunk ends beyond `limit`: [`ErrorKind::InvalidData`].
@@ -115,7 +115,7 @@ impl ChunkLayout {
             .map_err(|error| damaged(format!("the index of the shard {key} is invalid: {error}")))
     }
 
-    /// The chunks of the shard at `key`, which is `object`, in C order.
+    /// Returns the chunks of the shard at `key`, which is `object`, in C order.
     ///
     /// # Errors
     /// If it is shorter than its index, or the index is invalid: [`ErrorKind::InvalidData`].
@@ -133,7 +133,7 @@ impl ChunkLayout {
         Ok(entries.iter().map(chunk).collect())
     }
 
-    /// A shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
+    /// Returns a shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
     ///
     /// # Errors
     /// [`StorageError::Other`] if memory cannot be had.

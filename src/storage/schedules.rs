@@ -61,12 +61,12 @@ pub(super) enum Listing {
     Hashed(u64),
 }
 
-/// How a listing comes back that fails, and does not say so.
+/// The answer of a listing that fails without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
-    /// Without any key.
+    /// The answer has no key.
     Empty,
-    /// Without the last key.
+    /// The answer lacks the last key.
     Short,
 }
 
@@ -200,7 +200,7 @@ impl fmt::Debug for Seat {
 }
 
 impl Seat {
-    /// A store that holds `objects`, for one who is alone: no call waits.
+    /// Returns a store that holds `objects`, for one who is alone: no call waits.
     pub(super) fn alone(objects: Objects) -> Self {
         let world = World {
             objects: objects.into(),
@@ -221,7 +221,7 @@ impl Seat {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call that reads, when it is the actor's turn.
+    /// Returns a call that reads, when it is the actor's turn.
     async fn reads<T: Hash + Clone + Send + Sync + 'static>(
         &self,
         effect: impl Fn(&Objects) -> T + Send + Sync + 'static,
@@ -230,7 +230,7 @@ impl Seat {
         self.call(None, false, effect).await
     }
 
-    /// A call that changes what the store holds.
+    /// Returns a call that changes what the store holds.
     async fn changes<T: Hash + Clone + Send + Sync + 'static>(
         &self,
         effect: impl Fn(&mut Objects) -> T + Send + Sync + 'static,
@@ -277,7 +277,7 @@ impl Seat {
         value.expect("an answer to the same call").clone()
     }
 
-    /// Replace the value of `to` by that of `from`, which is no more, in one moment.
+    /// Replaces the value of `to` by that of `from`, which is no more, in one moment.
     pub(super) async fn rename(&self, from: &StoreKey, to: &StoreKey) -> Result<()> {
         let keys = (from.clone(), to.clone());
         let is_done = self.changes(move |objects| {
@@ -405,7 +405,7 @@ fn keys_with(objects: &Objects, prefix: &StorePrefix) -> StoreKeys {
 }
 
 impl Promises {
-    /// The key with `prefix` that follows `last` in the order of a listing.
+    /// Returns the key with `prefix` that follows `last` in the order of a listing.
     fn next_key(
         &self,
         objects: &Objects,
@@ -439,7 +439,7 @@ impl Promises {
 }
 
 impl Seat {
-    /// The places of `keys`, in the order in which they are asked for.
+    /// Returns the places of `keys`, in the order in which they are asked for.
     fn order(&self, keys: &[StoreKey]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..keys.len()).collect();
         if self.world().promises.backwards {
@@ -819,26 +819,26 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// The actor that was added last may crash, at each call.
+    /// Lets the actor that was added last crash at any of its calls.
     pub(super) fn who_may_crash(mut self) -> Self {
         self.actors.last_mut().expect("an actor").may_crash = true;
         self
     }
 
-    /// No listing of the actor that was added last fails silently.
+    /// Lets no listing of the actor that was added last fail silently.
     pub(super) fn who_lists_well(mut self) -> Self {
         self.actors.last_mut().expect("an actor").lists_well = true;
         self
     }
 
-    /// The actor that was added last begins when that with `number` has ended or crashed.
+    /// Lets the actor that was added last begin when actor `number` has ended or crashed.
     pub(super) fn after(mut self, number: usize) -> Self {
         self.actors.last_mut().expect("an actor").after = Some(number);
         self
     }
 
-    /// The actors know of each other by more than the store: they share caches, or wait for each other.
-    /// What one of them does then depends on the answers that all of them got.
+    /// Notes that the actors know of each other by more than the store: they share caches, or wait for each
+    /// other. The next call of an actor then depends on the answers that all actors got.
     pub(super) fn who_share_memory(mut self) -> Self {
         self.shares_memory = true;
         self
@@ -853,7 +853,7 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// Try all orders.
+    /// Tries all orders.
     ///
     /// # Errors
     /// The first after which something is wrong.
@@ -982,7 +982,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The point where the actors are.
+    /// Returns the point where the actors are.
     fn point(&self, from: Option<(usize, Step)>) -> Point {
         let mut world = self.world();
         let here = |&number: &usize| {
@@ -1006,7 +1006,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A hash so long that no two values have the same one by chance.
+/// Returns a hash so long that no two values have the same one by chance.
 fn print(of: &impl Hash) -> u128 {
     let [high, low] = [0_u8, 1].map(|half| {
         let mut hasher = DefaultHasher::new();
@@ -1016,7 +1016,7 @@ fn print(of: &impl Hash) -> u128 {
     (high << 64) | low
 }
 
-/// The order of what concerns different chunks matters to nobody.
+/// Returns a hash of `log`. The order of events of different chunks does not change the hash.
 fn print_log(log: &[Event]) -> u128 {
     let mut log: Vec<&Event> = log.iter().collect();
     log.sort_by_key(|event| event.chunk());
@@ -1077,7 +1077,7 @@ impl Exploration<'_, '_> {
         self.points[at].acting.get(&number)
     }
 
-    /// The call of an actor, if it can take effect.
+    /// Returns the call of an actor, if it can take effect.
     fn call<'c>(&self, state: &ExploredState, here: &'c Here) -> Option<&'c PendingCall> {
         let is_free = |(locks, shard): &LockId| {
             let mut taken = state.at.iter().flat_map(|&at| &self.points[at].key_locks);
@@ -1114,7 +1114,7 @@ impl Exploration<'_, '_> {
         choices
     }
 
-    /// The state after `choice`.
+    /// Returns the state after `choice`.
     fn after(&mut self, state: &ExploredState, choice: Choice) -> ExploredState {
         let mut next = state.clone();
         let (Choice::PendingCall(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
@@ -1138,7 +1138,7 @@ impl Exploration<'_, '_> {
         next
     }
 
-    /// The point to which `step` leads a process.
+    /// Returns the point to which `step` leads a process.
     fn follow(&mut self, from: usize, step: Step) -> usize {
         let hash = step.answer.as_ref().map(|answer| answer.hash);
         let next = (from, step.choice, hash);
@@ -1174,7 +1174,7 @@ impl Exploration<'_, '_> {
         at
     }
 
-    /// A hash of the parts of `state` on which the future depends.
+    /// Returns a hash of the parts of `state` on which the future depends.
     fn print(&self, state: &ExploredState) -> u128 {
         let at = state.at.iter().map(|&at| self.points[at].print);
         print(&(state.prints, at.collect::<Vec<_>>(), state.silences))
@@ -1224,7 +1224,7 @@ impl Exploration<'_, '_> {
     }
 }
 
-/// Judge what was read of `chunk`, which held `initial`, was written by one writer at a time, and holds
+/// Judges what was read of `chunk`, which held `initial`, was written by one writer at a time, and holds
 /// `last` in the end. Each value is written once.
 ///
 /// A read finds what was written by a write that ended before the read began and that no other

@@ -105,7 +105,7 @@ impl ShardingTransformer {
         self.core.configuration().format
     }
 
-    /// Whether `name` is one of its names.
+    /// Returns whether `name` is one of its names.
     pub(crate) fn is_name(name: &str) -> bool {
         is_name(name)
     }

@@ -123,7 +123,7 @@ pub struct HostBatches {
 }
 
 impl HostBatches {
-    /// The fallback for the stream of `job` on `device`.
+    /// Returns the fallback for the stream of `job` on `device`.
     pub fn new(device: CudaEngine, job: Arc<StreamJob>) -> Self {
         Self {
             device,
@@ -153,8 +153,8 @@ impl BatchFallback for HostBatches {
     }
 }
 
-/// The reason under which a fallback is counted. Numbers that differ between equal failures are
-/// left out.
+/// Returns the reason under which a fallback is counted. Numbers that differ between equal failures
+/// are left out.
 pub fn reason(error: &EngineError) -> Cow<'_, str> {
     match error {
         EngineError::Unsuitable(reason) => reason.into(),

@@ -163,7 +163,7 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
     }
 }
 
-/// The `count` numbers of the file `bytes`.
+/// Returns the `count` numbers of the file `bytes`.
 ///
 /// # Errors
 /// [`NotDecoded::Invalid`] if there are others, or `bytes` is invalid. [`NotDecoded::Memory`] if memory cannot

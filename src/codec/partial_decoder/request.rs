@@ -69,7 +69,7 @@ impl<'a> PartialReadRequest<'a> {
         })
     }
 
-    /// Find the subchunks that are touched, in the shard with the index `entries`.
+    /// Finds the subchunks that are touched, in the shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if one of them is not as long as its codecs make it.
@@ -115,8 +115,8 @@ impl<'a> PartialReadRequest<'a> {
         Ok(self)
     }
 
-    /// Whether the lengths of the touched subchunks are what the metadata justifies. They are not
-    /// if the inner codecs name no bound.
+    /// Returns whether the lengths of the touched subchunks are what the metadata justifies. They are not if
+    /// the inner codecs name no bound.
     pub(super) fn is_bounded(&self) -> bool {
         self.is_bounded
     }
@@ -133,7 +133,7 @@ impl<'a> PartialReadRequest<'a> {
         Ok(limit.is_bounded())
     }
 
-    /// The touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
+    /// Returns the touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
     pub(super) fn groups(&self, cost: usize) -> Vec<&[SubchunkRead]> {
         let mut groups = Vec::new();
         let mut rest = self.touched.as_slice();
@@ -160,7 +160,7 @@ impl<'a> PartialReadRequest<'a> {
             .fold(0, |sum, touched| sum.saturating_add(touched.cost))
     }
 
-    /// The bytes of the subchunks of `group` that are decoded whole.
+    /// Returns the bytes of the subchunks of `group` that are decoded whole.
     pub(super) fn byte_ranges(group: &[SubchunkRead]) -> Vec<ByteRange> {
         group
             .iter()
@@ -230,9 +230,8 @@ impl<'a> PartialReadRequest<'a> {
         }
     }
 
-    /// Write the wanted elements of `group` to `output`: `fetched` are the bytes for
-    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for
-    /// [`inner_reads`](Self::inner_reads).
+    /// Writes the wanted elements of `group` to `output`: `fetched` are the bytes for
+    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for [`inner_reads`](Self::inner_reads).
     pub(super) fn write(
         &self,
         group: &[SubchunkRead],
@@ -283,7 +282,7 @@ impl<'a> PartialReadRequest<'a> {
         Ok(())
     }
 
-    /// Write what is wanted of subchunk `number`, given just that.
+    /// Writes what is wanted of subchunk `number`, given just that.
     fn write_part(
         &self,
         number: usize,
@@ -302,7 +301,7 @@ impl<'a> PartialReadRequest<'a> {
         }
     }
 
-    /// Put the wanted elements of subchunk `number` where they go.
+    /// Puts the wanted elements of subchunk `number` where they go.
     fn put<'e>(
         &self,
         wanted: &Mutex<Vec<u8>>,
@@ -325,7 +324,7 @@ impl<'a> PartialReadRequest<'a> {
 }
 
 impl PartialReadOutput<'_, '_> {
-    /// The wanted elements; none if they went into a view.
+    /// Returns the wanted elements; none if they went into a view.
     ///
     /// # Errors
     /// An [`EngineError`] if some are missing.

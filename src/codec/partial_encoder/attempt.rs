@@ -57,7 +57,7 @@ impl<H: Handle> PartialEncoder<H> {
             .map_err(|error| index_error(&error))
     }
 
-    /// The bytes at `ranges`, in one request; `None` if there are none, or no shard.
+    /// Returns the bytes at `ranges`, in one request; `None` if there are none, or no shard.
     async fn read(
         &self,
         ranges: Vec<ByteRange>,
@@ -69,7 +69,7 @@ impl<H: Handle> PartialEncoder<H> {
         H::read(self.reader(), ranges, options).await
     }
 
-    /// The size of the shard, if its index is still `before`, and `fetched` is what it has.
+    /// Returns the size of the shard, if its index is still `before`, and `fetched` is what it has.
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
@@ -112,7 +112,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Take a turn, if it comes before the encoder has waited as long as it may.
+    /// Takes a turn, if it comes before the encoder has waited as long as it may.
     async fn take(&self, names: &[NameToTake], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
         let limit = self.target.codec.options.turn_limit();
         let start = Instant::now();
@@ -147,7 +147,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Write in a turn of `mode`. `None` if it must be alone, and is not.
+    /// Writes in a turn of `mode`. `None` if it must be alone, and is not.
     async fn write_in_turn(
         &self,
         update: &Update<'_>,
@@ -208,7 +208,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Erase what a failed `write` left of a shard that was to be created, if it is that and no more.
+    /// Erases what a failed `write` left of a shard that was to be created, if it is that and no more.
     /// Returns whether there is no shard now.
     async fn erase_rest(&self, write: &WriteCall, options: &CodecOptions) -> bool {
         let Some(range) = range_of_rest(write) else {
@@ -224,7 +224,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Try to write. `None` if nothing had to be written.
+    /// Tries to write. `None` if nothing had to be written.
     async fn attempt(
         &self,
         indexer: &dyn Indexer,
@@ -261,7 +261,7 @@ impl<H: Handle> PartialEncoder<H> {
         written.await.map(Some)
     }
 
-    /// Write `bytes` to the elements that `indexer` names.
+    /// Writes `bytes` to the elements that `indexer` names.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard cannot be read, understood or written, or if there is no turn.

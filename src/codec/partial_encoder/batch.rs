@@ -15,7 +15,7 @@ use crate::shard::selection::Selection;
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError, ShardJob};
 use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
-/// Elements of one size, whose subchunks the engines encode.
+/// Encodes the changed subchunks of elements of one size, by the engines.
 pub(super) fn encode(
     update: &Update<'_>,
     elements: &[u8],
@@ -99,7 +99,7 @@ fn decode_and_patch(
     Ok(())
 }
 
-/// Write the share of subchunk `number` of `elements` to its decoded bytes.
+/// Writes the share of subchunk `number` of `elements` to its decoded bytes.
 fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8]) {
     match &update.selection {
         Selection::Window { start, shape } => {
@@ -121,7 +121,7 @@ fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8
     }
 }
 
-/// Encode the shard `decoded` of `grid`, whose subchunks are those that are touched.
+/// Encodes `decoded`, a shard of `grid` whose subchunks are the touched ones.
 fn encode_batch(
     update: &Update<'_>,
     grid: &SubchunkGrid,

@@ -46,7 +46,7 @@ pub(super) struct Placed {
 }
 
 impl Outcome {
-    /// Whether others may write at the same time.
+    /// Returns whether other encoders may write at the same time.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Write(placed) if placed.commit == Commit::DataOnly => Mode::Shared,
@@ -55,7 +55,7 @@ impl Outcome {
     }
 }
 
-/// Where subchunks go.
+/// Returns where subchunks go.
 ///
 /// # Errors
 /// A [`CodecError`] for slots of a chain that names no bound.
@@ -85,7 +85,7 @@ pub(super) fn rule(
     })
 }
 
-/// The turn that `changes` will probably need, before it is known where they go.
+/// Returns the turn that `changes` will probably need, before it is known where they go.
 pub(super) fn likely_mode(rule: PlacementRule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
         let old = before.entries.get(*number);
@@ -97,7 +97,7 @@ pub(super) fn likely_mode(rule: PlacementRule, before: &StoredIndex, changes: &C
     }
 }
 
-/// Find places for `changes` in the shard `before`, an object of `size` bytes.
+/// Finds places for `changes` in the shard `before`, an object of `size` bytes.
 ///
 /// # Errors
 /// A [`CodecError`] if the shard would be larger than this machine can address, or the index cannot
@@ -178,7 +178,7 @@ pub(super) fn decide(
     }))
 }
 
-/// How many bytes nothing will use, if they are more than is wanted.
+/// Returns how many bytes nothing will use, if they are more than is wanted.
 #[allow(
     clippy::cast_precision_loss,
     reason = "a fraction that need not be exact"

@@ -56,7 +56,7 @@ pub(super) struct StoredIndex {
 }
 
 impl StoredIndex {
-    /// Check and decode the index `encoded`, which was read without the rest of its shard.
+    /// Checks and decodes the index `encoded`, which was read without the rest of its shard.
     ///
     /// # Errors
     /// A [`CodecError`] if it is invalid, or has not been written yet.
@@ -90,7 +90,7 @@ impl StoredIndex {
         })
     }
 
-    /// The fingerprint of the index, as records have it.
+    /// Returns the fingerprint of the index, as records have it.
     pub(super) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| fingerprint(self.encoded()))
     }
@@ -186,7 +186,7 @@ impl<'a> Comparison<'a> {
         can
     }
 
-    /// Take what was read.
+    /// Takes what was read.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard has changed, or an update of it was interrupted.
@@ -275,7 +275,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether `record`, which lies before the last index in the shard, is of the last update.
+    /// Returns whether `record`, which lies before the last index in the shard, is of the last update.
     fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
         let index = self.before.fingerprint();
         // The index of a rewrite is the old one until its second write.

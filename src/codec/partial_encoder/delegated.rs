@@ -13,7 +13,7 @@ use crate::shard::selection::Selection;
 use crate::store::no_panic;
 use zarrs_cuda_engine::layout::SubchunkPart;
 
-/// Encode what `update` changes.
+/// Encodes what `update` changes.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &FetchedRanges<'_>,
@@ -37,7 +37,7 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// One subchunk as it will be, encoded; `None` if it is empty then.
+/// Returns a subchunk with its changes, encoded; `None` if all of its elements are then the fill value.
 fn updated(
     update: &Update<'_>,
     touched: &TouchedSubchunk,
@@ -106,7 +106,7 @@ fn share<'u>(
     }
 }
 
-/// How many elements a list of points names.
+/// Returns how many elements a list of points names.
 fn points_of(selection: &Selection) -> u64 {
     match selection {
         Selection::Points(points) => points.values().map(|points| points.len() as u64).sum(),

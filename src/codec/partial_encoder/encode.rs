@@ -12,7 +12,7 @@ use super::{batch, delegated};
 use crate::shard::error::other;
 use crate::shard::sharding::Sharding;
 
-/// Encode what changes. What was read and is written as it was is left out.
+/// Encodes what changes. What was read and is written as it was is left out.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &FetchedRanges<'_>,
@@ -48,7 +48,7 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// Encode what `update` changes, whose subchunks are the shards `target`.
+/// Encodes what `update` changes, whose subchunks are the shards `target`.
 fn encode_shards(
     update: &Update<'_>,
     target: &Sharding,
@@ -89,7 +89,7 @@ fn encode_shards(
     Ok(changes)
 }
 
-/// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+/// Returns the shard `old` with `elements` written to `indexer`; `None` if it is empty then.
 ///
 /// # Errors
 /// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.

@@ -107,7 +107,7 @@ impl Attempts {
 }
 
 impl<H: Handle> PartialEncoder<H> {
-    /// Prepare for another attempt after one that failed.
+    /// Prepares for another attempt after one that failed.
     ///
     /// # Errors
     /// Why it failed, if another one would not help.
@@ -164,7 +164,7 @@ impl<H: Handle> PartialEncoder<H> {
         Self { target, handle }
     }
 
-    /// The index that was read, if there is a shard.
+    /// Returns the index that was read, if there is a shard.
     fn index(
         &self,
         encoded: Option<ArrayBytesRaw<'_>>,
@@ -179,7 +179,7 @@ impl<H: Handle> PartialEncoder<H> {
         StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }
 
-    /// Where to read the index.
+    /// Returns where to read the index.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
         check_memory(self.target.index.len()).map_err(codec_error)?;
         Ok(self.target.index.byte_range())
@@ -201,7 +201,7 @@ impl<H: Handle> PartialEncoder<H> {
     }
 }
 
-/// Encode a whole shard of elements that have no fixed size.
+/// Encodes a whole shard of elements that have no fixed size.
 pub(super) fn encode_delegated(
     target: &Sharding,
     elements: &ArrayBytes<'_>,
@@ -249,7 +249,7 @@ fn index_error(error: &CodecError) -> CodecError {
 /// The bytes between what one write stores that are read to see what is left of it.
 const MOST_HOLES: usize = 64 << 20;
 
-/// Where to read what a failed `write` left of a shard that was to be created. `None` if that is too
+/// Returns where to read what a failed `write` left of a shard that was to be created. `None` if that is too
 /// much to read.
 fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     let end = write
@@ -261,8 +261,8 @@ fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     (end <= most).then_some(ByteRange::FromStart(0, None))
 }
 
-/// Whether `object` is what a failed `write` left of a shard that was to be created, and not all of it.
-/// File systems fill holes with zeros, and may store the pages of one write in any order.
+/// Returns whether `object` is what a failed `write` left of a shard that was to be created, and not all of
+/// it. File systems fill holes with zeros, and may store the pages of one write in any order.
 fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     let mut whole = Vec::new();
     for (at, bytes) in write {
@@ -276,7 +276,7 @@ fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     object.len() <= whole.len() && object != whole && object.iter().zip(&whole).all(is_part)
 }
 
-/// Why a shard was not created, and that nothing is left of the attempt.
+/// Returns why a shard was not created, and that nothing is left of the attempt.
 fn not_created(error: &CodecError) -> CodecError {
     caused(
         format!(

@@ -42,7 +42,7 @@ pub(super) fn share(
     Ok((update.selection.within(update.grid, number)?, share))
 }
 
-/// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
+/// Returns the shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
 ///
 /// # Errors
 /// A [`CodecError`] if the index cannot be encoded.

@@ -30,7 +30,7 @@ pub(super) struct FetchedRanges<'a> {
 }
 
 impl<'a> FetchedRanges<'a> {
-    /// All of a shard that is in memory.
+    /// Returns all of a shard that is in memory.
     pub(super) fn all(shard: &'a [u8]) -> Self {
         Self {
             ranges: Merged::of([range(0..shard.len())]),
@@ -38,7 +38,7 @@ impl<'a> FetchedRanges<'a> {
         }
     }
 
-    /// The `bytes` that a store returned for `ranges`.
+    /// Returns the `bytes` that a store returned for `ranges`.
     ///
     /// # Errors
     /// A [`CodecError`] if these are other bytes.
@@ -73,7 +73,7 @@ impl<'a> FetchedRanges<'a> {
         }
     }
 
-    /// The bytes at `extent`, if they were read.
+    /// Returns the bytes at `extent`, if they were read.
     pub(super) fn get(&self, extent: &Range<usize>) -> Option<&[u8]> {
         if extent.is_empty() {
             return Some(&[]);

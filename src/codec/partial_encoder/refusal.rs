@@ -12,7 +12,7 @@ fn refusal(what: String) -> CodecError {
     CodecError::IOError(Arc::new(Error::new(ErrorKind::ResourceBusy, what)))
 }
 
-/// Whether `error` is a refusal.
+/// Returns whether `error` is a refusal.
 pub(super) fn is_refusal(error: &CodecError) -> bool {
     matches!(error, CodecError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
 }

@@ -45,7 +45,7 @@ pub(super) struct Changes {
 }
 
 impl<'a> Update<'a> {
-    /// The write of `elements` to `indexer`, into a shard with the index `entries`.
+    /// Returns the write of `elements` to `indexer`, into a shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` does not fit the shard.
@@ -97,7 +97,7 @@ impl<'a> Update<'a> {
         Ok((reads(extents.cloned()), limit.is_bounded()))
     }
 
-    /// Whether some elements of a subchunk stay as they are.
+    /// Returns whether some elements of a subchunk stay as they are.
     pub(super) fn is_patched(&self, number: usize) -> bool {
         let place = self
             .touched
@@ -105,7 +105,7 @@ impl<'a> Update<'a> {
         place.is_ok_and(|place| !self.touched[place].whole)
     }
 
-    /// The subchunks of which some elements stay as they are.
+    /// Returns the subchunks of which some elements stay as they are.
     pub(super) fn straddled(&self) -> impl Iterator<Item = &TouchedSubchunk> {
         self.touched.iter().filter(|touched| !touched.whole)
     }
@@ -120,7 +120,7 @@ impl Changes {
         }
     }
 
-    /// Add subchunk `number`, with its encoded bytes unless it is empty.
+    /// Adds subchunk `number`, with its encoded bytes unless it is empty.
     pub(super) fn push(&mut self, number: usize, encoded: Option<&[u8]>) {
         let extent: Extent = encoded.map(|encoded| {
             let start = self.bytes.len();
@@ -130,7 +130,7 @@ impl Changes {
         self.subchunks.push((number, extent));
     }
 
-    /// All subchunks of a shard with these changes, encoded: the others are as `old` has them, by
+    /// Returns all subchunks of a shard with these changes, encoded: the others are as `old` has them, by
     /// number.
     pub(super) fn over<'c>(
         &'c self,
@@ -148,7 +148,7 @@ impl Changes {
             .collect()
     }
 
-    /// How many bytes the subchunks of a shard use after these changes, if they use `used` before.
+    /// Returns how many bytes the subchunks of a shard use after these changes, if they use `used` before.
     /// `old` is where each lies then.
     pub(super) fn used_after(&self, used: usize, old: impl Fn(usize) -> Extent) -> usize {
         let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
@@ -157,7 +157,7 @@ impl Changes {
         (used + added).saturating_sub(removed.sum())
     }
 
-    /// Whether every subchunk of a shard is empty after these changes. `space` is of the shard before
+    /// Returns whether every subchunk of a shard is empty after these changes. `space` is of the shard before
     /// them, and `old` is where each subchunk lies then.
     pub(super) fn erase(&self, space: &Space, old: impl Fn(usize) -> Extent) -> bool {
         let erased = self
@@ -167,7 +167,7 @@ impl Changes {
         self.subchunks.iter().all(|(_, new)| new.is_none()) && erased.count() == space.num_stored()
     }
 
-    /// The encoded bytes at `range`.
+    /// Returns the encoded bytes at `range`.
     pub(super) fn encoded(&self, range: &Range<usize>) -> &[u8] {
         &self.bytes[range.clone()]
     }

@@ -14,7 +14,7 @@ pub(super) type WriteCall = Vec<(u64, Vec<u8>)>;
 /// A piece of at least this many bytes is not copied to be one piece with its neighbours.
 const LARGE: usize = 256 << 10;
 
-/// The calls of the store, one after the other, each with bytes at offsets in this order.
+/// Returns the calls of the store, one after the other, each with bytes at offsets in this order.
 ///
 /// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
 /// byte of it depends on others, and as far as `fetched` has them.
@@ -84,7 +84,7 @@ pub(super) fn writes(
     }
 }
 
-/// The bytes of changed subchunks that are written, and where.
+/// Returns the bytes of changed subchunks that are written, and where.
 fn data<'c>(
     update: &Update<'_>,
     extents: &[Extent],
@@ -138,12 +138,12 @@ fn with_index(
     std::iter::once(first).chain(again).collect()
 }
 
-/// Whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
+/// Returns whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
 fn follows(start: u64, before: &[u8], at: usize) -> bool {
     start + before.len() as u64 == at as u64 && before.len() < LARGE
 }
 
-/// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
+/// Returns whether record, changes, record and index follow one another in the shard as they do in `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
     let mut placed = changes.subchunks.iter().zip(extents);
@@ -182,7 +182,7 @@ fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
     joined
 }
 
-/// Where `new` is not what `old` was, give or take a page.
+/// Returns where `new` is not what `old` was, give or take a page.
 fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
     /// Runs that lie closer together than this are written as one.
     const NEAR: usize = 4 << 10;

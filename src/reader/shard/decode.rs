@@ -15,8 +15,8 @@ use crate::shard::error::engine_is_of_bytes;
 use zarrs_cuda_engine::contract::{EncodedSubchunk, RowSink};
 
 impl<S: ShardSource> Attempt<'_, S> {
-    /// Write the wanted elements of the subchunk `touched`. `bytes` are the bytes of the subchunk from
-    /// byte `first` on.
+    /// Writes the wanted elements of the subchunk `touched`. `bytes` are the bytes of the subchunk from byte
+    /// `first` on.
     pub(super) fn write_rows(
         &self,
         touched: WantedSubchunk<'_>,
@@ -29,8 +29,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         written.map_err(|error| failed(self.shard, Some(number), error))
     }
 
-    /// Decode encoded `subchunks`, by ascending number, and write their elements. Those of a shard with
-    /// an index may be kept.
+    /// Decodes encoded `subchunks`, by ascending number, and writes their elements. Those of a shard with an
+    /// index may be kept.
     pub(super) fn decode(
         &self,
         subchunks: &[(WantedSubchunk<'_>, &[u8])],
@@ -70,7 +70,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         })
     }
 
-    /// Decode some subchunks on this thread.
+    /// Decodes some subchunks on this thread.
     fn decode_share(
         &self,
         subchunks: &[EncodedSubchunk<'_>],

@@ -17,7 +17,7 @@ pub(super) fn damage(
     ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
 }
 
-/// The error for a subchunk that was not decoded. It may be intact, and memory short.
+/// Returns the error for a subchunk that was not decoded. It may be intact, and memory short.
 pub(super) fn failed(
     shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
@@ -30,7 +30,7 @@ pub(super) fn failed(
     }
 }
 
-/// The error for an index, or for a subchunk, that codecs did not decode.
+/// Returns the error for an index, or for a subchunk, that codecs did not decode.
 pub(super) fn not_decoded(
     shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
@@ -42,7 +42,7 @@ pub(super) fn not_decoded(
     undecided(shard, error)
 }
 
-/// The error for bytes that were not decoded, and may be right.
+/// Returns the error for bytes that were not decoded, and may be right.
 fn undecided(shard: &ShardToRead<'_>, error: CodecError) -> ReaderError {
     if let Some((what, bytes)) = out_of_memory(&error) {
         return ReaderError::Memory { what, bytes };
@@ -56,12 +56,13 @@ fn undecided(shard: &ShardToRead<'_>, error: CodecError) -> ReaderError {
     }
 }
 
-/// The error of a store that was asked for `wanted` bytes which it has.
+/// Returns the error of a store that was asked for `wanted` bytes which it has.
 pub(super) fn other_bytes(got: u64, wanted: u64) -> StorageError {
     StorageError::Other(format!("the store returned {got} bytes of {wanted}"))
 }
 
-/// Whether a store was not reached. Another request would wait as long again, and say nothing of the shard.
+/// Returns whether a store was not reached. Another request would wait as long again, and say nothing of the
+/// shard.
 pub(super) fn got_no_answer(error: &StorageError) -> bool {
     use std::io::ErrorKind;
     let StorageError::IOError(error) = error else {

@@ -11,7 +11,7 @@ use crate::reader::source::ShardSource;
 use crate::reader::threads::Later;
 
 impl<S: ShardSource> Attempt<'_, S> {
-    /// Read the subchunks of `touched` that `frame` lists, and write their elements. Returns the other
+    /// Reads the subchunks of `touched` that `frame` lists, and writes their elements. Returns the other
     /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
     pub(super) async fn read_frame<'p>(
         &self,
@@ -50,7 +50,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(in_shard)
     }
 
-    /// Read the newest versions of `group`, and write their elements. Returns the subchunks without a
+    /// Reads the newest versions of `group`, and writes their elements. Returns the subchunks without a
     /// version.
     async fn read_objects<'p>(
         &self,

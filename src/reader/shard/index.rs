@@ -18,7 +18,7 @@ use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::shard::reading::check_memory;
 
 impl<S: ShardSource> ReadCall<'_, S> {
-    /// Read and decode the index; `None` if there is no shard.
+    /// Reads and decodes the index; `None` if there is no shard.
     pub(super) async fn index(
         &self,
         shard: &ShardToRead<'_>,
@@ -35,7 +35,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         Ok(Some(Arc::new(Index::new(encoded, entries))))
     }
 
-    /// Read the index as it is stored; `None` if there is no shard.
+    /// Reads the index as it is stored; `None` if there is no shard.
     pub(super) async fn encoded_index(
         &self,
         shard: &ShardToRead<'_>,
@@ -77,7 +77,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         Ok(encoded)
     }
 
-    /// Read `ranges`, of so many bytes, and count that.
+    /// Reads `ranges`, of so many bytes, and counts that.
     pub(super) async fn request<'b>(
         &'b self,
         opened: &'b S::Shard,

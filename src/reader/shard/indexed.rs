@@ -33,7 +33,7 @@ pub(super) struct SubchunkToRead<'p> {
 }
 
 impl SubchunkToRead<'_> {
-    /// The bytes of the shard to read.
+    /// Returns the bytes of the shard to read.
     fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let start = self.extent.start as u64;
         let whole = self.rows.is_none().then_some(start..self.extent.end as u64);
@@ -117,7 +117,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         (is_worth && !rows.is_empty()).then_some(rows)
     }
 
-    /// Read the subchunks `stored` and write their elements, and read the index again.
+    /// Reads the subchunks `stored` and writes their elements, and reads the index again.
     pub(super) async fn read(&self, stored: &[SubchunkToRead<'_>]) -> Result<(), Stop> {
         let ReadCall {
             settings, requests, ..
@@ -160,7 +160,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
     }
 
-    /// Write the elements of a subchunk that was kept. Returns false if it was not.
+    /// Writes the elements of a subchunk that was kept. Returns false if it was not.
     fn write_kept(&self, touched: WantedSubchunk<'_>) -> Result<bool, ReaderError> {
         if self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
@@ -238,8 +238,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         Ok(inside.into_iter().cloned().collect())
     }
 
-    /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
-    /// the memory that the index asks for. Returns the subchunks that are in the shard.
+    /// Looks for the last byte of each long subchunk: if the store has it, then the stored bytes justify the
+    /// memory that the index asks for. Returns the subchunks that are in the shard.
     async fn check_ends<'p>(
         &self,
         stored: Vec<SubchunkToRead<'p>>,
@@ -269,7 +269,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         self.inside(&stored, error).await
     }
 
-    /// Read the index again, and compare.
+    /// Reads the index again, and compares the index with the one that was read before.
     pub(super) async fn check_index(&self) -> Result<(), Stop> {
         let Attempt { call, shard, .. } = self.attempt;
         match call.encoded_index(shard, self.opened).await {
@@ -280,8 +280,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
     }
 
-    /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
-    /// by the same request, and compared.
+    /// Reads the subchunks of `group`, and writes their elements. With `and_index` the index is read by the
+    /// same request, and compared.
     async fn read_group(&self, group: &[SubchunkToRead<'_>], and_index: bool) -> Result<(), Stop> {
         let mut rest = self.try_group(group, and_index).await?;
         while let Some(inside) = rest.filter(|inside| !inside.is_empty()) {
@@ -354,7 +354,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         store_error(self.attempt.shard, error)
     }
 
-    /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    /// Decodes the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
     fn decode(
         &self,
         group: &[SubchunkToRead<'_>],

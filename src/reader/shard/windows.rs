@@ -23,12 +23,12 @@ impl WantedSubchunk<'_> {
 /// Several windows that want the same subchunks.
 pub(super) struct Several<'a> {
     pub(super) windows: &'a [Window<'a>],
-    /// By ascending number.
+    /// The subchunks and their encoded bytes, by ascending number of the subchunk.
     pub(super) subchunks: &'a [(WantedSubchunk<'a>, &'a [u8])],
 }
 
 impl Several<'_> {
-    /// The windows that want subchunk `number`.
+    /// Returns the windows that want subchunk `number`.
     pub(super) fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
         let found = self
             .subchunks
@@ -66,7 +66,7 @@ impl RowSink for Several<'_> {
     }
 }
 
-/// The subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
+/// Returns the subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
 /// window.
 pub(super) fn wanted(shard: &ShardToRead<'_>) -> Vec<(usize, usize)> {
     let parts = shard.wanted.parts.iter().enumerate();

@@ -26,7 +26,7 @@ fn value(byte: u8) -> Value {
     Some(vec![byte].into())
 }
 
-/// Read all of the shard, change one byte, write all of it.
+/// Reads all of the shard, changes one byte, and writes all of the shard.
 async fn naive(seat: &Seat, at: usize, byte: u8) -> Result<()> {
     let shard = seat.get(&key("shard")).await?.unwrap();
     let mut shard = shard.to_vec();

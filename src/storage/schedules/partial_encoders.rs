@@ -125,7 +125,7 @@ impl Shards {
         }
     }
 
-    /// Store the elements `at`.
+    /// Stores the elements `at`.
     async fn store(
         self,
         seat: Seat,
@@ -146,7 +146,7 @@ impl Shards {
         encoder.partial_encode(&subset, &elements, &options).await
     }
 
-    /// The elements of a stored shard.
+    /// Returns the elements of a stored shard.
     fn elements(&self, objects: &Objects) -> std::result::Result<Vec<u8>, String> {
         let Some(object) = objects.get(&key()) else {
             return Err("there is no shard".to_owned());
@@ -161,7 +161,7 @@ impl Shards {
         decoded.map_err(|error| format!("the shard is broken: {error}"))
     }
 
-    /// A store that has a shard with `elements`.
+    /// Returns a store that has a shard with `elements`.
     fn stored(&self, elements: &[u8]) -> Objects {
         let options = CodecOptions::default();
         let (shape, fill_value) = (&self.shape, &self.fill_value);
@@ -176,8 +176,8 @@ impl Shards {
 /// The elements that a writer stores, and their place.
 type StoredElements = (std::ops::Range<u64>, &'static [u8]);
 
-/// A writer for each of `parts`, with the codec of the same place in `writers`. None of them may fail, and
-/// all parts must be there in the end.
+/// Returns a writer for each of `parts`, with the codec of the same place in `writers`. None of them may
+/// fail, and all parts must be there in the end.
 fn scenario<'a>(
     writers: &'a [Shards],
     before: Objects,
@@ -225,7 +225,7 @@ fn zstd() -> serde_json::Value {
     json!([{ "name": "bytes" }, zstd])
 }
 
-/// Explore `parts` for each kind of shard, from an absent one and from one that is there.
+/// Explores `parts` for each kind of shard, from an absent one and from one that is there.
 fn each_kind(parts: &[StoredElements]) {
     let (mut schedules, mut states) = (0, 0);
     for strategy in STRATEGIES {

@@ -90,7 +90,7 @@ impl Core {
         })
     }
 
-    /// The same, which keeps no indices, and passes on the metadata of the array.
+    /// Returns the same, which keeps no indices, and passes on the metadata of the array.
     pub(in crate::storage) fn for_transformer(mut self) -> Self {
         self.metadata = None;
         self.indices.set_limit(0);
@@ -118,13 +118,13 @@ impl Core {
         }
     }
 
-    /// How many chunks the array has along each axis, if it is known.
+    /// Returns how many chunks the array has along each axis, if it is known.
     pub(super) fn chunk_grid(&self) -> Option<Vec<u64>> {
         let grid = self.chunk_grid.read();
         grid.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Take note of the metadata of the array, as they are now; `None` if there are none.
+    /// Takes note of the metadata of the array, as they are now; `None` if there are none.
     pub(super) fn note(&self, metadata: Option<&[u8]>) {
         let grid = metadata.and_then(array_metadata::chunk_grid);
         let grid = grid.filter(|grid| grid.len() == self.grid.counts().len());
@@ -215,7 +215,7 @@ impl Core {
         }
     }
 
-    /// The requests that `get_many` makes: those of a shard together, and those of any other key.
+    /// Returns the requests that `get_many` makes: those of a shard together, and those of any other key.
     pub(super) fn grouped(&self, wanted: &[(StoreKey, ByteRange)]) -> Result<Vec<Group>> {
         let mut groups: BTreeMap<StoreKey, Group> = BTreeMap::new();
         for (position, (key, range)) in wanted.iter().enumerate() {
@@ -292,7 +292,7 @@ impl Core {
         self.try_read(store, shard, wanted, stamp).await
     }
 
-    /// The index of a shard, of one state of it; `None` if there is no shard.
+    /// Returns the index of a shard, of one state of it; `None` if there is no shard.
     pub(super) async fn read_index<R: Reads + LocksKeys>(
         &self,
         store: &R,
@@ -339,7 +339,7 @@ impl Core {
         Ok(read.unwrap_or_else(none))
     }
 
-    /// The index of a shard, from the store; `None` if there is no shard.
+    /// Returns the index of a shard, from the store; `None` if there is no shard.
     pub(super) async fn stored_index<R: Reads>(
         &self,
         store: &R,
@@ -384,7 +384,7 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Whether there is a shard.
+    /// Returns whether there is a shard.
     ///
     /// # Errors
     /// That it is shorter than its index of `len` bytes.
@@ -466,7 +466,7 @@ impl Core {
         Ok(Some(found))
     }
 
-    /// Whether there is a shard.
+    /// Returns whether there is a shard.
     ///
     /// # Errors
     /// That its index references bytes beyond its end.
@@ -510,7 +510,7 @@ pub(super) struct Group {
     wanted: BTreeMap<usize, (Vec<ByteRange>, Vec<usize>)>,
 }
 
-/// The bytes of a shard that are `range` of the chunk at `extent`.
+/// Returns the bytes of a shard that are `range` of the chunk at `extent`.
 fn in_shard(extent: &Range<usize>, range: ByteRange) -> Result<Range<u64>> {
     let within = within(range, extent.len() as u64)?;
     // Within the extent, whose end is a number.

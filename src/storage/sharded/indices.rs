@@ -23,7 +23,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Roughly its size in memory, in bytes.
+    /// Returns about the size of the index in memory, in bytes.
     fn cost(&self, shard: &StoreKey) -> usize {
         let extents = self.extents.capacity().saturating_mul(size_of::<Extent>());
         // The key is there twice in the worst case, and each entry has some links.
@@ -89,14 +89,14 @@ impl Indices {
         cache.shrink();
     }
 
-    /// The stamp of a shard; `None` while it is being written.
+    /// Returns the stamp of a shard; `None` while it is being written.
     pub(super) fn stamp(&self, shard: &StoreKey) -> Option<ShardStamp> {
         let stripe = self.stripe(shard);
         let stamp = stripe.stamp.load(Ordering::SeqCst);
         (stripe.writes.load(Ordering::SeqCst) == 0).then_some(ShardStamp(stamp))
     }
 
-    /// Whether the shard was not written since it had this stamp.
+    /// Returns whether the shard was not written since it had this stamp.
     pub(super) fn is_current(&self, shard: &StoreKey, stamp: ShardStamp) -> bool {
         self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
     }
@@ -105,7 +105,7 @@ impl Indices {
         self.cache().entries.get(shard).cloned()
     }
 
-    /// Keep the index of a shard, which was read while it had this stamp.
+    /// Keeps the index of a shard. The index was read while the shard had this stamp.
     pub(super) fn keep(&self, shard: &StoreKey, stamp: ShardStamp, index: Arc<Index>) {
         let cost = index.cost(shard);
         let mut cache = self.cache();

@@ -214,7 +214,7 @@ fn node(path: &str) -> Result<NodePath, Error> {
     NodePath::new(path).map_err(|error| Error::Create(PluginCreateError::Other(error.to_string())))
 }
 
-/// An adapter without its store, by the metadata of the array at `path`.
+/// Returns an adapter without its store, by the metadata of the array at `path`.
 async fn opened<R: Reads>(store: &R, path: &str) -> Result<Core, Error> {
     let path = node(path)?;
     let key = meta_key_v3(&path);

@@ -43,7 +43,7 @@ impl Core {
         self.write_many(store, entries.collect()).await
     }
 
-    /// Store the values, or erase those that are `None`: each shard once. Of the entries of one key the
+    /// Stores the values, or erases those that are `None`: each shard once. Of the entries of one key the
     /// last one counts.
     pub(super) async fn write_many<W: Reads + Writes + LocksKeys>(
         &self,
@@ -72,7 +72,7 @@ impl Core {
         Ok(())
     }
 
-    /// Store or erase the value of a key that is not that of a chunk.
+    /// Stores or erases the value of a key that is not that of a chunk.
     async fn write_other<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -97,7 +97,7 @@ impl Core {
         Ok(())
     }
 
-    /// Write parts of a value.
+    /// Writes parts of a value.
     pub(super) async fn set_ranges<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Replace or erase chunks of a shard.
+    /// Replaces or erase chunks of a shard.
     async fn update<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -178,7 +178,7 @@ impl Core {
         })
     }
 
-    /// Whether all chunks of a shard that are in the array are changed, if it is known which are.
+    /// Returns whether all chunks of a shard that are in the array are changed, if it is known which are.
     fn covers_array(&self, shard: &ChunkKey, changes: &BTreeMap<usize, Option<Bytes>>) -> bool {
         let Some(chunk_grid) = self.chunk_grid() else {
             return false;
@@ -209,7 +209,7 @@ impl Core {
         (0..self.grid.len()).all(|number| changes.contains_key(&number) || !is_in_array(number))
     }
 
-    /// The chunks that there are.
+    /// Returns the chunks that there are.
     async fn chunks<R: Reads>(&self, store: &R, shard: &StoreKey) -> Result<Chunks> {
         match store.get(shard).await? {
             Some(object) => self.layout.chunks(shard, &object),
@@ -273,7 +273,7 @@ impl Core {
         Ok(())
     }
 
-    /// Erase whole shards, and what else has their prefix.
+    /// Erases whole shards, and what else has their prefix.
     async fn erase_shards<W: Writes + LocksKeys>(
         &self,
         store: &W,

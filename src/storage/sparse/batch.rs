@@ -95,7 +95,7 @@ impl SparseBatch {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of the subchunk with this key: its shard and its number; `None` if it is none's.
+    /// Returns the place of the subchunk with this key: its shard and its number; `None` if it is none's.
     fn place(&self, key: &StoreKey) -> Result<Option<(StoreKey, u32)>, StorageError> {
         let chunk = self.array.keys.parse(key.as_str());
         chunk.map(|chunk| self.array.place(&chunk)).transpose()

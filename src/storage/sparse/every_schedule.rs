@@ -173,7 +173,7 @@ impl Subject {
             layout: ChunkLayout::of(sharded.unwrap().shards).unwrap(),
             boxes: {
                 let array = metadata::array_of(&first.metadata, &first.path, stored.as_bytes());
-                // Each subchunk by a request of its own.
+                // The reader requests each subchunk by itself.
                 let builder = ArrayReader::builder(&array.unwrap());
                 builder.with_memory(0).with_gap(0).build().unwrap()
             },
@@ -461,7 +461,7 @@ impl Subject {
     }
 }
 
-/// A file of gzip, longer for a greater `value`: behind the elements are members without content.
+/// Returns a file of gzip, longer for a greater `value`: behind the elements are members without content.
 fn members(elements: [u8; 4], value: u8) -> Vec<u8> {
     let level = libdeflater::CompressionLvl::default();
     let mut compressor = libdeflater::Compressor::new(level);
@@ -546,7 +546,7 @@ fn stores() -> Vec<(Replacing, Promises)> {
     ]
 }
 
-/// Explore what `scenario` makes of each kind of subject, and return how many orders there were of each.
+/// Explores what `scenario` makes of each kind of subject, and returns how many orders there were of each.
 fn explore(scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Vec<Explored> {
     let mut explored = Vec::new();
     for sizes in [Sizes::Equal, Sizes::Different] {
@@ -827,7 +827,8 @@ fn one_writes_where_another_crashed() {
     at_least(&explored, 10_000);
 }
 
-/// One writes and consolidates, twice: the shard is another one, and then one that looks like the first.
+/// Returns a scenario in which one actor writes and consolidates, twice: the shard is another one, and then
+/// one that looks like the first.
 fn packed_twice(subject: &Subject) -> Scenario<'_> {
     subject
         .scenario(PACKED)

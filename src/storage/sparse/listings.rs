@@ -48,7 +48,7 @@ impl Listings {
         }
     }
 
-    /// Whether nothing is ever kept.
+    /// Returns whether nothing is ever kept.
     pub(super) fn is_off(&self) -> bool {
         self.age.is_zero()
     }
@@ -59,7 +59,7 @@ impl Listings {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A listing of the frame of `shard` that may be used.
+    /// Returns a listing of the frame of `shard` that may be used.
     pub(super) fn recent(&self, shard: &StoreKey) -> Recent {
         if self.is_off() {
             return Recent::Off;
@@ -72,7 +72,7 @@ impl Listings {
         }
     }
 
-    /// Keep a listing of the frame of `shard`, which began then.
+    /// Keeps a listing of the frame of `shard`, which began then.
     pub(super) fn keep(&self, shard: &StoreKey, begin: Instant, listing: &Arc<Listing>) {
         *self.slot(shard) = Some(KeptListing {
             shard: shard.clone(),

@@ -64,7 +64,7 @@ impl ShardedArray {
     }
 }
 
-/// The array at `path`, of which the metadata is stored at `key`.
+/// Returns the array at `path`, of which the metadata is stored at `key`.
 pub(super) fn array_of(
     key: &StoreKey,
     path: &NodePath,
@@ -77,7 +77,7 @@ pub(super) fn array_of(
         .map_err(|error| invalid(error.to_string()))
 }
 
-/// How the array at `path` is sharded, of which the metadata is `stored` at `key`.
+/// Returns how the array at `path` is sharded, of which the metadata is `stored` at `key`.
 ///
 /// # Errors
 /// - [`Error::NotShards`] if what it stores are not plain shards on a regular grid.
@@ -136,13 +136,13 @@ fn sharded_array(path: &NodePath, array: &Array<()>) -> Result<ShardedArray, Err
     })
 }
 
-/// The JSON object `bytes`, which are those of `key`.
+/// Returns the JSON object `bytes`, which are those of `key`.
 fn document_of<'a>(key: &StoreKey, bytes: &'a [u8]) -> Result<Document<'a>, StorageError> {
     let document = Document::parse(bytes);
     document.map_err(|reason| StorageError::InvalidMetadata(key.clone(), reason))
 }
 
-/// The metadata of the unsharded array, of that which is `stored` at `key`.
+/// Returns the metadata of the unsharded array, of that which is `stored` at `key`.
 ///
 /// # Errors
 /// [`StorageError::InvalidMetadata`] if it is not that of an array with `sharding_indexed` as its only
@@ -196,7 +196,7 @@ pub(super) fn own_nested(
     Ok(nested.and_then(|codec| registry::own(codec).ok()))
 }
 
-/// The metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
+/// Returns the metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
 ///
 /// # Errors
 /// [`StorageError::Unsupported`] if the chunks of `new` are not those that there are; [`StorageError::InvalidMetadata`].

@@ -193,7 +193,7 @@ impl SparseArray {
         })
     }
 
-    /// The shard of a chunk, and the number of the chunk in it.
+    /// Returns the shard of a chunk, and the number of the chunk in it.
     fn place(&self, chunk: &ChunkKey) -> Result<(StoreKey, u32), StorageError> {
         let (shard, number) = self.grid.shard_of(chunk);
         // It was checked that a shard does not have more.
@@ -216,7 +216,7 @@ impl SparseArray {
         )))
     }
 
-    /// The array of shards, as its metadata is now.
+    /// Returns the array of shards, as its metadata is now.
     async fn shards<O: Reads>(&self, store: &O) -> Result<Array<()>, Error> {
         let key = &self.metadata;
         let array = async {
@@ -241,7 +241,7 @@ impl SparseArray {
         }
     }
 
-    /// A subchunk, encoded.
+    /// Returns a subchunk, encoded.
     async fn read<O: Reads + Lists>(
         &self,
         store: &O,
@@ -266,8 +266,8 @@ impl SparseArray {
         self.read(store, &shard, number, Some(listing)).await
     }
 
-    /// The content of the frame of `shard`, which may be as old as the adapter allows. With `anew`, no
-    /// earlier listing is used.
+    /// Returns the content of the frame of `shard`, which may be as old as the adapter allows. With `anew`,
+    /// no earlier listing is used.
     async fn list<O: Lists>(
         &self,
         store: &O,
@@ -437,7 +437,7 @@ impl SparseArray {
             }
             // In a frame nothing is seen that could be erased.
             Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
-            // Shards and frames lie there, all of them or none.
+            // All shards and frames have this prefix, or none.
             _ => {
                 // The marker may be among them.
                 self.frames.marker().forget(false);
@@ -508,7 +508,7 @@ fn unreadable(key: &StoreKey, source: StorageError) -> Error {
     }
 }
 
-/// The key of the metadata of the array at `path`.
+/// Returns the key of the metadata of the array at `path`.
 fn metadata_of(path: &str) -> Result<StoreKey, Error> {
     Ok(meta_key_v3(&node_path(path)?))
 }

@@ -118,7 +118,7 @@ pub(super) struct Frames {
 
 /// How a shard is replaced at once.
 pub(super) trait ReplacesShards: Sync {
-    /// Let the shard at `key` be `shard`, at once; erase it if that is `None`.
+    /// Lets the shard at `key` be `shard`, at once; erases it if that is `None`.
     fn replace(
         &self,
         key: &StoreKey,
@@ -148,22 +148,22 @@ impl Frames {
         })
     }
 
-    /// The most bytes that a shard can have, where its codecs say so.
+    /// Returns the most bytes that a shard can have, where its codecs say so.
     pub(super) fn bound(&self) -> Option<u64> {
         self.bound
     }
 
-    /// The marker, which tells other programs that the array has frames.
+    /// Returns the marker, which tells other programs that the array has frames.
     pub(super) fn marker(&self) -> &Marker {
         &self.marker
     }
 
-    /// The locks of writers.
+    /// Returns the locks of writers.
     pub(super) fn key_locks(&self) -> &KeyLocks {
         &self.key_locks
     }
 
-    /// The content of the frame of `shard`.
+    /// Returns the content of the frame of `shard`.
     pub(super) async fn list<O: Lists>(
         &self,
         store: &O,
@@ -174,7 +174,7 @@ impl Frames {
         Ok(Listing::of(&frame, listed.keys(), self.subchunks))
     }
 
-    /// The most bytes of an encoded subchunk.
+    /// Returns the most bytes of an encoded subchunk.
     fn most(&self) -> u64 {
         self.len.most().unwrap_or(u64::MAX)
     }

@@ -57,7 +57,7 @@ where
     }
 }
 
-/// The frame of `shard` in `store`.
+/// Returns the frame of `shard` in `store`.
 pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     array: &'a SparseArray,
     store: O,
@@ -81,7 +81,7 @@ struct Listed<'a, O> {
     listing: Arc<Listing>,
 }
 
-/// A subchunk as frames count it.
+/// Returns a subchunk as frames count it.
 fn to_u32(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))
 }

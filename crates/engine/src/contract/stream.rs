@@ -89,8 +89,8 @@ pub struct Windows<'i> {
 }
 
 impl StreamJob {
-    /// The job of a batch as one shard of `chain`. The batch is padded to the whole subchunks of
-    /// `padded`.
+    /// Returns the job of a batch as one shard of `chain`. The batch is padded to the whole
+    /// subchunks of `padded`.
     pub fn as_shard<'a>(&'a self, padded: &'a SubchunkGrid, chain: &'a KnownChain) -> ShardJob<'a> {
         ShardJob {
             grid: padded,
@@ -112,7 +112,7 @@ pub enum StreamChain {
 }
 
 impl StreamChain {
-    /// Whether every subchunk encodes to the same number of bytes.
+    /// Returns whether every subchunk encodes to the same number of bytes.
     pub fn is_fixed_size(&self) -> bool {
         matches!(self, Self::Known(chain) if chain.is_fixed_size())
     }
@@ -176,10 +176,10 @@ pub trait BatchInput: Send + fmt::Debug {
         ))
     }
 
-    /// The input as `Any`, from which an engine gets its own type.
+    /// Returns the input as `Any`, from which an engine gets its own type.
     fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
 
-    /// The input as `Any`, from which the engine gets its own type back.
+    /// Returns the input as `Any`, from which the engine gets its own type back.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
 }
 
@@ -202,18 +202,18 @@ pub trait Reusable: Send + Sync + fmt::Debug {
     /// Blocks until the bytes were read.
     fn wait(&self) -> Result<(), EngineError>;
 
-    /// Whether the bytes were read.
+    /// Returns whether the bytes were read.
     fn query(&self) -> Result<bool, EngineError>;
 
-    /// The driver's handle of an event that happens when the bytes were read. A stream of the
-    /// application may wait for it. The event is the engine's, which uses it for other bytes after
-    /// this is dropped.
+    /// Returns the driver's handle of an event that happens when the bytes were read. A stream of
+    /// the application may wait for it. The event is the engine's, which uses it for other bytes
+    /// after this is dropped.
     fn event(&self) -> u64;
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
 pub trait BatchOutput: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
-    /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
+    /// Returns whether the buffer is scarce (page-locked), so that a store must not keep it.
     fn is_scarce(&self) -> bool {
         false
     }
@@ -242,7 +242,7 @@ pub struct EncodedPart {
 }
 
 impl EncodedPart {
-    /// How many bytes it has.
+    /// Returns how many bytes it has.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(Range::len).sum()
     }
@@ -262,7 +262,7 @@ pub trait BatchFallback: Send + Sync + fmt::Debug {
     /// will succeed there.
     fn tell(&self, error: &EngineError, lost: bool);
 
-    /// Encode `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
+    /// Encodes `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
     /// parts, and the bytes that they take, with the room around them.
     ///
     /// # Errors
@@ -277,11 +277,12 @@ pub trait BatchFallback: Send + Sync + fmt::Debug {
 
 /// Encodes batches, in the order in which they are submitted. Used by one thread at a time.
 pub trait Encoder: Send + fmt::Debug {
-    /// How many batches can be under way at once.
+    /// Returns how many batches can be under way at once.
     fn depth(&self) -> usize;
 
-    /// Takes the buffers that [`complete`](Self::complete) needs, without waiting. Returns whether there were
-    /// any: then it does not wait for buffers. [`Returned`] tells when one comes back.
+    /// Takes the buffers that [`complete`](Self::complete) needs, without waiting. Returns whether
+    /// there were enough: then `complete` does not wait for buffers. [`Returned`] tells when a
+    /// buffer comes back.
     fn prepare(&mut self) -> bool;
 
     /// Begins to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
@@ -296,7 +297,7 @@ pub trait Encoder: Send + fmt::Debug {
 
 /// An engine, set up for one stream.
 pub trait StreamEngine: Send + Sync + fmt::Debug {
-    /// The name of the engine, as `explain` shows it.
+    /// Returns the name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
     /// Takes a buffer for the next batch; `None` if all are in use. [`Returned`] tells when one
@@ -307,16 +308,16 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// [`EngineError::OutOfMemory`], and the device's errors.
     fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError>;
 
-    /// The encoder of the stream; made once.
+    /// Returns the encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
 
-    /// The pools of buffers on the host that are lent, if there are any.
+    /// Returns the pools of buffers on the host that are lent, if there are any.
     fn pools(&self) -> Vec<Arc<dyn Debtor>> {
         Vec::new()
     }
 
-    /// Whether the device that encodes this stream can [reduce](Self::reduce) slices of `above`,
-    /// which it encodes, too. No fault so far: it may fail later.
+    /// Returns whether the device that encodes this stream can [reduce](Self::reduce) slices of
+    /// `above`, which it encodes, too. No fault so far: it may fail later.
     fn can_reduce_from(&self, _above: &dyn StreamEngine) -> bool {
         false
     }
@@ -362,7 +363,7 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
         Err(no_device())
     }
 
-    /// The engine as `Any`, from which an engine gets its own type.
+    /// Returns the engine as `Any`, from which an engine gets its own type.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
@@ -389,7 +390,7 @@ impl fmt::Debug for Returned {
 }
 
 impl Returned {
-    /// How often a buffer came back until now. Read this before trying to take a buffer.
+    /// Returns how often a buffer came back until now. Read this before trying to take a buffer.
     pub fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }

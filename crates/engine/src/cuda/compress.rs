@@ -59,7 +59,7 @@ pub(super) fn compress(
     ))
 }
 
-/// The frames of `count` subchunks.
+/// Returns the frames of `count` subchunks.
 fn frames(
     session: &Session<'_>,
     buffers: &Buffers,

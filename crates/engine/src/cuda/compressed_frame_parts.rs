@@ -50,8 +50,9 @@ pub struct CompressedFrameLayout {
 }
 
 impl CompressedFrameLayout {
-    /// The layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of
-    /// an encoded subchunk, without the bytes that Blosc has [beside its streams](beside_streams).
+    /// Returns the layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most
+    /// bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+    /// streams](beside_streams).
     fn of_frame(
         stage: &Stage,
         frame: &[u8],
@@ -93,7 +94,7 @@ impl CompressedFrameLayout {
     }
 }
 
-/// Bytes of a Blosc frame other than its streams and its header.
+/// Returns the number of bytes of a Blosc frame other than its streams and its header.
 pub(super) fn beside_streams(chunking: Chunking) -> usize {
     chunking.blocks().saturating_mul(8)
 }
@@ -110,7 +111,7 @@ pub struct CompressedFrameParts {
 }
 
 impl CompressedFrameParts {
-    /// The chunks of a subchunk; none, if it is not stored.
+    /// Returns the chunks of a subchunk; none, if it is not stored.
     pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
         let blocks = self.layout.chunking.blocks();
@@ -120,8 +121,8 @@ impl CompressedFrameParts {
     }
 }
 
-/// The compressor of `chain`, and how many stages are before it; or the reason why a device decodes
-/// none of its shards.
+/// Returns the compressor of `chain`, and how many stages are before it; or the reason why a device
+/// decodes none of its shards.
 fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
     let stages = chain.stages.iter().enumerate();
     let mut compressors = stages.filter(|(_, stage)| !stage.is_fixed_size());
@@ -142,7 +143,7 @@ pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
     compressor(chain).map(|_| ())
 }
 
-/// The most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+/// Returns the most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
 /// streams](beside_streams). `None` if they are more than a machine can address.
 ///
 /// Encoders other than the host's, including ours on a device, make longer frames of data that do
@@ -152,7 +153,7 @@ pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<us
     bound.checked_add(bound / 4 + 256)
 }
 
-/// Find the streams of the shard `encoded`.
+/// Finds the streams of the shard `encoded`.
 pub fn parse(
     job: &ShardJob<'_>,
     chain: &KnownChain,
@@ -365,9 +366,9 @@ fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Re
     Ok((part, u32::from_le_bytes(*checksum)))
 }
 
-/// Whether `stream` has bytes that look like the size of a member of at most `most` bytes, followed
-/// by the header of the next member. In a stream of 64 KiB, this happens by chance about once in
-/// 10⁸ times.
+/// Returns whether `stream` has bytes that look like the size of a member of at most `most` bytes,
+/// followed by the header of the next member. In a stream of 64 KiB, this happens by chance about
+/// once in 10⁸ times.
 fn has_border(stream: &[u8], most: usize) -> bool {
     const FIRST: u8 = 0x1f;
     /// Bytes that are searched for `FIRST` at once.
@@ -440,7 +441,7 @@ impl BloscHeader {
     }
 }
 
-/// The header of a Blosc frame of `expected` bytes of content.
+/// Returns the header of a Blosc frame of `expected` bytes of content.
 fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
     /// `LEAST_STREAM` bytes.
@@ -498,8 +499,8 @@ fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     })
 }
 
-/// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
-/// since C-Blosc writes them as its threads complete them.
+/// Returns the stream of block `number` of a Blosc frame with this layout. Blocks may be in any
+/// order, since C-Blosc writes them as its threads complete them.
 fn blosc_stream(
     frame: &[u8],
     layout: &CompressedFrameLayout,
@@ -522,13 +523,13 @@ fn blosc_stream(
     Ok(CompressedFramePart { start, len, raw })
 }
 
-/// Bytes of the chunk in place `number` of a subchunk.
+/// Returns the number of bytes of the chunk in place `number` of a subchunk.
 pub(super) fn chunk_len(chunking: Chunking, number: usize) -> usize {
     let start = number.saturating_mul(chunking.block);
     chunking.bytes.saturating_sub(start).min(chunking.block)
 }
 
-/// The little-endian integer at `at` of `frame`, if it is there and not negative.
+/// Returns the little-endian integer at `at` of `frame`, if it is there and not negative.
 fn integer(frame: &[u8], at: usize) -> Option<usize> {
     let bytes = frame.get(at..)?.first_chunk()?;
     usize::try_from(i32::from_le_bytes(*bytes)).ok()

@@ -37,7 +37,7 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// The compressor of `chain`, if it has one.
+    /// Returns the compressor of `chain`, if it has one.
     ///
     /// # Errors
     /// The reason why the compressor runs on the host.
@@ -93,7 +93,7 @@ impl Compression {
         }))
     }
 
-    /// The layout of the frames that this compressor makes, for decompression.
+    /// Returns the layout of the frames that this compressor makes, for decompression.
     pub(super) fn as_layout(
         &self,
         grid: &SubchunkGrid,
@@ -116,7 +116,7 @@ impl Compression {
         }
     }
 
-    /// How Blosc shuffles, if it does.
+    /// Returns how Blosc shuffles, if it does.
     pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             CompressedFrameFormat::Blosc(BloscFormat {
@@ -286,12 +286,12 @@ impl Prepared {
         })
     }
 
-    /// The alignment of slots, in bytes.
+    /// Returns the alignment of slots, in bytes.
     pub(super) fn slot_alignment(&self) -> usize {
         self.compressor.alignments().input.max(SLOT_ALIGNMENT)
     }
 
-    /// The requirements for `count` subchunks at once.
+    /// Returns the requirements for `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -406,8 +406,9 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which
-    /// `at_once` are compressed at once; `None` if they are more than this machine can address.
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of
+    /// which `at_once` are compressed at once; `None` if they are more than this machine can
+    /// address.
     pub(super) fn new(
         arena: &mut Arena,
         compression: &Compression,
@@ -454,7 +455,8 @@ impl Buffers {
         })
     }
 
-    /// The same buffers, with `frames`, `sizes` and `framed` for the subchunks `range` alone.
+    /// Returns the same buffers, with `frames`, `sizes` and `framed` for the subchunks `range`
+    /// alone.
     pub(super) fn part(&self, range: &Range<usize>) -> Self {
         let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
         Self {

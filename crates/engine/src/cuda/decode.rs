@@ -95,7 +95,7 @@ struct Decoder<'a, 'l> {
     written: usize,
 }
 
-/// Check that every subchunk lies in the shard and has the size that the chain gives it.
+/// Checks that every subchunk lies in the shard and has the size that the chain gives it.
 pub(super) fn check(
     job: &ShardJob<'_>,
     chain: &KnownChain,
@@ -281,7 +281,7 @@ impl Decoder<'_, '_> {
         Ok(len)
     }
 
-    /// Enqueue the kernels of a batch.
+    /// Enqueues the kernels of a batch.
     fn decode(&mut self, number: usize, batch: Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
@@ -357,7 +357,7 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// Enqueue the comparison of the checksums of a batch.
+    /// Enqueues the comparison of the checksums of a batch.
     fn verify(
         &self,
         number: usize,
@@ -388,7 +388,7 @@ impl Decoder<'_, '_> {
         })
     }
 
-    /// The slots of batch `number`, which has `count` subchunks.
+    /// Returns the slots of batch `number`, which has `count` subchunks.
     fn slots(&self, number: usize, count: usize) -> Slots {
         let session = self.session;
         let (workspace, _) = session.workspace(session.batch(number));
@@ -399,7 +399,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// How many checksums slots have behind their elements.
+    /// Returns how many checksums slots have behind their elements.
     fn checksums(&self) -> usize {
         match &self.decompression {
             Some(decompression) => decompression.parts.layout.before,
@@ -407,13 +407,13 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Whether there are checksums to compare.
+    /// Returns whether there are checksums to compare.
     fn validates(&self) -> bool {
         self.job.validate_checksums && self.checksums() > 0
     }
 
-    /// Where the results of comparing the checksums of `count` subchunks are: on the device, and in
-    /// pinned memory.
+    /// Returns where the results of comparing the checksums of `count` subchunks are: on the
+    /// device, and in pinned memory.
     fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
         let len = self.checksums() * count * 4;
@@ -431,7 +431,7 @@ impl Decoder<'_, '_> {
         self.finish(slab, copies)
     }
 
-    /// Start copies of slabs from the device, as many as there is room for. The first slab of a
+    /// Starts copies of slabs from the device, as many as there is room for. The first slab of a
     /// batch comes after the results of the batch. Until then nothing of the batch is in the
     /// stream, where slabs of an earlier batch would wait behind it for this batch's kernels.
     fn issue(&mut self) -> Result<(), DriverError> {
@@ -561,7 +561,7 @@ impl Decoder<'_, '_> {
     }
 }
 
-/// The subchunks of batch `number`.
+/// Returns the subchunks of batch `number`.
 fn subchunks(number: usize, batch: &Batch) -> Subchunks {
     Subchunks {
         batch: number,
@@ -570,7 +570,7 @@ fn subchunks(number: usize, batch: &Batch) -> Subchunks {
     }
 }
 
-/// The length of a span of pinned memory.
+/// Returns the length of a span of pinned memory.
 fn span_len(span: super::driver::PinnedSpan) -> usize {
     span.len
 }

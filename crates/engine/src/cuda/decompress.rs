@@ -103,7 +103,7 @@ pub(super) struct Subchunks {
 }
 
 impl Decompression<'_> {
-    /// The buffers that the kernels of a batch use.
+    /// Returns the buffers that the kernels of a batch use.
     fn buffers<'s>(
         session: &'s Session<'_>,
         subchunks: Subchunks,
@@ -117,8 +117,8 @@ impl Decompression<'_> {
         self.parts.layout.chunking
     }
 
-    /// The chunks of those `subchunks` that are stored, each with the number of its subchunk and
-    /// its own number. Both count from the first of `subchunks`.
+    /// Returns the chunks of those `subchunks` that are stored, each with the number of its
+    /// subchunk and its own number. Both count from the first of `subchunks`.
     fn chunks(
         &self,
         subchunks: Subchunks,
@@ -162,8 +162,8 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// The destinations of the decompressed chunks of `slots`, as slots that lie one after the
-    /// other.
+    /// Returns the destinations of the decompressed chunks of `slots`, as slots that lie one after
+    /// the other.
     fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(buffers.shuffled),

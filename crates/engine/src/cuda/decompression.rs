@@ -47,8 +47,8 @@ impl Prepared {
         })
     }
 
-    /// Bytes from one slot to the next. In a slot of several chunks, each has room for a whole
-    /// block.
+    /// Returns the number of bytes from one slot to the next. In a slot of several chunks, each has
+    /// room for a whole block.
     pub(super) fn slot_stride(&self) -> Option<usize> {
         let Chunking { bytes, block } = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -59,7 +59,7 @@ impl Prepared {
         }
     }
 
-    /// The requirements for `count` subchunks at once.
+    /// Returns the requirements for `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -94,8 +94,8 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None` if they
-    /// are more than this machine can address.
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None`
+    /// if they are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
         layout: CompressedFrameLayout,

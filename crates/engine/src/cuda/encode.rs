@@ -100,7 +100,7 @@ struct Places {
 }
 
 impl Places {
-    /// The parts of the range `bytes`, as ranges within it, and where they go in the shard.
+    /// Returns the parts of the range `bytes`, as ranges within it, and where they go in the shard.
     fn of(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let first = self
             .parts
@@ -157,7 +157,7 @@ struct ShardEncoder<'a, 'l> {
     on_host: usize,
 }
 
-/// Encode `decoded`, whose length was checked, in the lane of `session`.
+/// Encodes `decoded`, whose length was checked, in the lane of `session`.
 pub fn encode(
     session: &Session<'_>,
     job: &ShardJob<'_>,
@@ -485,7 +485,7 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Copy `bytes` to `start` of the shard.
+    /// Copies `bytes` to `start` of the shard.
     fn write(&mut self, start: usize, bytes: &[u8]) -> Result<(), DriverError> {
         self.check_place(start, bytes.len())?;
         // SAFETY: within the capacity, by the check, and behind the head; no bytes from the device
@@ -537,7 +537,7 @@ impl ShardEncoder<'_, '_> {
         }
     }
 
-    /// The copies of a piece to the shard.
+    /// Returns the copies of a piece to the shard.
     fn copies_of<'c>(
         &mut self,
         piece: Option<&Download<DensePiece>>,
@@ -590,7 +590,8 @@ impl ShardEncoder<'_, '_> {
     }
 }
 
-/// The order of a batch's subchunks in the output: within one shard, they are in C order already.
+/// Returns the order of a batch's subchunks in the output: within one shard, they are in C order
+/// already.
 fn in_order(session: &Session<'_>, batch: &Batch) -> Result<ShardPermutation, DriverError> {
     ShardPermutation::new(&[batch.len()], &[batch.len()])
         .map_err(|error| session.refused("planning an aggregation", &error))

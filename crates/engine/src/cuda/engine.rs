@@ -51,7 +51,7 @@ impl CudaEngine {
         }
     }
 
-    /// The engine with or without times of stages in the metrics.
+    /// Returns the engine with or without times of stages in the metrics.
     #[must_use]
     pub fn with_times(mut self, times: bool) -> Self {
         self.times = times;
@@ -70,8 +70,8 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
-    /// says so: decompressors on a device have undefined behaviour on corrupt data.
+    /// Returns the engine for shards of `chain`. It decodes shards with a compressor only if
+    /// `compressors` says so: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
         self.decodes = chain.is_fixed_size()
             || compressors.decode && compressed_frame_parts::suits(chain).is_ok();
@@ -94,7 +94,8 @@ impl CudaEngine {
         })
     }
 
-    /// The most subchunks of `grid` to compress or decompress at once in one stream of kernels.
+    /// Returns the most subchunks of `grid` to compress or decompress at once in one stream of
+    /// kernels.
     fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
         Sizing::of_shard(
             grid,
@@ -207,7 +208,8 @@ impl CudaEngine {
         answer.map_err(EngineError::Unsuitable)
     }
 
-    /// The memory of a lane for shards of `grid` and `chain`: the numbers by which it is allocated.
+    /// Returns the memory of a lane for shards of `grid` and `chain`: the numbers by which it is
+    /// allocated.
     ///
     /// # Errors
     /// No device is usable, or none can hold such a lane; the reason.
@@ -229,7 +231,7 @@ impl CudaEngine {
         found.map_err(|error| error.to_string())
     }
 
-    /// The counters of the CUDA engine.
+    /// Returns the counters of the CUDA engine.
     pub fn counters(&self) -> &Counters {
         &self.devices.counters
     }
@@ -279,7 +281,7 @@ impl CudaEngine {
 }
 
 impl CudaShards {
-    /// The memory that a lane takes now: the numbers by which it is allocated.
+    /// Returns the memory that a lane takes now: the numbers by which it is allocated.
     ///
     /// # Errors
     /// No device is usable, or none can hold such a lane; the reason.

@@ -68,7 +68,7 @@ pub(super) struct DeviceEncoding<'a> {
 }
 
 impl DeviceEncoding<'_> {
-    /// The flags that say which subchunks are stored; `None` if all are.
+    /// Returns the flags that say which subchunks are stored; `None` if all are.
     fn stored(&self, session: &Session<'_>, regions: &BatchRegions) -> Option<DeviceSpan> {
         (!self.store_empty).then(|| session.lane.device(regions.stored))
     }
@@ -86,7 +86,7 @@ impl DeviceEncoding<'_> {
         session.lane.zero(stream, regions.stored)
     }
 
-    /// The slabs of a batch.
+    /// Returns the slabs of a batch.
     pub(super) fn slabs(
         &self,
         session: &Session<'_>,

@@ -102,7 +102,7 @@ impl Devices {
         })
     }
 
-    /// The copiers for a device.
+    /// Returns the copiers for a device.
     pub(super) fn copiers_of<'a>(&'a self, device: &'a Device) -> &'a Copiers {
         device.node().map_or(&self.copiers, |node| &node.copiers)
     }
@@ -146,8 +146,8 @@ impl Devices {
         Ok(usable)
     }
 
-    /// The most multiprocessors of a device that `limits` allows and that is usable; 0 if there is
-    /// no such device. Takes no lock.
+    /// Returns the most multiprocessors of a device that `limits` allows and that is usable; 0 if
+    /// there is no such device. Takes no lock.
     pub(super) fn multiprocessors(&self, limits: &DeviceLimits) -> usize {
         let usable = self.usable(limits).unwrap_or_default();
         let of_device = |index: usize| self.devices[index].info().multiprocessors;
@@ -335,14 +335,14 @@ impl Devices {
 
 #[cfg(test)]
 impl Devices {
-    /// Hold the lock while `work` runs.
+    /// Holds the lock while `work` runs.
     pub(super) fn while_locked(&self, work: impl FnOnce()) {
         let state = self.lock();
         work();
         drop(state);
     }
 
-    /// The memory that is used on all devices.
+    /// Returns the memory that is used on all devices.
     pub(super) fn used(&self) -> BufferBytes {
         let mut used = BufferBytes::default();
         for of_device in self.lock().iter() {

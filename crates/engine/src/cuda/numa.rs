@@ -259,7 +259,8 @@ mod tests {
         [Some(address(0, 0x3b, 0)), Some(address(0, 0xaf, 0))]
     }
 
-    /// The nodes of devices A and B on a made-up machine, for a process that may use `allowed`.
+    /// Returns the nodes of devices A and B on a made-up machine, for a process that may use
+    /// `allowed`.
     fn found(
         nodes: &[&str],
         numa_nodes: &[(&str, &str)],

@@ -85,7 +85,7 @@ pub struct Session<'l> {
 }
 
 impl Session<'_> {
-    /// The buffers of batch `number` of the shard.
+    /// Returns the buffers of batch `number` of the shard.
     pub(super) fn batch(&self, number: usize) -> &BatchRegions {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
@@ -170,7 +170,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The error of an operation that was not even tried.
+    /// Returns the error of an operation that was not even tried.
     pub(super) fn refused(&self, operation: &str, reason: &dyn Display) -> DriverError {
         DriverError {
             operation: operation.to_string(),
@@ -229,7 +229,7 @@ pub(super) unsafe fn copy_to_slab<'c>(
     }
 }
 
-/// The strides of the decoded shard, and the offset of a slab in it, in bytes.
+/// Returns the strides of the decoded shard, and the offset of a slab in it, in bytes.
 fn place_of_slab(job: &ShardJob<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usize) {
     let strides = c_order(job.grid.shard(), job.grid.element_size());
     let offset = std::iter::zip(&batch.origin, &slab.start)
@@ -239,7 +239,7 @@ fn place_of_slab(job: &ShardJob<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>,
     (strides, offset)
 }
 
-/// The strides of a C-order array, in bytes.
+/// Returns the strides of a C-order array, in bytes.
 fn c_order(shape: &[usize], element_size: usize) -> Vec<usize> {
     let mut strides = vec![element_size; shape.len()];
     for d in (1..shape.len()).rev() {

@@ -104,7 +104,7 @@ impl Application {
         Ok(self.made(bytes.len()))
     }
 
-    /// The first `len` bytes of the buffer.
+    /// Returns the first `len` bytes of the buffer.
     fn made(&self, len: usize) -> DeviceBytes {
         DeviceBytes {
             device: self.driver.device().ordinal,

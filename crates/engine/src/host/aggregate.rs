@@ -34,12 +34,12 @@ pub(super) struct EncodedRun {
 }
 
 impl EncodedRun {
-    /// The encoded subchunks.
+    /// Returns the encoded subchunks.
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.used]
     }
 
-    /// Append what `encode` writes to the start of `bound` bytes; it returns how many.
+    /// Appends what `encode` writes to the start of `bound` bytes; it returns how many.
     ///
     /// # Errors
     /// What `encode` returns.
@@ -58,7 +58,7 @@ impl EncodedRun {
         Ok(start..self.used)
     }
 
-    /// Append `bytes`.
+    /// Appends `bytes`.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Range<usize> {
         let start = self.used;
         self.buffer.truncate(start);
@@ -67,12 +67,12 @@ impl EncodedRun {
         start..self.used
     }
 
-    /// The size of the encoded subchunks, in bytes.
+    /// Returns the size of the encoded subchunks, in bytes.
     pub(super) fn len(&self) -> usize {
         self.used
     }
 
-    /// Give back the room for more.
+    /// Gives back the room for more.
     fn shrink(&mut self) {
         self.buffer.truncate(self.used);
         self.buffer.shrink_to_fit();
@@ -100,7 +100,7 @@ struct AggregateState {
 }
 
 impl<'a> Aggregate<'a> {
-    /// Collect into `output`, for a shard of `num_subchunks`.
+    /// Collects into `output`, for a shard of `num_subchunks`.
     pub(super) fn new(output: &'a Segments, num_subchunks: usize) -> Self {
         Self {
             output,
@@ -118,7 +118,7 @@ impl<'a> Aggregate<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An empty batch, with the memory of one that is done.
+    /// Returns an empty batch, with the memory of one that is done.
     pub(super) fn empty_batch(&self) -> EncodedRun {
         let mut batch = self.state().idle.pop().unwrap_or_default();
         batch.clear();
@@ -164,7 +164,7 @@ impl<'a> Aggregate<'a> {
         Ok(())
     }
 
-    /// Where each subchunk lies in the output.
+    /// Returns where each subchunk lies in the output.
     pub(super) fn finish(self) -> Vec<Extent> {
         self.state
             .into_inner()

@@ -128,7 +128,7 @@ fn decode_rows<'b>(
     })
 }
 
-/// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
+/// Decodes the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
 fn decode_row(
     job: &ShardJob<'_>,
     first: usize,

@@ -18,7 +18,7 @@ pub(super) const COPY_BATCH: usize = 8 << 20;
 /// The same where encoding takes long: enough to hide the cost of taking turns.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// How many subchunks to copy together around a compressor: they stay in cache.
+/// Returns how many subchunks to copy together around a compressor: they stay in cache.
 fn most_in_cache(job: &ShardJob<'_>) -> usize {
     const CACHE: usize = 256 << 10;
     (CACHE / job.grid.subchunk_bytes()).max(1)
@@ -131,7 +131,7 @@ fn encode_fixed_size(
     })
 }
 
-/// Split ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
+/// Splits ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
 /// `longest(first, count)` allows.
 fn runs(
     numbers: &[usize],
@@ -152,7 +152,7 @@ fn runs(
     })
 }
 
-/// The numbers of the subchunks that are stored, in order.
+/// Returns the numbers of the subchunks that are stored, in order.
 fn stored_subchunks(
     job: &ShardJob<'_>,
     scatter: &ShardScatter<'_>,
@@ -270,13 +270,13 @@ fn encode_foreign(
     })
 }
 
-/// How the subchunks of a shard are shared where encoding or decoding one takes long.
+/// Returns how the subchunks of a shard are shared where encoding or decoding one takes long.
 pub(super) fn compress_schedule(job: &ShardJob<'_>, count: usize, batch: usize) -> Schedule {
     let batch = batch.max(COMPRESS_BATCH);
     Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
 }
 
-/// How the subchunks of a shard are shared where decoding is little more than copying.
+/// Returns how the subchunks of a shard are shared where decoding is little more than copying.
 pub(super) fn copy_schedule(job: &ShardJob<'_>, count: usize) -> Schedule {
     Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }

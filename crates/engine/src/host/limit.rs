@@ -9,7 +9,7 @@ use crate::memory::allocate::at_least;
 use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
-/// Gather and encode every subchunk of `decoded`.
+/// Gathers and encodes every subchunk of `decoded`.
 pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
@@ -39,7 +39,7 @@ pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     })
 }
 
-/// Decode every subchunk of `encoded`, and copy it in pieces as long as those in the shard.
+/// Decodes every subchunk of `encoded`, and copies it in pieces as long as those in the shard.
 pub fn decode(job: &ShardJob<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));

@@ -40,7 +40,7 @@ fn count_coding() {
 pub struct HostEngine;
 
 impl HostEngine {
-    /// Decode a whole shard into `output`. `extents` has one entry per subchunk.
+    /// Decodes a whole shard into `output`. `extents` has one entry per subchunk.
     ///
     /// # Errors
     /// An [`EngineError`] if an extent is outside `encoded`, or from a codec, or from `output`.
@@ -56,7 +56,7 @@ impl HostEngine {
         decode::decode_shard(job, encoded, extents, output)
     }
 
-    /// Decode some subchunks, whose numbers ascend, into `output`.
+    /// Decodes some subchunks, whose numbers ascend, into `output`.
     ///
     /// # Errors
     /// An [`EngineError`] from a codec, or from `output`.
@@ -71,7 +71,7 @@ impl HostEngine {
         decode::decode_some(job, subchunks, output)
     }
 
-    /// Decode some subchunks, and hand each to `sink`.
+    /// Decodes some subchunks, and hands each to `sink`.
     ///
     /// # Errors
     /// An [`EngineError`] from a codec, or the first that `sink` returns.

@@ -75,19 +75,19 @@ pub struct Placement {
 pub struct TooLarge;
 
 impl ShardBeforeUpdate<'_> {
-    /// Where subchunks may begin.
+    /// Returns where subchunks may begin.
     fn first(&self) -> usize {
         if self.index_at_end { 0 } else { self.index_len }
     }
 
-    /// The bytes at the end of an object that an index is rewritten with: the copy of the new index,
-    /// the record, and the index if it is at the end.
+    /// Returns the bytes at the end of an object that an index is rewritten with: the copy of the
+    /// new index, the record, and the index if it is at the end.
     fn reserve(&self) -> usize {
         let indexes = if self.index_at_end { 2 } else { 1 };
         RECORD_LEN + indexes * self.index_len
     }
 
-    /// The bytes of the old index, if it is at the end.
+    /// Returns the bytes of the old index, if it is at the end.
     fn index_at_end(&self) -> Range<usize> {
         if self.index_at_end {
             self.size.saturating_sub(self.index_len)..self.size
@@ -97,7 +97,7 @@ impl ShardBeforeUpdate<'_> {
     }
 }
 
-/// Find places for `changes` of the shard `stored`.
+/// Finds places for `changes` of the shard `stored`.
 pub fn place(
     stored: &ShardBeforeUpdate<'_>,
     changes: &[ChangedSubchunk],
@@ -141,7 +141,7 @@ struct Placing<'a> {
 }
 
 impl Placing<'_> {
-    /// The gaps in `limits`, if the rule uses them.
+    /// Returns the gaps in `limits`, if the rule uses them.
     fn gaps(&self, limits: Range<usize>) -> Gaps {
         match self.rule {
             PlacementRule::Append | PlacementRule::Slots { .. } => Gaps::default(),
@@ -149,7 +149,7 @@ impl Placing<'_> {
         }
     }
 
-    /// Find places in the object as it is; `None` if there are not enough.
+    /// Finds places in the object as it is; `None` if there are not enough.
     fn within(&self) -> Option<Placement> {
         let stored = self.stored;
         let reserved_from = stored.size.checked_sub(stored.reserve());
@@ -196,7 +196,7 @@ impl Placing<'_> {
         })
     }
 
-    /// Find places in an object that grows.
+    /// Finds places in an object that grows.
     fn growing(&self) -> Result<Placement, TooLarge> {
         let stored = self.stored;
         let add = |a: usize, b: usize| {
@@ -279,7 +279,7 @@ impl Placing<'_> {
         })
     }
 
-    /// A place for the `len` bytes of `change`, other than behind everything.
+    /// Returns a place for the `len` bytes of `change`, other than behind everything.
     fn find(&self, change: &ChangedSubchunk, len: usize, free: &mut Free) -> Option<usize> {
         let old = change.old.as_ref().filter(|extent| !extent.is_empty());
         match self.rule {
@@ -313,7 +313,7 @@ impl Placing<'_> {
         }
     }
 
-    /// The slot of subchunk `number`.
+    /// Returns the slot of subchunk `number`.
     fn slot(&self, number: usize, size: usize) -> Range<usize> {
         match self.rule {
             // Cannot overflow: the end of the last slot did not.

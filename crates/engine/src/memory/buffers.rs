@@ -55,7 +55,7 @@ pub struct Lease {
 }
 
 impl Pool {
-    /// A pool that has all of its buffers as its own.
+    /// Returns a pool that has all of its buffers as its own.
     #[cfg(any(test, feature = "fakes"))]
     pub fn new(
         len: usize,
@@ -67,7 +67,8 @@ impl Pool {
         Self::lending(len, contents, most, None, huge_pages, returned)
     }
 
-    /// A pool that has some of its buffers as its `own`, and is lent the others, if there is memory.
+    /// Returns a pool that has some of its buffers as its `own`, and is lent the others, if there is
+    /// memory.
     pub fn lending(
         len: usize,
         contents: Contents,
@@ -204,12 +205,12 @@ impl Patience {
         }
     }
 
-    /// The time that is left.
+    /// Returns the time that is left.
     pub fn left(&self) -> Duration {
         self.time.saturating_sub(self.begin.elapsed())
     }
 
-    /// Whether no time is left.
+    /// Returns whether no time is left.
     pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
@@ -241,7 +242,7 @@ impl Drop for Pool {
 }
 
 impl Lease {
-    /// Whether the buffer was newly allocated.
+    /// Returns whether the buffer was newly allocated.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }

@@ -24,8 +24,8 @@ struct Share<'a> {
 }
 
 impl<'a> Along<'a> {
-    /// The bytes of the input that each share depends on, and its place. `make` makes a share, by its number.
-    /// The ranges begin, and end, in ascending order.
+    /// Returns the bytes of the input that each share depends on, and its place. `make` makes a share, by its
+    /// number. The ranges begin, and end, in ascending order.
     pub(crate) fn new(
         shares: impl Iterator<Item = (Range<usize>, &'a mut [u8])>,
         make: impl Fn(usize, &mut [u8]) + Sync + 'a,

@@ -76,7 +76,7 @@ impl CrewWork {
         }
     }
 
-    /// Take shares until there are none.
+    /// Takes shares until there are none.
     fn help(&self) {
         let mut completed = 0;
         let mut panic = None;
@@ -195,8 +195,8 @@ impl CrewState {
         })
     }
 
-    /// How long threads of this process spin. In a forked child, the threads that would be waited for
-    /// may not exist.
+    /// Returns how long threads of this process spin. In a forked child, the threads that would be
+    /// waited for may not exist.
     fn spin(&self) -> Duration {
         if self.spin.is_zero() || self.process != std::process::id() {
             return Duration::ZERO;
@@ -250,9 +250,9 @@ impl Crew {
         }
     }
 
-    /// The crew, but its threads look for more work for [`SPIN`] before they sleep, and callers as
-    /// long for the end of their work. This is for short shares of work that come one after the
-    /// other. On one processor nothing spins.
+    /// Returns the crew, but its threads look for more work for [`SPIN`] before they sleep, and
+    /// callers as long for the end of their work. This is for short shares of work that come one
+    /// after the other. On one processor nothing spins.
     pub(crate) fn spinning(self) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.spinning_on(cores)
@@ -267,7 +267,7 @@ impl Crew {
         self
     }
 
-    /// The crew, but each of its threads calls `start` first.
+    /// Returns the crew, but each of its threads calls `start` first.
     pub(crate) fn starting(mut self, start: impl Fn() + Send + Sync + 'static) -> Self {
         if let Some(shared) = self.without_threads() {
             shared.start = Some(Box::new(start));
@@ -280,7 +280,7 @@ impl Crew {
         Arc::get_mut(&mut self.shared)
     }
 
-    /// Do `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
+    /// Does `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
     /// Returns when all are done.
     ///
     /// # Panics
@@ -453,7 +453,7 @@ fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Whether one more thread may join.
+/// Returns whether one more thread may join.
 fn take_seat(work: &CrewWork) -> bool {
     work.seats
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seats| {
@@ -466,7 +466,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The threads that copy slices and pieces, shared by all streams of the process.
+/// Returns the threads that copy slices and pieces, shared by all streams of the process.
 pub(crate) fn of_slices() -> &'static Crew {
     static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda slices").spinning());
     CREW.get()
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// A crew that spins, and one that does not.
+    /// Returns a crew that spins, and one that does not.
     fn both(most: usize) -> [Crew; 2] {
         [
             Crew::of("test", most),
@@ -561,7 +561,8 @@ mod tests {
         work.next.store(ENDLESS, Ordering::Relaxed);
     }
 
-    /// All that may help come, whether they sleep, spin or do not exist yet.
+    /// All threads that may help come: those that sleep, those that spin, and those that do not
+    /// exist yet.
     #[test]
     fn all_that_are_wanted_come() {
         const HELPERS: usize = 6;

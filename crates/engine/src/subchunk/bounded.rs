@@ -20,12 +20,13 @@ pub enum DecompressedFormat {
 }
 
 impl DecompressedFormat {
-    /// Whether a value says how long its content is, before it is decompressed.
+    /// Returns whether a value says how long its content is, before it is decompressed.
     pub fn says_how_long(self) -> bool {
         matches!(self, Self::Zstd | Self::Blosc)
     }
 
-    /// The most bytes that `len` bytes of this format can be decompressed to, whatever they say.
+    /// Returns the most bytes that `len` bytes of this format can be decompressed to, whatever they
+    /// say.
     fn most(self, len: usize) -> usize {
         let (content, encoded) = match self {
             // A match of 258 bytes takes two bits at least, and a dynamic block has a header.
@@ -37,8 +38,8 @@ impl DecompressedFormat {
         len.div_ceil(encoded).saturating_mul(content)
     }
 
-    /// Decompress `from`, which has at most `most` bytes as content. Memory is allocated for the least
-    /// of `most`, what the value says, and what its format can make of so many bytes.
+    /// Decompresses `from`, which has at most `most` bytes as content. Memory is allocated for the
+    /// least of `most`, what the value says, and what its format can make of so many bytes.
     ///
     /// # Errors
     /// [`NotDecoded::Invalid`] if the content is longer than that, or `from` is invalid.

@@ -62,7 +62,7 @@ thread_local! {
 pub(crate) struct Scratch(ThreadBuffers);
 
 impl Scratch {
-    /// This thread's buffers if they are idle, else new ones.
+    /// Takes idle buffers of this thread, or else makes new ones.
     pub(crate) fn take() -> Self {
         let idle = IDLE.with_borrow_mut(Vec::pop);
         Self(idle.unwrap_or_default())

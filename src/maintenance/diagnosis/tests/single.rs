@@ -16,7 +16,7 @@ fn kind(location: ShardingIndexLocation, big_endian: bool, checksum: bool) -> Ki
     }
 }
 
-/// A shard of one subchunk, and so many unused bytes behind it.
+/// Returns a shard of one subchunk, and so many unused bytes behind it.
 fn shard(kind: Kind, subchunk: &[u8], unused: usize) -> Vec<u8> {
     let head = kind.index_len() * usize::from(kind.location == Start);
     let mut object = vec![0; head];

@@ -18,7 +18,7 @@ use crate::store::{Lists, Reads, Writes};
 const AT_ONCE: usize = 64;
 
 impl Frames {
-    /// Pack the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
+    /// Packs the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
     ///
     /// # Errors
     /// The store's; if the shard is invalid; if another process consolidates it.
@@ -109,7 +109,7 @@ impl Frames {
         Ok(Some(done))
     }
 
-    /// Erase the objects in the frame of a shard that are not whole. Returns how many there were.
+    /// Erases the objects in the frame of a shard that are not whole. Returns how many there were.
     ///
     /// # Errors
     /// The store's; if another process consolidates the shard.
@@ -127,7 +127,7 @@ impl Frames {
         Ok(invalid.len())
     }
 
-    /// Get what is listed.
+    /// Gets what is listed.
     async fn versions<O: Reads>(
         &self,
         store: &O,
@@ -175,7 +175,7 @@ impl Frames {
         Ok(versions)
     }
 
-    /// Read those of `subchunks` that are `None` from the shard: its size. Nobody else replaces it
+    /// Reads those of `subchunks` that are `None` from the shard: its size. Nobody else replaces it
     /// meanwhile.
     async fn complete<O: Reads>(
         &self,
@@ -194,7 +194,7 @@ impl Frames {
             );
             match error {
                 StorageError::IOError(error) => io::Error::new(error.kind(), what).into(),
-                // It is shorter than its index.
+                // The shard is shorter than its index.
                 StorageError::InvalidByteRangeError(_) => {
                     io::Error::new(io::ErrorKind::InvalidData, what).into()
                 }
@@ -261,8 +261,8 @@ struct Versions {
 }
 
 impl Versions {
-    /// The older versions in the order in which they are deleted: those of a subchunk one after the other,
-    /// the oldest first.
+    /// Returns the older versions in the order in which they are deleted: those of a subchunk one after the
+    /// other, the oldest first.
     ///
     /// A listing takes time on some stores. It may miss the newest version, which came when it had
     /// begun, and one before that, which was deleted meanwhile: it must not find a still older one then.

@@ -16,7 +16,7 @@ pub(in crate::storage::sparse) enum NewestVersion {
 }
 
 impl Frames {
-    /// The newest valid version of a subchunk in a frame that was listed.
+    /// Returns the newest valid version of a subchunk in a frame that was listed.
     pub(in crate::storage::sparse) async fn newest<O: Reads>(
         &self,
         store: &O,
@@ -29,7 +29,7 @@ impl Frames {
         self.newest_of(store, &frame, number, versions).await
     }
 
-    /// The newest valid one of `versions`, which are listed from the oldest on.
+    /// Returns the newest valid one of `versions`, which are listed from the oldest on.
     pub(super) async fn newest_of<O: Reads>(
         &self,
         store: &O,

@@ -22,7 +22,7 @@ pub(super) struct DecodedIndex {
 }
 
 impl Frames {
-    /// The index of a shard, encoded; `None` if there is no shard.
+    /// Returns the index of a shard, encoded; `None` if there is no shard.
     pub(super) async fn read_index<O: Reads>(
         &self,
         store: &O,
@@ -57,7 +57,7 @@ impl Frames {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The index that the shard had when it was decoded last.
+    /// Returns the index that the shard had when it was decoded last.
     pub(super) fn known(&self, shard: &StoreKey) -> Option<DecodedIndex> {
         match &*self.slot(shard) {
             Some((of, known)) if of == shard => Some(known.clone()),
@@ -65,7 +65,7 @@ impl Frames {
         }
     }
 
-    /// Know of no index.
+    /// Knows of no index.
     #[cfg(test)]
     pub(in crate::storage::sparse) fn forget(&self) {
         for slot in &self.indices {
@@ -73,7 +73,7 @@ impl Frames {
         }
     }
 
-    /// Where the subchunks lie, in a shard that could have any size.
+    /// Returns where the subchunks lie, in a shard that could have any size.
     pub(super) fn decode(
         &self,
         shard: &StoreKey,

@@ -12,7 +12,7 @@ use crate::storage::sparse::frame::{self, Listing};
 use crate::store::{Lists, Reads};
 
 impl Frames {
-    /// The subchunks that there are, in C order, and the size of each, in bytes.
+    /// Returns the subchunks that there are, in C order, and the size of each, in bytes.
     ///
     /// # Errors
     /// The store's, and if the shard is invalid.
@@ -84,7 +84,7 @@ impl Frames {
         Err(starved(shard))
     }
 
-    /// The size of each subchunk of the shard itself that there is.
+    /// Returns the size of each subchunk of the shard itself that there is.
     async fn packed_sizes<O: Reads>(
         &self,
         store: &O,

@@ -20,7 +20,7 @@ pub(super) const ATTEMPTS: usize = 1000;
 const FAILURES: usize = 3;
 
 impl Frames {
-    /// A subchunk, encoded; `None` if it is empty.
+    /// Returns a subchunk, encoded; `None` if it is empty.
     ///
     /// `listing` is used first, which may be of the past: what is read is then at least as new as that.
     /// With `snapshots`, parts of a shard that are read by one request come from one shard.
@@ -65,7 +65,7 @@ impl Frames {
         Err(starved(shard))
     }
 
-    /// A subchunk of the shard itself: `Some(None)` if it is empty; `None` if the shard was replaced
+    /// Returns a subchunk of the shard itself: `Some(None)` if it is empty; `None` if the shard was replaced
     /// meanwhile.
     async fn read_packed<O: Reads>(
         &self,
@@ -101,8 +101,8 @@ impl Frames {
         Ok(read.filter(|_| is_same).map(Some))
     }
 
-    /// The bytes of a shard that are those of a subchunk if it has the index that is `known`; `None` if
-    /// it has another one.
+    /// Returns the bytes of a shard that are those of a subchunk if it has the index that is `known`; `None`
+    /// if it has another one.
     ///
     /// The index is read by the same request, of which a filesystem finds all in one shard. Were it read
     /// by others alone, there could be another shard in between, and then one with this index again.
@@ -142,8 +142,8 @@ impl Frames {
         }
     }
 
-    /// All subchunks of a shard, by one request, since parts of it cannot be read, or understood, because
-    /// of `error`; `None` if they should be asked for once more.
+    /// Returns all subchunks of a shard, by one request, since parts of it cannot be read, or understood,
+    /// because of `error`; `None` if they should be asked for once more.
     ///
     /// A store that asks how long a shard is, and then for a part of a shard of that length, finds
     /// something else if the shard is replaced in between. That comes to an end; and all of a shard can be

@@ -14,7 +14,7 @@ use crate::store::{Lists, Reads, Writes};
 const PUTS: usize = 16;
 
 impl Frames {
-    /// Write new versions of subchunks of a shard: one of each. The caller holds their locks.
+    /// Writes new versions of subchunks of a shard: one of each. The caller holds their locks.
     ///
     /// The frame is listed once before all of them, and once behind all of them. An empty subchunk is not erased
     /// again: frames would fill with such objects.
@@ -71,7 +71,7 @@ impl Frames {
         }
     }
 
-    /// The `entries` that change something: all but erasures of subchunks that are empty.
+    /// Returns the `entries` that change something: all but erasures of subchunks that are empty.
     async fn changes<O: Reads + Lists>(
         &self,
         store: &O,
@@ -92,7 +92,7 @@ impl Frames {
         Ok(entries)
     }
 
-    /// The object of a version of a subchunk.
+    /// Returns the object of a version of a subchunk.
     fn object(&self, shard: &StoreKey, number: u32, entry: &Entry) -> Result<Bytes, StorageError> {
         let object = entry.encode()?;
         let (len, most) = (object.len() - TRAILER_LEN, self.most());
@@ -104,7 +104,7 @@ impl Frames {
         Ok(object)
     }
 
-    /// A new version of a subchunk, above `above`.
+    /// Returns a new version of a subchunk, above `above`.
     fn version(&self, shard: &StoreKey, number: u32, above: u64) -> Result<Version, StorageError> {
         let version = above.checked_add(1).ok_or_else(|| {
             StorageError::Other(format!(

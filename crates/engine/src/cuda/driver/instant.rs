@@ -38,7 +38,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// All calls, without the creation of events.
+    /// Returns all calls, without the creation of events.
     pub fn all(&self) -> u64 {
         self.copies
             + self.fills
@@ -76,7 +76,7 @@ impl fmt::Debug for InstantDevice {
 }
 
 impl InstantDevice {
-    /// A device that encodes every subchunk to `encoded` bytes.
+    /// Returns a device that encodes every subchunk to `encoded` bytes.
     pub fn new(encoded: usize) -> Self {
         Self {
             info: DeviceInfo {
@@ -94,7 +94,7 @@ impl InstantDevice {
         }
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub fn calls(&self) -> Calls {
         self.lock().calls
     }
@@ -138,7 +138,7 @@ impl Driver for InstantDevice {
         Ok(self.info.total_memory)
     }
 
-    /// The memory has addresses and no bytes.
+    /// Returns memory that has addresses and no bytes.
     fn allocate(&self, _: usize) -> Result<DeviceMemory, DriverError> {
         Ok(DeviceMemory(self.id() << 44))
     }

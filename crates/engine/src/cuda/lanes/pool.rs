@@ -40,7 +40,7 @@ pub(super) struct DeviceLanes {
 }
 
 impl DeviceLanes {
-    /// The most that one lane may take: the budget without the leaked memory.
+    /// Returns the most that one lane may take: the budget without the leaked memory.
     pub(super) fn left(&self, budget: BufferBytes) -> BufferBytes {
         BufferBytes {
             device: budget.device.saturating_sub(self.leaked.device),
@@ -49,7 +49,8 @@ impl DeviceLanes {
         }
     }
 
-    /// Whether one more lane of capacity `need` stays within the budget once `freed` is freed.
+    /// Returns whether one more lane of capacity `need` stays within the budget once `freed` is
+    /// freed.
     fn fits(&self, need: Capacity, budget: BufferBytes, freed: BufferBytes) -> bool {
         let within = |used: usize, freed: usize, need, budget| {
             let sum = used.saturating_sub(freed).checked_add(need);
@@ -84,7 +85,8 @@ impl DeviceLanes {
         self.fits(need, budget, freed).then_some(self.idle.len())
     }
 
-    /// The most device memory of a new lane if memory ran out lately; `usize::MAX` otherwise.
+    /// Returns the most device memory of a new lane if memory ran out lately; `usize::MAX`
+    /// otherwise.
     pub(super) fn lowered(&self, now: Instant) -> usize {
         match self.lowered {
             Some((since, most)) if now.saturating_duration_since(since) < SETBACK => most,

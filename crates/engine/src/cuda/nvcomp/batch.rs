@@ -10,7 +10,7 @@ use std::ptr;
 /// Chunks to compress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct CompressBatch<'a> {
-    /// The requirements of such a batch, or of a larger one.
+    /// The requirements of a batch of as many chunks, or of more.
     pub requirements: &'a Requirements,
     pub chunks: usize,
     /// `u64`: the address of each chunk.
@@ -33,7 +33,7 @@ pub struct CompressBatch<'a> {
 /// Chunks to decompress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct DecompressBatch<'a> {
-    /// The requirements of such a batch, or of a larger one.
+    /// The requirements of a batch of as many chunks, or of more.
     pub(crate) requirements: &'a Requirements,
     pub(crate) chunks: usize,
     /// `u64`: the address of each compressed chunk.

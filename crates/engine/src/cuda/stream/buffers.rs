@@ -32,8 +32,8 @@ pub(super) struct CudaInput {
     raw: Region,
     /// Bytes of the batch that only the device has.
     on_device: Ranges,
-    /// Bytes of the batch that reductions on the device read. They are there, whoever else has them,
-    /// and do not change any more.
+    /// Bytes of the batch that reductions on the device read. The device has these bytes, and they
+    /// do not change any more.
     read: Ranges,
     /// The reductions that read them.
     readings: Vec<Reading>,
@@ -61,7 +61,8 @@ impl Drop for CudaInput {
     }
 }
 
-/// The copies of padded slices at `from`, from byte `at` of them without padding on, to `bytes`.
+/// Returns the copies of padded slices at `from`, from byte `at` of them without padding on, to
+/// `bytes`.
 ///
 /// # Safety
 /// The slices can be read, and nothing writes them, for as long as the copies are used.
@@ -119,7 +120,7 @@ impl CudaInput {
         self.shared.input(self.region)
     }
 
-    /// The regions of the input in the lane: in pinned memory, and on the device.
+    /// Returns the regions of the input in the lane: in pinned memory, and on the device.
     pub(super) fn regions(&self) -> (Region, Region) {
         (self.region, self.raw)
     }
@@ -135,7 +136,8 @@ impl CudaInput {
         }
     }
 
-    /// The ranges of the padded bytes that come from the host, in the first `epochs` epochs.
+    /// Returns the ranges of the padded bytes that come from the host, in the first `epochs`
+    /// epochs.
     pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
         if self.on_device.is_empty() && self.read.is_empty() {
@@ -145,7 +147,7 @@ impl CudaInput {
         gaps.iter().map(|gap| padding.around(gap)).collect()
     }
 
-    /// The ranges of the batch's bytes `whole` that the device does not have.
+    /// Returns the ranges of the batch's bytes `whole` that the device does not have.
     fn not_there(&self, whole: Range<usize>) -> Vec<Range<usize>> {
         let mut there = self.on_device.clone();
         for range in self.read.iter() {
@@ -183,7 +185,7 @@ impl CudaInput {
         self.readings.push(reading);
     }
 
-    /// The reductions that read this input.
+    /// Returns the reductions that read this input.
     pub(super) fn readings(&self) -> &[Reading] {
         &self.readings
     }
@@ -207,7 +209,7 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Whether the device has bytes that the host does not.
+    /// Returns whether the device has bytes that the host does not.
     pub(super) fn is_partly_on_device(&self) -> bool {
         !self.on_device.is_empty()
     }
@@ -232,8 +234,8 @@ impl CudaInput {
         Ok(())
     }
 
-    /// The padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the device
-    /// writes them in [`bring_back`](Self::bring_back) alone.
+    /// Returns the padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the
+    /// device writes them in [`bring_back`](Self::bring_back) alone.
     pub(super) fn bytes(&self, epochs: usize) -> &[u8] {
         let len = epochs
             * self.shared.job.grid.epoch_slices()
@@ -245,7 +247,7 @@ impl CudaInput {
         unsafe { std::slice::from_raw_parts(self.address(), region.len) }
     }
 
-    /// Check that `len` bytes at `at` are in the batch.
+    /// Checks that `len` bytes at `at` are in the batch.
     pub(super) fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
         let job = &self.shared.job;
         match at.checked_add(len) {
@@ -412,7 +414,7 @@ impl CudaOutput {
         })
     }
 
-    /// The region of the output in the lane, if it is pinned.
+    /// Returns the region of the output in the lane, if it is pinned.
     pub(super) fn region(&self) -> Option<Region> {
         match self.memory {
             Some(OutputMemory::Pinned { region, .. }) => Some(region),
@@ -425,7 +427,8 @@ impl CudaOutput {
         self.len = self.len.min(len);
     }
 
-    /// Bytes of the output: all that it has room for, until it is [truncated](Self::truncate).
+    /// Returns the number of bytes of the output: all that it has room for, until it is
+    /// [truncated](Self::truncate).
     pub(super) fn len(&self) -> usize {
         self.len
     }

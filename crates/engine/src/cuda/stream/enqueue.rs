@@ -102,7 +102,7 @@ fn scatter(
     Ok(())
 }
 
-/// The parts of `ranges` that are in `whole`.
+/// Returns the parts of `ranges` that are in `whole`.
 fn within(ranges: &[Range<usize>], whole: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let parts = ranges
         .iter()

@@ -110,7 +110,7 @@ fn encode_failed(
     Ok(encoded)
 }
 
-/// Bytes of an output in `region`.
+/// Returns a span of pinned memory for bytes of an output in `region`.
 fn pinned(session: &Session<'_>, region: Region, bytes: Range<usize>) -> PinnedSpan {
     session.lane.pinned_out(region.part(bytes))
 }

@@ -18,7 +18,7 @@ const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
 const TAKEN: Site = Site("record: an application's bytes were copied");
 const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
 
-/// Copy an application's bytes to `at` of the batch whose padded slices are in `raw`.
+/// Copies an application's bytes to `at` of the batch whose padded slices are in `raw`.
 ///
 /// # Safety
 /// The requirements of [`DeviceBytes`].

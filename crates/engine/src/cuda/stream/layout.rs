@@ -33,7 +33,7 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// The bytes of the output that the parts take, with the room between them.
+    /// Returns the bytes of the output that the parts take, with the room between them.
     pub(super) fn place(&self) -> Range<usize> {
         let first = self.parts.first().map_or(self.to, |(_, to)| *to);
         first..self.to + self.from.len()
@@ -139,8 +139,8 @@ impl Layout {
     }
 }
 
-/// The number of the subchunk in a place of a shard, in C order of the batch. `None` if the shard
-/// has no subchunk in that place.
+/// Returns the number of the subchunk in a place of a shard, in C order of the batch. `None` if the
+/// shard has no subchunk in that place.
 fn subchunk(
     mut place: usize,
     per_shard: &[usize],

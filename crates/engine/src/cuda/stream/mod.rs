@@ -54,7 +54,7 @@ pub(crate) struct CudaStream {
 }
 
 impl CudaEngine {
-    /// The memory that a stream takes: the numbers by which it is allocated.
+    /// Returns the memory that a stream takes: the numbers by which it is allocated.
     ///
     /// # Errors
     /// No device can run the stream, or none within its budget; the reason, and what would help.
@@ -117,7 +117,7 @@ impl CudaEngine {
     }
 }
 
-/// The chain of a job, if the CUDA engine knows it.
+/// Returns the chain of a job, if the CUDA engine knows it.
 fn known(job: &StreamJob) -> Result<&crate::contract::KnownChain, EngineError> {
     match &job.chain {
         StreamChain::Known(chain) => Ok(chain),

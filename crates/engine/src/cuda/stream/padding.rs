@@ -49,7 +49,7 @@ pub(super) struct RowsBox {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowsCopy {
     pub(super) shape: RowsShape,
-    /// In the given bytes, and in the padded bytes.
+    /// Where the rows lie in the given bytes, and in the padded bytes.
     pub(super) from: RowsPlace,
     pub(super) to: RowsPlace,
 }
@@ -66,7 +66,7 @@ pub(super) struct RowsPlace {
 }
 
 impl RowsPlace {
-    /// The bytes from the beginning of the first row to the end of the last one.
+    /// Returns the bytes from the beginning of the first row to the end of the last one.
     pub(super) fn bytes(&self, shape: RowsShape) -> Range<usize> {
         let last = ((shape.planes - 1) * self.height + shape.rows - 1) * self.pitch;
         self.start..self.start + last + shape.row
@@ -117,17 +117,17 @@ impl Padding {
         }
     }
 
-    /// Whether there is any padding.
+    /// Returns whether there is any padding.
     pub(super) fn exists(&self) -> bool {
         !self.axes.is_empty()
     }
 
-    /// Bytes of a slice with its padding.
+    /// Returns the number of bytes of a slice with its padding.
     pub(super) fn padded_slice(&self) -> usize {
         self.padded_slice
     }
 
-    /// The place of the byte `at` among the padded bytes.
+    /// Returns the place of the byte `at` among the padded bytes.
     pub(super) fn padded(&self, at: usize) -> usize {
         if !self.exists() {
             return at;
@@ -141,7 +141,8 @@ impl Padding {
         padded
     }
 
-    /// The padded bytes from the first to the last of `bytes`, with the padding between them.
+    /// Returns the padded bytes from the first to the last of `bytes`, with the padding between
+    /// them.
     pub(super) fn around(&self, bytes: &Range<usize>) -> Range<usize> {
         if bytes.is_empty() {
             return 0..0;
@@ -296,8 +297,8 @@ impl RowsBox {
         })
     }
 
-    /// The bytes of a row, and the axes over which rows repeat, slowest first. An axis that both
-    /// sides step through without a gap is part of the row, or of the axis behind it.
+    /// Returns the bytes of a row, and the axes over which rows repeat, slowest first. An axis that
+    /// both sides step through without a gap is part of the row, or of the axis behind it.
     fn merged(&self) -> (usize, Vec<RepeatedAxis>) {
         let mut row = 1;
         let mut axes: Vec<RepeatedAxis> = Vec::new();
@@ -320,8 +321,8 @@ impl RowsBox {
         (row, axes)
     }
 
-    /// The rows of the piece: the offset of each in the given bytes and in the padded bytes, and
-    /// its length.
+    /// Returns the rows of the piece: the offset of each in the given bytes and in the padded
+    /// bytes, and its length.
     #[cfg(test)]
     fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, outer) = self
@@ -384,7 +385,7 @@ mod tests {
         assert!(padding.pieces(slice + 7, 2 * slice).len() <= 6);
     }
 
-    /// The copies of the slices from the second to before the fourth.
+    /// Returns the copies of the slices from the second to before the fourth.
     fn copies(axes: &[(u64, u64)], largest_pitch: usize) -> Vec<RowsCopy> {
         let grid = grid(1, axes, 2);
         let (padding, slice) = (Padding::new(&grid), grid.slice_bytes());

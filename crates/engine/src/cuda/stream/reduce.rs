@@ -24,7 +24,7 @@ const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level ab
 /// The slice that was kept is in pinned memory.
 const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
 
-/// The input of another stream as one of this engine.
+/// Returns the input of another stream as one of this engine.
 fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     (input.as_any_mut().downcast_mut()).ok_or_else(|| {
         EngineError::Unsuitable(
@@ -33,7 +33,7 @@ fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     })
 }
 
-/// The plan of this stream, if it has one.
+/// Returns the plan of this stream, if it has one.
 fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     (shared.sizing.reduction.as_ref()).ok_or_else(|| {
         EngineError::Unsuitable(

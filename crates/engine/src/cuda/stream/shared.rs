@@ -113,7 +113,7 @@ pub(super) struct StreamPlan {
 }
 
 impl StreamLane {
-    /// Allocate the lane of a stream on `device`.
+    /// Allocates the lane of a stream on `device`.
     ///
     /// # Errors
     /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
@@ -171,7 +171,7 @@ impl StreamLane {
         })
     }
 
-    /// How the stream's subchunks are encoded.
+    /// Returns how the stream's subchunks are encoded.
     pub(super) fn encoding(&self) -> DeviceEncoding<'_> {
         DeviceEncoding {
             kind: &self.kind,
@@ -184,7 +184,7 @@ impl StreamLane {
         self.lane.device()
     }
 
-    /// The reason why the lane cannot be used any more, if that is so.
+    /// Returns the reason why the lane cannot be used any more, if that is so.
     pub(super) fn lost(&self) -> Option<DriverError> {
         if let Some(error) = self.lost.get() {
             return Some(error.clone());
@@ -236,7 +236,8 @@ impl StreamLane {
         }
     }
 
-    /// Whether a slice of the level above is kept. While this is held, that does not change.
+    /// Returns whether a slice of the level above is kept. While this is held, that does not
+    /// change.
     pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
         lock(&self.kept)
     }
@@ -253,7 +254,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// The events of the lane, without the events for which applications wait.
+    /// Returns the events of the lane, without the events for which applications wait.
     pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
         let running = self.lane.running();
@@ -277,12 +278,12 @@ impl StreamLane {
         lock(&self.reusables).free.push(event);
     }
 
-    /// The address of an input's pinned memory.
+    /// Returns the address of an input's pinned memory.
     pub(super) fn input(&self, region: Region) -> *mut u8 {
         self.pinned[0].0.as_ptr().wrapping_add(region.offset)
     }
 
-    /// The address of an output's pinned memory.
+    /// Returns the address of an output's pinned memory.
     pub(super) fn output(&self, region: Region) -> *mut u8 {
         self.pinned[1].0.as_ptr().wrapping_add(region.offset)
     }
@@ -296,7 +297,7 @@ impl StreamLane {
         self.returned.came_back();
     }
 
-    /// Whether [`take_output`](Self::take_output) does not block.
+    /// Returns whether [`take_output`](Self::take_output) does not block.
     pub(super) fn has_output(&self) -> bool {
         let outputs = lock(&self.outputs);
         !outputs.free.is_empty() || outputs.all == 0

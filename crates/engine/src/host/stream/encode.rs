@@ -17,7 +17,7 @@ use crate::subchunk::{crc32c, stages};
 /// Decoded bytes of subchunks that one thread compresses before it looks for more.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// Encode what `input` holds of `batch`: to `output`, or in place if there is none.
+/// Encodes what `input` holds of `batch`: to `output`, or in place if there is none.
 pub(super) fn encode(
     stream: &HostStream,
     input: &mut HostInput,
@@ -47,7 +47,7 @@ pub(super) fn encode(
     }
 }
 
-/// The slots of `batch`, in shard-major order.
+/// Returns the slots of `batch`, in shard-major order.
 fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
     let len = stream.slots.stride;
     std::iter::zip(batch.parts(), &stream.slots.starts)
@@ -60,7 +60,7 @@ fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
 /// A buffer in pieces, each of which one thread takes.
 type Pieces<'a> = Vec<Mutex<Option<&'a mut [u8]>>>;
 
-/// Divide `buffer` into `ranges`, which ascend.
+/// Divides `buffer` into `ranges`, which ascend.
 fn divide(buffer: &mut [u8], ranges: impl Iterator<Item = Range<usize>>) -> Option<Pieces<'_>> {
     let mut rest = buffer;
     let mut end = 0;

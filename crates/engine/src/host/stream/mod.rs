@@ -31,8 +31,8 @@ use crate::process::account::Debtor;
 use crate::process::per_process::PerProcess;
 use slots::HostInput;
 
-/// The threads that encode streams. They are not rayon's global ones: all of those may be waiting for
-/// a stream to take what they append.
+/// Returns the threads that encode streams. They are not rayon's global ones: all of those may be
+/// waiting for a stream to take what they append.
 ///
 /// # Errors
 /// [`EngineError::Unsuitable`] if no threads can be started.

@@ -59,7 +59,8 @@ impl SlotLayout {
     }
 }
 
-/// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
+/// Returns the number of bytes from one slot of a part to the next: a subchunk, and its checksums if
+/// it is encoded in place.
 fn slot_stride(job: &StreamJob) -> Option<usize> {
     let subchunk = job.grid.shard().subchunk_bytes();
     match &job.chain {
@@ -81,8 +82,8 @@ pub(super) fn too_large() -> EngineError {
 /// part of a shard. About.
 const TABLES: (usize, usize) = (160, 320);
 
-/// Bytes of an input, of an output (`None` if inputs become outputs), and of tables, for batches of all
-/// epochs.
+/// Returns the number of bytes of an input, of an output (`None` if inputs become outputs), and of
+/// tables, for batches of all epochs.
 fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let (subchunks, parts) = job.grid.batch_counts(job.epochs)?;
     let slots = subchunks.checked_mul(slot_stride(job)?)?;
@@ -131,7 +132,7 @@ pub fn stream_memory(job: &StreamJob) -> Result<BufferBytes, EngineError> {
 }
 
 impl HostStream {
-    /// Set up for a stream. Nothing is allocated yet.
+    /// Sets up for a stream. Nothing is allocated yet.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
@@ -167,7 +168,7 @@ impl HostStream {
         }))
     }
 
-    /// Fill what the edge of the array leaves of slots.
+    /// Fills what the edge of the array leaves of slots.
     pub(super) fn fill_edges(&self, buffer: &mut [u8]) {
         let len = self.job.grid.shard().subchunk_bytes();
         let mut starts: Vec<usize> = self.slices.cut_slots().collect();

@@ -41,7 +41,7 @@ impl Simulated {
         }
     }
 
-    /// A shard as other software writes it: dense.
+    /// Returns a shard as other software writes it: dense.
     fn dense(subchunks: usize, index_at_end: bool, rng: &mut Rng) -> Self {
         let mut shard = Self::new(subchunks, index_at_end);
         if !index_at_end {
@@ -68,12 +68,12 @@ impl Simulated {
         self.object[range].fill(value);
     }
 
-    /// Update some subchunks, by the protocol.
+    /// Updates some subchunks, by the protocol.
     fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: PlacementRule) -> Commit {
         self.update_over(changes, rule, true)
     }
 
-    /// The same; old bytes of what changes are only overwritten if `may_overwrite`.
+    /// Returns the same; old bytes of what changes are only overwritten if `may_overwrite`.
     fn update_over(
         &mut self,
         changes: &[(usize, Option<(u8, usize)>)],

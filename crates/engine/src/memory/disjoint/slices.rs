@@ -54,8 +54,8 @@ unsafe impl Send for Start {}
 unsafe impl Sync for Start {}
 
 impl BatchSlices {
-    /// The slots of `batch` begin at `slot(place, part)`. A slot has the bytes of a subchunk, and
-    /// no two slots overlap.
+    /// Makes the destination of the slices of `batch`, whose slots begin at `slot(place, part)`. A slot has
+    /// the bytes of a subchunk, and no two slots overlap.
     pub(crate) fn new(
         grid: &StreamGrid,
         batch: &BatchGrid,
@@ -84,7 +84,7 @@ impl BatchSlices {
         }
     }
 
-    /// The slots of subchunks that the edge of the array cuts.
+    /// Returns the slots of subchunks that the edge of the array cuts.
     pub(crate) fn cut_slots(&self) -> impl Iterator<Item = usize> {
         (0..self.slots.len()).filter_map(|number| {
             let mut rest = number;
@@ -101,17 +101,18 @@ impl BatchSlices {
         self.shape.len() - 1
     }
 
-    /// Bytes of a row.
+    /// Returns the number of bytes of a row.
     fn row(&self) -> usize {
         self.shape[self.last()] * self.element
     }
 
-    /// Bytes of a row of a subchunk.
+    /// Returns the number of bytes of a row of a subchunk.
     fn piece(&self) -> usize {
         self.subchunk[self.last()] * self.element
     }
 
-    /// The first subchunk that a row crosses, and where the row is in that subchunk, in bytes.
+    /// Returns the first subchunk that a row crosses, and where the row is in that subchunk, in
+    /// bytes.
     fn lift(&self, mut row: usize) -> (usize, usize) {
         let (mut number, mut within) = (0, 0);
         let (mut number_stride, mut within_stride) = (self.counts[self.last()], self.piece());
@@ -126,8 +127,8 @@ impl BatchSlices {
         (number, within)
     }
 
-    /// The pieces of `len` bytes from `at` on, all of one row: where each begins, in the bytes and
-    /// in the buffer, and its length.
+    /// Returns the pieces of `len` bytes from `at` on, all of one row: where each begins, in the
+    /// bytes and in the buffer, and its length.
     fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, mut in_row) = (at / self.row(), at % self.row());
         let (number, within) = self.lift(row);
@@ -154,8 +155,8 @@ impl BatchSlices {
         }
     }
 
-    /// The rows among `len` bytes from `at` on: bytes before the first whole row, and how many
-    /// whole rows there are.
+    /// Returns the rows among `len` bytes from `at` on: bytes before the first whole row, and how
+    /// many whole rows there are.
     fn rows(&self, at: usize, len: usize) -> (usize, usize) {
         let row = self.row();
         let before = (at.next_multiple_of(row) - at).min(len);
@@ -249,12 +250,12 @@ impl BatchSlices {
         }
     }
 
-    /// The axis along which rows make a run, if there is one.
+    /// Returns the axis along which rows make a run, if there is one.
     fn run_axis(&self) -> Option<usize> {
         self.last().checked_sub(1)
     }
 
-    /// The run that a row is in.
+    /// Returns the run that a row is in.
     fn run_of(&self, row: usize) -> usize {
         self.run_axis().map_or(row, |axis| {
             let (outer, at) = (row / self.shape[axis], row % self.shape[axis]);
@@ -262,7 +263,7 @@ impl BatchSlices {
         })
     }
 
-    /// The rows of a run.
+    /// Returns the rows of a run.
     fn rows_of(&self, run: usize) -> std::ops::Range<usize> {
         self.run_axis().map_or(run..run + 1, |axis| {
             let (outer, at) = (run / self.counts[axis], run % self.counts[axis]);
@@ -272,7 +273,7 @@ impl BatchSlices {
         })
     }
 
-    /// Copy `bytes`, whole rows of one run from `row` on.
+    /// Copies `bytes`, whole rows of one run from `row` on.
     ///
     /// # Safety
     /// `start` is the start of a buffer of at least `end` bytes, and nothing else uses the places

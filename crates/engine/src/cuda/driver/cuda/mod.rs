@@ -90,7 +90,7 @@ impl CudaDriver {
         if code != SUCCESS {
             return Err(self.told(code, operation(), codes::fault_without_context(code)));
         }
-        // If another thread was faster, it got the same context.
+        // A thread that was faster has got the same context.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
 

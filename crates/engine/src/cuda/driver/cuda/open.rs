@@ -56,7 +56,7 @@ pub(crate) fn version() -> Option<(u32, u32)> {
     (version > 0).then(|| parts(version))
 }
 
-/// The major and the minor version in 1000 × major + 10 × minor.
+/// Returns the major and the minor version in 1000 × major + 10 × minor.
 fn parts(version: u32) -> (u32, u32) {
     (version / 1000, version % 1000 / 10)
 }

@@ -88,7 +88,7 @@ impl Guard {
         Self { addresses, watched }
     }
 
-    /// Uncover what was hidden; an error says what the operation wrote that it must not.
+    /// Uncovers what was hidden; an error says what the operation wrote that it must not.
     pub(super) fn check(self, memory: &Memory<Uses>) -> Result<(), String> {
         let mut found = Ok(());
         for watched in &self.watched {
@@ -132,7 +132,7 @@ impl Guard {
     }
 }
 
-/// The parts of a stretch that are watched.
+/// Returns the parts of a stretch that are watched.
 fn edges(bytes: Range<usize>) -> Vec<Range<usize>> {
     if bytes.len() <= 2 * EDGE {
         vec![bytes]

@@ -66,7 +66,7 @@ pub struct Config {
     pub sectors: bool,
     /// Seed of what is in memory that was not written.
     pub poison: u64,
-    /// Keep a trace of the operations; with [`Schedule::Eager`].
+    /// Whether to keep a trace of the operations. This needs [`Schedule::Eager`].
     pub trace: bool,
     /// Check each launch of a kernel in full, also where many before it were alike.
     pub checks_each: bool,
@@ -183,12 +183,12 @@ impl Simulation {
         })
     }
 
-    /// The rules that were broken so far.
+    /// Returns the rules that were broken so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
     }
 
-    /// All sites that were used so far.
+    /// Returns all sites that were used so far.
     pub fn sites(&self) -> BTreeSet<Site> {
         self.lock().sites.clone()
     }
@@ -207,17 +207,18 @@ impl Simulation {
         }
     }
 
-    /// The most bytes of a kind that were allocated at a time.
+    /// Returns the most bytes of a kind that were allocated at a time.
     pub fn peak(&self, kind: Kind) -> usize {
         self.lock().memory.peak(kind)
     }
 
-    /// How many bytes the host has read of memory that it only writes: on a GPU that is slow.
+    /// Returns how many bytes the host has read of memory that it only writes: on a GPU that is
+    /// slow.
     pub fn uploads_read(&self) -> usize {
         self.lock().uploads_read
     }
 
-    /// How many bytes of pinned memory there are now that the host only writes.
+    /// Returns how many bytes of pinned memory there are now that the host only writes.
     pub fn for_uploads(&self) -> usize {
         let state = self.lock();
         let all = state.memory.live().map(|(_, allocation)| allocation);
@@ -225,27 +226,27 @@ impl Simulation {
         uploads.map(|allocation| allocation.block.len()).sum()
     }
 
-    /// How often each was asked for so far.
+    /// Returns how often each was asked for so far.
     pub fn counts(&self) -> Counts {
         self.lock().faults.counts
     }
 
-    /// Inject another fault; its number is from the beginning, see [`counts`](Self::counts).
+    /// Injects another fault; its number is from the beginning, see [`counts`](Self::counts).
     pub fn inject(&self, fault: Inject) {
         self.lock().faults.injected.push(fault);
     }
 
-    /// The operations that failed once, because that was injected.
+    /// Returns the operations that failed once, because that was injected.
     pub fn failed(&self) -> Vec<String> {
         self.lock().faults.failed.clone()
     }
 
-    /// Let the device have this much memory from now on, as if other processes took the rest.
+    /// Lets the device have this much memory from now on, as if other processes took the rest.
     pub fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
     }
 
-    /// Let the application capture a stream of its own into a graph from now on, or no more.
+    /// Lets the application capture a stream of its own into a graph from now on, or no more.
     pub fn capture(&self, stream: StreamId, is_captured: bool) {
         let captured = &mut self.lock().captured;
         if is_captured {
@@ -255,12 +256,13 @@ impl Simulation {
         }
     }
 
-    /// Let `hook` run whenever device memory is about to be freed.
+    /// Lets `hook` run whenever device memory is about to be freed.
     pub fn on_free(&self, hook: impl Fn() + Send + Sync + 'static) {
         assert!(self.on_free.set(Box::new(hook)).is_ok(), "there is one");
     }
 
-    /// Let `hook` run whenever memory of some kind is about to be allocated, on the thread that asks.
+    /// Lets `hook` run whenever memory of some kind is about to be allocated, on the thread that
+    /// asks.
     pub fn on_allocate(&self, hook: impl Fn(Kind) + Send + Sync + 'static) {
         let set = self.on_allocate.set(Box::new(hook));
         assert!(set.is_ok(), "there is one");
@@ -284,7 +286,7 @@ impl Simulation {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Do what a call does, and turn its failure into an error of `operation`.
+    /// Does what a call does, and turns its failure into an error of `operation`.
     fn run<T>(
         &self,
         call: CallKind,
@@ -309,7 +311,7 @@ impl Simulation {
         result
     }
 
-    /// Check the context, and count.
+    /// Checks the context, and counts the call.
     fn admit(
         state: &mut SimulationState,
         call: CallKind,

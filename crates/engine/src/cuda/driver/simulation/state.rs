@@ -169,7 +169,7 @@ impl SimulationState {
         }
     }
 
-    /// Enter a site; `false` if it is the one that was removed.
+    /// Enters a site; `false` if it is the one that was removed.
     fn site(&mut self, site: Site) -> bool {
         self.sites.insert(site);
         self.config.removed != Some(site)

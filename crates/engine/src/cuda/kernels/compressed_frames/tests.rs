@@ -61,7 +61,7 @@ enum Outcome {
 }
 
 impl Batch {
-    /// One stream for each subchunk.
+    /// Returns one stream for each subchunk.
     fn of(streams: Vec<(Vec<u8>, StandInReport)>) -> Self {
         Self {
             streams: streams.into_iter().map(|stream| vec![stream]).collect(),

@@ -125,7 +125,7 @@ fn read(input: &mut dyn BatchInput, at: usize, bytes: &mut [u8]) -> Result<(), E
     input.read(at, bytes).or_else(|_| input.read(at, bytes))
 }
 
-/// One slice of the level below.
+/// Returns one slice of the level below.
 fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
     let slices: Vec<&[u8]> = window.chunks(slice).collect();
     let mut reduced = vec![0; from.reducer.reduced_bytes()];
@@ -280,7 +280,7 @@ impl<'a> Both<'a> {
         }
     }
 
-    /// The slices for which the batch below has room, and how many it has.
+    /// Returns the slices for which the batch below has room, and how many it has.
     fn below_input(&mut self) -> Result<(usize, usize), EngineError> {
         if self.filled.is_none() {
             let input = self.runs[1].input()?;

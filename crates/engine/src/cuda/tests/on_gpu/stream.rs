@@ -26,7 +26,7 @@ pub(in crate::cuda) struct Subject {
 pub(in crate::cuda) type Axis = (u64, u64, u64);
 
 impl Subject {
-    /// A stream with these `axes`. The extent of the first axis is left out.
+    /// Returns a stream with these `axes`. The extent of the first axis is left out.
     pub(in crate::cuda) fn new(
         axes: &[Axis],
         element: usize,
@@ -87,7 +87,7 @@ impl Subject {
         }
     }
 
-    /// A random stream.
+    /// Returns a random stream.
     pub(in crate::cuda) fn any(seed: u64, stages: Vec<Stage>) -> Self {
         let mut numbers = Numbers::new(seed);
         let rank = 1 + numbers.below(4);
@@ -134,7 +134,7 @@ impl Subject {
         }
     }
 
-    /// The elements along each axis.
+    /// Returns the elements along each axis.
     fn shape(&self) -> Vec<usize> {
         let grid = &self.job.grid;
         let mut shape = vec![self.epochs * grid.epoch_slices()];
@@ -441,7 +441,7 @@ pub(in crate::cuda) fn encode(
     Ok(())
 }
 
-/// The notification of returned buffers that a stream needs.
+/// Returns the notification of returned buffers that a stream needs.
 pub(in crate::cuda) fn returned() -> Arc<Returned> {
     Arc::default()
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cuda::driver::instant::{Calls, InstantDevice};
 
-/// The calls for a shard of 256 MiB: 8³ subchunks of 64³ elements of two bytes.
+/// Returns the calls for a shard of 256 MiB: 8³ subchunks of 64³ elements of two bytes.
 fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
     let grid = SubchunkGrid::new(&[512; 3], &[64; 3], 2).unwrap();
     let chain = KnownChain {

@@ -100,7 +100,8 @@ impl Shard {
         shard
     }
 
-    /// The shard without the content checksums of its zstd frames, which a device does not accept.
+    /// Returns the shard without the content checksums of its zstd frames, which a device does not
+    /// accept.
     fn without_zstd_checksums(&self, shard: &EncodedShard) -> EncodedShard {
         let mut stages = self.chain.stages.iter();
         let stage = stages
@@ -218,7 +219,7 @@ fn decode_all(
     (by_host, by_device)
 }
 
-/// Whether a device must be able to decode a shard that the host wrote.
+/// Returns whether a device must be able to decode a shard that the host wrote.
 fn is_for_device(stage: &Stage, library: StandIn) -> bool {
     match stage {
         Stage::Blosc(blosc) => {
@@ -485,7 +486,7 @@ fn compress_gzip(content: &[u8]) -> Vec<u8> {
     member
 }
 
-/// A gzip member with all of its optional fields.
+/// Returns a gzip member with all of its optional fields.
 fn with_all_fields(member: &[u8]) -> Vec<u8> {
     let mut with = member[..10].to_vec();
     with[3] = 0b1_1111;
@@ -695,8 +696,8 @@ fn every_truncation_is_for_the_host() {
     }
 }
 
-/// Whether this byte lies outside of the compressed streams, which a wrong bit here does not
-/// change.
+/// Returns whether this byte lies outside of the compressed streams, which a wrong bit here does
+/// not change.
 fn is_beside_streams(stage: &Stage, at: usize, len: usize) -> bool {
     match stage {
         Stage::Gzip { .. } => at < 10 || at >= len - 8,

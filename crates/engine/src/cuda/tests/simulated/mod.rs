@@ -122,7 +122,7 @@ impl Shard {
         Self::with(stages, empty, kind % 5 == 4)
     }
 
-    /// The device's view of the shard, without a compressor.
+    /// Returns the device's view of the shard, without a compressor.
     fn kind(&self) -> ShardKind {
         ShardKind::new(self.grid.clone(), self.chain.clone())
     }
@@ -166,7 +166,7 @@ fn strict<E: Engine + Clone>(engine: &E) -> WithFallback<E> {
     WithFallback::strict(engine.clone())
 }
 
-/// An engine on one simulated device.
+/// Returns an engine on one simulated device.
 fn engine_on(simulation: &Arc<Simulation>) -> CudaEngine {
     engine_on_all(std::slice::from_ref(simulation))
 }
@@ -179,7 +179,7 @@ fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
     CudaEngine::new(Devices::new(drivers), limits(), Tuning::TINY)
 }
 
-/// The engine with `streams` streams of kernels in each lane.
+/// Returns the engine with `streams` streams of kernels in each lane.
 fn with_streams(mut engine: CudaEngine, streams: usize) -> CudaEngine {
     engine.tuning.streams = streams;
     engine

@@ -100,7 +100,7 @@ impl SimulationState {
         }
     }
 
-    /// Check an access by somebody who has waited as far as `clock`: `None` is the host.
+    /// Checks an access by somebody who has waited as far as `clock`: `None` is the host.
     pub(super) fn check(
         &self,
         place: &AccessedBytes,
@@ -184,7 +184,7 @@ impl SimulationState {
         Ok(())
     }
 
-    /// The device memory that has `len` bytes at an address, and where in it.
+    /// Returns the device memory that has `len` bytes at an address, and where in it.
     pub(crate) fn find(&self, pointer: u64, len: usize) -> Result<(DeviceMemory, usize), Failure> {
         let (address, offset) = self.memory.containing(pointer).unwrap_or((pointer, 0));
         let memory = DeviceMemory(address);
@@ -196,7 +196,7 @@ impl SimulationState {
         self.place(span, Access::Read).map(|_| (memory, offset))
     }
 
-    /// Let these bytes of an allocation be as if they had never been written.
+    /// Lets these bytes of an allocation be as if they had never been written.
     fn poison(&self, address: u64, written: Vec<Range<usize>>) {
         if let Some(allocation) = self.memory.get(address) {
             // The other bytes still have the pattern.

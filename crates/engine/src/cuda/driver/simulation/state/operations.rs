@@ -87,7 +87,7 @@ impl SimulationState {
         Ok(())
     }
 
-    /// Where a copy goes.
+    /// Returns where a copy goes.
     fn direction(&self, from: &AccessedBytes, to: &AccessedBytes) -> &'static str {
         let kind = |place: &AccessedBytes| self.memory.get(place.address).map(|a| a.kind);
         match (kind(from), kind(to)) {
@@ -191,7 +191,7 @@ impl SimulationState {
         Ok(())
     }
 
-    /// Put an operation into a stream, if it is ordered and what it reads was written.
+    /// Puts an operation into a stream, if it is ordered and what it reads was written.
     fn enqueue(
         &mut self,
         stream: StreamId,
@@ -237,7 +237,7 @@ impl SimulationState {
         Ok(())
     }
 
-    /// Put work into a stream, and say where it is.
+    /// Puts work into a stream, and notes where the work is.
     pub(super) fn push(
         &mut self,
         stream: usize,

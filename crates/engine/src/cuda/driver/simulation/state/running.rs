@@ -9,7 +9,7 @@ use super::{Action, Failure, OperationWork, SimulationState, Time};
 use crate::cuda::driver::Fault;
 
 impl SimulationState {
-    /// Run what the schedule runs now that something was enqueued.
+    /// Runs what the schedule runs now that something was enqueued.
     pub(super) fn enqueued(&mut self) {
         for _ in 0..self.scheduler.steps() {
             if !self.step(None) {
@@ -22,7 +22,7 @@ impl SimulationState {
         while !self.scheduler.is_done(ticket) && self.step(Some(ticket)) {}
     }
 
-    /// Run an operation; `false` if there is none.
+    /// Runs an operation; `false` if there is none.
     pub(super) fn step(&mut self, ticket: Option<Ticket>) -> bool {
         let Some((stream, work)) = self.scheduler.take(ticket) else {
             return false;
@@ -54,7 +54,7 @@ impl SimulationState {
         true
     }
 
-    /// Do what an operation does; all that it names is live, or was freed in violation of the
+    /// Does what an operation does; all that it names is live, or was freed in violation of the
     /// rules. An error without a rule is a library's own.
     fn act(
         &mut self,

@@ -147,7 +147,7 @@ impl SimulationState {
 
     pub(crate) fn query(&mut self, event: EventId) -> Result<bool, Failure> {
         let ticket = self.event(event)?.ticket;
-        // Let whoever asks again and again get an answer under every schedule.
+        // A thread that asks again and again gets an answer under every schedule.
         if !self.scheduler.is_done(ticket) {
             self.step(Some(ticket));
         }

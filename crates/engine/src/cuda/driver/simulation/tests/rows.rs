@@ -76,7 +76,7 @@ impl Case {
     }
 }
 
-/// Where the rows of the target begin in its allocation.
+/// Returns where the rows of the target begin in its allocation.
 fn starts() -> impl Iterator<Item = usize> {
     (0..6).map(|row| 11 + (row / 3 * HEIGHT + row % 3) * PITCH)
 }
