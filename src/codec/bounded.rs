@@ -179,7 +179,7 @@ fn as_it_is(
 ) -> (Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds) {
     let any = codec.as_any();
     let is_bounded = any.is::<BytesCodec>() || any.is::<PackBitsCodec>();
-    // They allocate as much as they are given.
+    // These codecs allocate as much as they are given.
     let copies = any.is::<VlenUtf8Codec>()
         || any.is::<VlenBytesCodec>()
         || any.is::<VlenArrayCodec>()

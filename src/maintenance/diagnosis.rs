@@ -24,15 +24,15 @@ pub(crate) struct Geometry<'a> {
 /// The diagnosis of an object, with its repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Diagnosis {
-    /// Nothing: every update of it is done, or is not to be seen.
+    /// The object needs no repair: every update is done, or is not to be seen.
     Intact,
-    /// These writes, in this order, make it what it was before its last update.
+    /// These writes, in this order, make the object what it was before its last update.
     Undo(Vec<(u64, Vec<u8>)>),
-    /// This write makes it what its last update was to make of it.
+    /// These writes, in this order, complete the last update of the object.
     Complete(Vec<(u64, Vec<u8>)>),
-    /// It was being created: erase it.
+    /// The shard was being created: the object is to be erased.
     Erase,
-    /// Nothing, since the right state is not known.
+    /// The right state is not known, for this reason.
     Unrecoverable(String),
 }
 

@@ -61,9 +61,9 @@ pub struct Inspection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSubchunk {
-    /// Its first byte.
+    /// The first byte of the subchunk in the shard.
     pub offset: u64,
-    /// Its encoded size.
+    /// The encoded size of the subchunk, in bytes.
     pub size: u64,
     /// The problem of the subchunk's place, if any.
     pub problem: Option<ExtentProblem>,
@@ -73,12 +73,12 @@ pub struct StoredSubchunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtentProblem {
-    /// It lies outside the shard, at least in part.
+    /// The extent lies outside the shard, at least in part.
     Outside,
-    /// It overlaps the index.
+    /// The extent overlaps the index.
     OverIndex,
-    /// It overlaps the subchunk with this number, which says so, too, unless that one has another
-    /// problem. That is legal.
+    /// The extent overlaps the subchunk with this number, which is legal. The entry of
+    /// that subchunk says the same, unless it has another problem.
     Over(usize),
 }
 
@@ -86,7 +86,7 @@ pub enum ExtentProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpdateRecord {
-    /// Its first byte.
+    /// The first byte of the record in the shard.
     pub offset: u64,
     /// The size of the shard before the update; 0 if there was none.
     pub old_end: u64,
@@ -188,7 +188,7 @@ pub(super) async fn by_index<O: Reads>(
             return Ok(None);
         };
         for (gap, part) in gaps.iter().zip(&parts).rev() {
-            // It is addressable: the size of the shard is.
+            // The start is addressable, because the size of the shard is.
             let start = usize::try_from(gap.start).unwrap_or(usize::MAX);
             records.extend(Record::all_at(part, start, index_len));
         }

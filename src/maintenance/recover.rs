@@ -43,7 +43,7 @@ pub enum RecoveryOutcome {
 }
 
 impl RecoveryOutcome {
-    /// Its name, in one word, for programs.
+    /// Returns the name of the outcome, in one word, for programs.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -61,11 +61,11 @@ impl RecoveryOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubchunkState {
-    /// It is not stored, and reads as the fill value.
+    /// The subchunk is not stored, and reads as the fill value.
     Empty,
-    /// It decodes.
+    /// The subchunk decodes.
     Readable,
-    /// Its bytes do not decode.
+    /// The bytes of the subchunk do not decode.
     Unreadable {
         /// Why.
         reason: Arc<str>,

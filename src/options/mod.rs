@@ -260,7 +260,7 @@ impl Options {
 
     /// Sets the most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
     ///
-    /// It is shared like [device memory](Self::with_device_memory).
+    /// The memory is shared like [device memory](Self::with_device_memory).
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
         self.pinned_memory = bytes;
@@ -481,7 +481,7 @@ impl Options {
     /// Sets a function to call after each partial write that leaves more unused bytes in a shard
     /// than [`max_dead_fraction`](Self::with_max_dead_fraction) allows. Default: none.
     ///
-    /// It runs on the writing thread.
+    /// The function runs on the writing thread.
     /// [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts such writes
     /// with and without a callback.
     #[must_use]

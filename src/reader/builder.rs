@@ -25,7 +25,7 @@ pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     files: Option<Files>,
     /// Files that are not checked to have the array.
     unchecked_files: Option<Files>,
-    /// And where the files of their shards are.
+    /// The frames of the array, and the files of their shards.
     frames: Option<(Arc<dyn ListsFrames>, Option<Files>)>,
     memory: Option<usize>,
     settings: Settings,

@@ -40,12 +40,12 @@ pub(crate) trait ListedFrame: Send + Sync {
 /// The newest version of a subchunk in a frame.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// It has these bytes, encoded.
+    /// The version has these encoded bytes.
     Data(Bytes),
-    /// It is empty.
+    /// The version is an empty subchunk.
     Empty,
-    /// There is none.
+    /// The frame has no version of the subchunk: the shard has the subchunk.
     InShard,
-    /// A consolidation deleted it meanwhile: list the frame again.
+    /// A consolidation deleted the version meanwhile: list the frame again.
     Gone,
 }

@@ -17,7 +17,7 @@ pub(super) struct WantedBox {
 /// A shard that has some of the wanted elements.
 #[derive(Debug)]
 pub(super) struct WantedShard {
-    /// Its position in the grid of shards.
+    /// The position of the shard in the grid of shards.
     pub(super) indices: Vec<u64>,
     pub(super) parts: Vec<WantedPart>,
 }
@@ -75,7 +75,7 @@ pub(super) fn shards<TStorage: ?Sized>(
         let met = array.chunks_in_array_subset(&wanted.subset);
         let met = met.ok().flatten().ok_or_else(unsupported)?;
         for indices in &met.indices() {
-            // Not `chunk_subset`: the last shard of an array may end behind all numbers.
+            // `chunk_subset` would fail: the end of the last shard may exceed the largest number.
             let origin = array.chunk_origin(&indices)?;
             let extents = array.chunk_shape(&indices)?;
             let to_usize = |from: u64| usize::try_from(from).map_err(|_| unsupported());

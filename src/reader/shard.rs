@@ -85,7 +85,7 @@ pub(super) struct ShardToRead<'a> {
 enum Stop {
     /// The shard was replaced, or its frame was packed into it.
     Changed,
-    /// It failed, perhaps because the shard was replaced.
+    /// The attempt failed, perhaps because the shard was replaced.
     Unsure(ReaderError),
     Error(ReaderError),
 }

@@ -20,11 +20,11 @@ pub(crate) enum Selection {
 
 /// One element.
 pub(crate) struct Point {
-    /// Its coordinates in the subchunk.
+    /// The coordinates of the element in the subchunk.
     pub(crate) within: Vec<u64>,
-    /// Its offset in the decoded subchunk, in bytes.
+    /// The offset of the element in the decoded subchunk, in bytes.
     pub(crate) offset: usize,
-    /// Its position among the elements that are asked for.
+    /// The position of the element among the wanted elements.
     pub(crate) position: usize,
 }
 

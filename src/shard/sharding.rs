@@ -18,11 +18,11 @@ use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 /// How the elements of a subchunk are encoded.
 #[derive(Clone, Debug)]
 enum SubchunkElements {
-    /// By the engines themselves.
+    /// The engines encode the elements.
     Known(KnownChain),
-    /// By zarrs' inner codecs, within the engines: why the engines do not know the codecs.
+    /// The engines call zarrs' inner codecs, which they do not know for this reason.
     Foreign(String),
-    /// By zarrs' own sharding codec: why the elements are not for the engines.
+    /// zarrs' own sharding codec encodes the elements, which the engines cannot for this reason.
     Delegated(String),
 }
 

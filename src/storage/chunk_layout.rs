@@ -153,7 +153,7 @@ impl ChunkLayout {
     }
 }
 
-/// Not the store is at fault, but what it has.
+/// Returns an error about stored bytes. The store itself works.
 fn damaged(what: String) -> StorageError {
     io::Error::new(ErrorKind::InvalidData, what).into()
 }

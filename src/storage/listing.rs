@@ -17,9 +17,9 @@ use crate::store::array_lease::is_lease;
 /// A stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Present {
-    /// In its shard, in C order.
+    /// The number of the chunk in its shard, in C order.
     pub(super) number: usize,
-    /// Its encoded size, in bytes.
+    /// The encoded size of the chunk, in bytes.
     pub(super) len: u64,
 }
 

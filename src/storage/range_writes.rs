@@ -193,7 +193,7 @@ impl<S: ?Sized> RangeWrites<S> {
         }
         check_end(key, &values, self.max_object_len)?;
         let _lock = store.lock_key(&self.key_locks, key).await;
-        // It is put back when it is known that it was stored.
+        // The object is kept again when the store is known to have it.
         let before = match self.kept.take(key) {
             Some(kept) => Some(kept),
             None => store.get(key).await?,

@@ -154,7 +154,7 @@ type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 #[derive(Clone)]
 struct PendingCall {
     effect: Effect,
-    /// It takes effect when this lock is free.
+    /// The call takes effect when this lock is free.
     lock: Option<LockId>,
     is_listing: bool,
 }
@@ -177,7 +177,7 @@ struct ActorStatus {
     answers: DefaultHasher,
     /// The events that begin with the actor's next call.
     begun: Vec<Event>,
-    /// It is about to call the store. Otherwise it waits for something else, which wakes it.
+    /// The call of the store that the actor is about to make. Without a call, the actor waits to be woken.
     call: Option<PendingCall>,
     /// The answer to its call.
     answer: Option<Answer>,
@@ -717,9 +717,9 @@ pub(super) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 struct Actor<'a> {
     act: Box<dyn Fn(Seat) -> Acting<'a> + 'a>,
     may_crash: bool,
-    /// None of its listings fails silently.
+    /// Whether no listing of the actor fails silently.
     lists_well: bool,
-    /// It begins when this one has ended or crashed.
+    /// The actor begins when the actor with this number has ended or crashed.
     after: Option<usize>,
 }
 

@@ -24,9 +24,9 @@ use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// The outcome of an update for the stored shard.
 pub(super) enum Outcome {
-    /// It is erased, since every subchunk is empty.
+    /// The shard is erased, because every subchunk is empty.
     Erase,
-    /// It is written to.
+    /// The changes are written to the shard.
     Write(Placed),
 }
 

@@ -290,7 +290,7 @@ impl<'a> Comparison<'a> {
             return Ok(true);
         }
         if has_copy && !self.target.index.has_checksum() {
-            // It was being overwritten.
+            // An update was overwriting the index.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
         }

@@ -121,8 +121,8 @@ impl<H: Handle> PartialEncoder<H> {
         attempts.look = match attempts.look {
             // Another encoder came first: its update is there now.
             _ if is_refusal(&error) && !is_late => Look::AtOnce,
-            // Another encoder may have been writing. That is for the turn to say, however late it is:
-            // the error could advise to recover a shard that another writer is creating.
+            // Another encoder may have been writing. An attempt alone decides that, even after the limit: the
+            // error could advise to recover a shard that another writer is creating.
             Look::AtOnce if !is_refusal(&error) => Look::Alone,
             _ => return Err(error),
         };

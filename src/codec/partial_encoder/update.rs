@@ -37,10 +37,10 @@ pub(super) struct Update<'a> {
 pub(super) struct Changes {
     /// Room for a record, then encoded subchunks.
     pub(super) bytes: Vec<u8>,
-    /// By number: where each lies in `bytes`, unless it is empty now.
+    /// The number of each changed subchunk, and where the subchunk lies in `bytes`; `None` if it is empty now.
     pub(super) subchunks: Vec<(usize, Extent)>,
-    /// The numbers of those of which more would be lost than what is written, if overwriting them
-    /// were interrupted; by number.
+    /// The numbers, ascending, of subchunks that must not be overwritten where they are: an interruption would
+    /// also lose elements that are not written.
     pub(super) fragile: Vec<usize>,
 }
 

@@ -26,7 +26,7 @@ use zarrs_cuda_engine::memory::allocate;
 #[derive(Clone)]
 pub(super) struct SubchunkToRead<'p> {
     touched: WantedSubchunk<'p>,
-    /// Its place in the shard.
+    /// The place of the subchunk in the shard, in bytes.
     extent: Range<usize>,
     /// The bytes to read of it, if they are not all and need no decoding.
     rows: Option<Merged>,
@@ -274,7 +274,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         let Attempt { call, shard, .. } = self.attempt;
         match call.encoded_index(shard, self.opened).await {
             Ok(Some(encoded)) if encoded == self.index.encoded => Ok(()),
-            // Or it is too short for an index now.
+            // Another shard is there now, perhaps too short for an index.
             Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
             Err(error) => Err(error.into()),
         }

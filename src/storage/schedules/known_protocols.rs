@@ -77,7 +77,7 @@ fn an_update_is_lost_if_two_read_and_write_all() {
 fn turns_keep_updates() {
     let locks = [KeyLocks::default(), KeyLocks::default()];
     let explored = writers(Some([&locks[0], &locks[0]])).explore().unwrap();
-    // Who is first is all that can differ.
+    // Only the order of the two actors can differ.
     assert_eq!(explored.schedules, 2);
     // These are the locks of different processes.
     writers(Some([&locks[0], &locks[1]])).explore().unwrap_err();

@@ -30,10 +30,10 @@ use crate::store::{Writes, now};
 
 const PATH: &str = "/a";
 
-/// Whether the index of a shard changes when what is written changes.
+/// Whether the index of a shard changes with the written values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sizes {
-    /// It does not, as long as there are the same subchunks.
+    /// The index stays the same as long as the same subchunks are stored.
     Equal,
     Different,
 }
@@ -90,12 +90,12 @@ const WRITTEN: Before = Before {
     frame: &[(0, 1, Some(2))],
     ..PACKED
 };
-/// It was written twice.
+/// The subchunk was written twice.
 const WRITTEN_TWICE: Before = Before {
     frame: &[(0, 1, Some(2)), (0, 2, Some(3))],
     ..PACKED
 };
-/// Somebody died who wrote it once more.
+/// A process died while it wrote the subchunk once more.
 const WRITTEN_AND_TORN: Before = Before {
     torn: &[(0, 2, 9)],
     ..WRITTEN
@@ -388,7 +388,7 @@ impl Subject {
                 for _ in 0..times {
                     let fails = self.promises.silent.is_some_and(|(_, most)| most > 0);
                     match self.consolidate(process, &seat).await {
-                        // It has changed nothing, and can be tried again.
+                        // The consolidation has changed nothing, and can be tried again.
                         Err(error) if fails && error.contains("a second listing") => {}
                         Err(error) => seat.failed(0, &error),
                         Ok(_) => {}
@@ -398,7 +398,7 @@ impl Subject {
         }
     }
 
-    /// Who finds what is left, and consolidates it.
+    /// Judges what is left: another process reads all of it, and consolidates it.
     fn judge(&self, before: &Before, ending: &Ending<'_>) -> Result<(), String> {
         const PROCESS: usize = 4;
         let seat = Seat::alone(ending.objects.clone());
@@ -663,7 +663,7 @@ fn batches_that_erase() {
     }
 }
 
-/// Another process goes on where one died in the middle of a batch.
+/// One process dies in the middle of a batch, and another process continues.
 #[test]
 fn a_batch_where_another_crashed() {
     let explored = explore(|subject| {
@@ -964,7 +964,7 @@ fn a_listing_in_any_order_and_one_that_fails_silently() {
 fn a_deletion_that_comes_late() {
     let explored = explore(|subject| {
         let mut packed = subject.objects(&WRITTEN);
-        // It is packed already.
+        // The frame is packed already.
         let chunks = [(0, 2), (1, 1)].map(|(chunk, value)| Some(subject.bytes(chunk, value)));
         let shard = subject.layout.pack(&shard_key(), &chunks).unwrap();
         packed.extend(shard.map(|shard| (shard_key(), shard)));
@@ -977,7 +977,7 @@ fn a_deletion_that_comes_late() {
         });
         let scenario = scenario.actor(subject.writer(0, 0, &[Some(3)]));
         scenario.actor(move |seat| async move {
-            // It may find that another process deletes versions, and says so.
+            // The consolidation may find that another process deletes versions, and say so.
             let _ = subject.consolidate(1, &seat).await;
         })
     });

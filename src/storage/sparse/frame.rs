@@ -144,7 +144,7 @@ impl Receipt {
         }
     }
 
-    /// Its object.
+    /// Returns the key of the object of the receipt.
     ///
     /// # Errors
     /// [`StorageError::Other`], never: the name is a valid key.

@@ -196,7 +196,7 @@ impl SparseArray {
     /// Returns the shard of a chunk, and the number of the chunk in it.
     fn place(&self, chunk: &ChunkKey) -> Result<(StoreKey, u32), StorageError> {
         let (shard, number) = self.grid.shard_of(chunk);
-        // It was checked that a shard does not have more.
+        // The adapter was opened only if a shard has fewer subchunks than that.
         let number =
             u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))?;
         Ok((self.keys.key(&shard)?, number))
@@ -493,7 +493,7 @@ where
         let stored = stored.and_then(|()| store.rename(&temporary, key));
         let stored = stored.and_then(|()| sync());
         if stored.is_err() && is_shared {
-            // Its name is not used again. The first error is more important than an error of this.
+            // The name of the temporary is not used again. The first error is more important than an error here.
             let _ = store.erase(&temporary);
         }
         stored

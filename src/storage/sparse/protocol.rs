@@ -58,7 +58,7 @@
 //! and the subchunk is put once more. The locks of all subchunks are taken before the first listing, so another
 //! thread of the process cannot write one of them behind that listing.
 //!
-//! It rests on these assumptions:
+//! The protocol rests on these assumptions:
 //!
 //! - What was put is found by all who read or list afterwards. If listings of a store fail silently, writes
 //!   are safe, but for erasures of subchunks without a listed version and unless both listings miss the newest

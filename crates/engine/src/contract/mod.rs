@@ -54,7 +54,7 @@ pub struct EncodedShard {
 /// The decoded contents of a subchunk.
 #[derive(Debug)]
 pub enum DecodedSubchunk<'a> {
-    /// Its elements, in C order.
+    /// The elements of the subchunk, in C order.
     Bytes(&'a [u8]),
     /// The fill value in every element.
     Fill,

@@ -548,7 +548,7 @@ impl ShardEncoder<'_, '_> {
         };
         let from = piece.bytes(self.session)?;
         let output = self.output.as_mut_ptr();
-        // Not always a piece of the first batch: a batch without encoded bytes has no pieces.
+        // The piece may be of a later batch than the first: a batch without encoded bytes has no pieces.
         let mut batches = self.batches.iter();
         let places = batches
             .find(|batch| batch.number == piece.to.batch)

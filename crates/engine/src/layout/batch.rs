@@ -9,7 +9,7 @@ pub struct Batch {
     pub(crate) first: usize,
     /// Subchunks along each axis.
     pub(crate) counts: Vec<usize>,
-    /// Its first element, as coordinates in the shard.
+    /// The first element of the batch, as coordinates in the shard.
     pub(crate) origin: Vec<usize>,
 }
 
@@ -17,7 +17,7 @@ pub struct Batch {
 /// axis crosses the border of a subchunk unless it covers whole ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// Its first element, as coordinates in the batch.
+    /// The first element of the slab, as coordinates in the batch.
     pub start: Vec<usize>,
     /// Elements along each axis.
     pub shape: Vec<usize>,

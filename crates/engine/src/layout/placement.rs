@@ -13,13 +13,13 @@ use super::{Extent, RECORD_LEN};
 /// Where changed subchunks may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementRule {
-    /// Behind everything.
+    /// Subchunks go behind everything.
     Append,
-    /// Into bytes that nothing uses, or behind everything.
+    /// Subchunks go into bytes that nothing uses, or behind everything.
     Reuse,
-    /// Where they were, if they fit; else as `Reuse`.
+    /// Subchunks go where they were, if they fit, and otherwise as by `Reuse`.
     InPlace,
-    /// Into slots of `size` bytes each.
+    /// Each subchunk goes into its own slot of `size` bytes.
     Slots { size: usize },
 }
 
@@ -41,7 +41,7 @@ pub struct ChangedSubchunk {
     pub number: usize,
     /// Where it lies in the stored shard.
     pub old: Extent,
-    /// Its new encoded size, unless it is empty.
+    /// The new encoded size of the subchunk; `None` if the subchunk is empty.
     pub len: Option<usize>,
     /// Whether it may overwrite its old bytes, if the rule would do that. A subchunk in a slot has no
     /// other place.

@@ -36,7 +36,7 @@ pub struct StreamGrid {
 /// Why an array cannot be written as a stream of slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamGridError {
-    /// It has no axis.
+    /// The array has no axis.
     NoAxis,
     /// The array and its shards have different ranks.
     Rank { array: usize, shard: usize },
@@ -103,7 +103,7 @@ impl StreamGrid {
         if padded.is_none() {
             return Err(too_large);
         }
-        // Not more than the padded ones.
+        // These products do not overflow: they are at most the padded sizes, which were checked.
         let slice_bytes = inner.iter().product::<usize>() * shard.element_size();
         let epoch_bytes = slice_bytes * shard.subchunk()[0];
         Ok(Self {

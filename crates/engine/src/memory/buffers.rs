@@ -321,7 +321,7 @@ mod tests {
         let first = pool.take(true).expect("memory").expect("free");
         assert!(!first.is_new());
         assert_eq!(first.as_ref()[..2], [1, 0]);
-        // Another buffer takes the place of one that is kept.
+        // A new buffer takes the place of the buffer that is kept.
         second.forget();
         second.forget();
         let third = pool.take(true).expect("memory").expect("free");

@@ -17,9 +17,9 @@ pub struct Along<'a> {
 type Make<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
 
 struct Share<'a> {
-    /// The bytes of the input that it depends on.
+    /// The bytes of the input on which the share depends.
     from: Range<usize>,
-    /// Its place, until it is made.
+    /// The place of the share, until the share is made.
     place: Mutex<Option<&'a mut [u8]>>,
 }
 

@@ -601,7 +601,7 @@ mod tests {
                 wait("some do not go to sleep", &|| {
                     lock(&crew.shared.queue).sleeping.threads == HELPERS
                 });
-                // They are about to.
+                // The threads are about to sleep.
                 std::thread::sleep(Duration::from_millis(5));
                 let before = crew.shared.woken.load(Ordering::Relaxed);
                 let works = [endless(1), endless(2), endless(1)];

@@ -133,7 +133,7 @@ pub(crate) fn encode(
                 turns.turn(written);
             }
             let from = turns.current();
-            // Not more than its bound: given more room, Blosc makes use of it.
+            // The stage gets at most the room of its bound, because Blosc would use more room.
             let to = &mut output[..bound_of(last, from.len())?];
             run(last, subchunk, from, to, contexts)?
         }

@@ -96,7 +96,7 @@ impl Frames {
         let read = self
             .read_extent(store, shard, number, extent, &known)
             .await?;
-        // Else the store may have made several requests of the last one, in any order.
+        // Without snapshots, the store may have made several requests of the last one, in any order.
         let is_same = snapshots || self.read_index(store, shard).await? == Some(known.encoded);
         Ok(read.filter(|_| is_same).map(Some))
     }

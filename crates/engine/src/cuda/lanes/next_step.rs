@@ -41,7 +41,7 @@ pub(super) struct AttemptOnDevice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttemptOutcome {
-    /// Not tried yet, or to be tried again with a smaller lane.
+    /// The device was not tried yet, or is to be tried again with a smaller lane.
     Open,
     /// There was no memory, but there may be for a smaller lane.
     OutOfMemory,

@@ -1,6 +1,6 @@
 //! A batch of a stream in memory that is padded to whole subchunks, as another engine holds it.
 //!
-//! It is not for speed, and it is not on rayon: the threads are its own, and end with the batch.
+//! Speed does not matter here. The threads are not those of rayon: they begin and end with the batch.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -83,7 +83,7 @@ impl Simulated {
         let changed = |number| changes.iter().find(|&&(n, _)| n == number);
         let new = |number| changed(number).map_or(self.expected[number], |&(_, new)| new);
         if (0..self.extents.len()).all(|number| new(number).is_none()) {
-            // Such a shard is erased.
+            // A shard without subchunks is erased.
             *self = Self::new(self.extents.len(), self.index_at_end);
             return Commit::DataOnly;
         }

@@ -87,7 +87,7 @@ impl Segment {
 /// The operations that touched an allocation, as far as they can still conflict with another.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// By their first byte; disjoint.
+    /// The segments by their first byte. They do not overlap.
     segments: BTreeMap<usize, Segment>,
     /// How many segments there may be before it is worth to look for some to forget.
     limit: usize,

@@ -121,7 +121,7 @@ pub enum Rule {
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: Rule,
-    /// By what, and how.
+    /// The operation that broke the rule, and how.
     pub message: String,
 }
 

@@ -139,7 +139,7 @@ struct Filled {
     first: usize,
     batch: Arc<BatchGrid>,
     input: Box<dyn BatchInput>,
-    /// Its slices so far.
+    /// The number of slices that the batch has so far.
     slices: usize,
 }
 
