@@ -14,7 +14,7 @@ use super::diagnosis::{Diagnosis, Geometry, diagnose};
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::packed::{Packing, of_encoded_subchunks};
 use crate::shard::sharding::Sharding;
 use crate::shard::stored;
@@ -234,7 +234,7 @@ pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Result<Diagnosis
     let is_index = |index: &[u8], size| match shards.entries(index, size) {
         Ok(_) => true,
         Err(error) => {
-            if !is_of_bytes(&error) {
+            if !is_about_stored_bytes(&error) {
                 // The first is the one to report.
                 let _ = trouble.set(error);
             }

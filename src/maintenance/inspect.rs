@@ -17,7 +17,7 @@ use super::io::{failed, read, undecided};
 use super::picture::Picture;
 use super::recover::RecoveryOutcome;
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
@@ -404,7 +404,7 @@ fn entries<'b>(
     };
     match shards.entries(index, object.len() as u64) {
         Ok(entries) => Ok((Some(entries), None)),
-        Err(error) if is_of_bytes(&error) => {
+        Err(error) if is_about_stored_bytes(&error) => {
             let entries = shards.entries_unchecked(index).ok();
             Ok((entries, Some(error.to_string())))
         }

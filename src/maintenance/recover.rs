@@ -14,7 +14,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{ObjectChange, apply, read, undecided};
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
@@ -228,7 +228,7 @@ pub(super) fn states(
     let shards = format.shards();
     let entries = match shards.index.decode_in(object, &stored::options()) {
         Ok(entries) => entries,
-        Err(error) if !is_of_bytes(&error) => return Err(undecided(key)(error)),
+        Err(error) if !is_about_stored_bytes(&error) => return Err(undecided(key)(error)),
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();
             let unreadable = SubchunkState::Unreadable { reason };
@@ -242,7 +242,7 @@ pub(super) fn states(
         .map(|(extent, tried)| match tried {
             _ if extent.is_none() => Ok(SubchunkState::Empty),
             Ok(()) => Ok(SubchunkState::Readable),
-            Err(error) if is_of_bytes(&error) => Ok(SubchunkState::Unreadable {
+            Err(error) if is_about_stored_bytes(&error) => Ok(SubchunkState::Unreadable {
                 reason: error.to_string().into(),
             }),
             Err(error) => Err(undecided(key)(error)),

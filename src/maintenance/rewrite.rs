@@ -20,7 +20,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use crate::codec::changed::ChangedShard;
 use crate::error::Error;
-use crate::shard::error::{caused, is_of_bytes, no_memory};
+use crate::shard::error::{caused, is_about_stored_bytes, no_memory};
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::with_parts;
 use zarrs_cuda_engine::layout::Extent;
@@ -255,7 +255,7 @@ fn opened<'s>(
     };
     let error = match open(&stored) {
         Ok(shard) => return Ok(whole(stored, shard)),
-        Err(error) if !is_of_bytes(&error) => return Err(error),
+        Err(error) if !is_about_stored_bytes(&error) => return Err(error),
         Err(error) => error,
     };
     let (object, file): (Bytes, _) = match stored {

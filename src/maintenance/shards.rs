@@ -31,7 +31,7 @@ use crate::codec::CudaShardingCodec;
 use crate::codec::find;
 use crate::error::Error;
 use crate::options::WriteStrategy;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::array_lease::ArrayLease;
@@ -183,7 +183,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         }
         let entries = match shards.entries(&index, size) {
             Ok(entries) => entries,
-            Err(error) if is_of_bytes(&error) => return Ok(None),
+            Err(error) if is_about_stored_bytes(&error) => return Ok(None),
             Err(error) => return Err(undecided(&key)(error)),
         };
         let used = entries.iter().flatten().chain([place]);

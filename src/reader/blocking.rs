@@ -7,7 +7,7 @@ use super::output::ArrayInMemory;
 use super::request::{self, WantedBox};
 use super::source::Store;
 use super::threads::{self, Each};
-use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way};
+use super::{ArrayReader, DecodedBy, Inner, Output, ReadReport, ReaderError};
 use crate::store::{Blocking, now};
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
@@ -122,13 +122,13 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         let Inner {
             array,
             settings,
-            way,
+            decoded_by,
             files,
             ..
         } = &*self.0;
-        let codec = match way {
-            Way::Shards(codec) => codec,
-            Way::Zarrs(_) => return self.read_by_zarrs(boxes, place),
+        let codec = match decoded_by {
+            DecodedBy::ThisCrate(codec) => codec,
+            DecodedBy::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
         self.check_frames(true)?;
         if let Some(files) = files {

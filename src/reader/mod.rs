@@ -117,9 +117,9 @@ impl Settings {
 
 /// How the elements of an array are decoded.
 #[derive(Clone, Debug)]
-enum Way {
+enum DecodedBy {
     /// This crate decodes the shards.
-    Shards(Arc<CudaShardingCodec>),
+    ThisCrate(Arc<CudaShardingCodec>),
     /// zarrs decodes the elements, for this reason.
     Zarrs(String),
 }
@@ -140,7 +140,7 @@ pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 struct Inner<TStorage: ?Sized> {
     array: Array<TStorage>,
     settings: Settings,
-    way: Way,
+    decoded_by: DecodedBy,
     files: Option<Files>,
     /// Where subchunks are newer than in the shards.
     frames: Option<Arc<dyn ListsFrames>>,
@@ -165,7 +165,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
         f.debug_struct("ArrayReader")
             .field("array", &self.0.array.path())
             .field("settings", &self.0.settings)
-            .field("way", &self.0.way)
+            .field("decoded_by", &self.0.decoded_by)
             .field("files", &self.0.files)
             .finish_non_exhaustive()
     }
@@ -216,16 +216,16 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     pub fn explain(&self) -> String {
         let Inner {
             settings,
-            way,
+            decoded_by,
             files,
             frames,
             ..
         } = &*self.0;
         // The type is all that is known of the store.
         let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
-        match way {
-            Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
-            Way::Shards(_) => format!(
+        match decoded_by {
+            DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
+            DecodedBy::ThisCrate(_) => format!(
                 "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
                 settings.threads(),
                 match files {
@@ -259,7 +259,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     /// [`explain`](Self::explain) says why.
     #[must_use]
     pub fn is_by_zarrs(&self) -> bool {
-        matches!(self.0.way, Way::Zarrs(_))
+        matches!(self.0.decoded_by, DecodedBy::Zarrs(_))
     }
 
     /// Checks that the frames, if there are any, are in a store that blocks, or in one that does not.

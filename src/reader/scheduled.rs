@@ -12,7 +12,7 @@ use super::frames::ListsFrames;
 use super::metrics::Counters;
 use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
-use super::{ArrayReader, Inner, KeptByReader, Output, ReaderError, Way};
+use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, ReaderError};
 use crate::store::Reads;
 use crate::store::ranges::slice;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -71,14 +71,14 @@ impl ArrayReader<()> {
         let Inner {
             array,
             settings,
-            way,
+            decoded_by,
             files,
             ..
         } = &*self.0;
         Self(Arc::new(Inner {
             array: array.with_storage(array.storage()),
             settings: settings.clone(),
-            way: way.clone(),
+            decoded_by: decoded_by.clone(),
             files: files.clone(),
             frames: Some(frames),
             kept: Arc::new(KeptByReader {
@@ -98,7 +98,7 @@ impl ArrayReader<()> {
         let mut elements = vec![0; subset.num_elements_usize() * self.element_size()?];
         let mut output = Output::contiguous(&mut elements);
         let (boxes, place) = self.one_box(subset, &mut output)?;
-        let Way::Shards(codec) = &self.0.way else {
+        let DecodedBy::ThisCrate(codec) = &self.0.decoded_by else {
             panic!("{}", self.explain());
         };
         let requests = self.0.settings.requests;

@@ -28,13 +28,13 @@ const CHECKSUM_LEN: usize = 4;
 pub(crate) struct IndexCodecs {
     chain: Arc<CodecChain>,
     /// How they encode an index, if that can be done, and undone, without them.
-    plain: Option<Plain>,
+    plain: Option<PlainIndexEncoding>,
     has_checksum: bool,
 }
 
 /// Entries as they are, and then checksums of everything before.
 #[derive(Clone, Copy, Debug)]
-struct Plain {
+struct PlainIndexEncoding {
     order: ByteOrder,
     checksums: usize,
 }
@@ -52,7 +52,7 @@ impl IndexCodecs {
     pub(crate) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
         let shape = shape_of_one(dimensions);
         fixed_size(&chain, &shape).map_err(|error| format!("invalid index codecs: {error}"))?;
-        let plain = Plain::of(&chain);
+        let plain = PlainIndexEncoding::of(&chain);
         Ok(Self {
             has_checksum: match plain {
                 Some(plain) => plain.checksums > 0,
@@ -64,7 +64,7 @@ impl IndexCodecs {
     }
 }
 
-impl Plain {
+impl PlainIndexEncoding {
     fn of(chain: &CodecChain) -> Option<Self> {
         let known = recognise(chain).ok()?.resolve(
             chain.array_to_bytes_codec().as_ref(),

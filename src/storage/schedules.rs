@@ -922,7 +922,7 @@ struct Point {
     /// The events on the way from the point before.
     log: Vec<Event>,
     /// A hash of the parts of this point on which the future depends.
-    print: u128,
+    fingerprint: u128,
 }
 
 impl<'a> Run<'a> {
@@ -998,7 +998,7 @@ impl<'a> Run<'a> {
         let answers: Vec<_> = acting.iter().map(|(at, here)| (at, here.answers)).collect();
         Point {
             from,
-            print: print(&(answers, &self.waiting)),
+            fingerprint: fingerprint(&(answers, &self.waiting)),
             key_locks: world.key_locks.clone(),
             log: mem::take(&mut world.log),
             acting,
@@ -1007,7 +1007,7 @@ impl<'a> Run<'a> {
 }
 
 /// Returns a hash so long that no two values have the same one by chance.
-fn print(of: &impl Hash) -> u128 {
+fn fingerprint(of: &impl Hash) -> u128 {
     let [high, low] = [0_u8, 1].map(|half| {
         let mut hasher = DefaultHasher::new();
         (half, of).hash(&mut hasher);
@@ -1017,10 +1017,10 @@ fn print(of: &impl Hash) -> u128 {
 }
 
 /// Returns a hash of `log`. The order of events of different chunks does not change the hash.
-fn print_log(log: &[Event]) -> u128 {
+fn fingerprint_of_log(log: &[Event]) -> u128 {
     let mut log: Vec<&Event> = log.iter().collect();
     log.sort_by_key(|event| event.chunk());
-    print(&log)
+    fingerprint(&log)
 }
 
 /// The store, the log and the actors in the middle of an order of calls.
@@ -1029,7 +1029,7 @@ struct ExploredState {
     objects: Arc<Objects>,
     log: Arc<Vec<Event>>,
     /// Hashes of the objects and of the log.
-    prints: [u128; 2],
+    fingerprints: [u128; 2],
     /// At which point each process is.
     at: Vec<usize>,
     /// How many listings have failed silently.
@@ -1063,7 +1063,10 @@ impl Exploration<'_, '_> {
             self.points.push(point);
         }
         ExploredState {
-            prints: [print(&self.scenario.objects), print_log(&log)],
+            fingerprints: [
+                fingerprint(&self.scenario.objects),
+                fingerprint_of_log(&log),
+            ],
             objects: Arc::new(self.scenario.objects.clone()),
             log: Arc::new(log),
             at: (0..self.points.len()).collect(),
@@ -1125,7 +1128,7 @@ impl Exploration<'_, '_> {
         let call = call.and_then(|here| self.call(state, here));
         let answer = call.map(|call| (call.effect)(&mut next.objects, is_silent));
         if !Arc::ptr_eq(&next.objects, &state.objects) {
-            next.prints[0] = print(&next.objects);
+            next.fingerprints[0] = fingerprint(&next.objects);
         }
         let at = &mut next.at[self.scenario.process_of(number)];
         *at = self.follow(*at, Step { choice, answer });
@@ -1133,7 +1136,7 @@ impl Exploration<'_, '_> {
         if !happened.is_empty() {
             let log = Arc::make_mut(&mut next.log);
             log.extend_from_slice(happened);
-            next.prints[1] = print_log(log);
+            next.fingerprints[1] = fingerprint_of_log(log);
         }
         next
     }
@@ -1161,8 +1164,8 @@ impl Exploration<'_, '_> {
                 drop(other);
                 let mut run = Run::new(self.scenario, process);
                 steps.iter().rev().for_each(|step| run.take(step));
-                let again = run.point(None).print;
-                assert_eq!(again, self.points[from].print, "the same answers");
+                let again = run.point(None).fingerprint;
+                assert_eq!(again, self.points[from].fingerprint, "the same answers");
                 run
             }
         };
@@ -1175,15 +1178,15 @@ impl Exploration<'_, '_> {
     }
 
     /// Returns a hash of the parts of `state` on which the future depends.
-    fn print(&self, state: &ExploredState) -> u128 {
-        let at = state.at.iter().map(|&at| self.points[at].print);
-        print(&(state.prints, at.collect::<Vec<_>>(), state.silences))
+    fn fingerprint(&self, state: &ExploredState) -> u128 {
+        let at = state.at.iter().map(|&at| self.points[at].fingerprint);
+        fingerprint(&(state.fingerprints, at.collect::<Vec<_>>(), state.silences))
     }
 
     fn explore(&mut self, state: &ExploredState) -> std::result::Result<u128, Box<Violation>> {
-        let print = self.print(state);
+        let fingerprint = self.fingerprint(state);
         if !self.scenario.each_by_itself
-            && let Some(&schedules) = self.schedules.get(&print)
+            && let Some(&schedules) = self.schedules.get(&fingerprint)
         {
             return Ok(schedules);
         }
@@ -1201,7 +1204,7 @@ impl Exploration<'_, '_> {
             schedules += self.explore(&next)?;
             self.schedule.pop();
         }
-        self.schedules.insert(print, schedules);
+        self.schedules.insert(fingerprint, schedules);
         Ok(schedules)
     }
 

@@ -78,10 +78,10 @@ impl ShardingTransformer {
             format,
             chunks_per_shard: chunks_per_shard.to_vec(),
         };
-        Self::with(Cow::Borrowed(NAME), &path, configuration)
+        Self::named(Cow::Borrowed(NAME), &path, configuration)
     }
 
-    fn with(
+    fn named(
         name: Cow<'static, str>,
         path: &NodePath,
         configuration: Configuration,
@@ -147,7 +147,7 @@ impl StorageTransformerTraits for ShardingTransformer {
         let configuration = Configuration::parse(&configuration.unwrap_or_default());
         let configuration = configuration.map_err(unusable)?;
         let name = Cow::Owned(name.to_owned());
-        match Self::with(name, path, configuration) {
+        match Self::named(name, path, configuration) {
             Ok(transformer) => Ok(Arc::new(transformer)),
             Err(Error::Create(error)) => Err(error),
             Err(error) => Err(other(error.to_string())),

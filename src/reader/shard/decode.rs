@@ -11,7 +11,7 @@ use crate::reader::ReaderError;
 use crate::reader::error::Damage;
 use crate::reader::source::ShardSource;
 use crate::reader::threads::{self, decoding};
-use crate::shard::error::engine_is_of_bytes;
+use crate::shard::error::engine_is_about_stored_bytes;
 use zarrs_cuda_engine::contract::{EncodedSubchunk, RowSink};
 
 impl<S: ShardSource> Attempt<'_, S> {
@@ -83,7 +83,7 @@ impl<S: ShardSource> Attempt<'_, S> {
                 let Err(error) = decoded else {
                     return Ok(());
                 };
-                if !engine_is_of_bytes(&error) {
+                if !engine_is_about_stored_bytes(&error) {
                     return Err(failed(self.shard, None, error));
                 }
                 // Decoding one by one finds the damaged subchunk. No elements are written: some were written
@@ -100,7 +100,7 @@ impl<S: ShardSource> Attempt<'_, S> {
                 let one = std::slice::from_ref(subchunk);
                 if let Err(error) = host_engine().decode_some(job, one, sink) {
                     let number = subchunk.number;
-                    if !engine_is_of_bytes(&error) {
+                    if !engine_is_about_stored_bytes(&error) {
                         return Err(failed(self.shard, Some(number), error));
                     }
                     let damage = Damage::new(self.shard.key.clone(), Some(number), error);

@@ -6,7 +6,9 @@ use zarrs_storage::StorageError;
 use super::ShardToRead;
 use crate::reader::ReaderError;
 use crate::reader::error::Damage;
-use crate::shard::error::{codec_error, engine_is_of_bytes, is_of_bytes, out_of_memory};
+use crate::shard::error::{
+    codec_error, engine_is_about_stored_bytes, is_about_stored_bytes, out_of_memory,
+};
 use zarrs_cuda_engine::contract::EngineError;
 
 pub(super) fn damage(
@@ -25,7 +27,7 @@ pub(super) fn failed(
 ) -> ReaderError {
     match error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
-        error if engine_is_of_bytes(&error) => damage(shard, subchunk, error),
+        error if engine_is_about_stored_bytes(&error) => damage(shard, subchunk, error),
         error => undecided(shard, codec_error(error)),
     }
 }
@@ -36,7 +38,7 @@ pub(super) fn not_decoded(
     subchunk: Option<usize>,
     error: CodecError,
 ) -> ReaderError {
-    if is_of_bytes(&error) {
+    if is_about_stored_bytes(&error) {
         return damage(shard, subchunk, error);
     }
     undecided(shard, error)

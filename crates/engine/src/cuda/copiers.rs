@@ -173,9 +173,12 @@ impl Default for Copiers {
 impl Copiers {
     /// Returns copiers with `processors` threads, the caller among them: at least two, and at most
     /// the limit of a [`Crew`]. Each thread but the caller calls `start` first.
-    pub(super) fn on(processors: usize, start: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(super) fn for_processors(
+        processors: usize,
+        start: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         // One at least, since the caller may run elsewhere.
-        let crew = Crew::on(NAME, processors.max(2));
+        let crew = Crew::for_processors(NAME, processors.max(2));
         Self {
             crew: crew.spinning().starting(start),
             copies: true,

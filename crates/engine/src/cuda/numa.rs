@@ -40,7 +40,7 @@ pub(super) struct Node {
 impl Node {
     fn new(cpus: Vec<usize>) -> Self {
         Self {
-            copiers: Copiers::on(cpus.len(), {
+            copiers: Copiers::for_processors(cpus.len(), {
                 let cpus = cpus.clone();
                 move || bind(&cpus)
             }),

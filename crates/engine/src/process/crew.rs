@@ -233,11 +233,11 @@ impl Crew {
     /// them, up to a limit.
     pub fn new(name: &'static str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self::on(name, cores)
+        Self::for_processors(name, cores)
     }
 
     /// Returns a crew with `processors` threads, the caller among them, up to a limit.
-    pub(crate) fn on(name: &'static str, processors: usize) -> Self {
+    pub(crate) fn for_processors(name: &'static str, processors: usize) -> Self {
         Self::of(name, processors.clamp(1, MOST_THREADS) - 1)
     }
 
