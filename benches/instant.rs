@@ -8,10 +8,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs_cuda_engine::contract::{Chain, Job, KnownChain};
+use zarrs_cuda_engine::contract::{Chain, KnownChain, ShardJob};
 use zarrs_cuda_engine::cuda::copiers::Copiers;
 use zarrs_cuda_engine::cuda::session::{FreeEvents, Session};
-use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning, encode};
+use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning, encode};
 use zarrs_cuda_engine::fakes::instant::InstantDevice;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stages: Vec::new(),
     };
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let job = Job {
+    let job = ShardJob {
         grid: &grid,
         chain: Chain::Known(&chain),
         fill_value: &[0; 2],
@@ -44,10 +44,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         huge_pages: true,
     };
     let device = Arc::new(InstantDevice::new(grid.subchunk_bytes()));
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(4 << 30),
         pinned_memory: 1 << 30,
-        ..Limits::default()
+        ..DeviceLimits::default()
     };
     let engine = CudaEngine::new(Devices::new(vec![device.clone()]), limits, Tuning::DEFAULT);
     let kind = engine.kind(&grid, &chain)?;

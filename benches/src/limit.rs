@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use zarrs_cuda_engine::contract::{Chain, EngineError, Job, KnownChain};
+use zarrs_cuda_engine::contract::{Chain, EngineError, KnownChain, ShardJob};
 use zarrs_cuda_engine::host::limit;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
@@ -51,8 +51,8 @@ impl Limit {
         limit::decode(&self.job(), encoded, &self.extents(encoded)?)
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &[0; ELEMENT],

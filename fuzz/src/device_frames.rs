@@ -9,8 +9,8 @@ use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
 use zarrs_cuda::CudaShardingCodec;
 use zarrs_cuda::maintenance::ShardFormat;
-use zarrs_cuda_engine::contract::{BloscStage, Chain, Cname, Job, KnownChain, Shuffle, Stage};
-use zarrs_cuda_engine::cuda::frame_parts::{self, Parts};
+use zarrs_cuda_engine::contract::{BloscStage, Chain, Cname, KnownChain, ShardJob, Shuffle, Stage};
+use zarrs_cuda_engine::cuda::compressed_frame_parts::{self, CompressedFrameParts};
 use zarrs_cuda_engine::cuda::kernels::chunk_tables::Chunking;
 use zarrs_cuda_engine::cuda::kernels::shuffle::{BloscBlocks, Shuffle as DeviceShuffle};
 use zarrs_cuda_engine::cuda::nvcomp::Format;
@@ -135,7 +135,7 @@ fn parse(
     codec: &Arc<CudaShardingCodec>,
     chain: &KnownChain,
     encoded: &[u8],
-) -> Option<Parts> {
+) -> Option<CompressedFrameParts> {
     let shards = &case.shards;
     let fill_value = shards.fill_value();
     let format = ShardFormat::new(
@@ -155,7 +155,7 @@ fn parse(
         .map(|extent| extent.and_then(in_memory))
         .collect();
     let grid = SubchunkGrid::new(&shards.shape, &shards.subchunk, 1).expect("it divides");
-    let job = Job {
+    let job = ShardJob {
         grid: &grid,
         chain: Chain::Known(chain),
         fill_value: fill_value.as_ne_bytes(),
@@ -164,7 +164,7 @@ fn parse(
         threads: NonZeroUsize::MIN,
         huge_pages: false,
     };
-    frame_parts::parse(&job, chain, encoded, &extents).ok()
+    compressed_frame_parts::parse(&job, chain, encoded, &extents).ok()
 }
 
 /// A compressor, with the numbers of checksums before and after it.
@@ -188,7 +188,7 @@ fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
 /// The elements of each stored subchunk, unless it is shuffled by bits. `None` if a stream is
 /// invalid or a checksum is wrong.
 fn decoded(
-    parsed: &Parts,
+    parsed: &CompressedFrameParts,
     encoded: &[Option<Vec<u8>>],
     before: usize,
 ) -> Option<Vec<Option<Vec<u8>>>> {
@@ -254,7 +254,7 @@ fn decompressed(format: Format, stream: &[u8], len: usize) -> Option<Vec<u8>> {
 }
 
 /// Reverses the shuffle of a block's bytes.
-fn unshuffled(parsed: &Parts, block: Vec<u8>) -> Option<Vec<u8>> {
+fn unshuffled(parsed: &CompressedFrameParts, block: Vec<u8>) -> Option<Vec<u8>> {
     let Some((DeviceShuffle::Bytes, BloscBlocks { element: size, .. })) = parsed.layout.shuffle
     else {
         return Some(block);

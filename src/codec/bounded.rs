@@ -6,6 +6,23 @@
 //! where the content is longer than the codecs before it make a subchunk. That holds wherever zarrs
 //! runs the chain: for whole subchunks, parts of them, and data types that zarrs' sharding handles.
 //!
+//! ```text
+//! array-to-bytes codec
+//!     sharding_indexed       this crate's codec, with the bounds of its own inner codecs
+//!     optional, vlen         made again with bounded chains
+//!     pcodec                 decoded chunk by chunk
+//!     any other codec        stays
+//!         bytes, packbits    have a bound
+//!         vlen-utf8, …       have none, but allocate as much as they are given
+//!         others             are named as unbounded
+//! for each bytes-to-bytes codec
+//!     zstd, gzip, zlib, blosc    decompressed by the host engine, up to the length of a subchunk
+//!                                named as unbounded if the codecs before have no bound
+//!     checksum, filter           stays: does not make bytes longer
+//!     any other codec            stays, and is named as unbounded
+//! ```
+//!
+//! The first codec that is named as unbounded is refused where data are not trusted.
 //! `docs/reference/correctness.md` names the codecs that remain.
 
 #[cfg(feature = "pcodec")]
@@ -34,10 +51,10 @@ use zarrs_codec::{
 use super::find;
 use crate::codec::CudaShardingCodec;
 use crate::options::Options;
+use crate::shard::codec_parts::{ChainMemoryBounds, InnerCodecs};
 use crate::shard::error::not_decoded;
-use crate::shard::parts::{InnerCodecs, Limits};
 use crate::shard::subchunk_len::SubchunkLen;
-use zarrs_cuda_engine::subchunk::Compression;
+use zarrs_cuda_engine::subchunk::DecompressedFormat;
 
 /// `chain` with decoders that are bounded. Nested shards are decoded by this crate's codec, with
 /// `options`: zarrs' own panics on some corrupted shards, and encodes in no particular order.
@@ -48,15 +65,15 @@ pub(super) fn bounded(
     chain: &CodecChain,
     options: &Options,
 ) -> Result<InnerCodecs, PluginCreateError> {
-    let (codec, mut limits) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
+    let (codec, mut memory_bounds) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
     let mut bytes_to_bytes = Vec::new();
     for codec in chain.bytes_to_bytes_codecs() {
         let compression = compression(codec.as_ref());
-        if limits.unbounded.is_none()
+        if memory_bounds.unbounded.is_none()
             && !is_fixed_size(codec.as_ref())
-            && (compression.is_none() || !limits.is_bounded)
+            && (compression.is_none() || !memory_bounds.is_bounded)
         {
-            limits.unbounded = Some(name_of(codec.as_ref()));
+            memory_bounds.unbounded = Some(name_of(codec.as_ref()));
         }
         bytes_to_bytes.push(match compression {
             None => codec.clone(),
@@ -73,15 +90,15 @@ pub(super) fn bounded(
             .then(|| Some(find::ours(&codec)?.spec.parts.clone()))
             .flatten(),
         chain: Arc::new(CodecChain::new(array_to_array, codec, bytes_to_bytes)),
-        limits,
+        memory_bounds,
     })
 }
 
-/// Returns the codec that stands for the array-to-bytes codec `codec`, and its limits.
+/// Returns the codec that stands for the array-to-bytes codec `codec`, and the bounds of the memory that it takes.
 fn array_to_bytes(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
     options: &Options,
-) -> Result<(Arc<dyn ArrayToBytesCodecTraits>, Limits), PluginCreateError> {
+) -> Result<(Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds), PluginCreateError> {
     let chain_of = |codecs: &[_]| bounded(&CodecChain::from_metadata(codecs)?, options);
     let any = codec.as_any();
     if any.is::<ShardingCodec>() {
@@ -92,8 +109,8 @@ fn array_to_bytes(
                 options.clone(),
             )?),
         };
-        let limits = ours.spec.parts.limits.clone();
-        return Ok((ours, limits));
+        let memory_bounds = ours.spec.parts.memory_bounds.clone();
+        return Ok((ours, memory_bounds));
     }
     if any.is::<OptionalCodec>()
         && let OptionalCodecConfiguration::V1(optional) = configuration(codec.as_ref())?
@@ -101,11 +118,14 @@ fn array_to_bytes(
         let mask = chain_of(&optional.mask_codecs)?;
         let data = chain_of(&optional.data_codecs)?;
         let codec = OptionalCodec::new(mask.chain, data.chain);
-        let limits = Limits {
-            is_bounded: mask.limits.is_bounded && data.limits.is_bounded,
-            unbounded: mask.limits.unbounded.or(data.limits.unbounded),
+        let memory_bounds = ChainMemoryBounds {
+            is_bounded: mask.memory_bounds.is_bounded && data.memory_bounds.is_bounded,
+            unbounded: mask
+                .memory_bounds
+                .unbounded
+                .or(data.memory_bounds.unbounded),
         };
-        return Ok((Arc::new(codec), limits));
+        return Ok((Arc::new(codec), memory_bounds));
     }
     if any.is::<VlenCodec>() {
         let (index, data, data_type, location) = match configuration(codec.as_ref())? {
@@ -132,46 +152,46 @@ fn array_to_bytes(
             .find(|c| compresses(c));
         let compressor = compressor.map(|codec| name_of(codec.as_ref()));
         let vlen = VlenCodec::new(index.chain, data.chain, data_type, location);
-        let limits = Limits {
+        let memory_bounds = ChainMemoryBounds {
             is_bounded: false,
             unbounded: index
-                .limits
+                .memory_bounds
                 .unbounded
-                .or(data.limits.unbounded)
+                .or(data.memory_bounds.unbounded)
                 .or(compressor),
         };
-        return Ok((Arc::new(vlen), limits));
+        return Ok((Arc::new(vlen), memory_bounds));
     }
     #[cfg(feature = "pcodec")]
     if let Some(codec) = pcodec::bounded(codec) {
-        let limits = Limits {
+        let memory_bounds = ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         };
-        return Ok((codec, limits));
+        return Ok((codec, memory_bounds));
     }
     Ok(as_it_is(codec))
 }
 
-/// `codec`, and its limits.
+/// `codec`, and the bounds of the memory that it takes.
 fn as_it_is(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
-) -> (Arc<dyn ArrayToBytesCodecTraits>, Limits) {
+) -> (Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds) {
     let any = codec.as_any();
     let is_bounded = any.is::<BytesCodec>() || any.is::<PackBitsCodec>();
-    // They allocate as much as they are given.
+    // These codecs allocate as much as they are given.
     let copies = any.is::<VlenUtf8Codec>()
         || any.is::<VlenBytesCodec>()
         || any.is::<VlenArrayCodec>()
         || any.is::<VlenV2Codec>();
-    let limits = Limits {
+    let memory_bounds = ChainMemoryBounds {
         is_bounded,
         unbounded: (!is_bounded && !copies).then(|| name_of(codec.as_ref())),
     };
-    (codec.clone(), limits)
+    (codec.clone(), memory_bounds)
 }
 
-/// The configuration of `codec`.
+/// Returns the configuration of `codec`.
 fn configuration<T: ConfigurationSerialize>(
     codec: &dyn ArrayToBytesCodecTraits,
 ) -> Result<T, PluginCreateError> {
@@ -191,20 +211,20 @@ fn name_of<C: CodecTraits + ?Sized>(codec: &C) -> String {
     name.into_owned()
 }
 
-/// Whether `codec` is a checksum or filter, whose decoded bytes are not longer than the encoded ones.
+/// Returns whether `codec` is a checksum or filter, whose decoded bytes are not longer than the encoded ones.
 fn is_fixed_size(codec: &dyn BytesToBytesCodecTraits) -> bool {
     let encoded = codec.encoded_representation(&BytesRepresentation::FixedSize(1 << 10));
     matches!(encoded, BytesRepresentation::FixedSize(_))
 }
 
-/// The format of `codec`, if the host engine decompresses it.
-fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<Compression> {
+/// Returns the format of `codec`, if the host engine decompresses it.
+fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<DecompressedFormat> {
     let any = codec.as_any();
     [
-        (any.is::<ZstdCodec>(), Compression::Zstd),
-        (any.is::<GzipCodec>(), Compression::Gzip),
-        (any.is::<ZlibCodec>(), Compression::Zlib),
-        (any.is::<BloscCodec>(), Compression::Blosc),
+        (any.is::<ZstdCodec>(), DecompressedFormat::Zstd),
+        (any.is::<GzipCodec>(), DecompressedFormat::Gzip),
+        (any.is::<ZlibCodec>(), DecompressedFormat::Zlib),
+        (any.is::<BloscCodec>(), DecompressedFormat::Blosc),
     ]
     .into_iter()
     .find_map(|(is, compression)| is.then_some(compression))
@@ -214,7 +234,7 @@ fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<Compression> {
 #[derive(Debug)]
 struct Decompressor {
     codec: Arc<dyn BytesToBytesCodecTraits>,
-    compression: Compression,
+    compression: DecompressedFormat,
 }
 
 impl ExtensionName for Decompressor {

@@ -141,7 +141,7 @@ impl ShardCodec for Delegated {
     }
 }
 
-/// Check the index of the encoded shard `bytes`, which zarrs' codec believes.
+/// Checks the index of the encoded shard `bytes`, because zarrs' codec does not check it.
 fn check_stored(shards: &Sharding, bytes: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
     check_entries(shards, Some(shards.index.decode_in(bytes, options)?))
 }

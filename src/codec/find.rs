@@ -40,7 +40,7 @@ pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaS
         .take()
 }
 
-/// The sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
+/// Returns the sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
 ///
 /// # Errors
 /// [`Error::NotShards`] if it has none, or if the shards are encoded once more.

@@ -47,7 +47,7 @@ use crate::options::Options;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
-use crate::shard::parts::Parts;
+use crate::shard::codec_parts::CodecParts;
 use crate::shard::sharding::{self, Sharding};
 use crate::shard::spec::ShardingSpec;
 #[cfg(feature = "async")]
@@ -73,6 +73,22 @@ use zarrs_cuda_engine::memory::allocate;
 /// `as_any` returns zarrs' own [`ShardingCodec`] of the same configuration, because zarrs tests for
 /// that type before it reads single subchunks. [`explain`](crate::explain) finds this codec in an
 /// array.
+///
+/// ### Shards
+/// The encoded subchunks and the index of a shard, for both places of the index:
+///
+/// ```text
+/// end:    | subchunk | subchunk | … | subchunk | index |
+/// start:  | index | subchunk | subchunk | … | subchunk |
+///
+/// index:  | offset, nbytes | offset, nbytes | … | offset, nbytes | CRC32C  |
+///           16 bytes         16 bytes             16 bytes         4 bytes
+/// ```
+///
+/// The index has an entry for each subchunk of the shard, in C order. An entry has two 64-bit integers: the
+/// offset of the encoded subchunk from the start of the shard, and the number of its bytes. Both are 2⁶⁴ − 1 if
+/// the subchunk is empty. The checksum is behind all entries, if `crc32c` is an index codec. Partial writes may
+/// leave subchunks in another order, with unused bytes between them.
 ///
 /// ### Specification
 /// - <https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html>
@@ -128,7 +144,7 @@ impl CudaShardingCodec {
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
-        let parts = Parts::new(
+        let parts = CodecParts::new(
             subchunk_shape,
             bounded(&inner_codecs, &options)?,
             index_codecs,
@@ -138,7 +154,7 @@ impl CudaShardingCodec {
         parts.map(Self::of)
     }
 
-    fn of(parts: Parts) -> Self {
+    fn of(parts: CodecParts) -> Self {
         Self::of_spec(ShardingSpec::new(parts))
     }
 
@@ -179,7 +195,7 @@ impl CudaShardingCodec {
         Self::new_with_configuration(&configuration, options)
     }
 
-    /// The same codec with other engines.
+    /// Returns the same codec with other engines.
     #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self::of(self.spec.parts.with_engines(engines))
@@ -199,12 +215,12 @@ impl CudaShardingCodec {
         Self::of(self.spec.parts.with_options(options))
     }
 
-    /// The elements of a subchunk along each axis.
+    /// Returns the elements of a subchunk along each axis.
     pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
         &self.spec.parts.subchunk_shape
     }
 
-    /// The same codec with subchunks of another shape.
+    /// Returns the same codec with subchunks of another shape.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -212,7 +228,7 @@ impl CudaShardingCodec {
         &self,
         subchunk_shape: ChunkShape,
     ) -> Result<Self, PluginCreateError> {
-        let parts = Parts::new(
+        let parts = CodecParts::new(
             subchunk_shape,
             bounded(&self.spec.parts.inner_codecs, &self.spec.parts.options)?,
             self.spec.parts.index_codecs.chain().clone(),
@@ -220,10 +236,10 @@ impl CudaShardingCodec {
             self.spec.parts.options.clone(),
         )?;
         let engines = self.spec.parts.engines.clone();
-        Ok(Self::of(Parts { engines, ..parts }))
+        Ok(Self::of(CodecParts { engines, ..parts }))
     }
 
-    /// The shards of this codec with `shape` (elements), `data_type` and `fill_value`.
+    /// Returns the shards of this codec with `shape` (elements), `data_type` and `fill_value`.
     ///
     /// # Errors
     /// A [`CodecError`] if they do not fit each other.

@@ -41,7 +41,8 @@ impl ShardCodec for Ours {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let elements = elements.into_fixed()?;
         if shards.known().is_err() {
-            // Whether the inner codecs accept the data type must not depend on the data.
+            // Elements of a data type that the inner codecs do not accept are refused, whatever the elements
+            // are.
             shards.subchunk_representation()?;
         }
         let engine = shards.choose_engine().map_err(other)?.engine;
@@ -138,7 +139,7 @@ impl ShardCodec for Ours {
     }
 }
 
-/// The shard `encoded`, with its index where the room for it was left.
+/// Returns the shard `encoded`, with its index where the room for it was left.
 fn with_index(
     shards: &Sharding,
     encoded: EncodedShard,

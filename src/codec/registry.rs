@@ -1,8 +1,9 @@
-//! Our entry in zarrs' registry of codecs: which `sharding_indexed` codecs it makes.
+//! The entry of this library in zarrs' registry of codecs, and the `sharding_indexed` codecs that the entry
+//! makes.
 //!
-//! The entry itself is pushed once and stays: removing it takes the registry's lock for writing, which
-//! deadlocks with a thread that opens an array (it holds the lock for reading while nested codecs take
-//! it again).
+//! The entry is pushed once and stays. Its removal would take the registry's lock for writing, and deadlock
+//! with a thread that opens an array: that thread holds the lock for reading while nested codecs take the lock
+//! again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -27,10 +28,10 @@ static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
 /// The entry, once it is there. Locked while registering.
 static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 
-/// The codecs that the entry makes without a registration.
-static CLAIMS: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
+/// The metadata of the codecs that the entry makes without a registration.
+static OWNED: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
 
-/// Make every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
+/// Makes every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
 ///
 /// # Errors
 /// [`Error::AlreadyRegistered`] if that is so already, and [`Error::NameTaken`].
@@ -46,7 +47,7 @@ pub(crate) fn enable(options: Options, also: impl FnOnce()) -> Result<(), Error>
     Ok(())
 }
 
-/// Leave `sharding_indexed` to zarrs from now on.
+/// Leaves `sharding_indexed` to zarrs from now on.
 pub(crate) fn disable() {
     let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     ENABLED.store(false, Ordering::Release);
@@ -56,24 +57,27 @@ pub(crate) fn is_enabled() -> bool {
     ENABLED.load(Ordering::Acquire)
 }
 
-/// Keeps the codec of one metadata ours, also without a registration.
+/// Metadata of which this library makes the codec, also without a registration, until the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim(Arc<MetadataV3>);
+pub(crate) struct OwnedMetadata(Arc<MetadataV3>);
 
-/// Make each `sharding_indexed` of this `metadata` from now on, until the claim is dropped. Those of
-/// other metadata stay what they are.
-pub(crate) fn claim(metadata: MetadataV3) -> Result<Claim, Error> {
+/// Makes each `sharding_indexed` of this `metadata` from now on, until the returned value is dropped.
+/// Codecs of other metadata are made as before.
+///
+/// # Errors
+/// [`Error::NameTaken`] if another entry for the name comes first.
+pub(crate) fn own(metadata: MetadataV3) -> Result<OwnedMetadata, Error> {
     push(&mut ENTRY.lock().unwrap_or_else(PoisonError::into_inner))?;
     let metadata = Arc::new(metadata);
-    let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
-    claims.push(metadata.clone());
-    Ok(Claim(metadata))
+    let mut owned = OWNED.write().unwrap_or_else(PoisonError::into_inner);
+    owned.push(metadata.clone());
+    Ok(OwnedMetadata(metadata))
 }
 
-impl Drop for Claim {
+impl Drop for OwnedMetadata {
     fn drop(&mut self) {
-        let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
-        claims.retain(|claimed| !Arc::ptr_eq(claimed, &self.0));
+        let mut owned = OWNED.write().unwrap_or_else(PoisonError::into_inner);
+        owned.retain(|metadata| !Arc::ptr_eq(metadata, &self.0));
     }
 }
 
@@ -94,20 +98,20 @@ fn push(entry: &mut Option<Arc<CodecRuntimePluginV3>>) -> Result<(), Error> {
 }
 
 fn matches(name: &str) -> bool {
-    let claims = || {
-        !CLAIMS
+    let owns_some = || {
+        !OWNED
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .is_empty()
     };
-    ShardingCodec::matches_name_v3(name) && (is_enabled() || claims())
+    ShardingCodec::matches_name_v3(name) && (is_enabled() || owns_some())
 }
 
 fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     let options = if is_enabled() {
         let options = OPTIONS.read().unwrap_or_else(PoisonError::into_inner);
         options.clone().unwrap_or_default()
-    } else if is_claimed(metadata) {
+    } else if is_owned(metadata) {
         Options::default()
     } else {
         return <ShardingCodec as CodecTraitsV3>::create(metadata);
@@ -116,12 +120,12 @@ fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
     Ok(Codec::ArrayToBytes(Arc::new(codec)))
 }
 
-fn is_claimed(metadata: &MetadataV3) -> bool {
-    let claims = CLAIMS.read().unwrap_or_else(PoisonError::into_inner);
-    claims.iter().any(|claimed| **claimed == *metadata)
+fn is_owned(metadata: &MetadataV3) -> bool {
+    let owned = OWNED.read().unwrap_or_else(PoisonError::into_inner);
+    owned.iter().any(|owned| **owned == *metadata)
 }
 
-/// Whether no other entry for the name comes before ours, or before the place where ours would come.
+/// Returns whether no other entry for the name comes before ours, or before the place where ours would come.
 fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
     let name = ShardingCodec::aliases_v3().default_name.clone();
     CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {

@@ -1,8 +1,8 @@
 //! zarrs' view of an output array, written by rows of subchunks from many threads.
 //!
-//! The memory is zarrs', and so is the function that must be called: it copies one run of the
-//! output after the other, and takes longer to find a short run than to copy it. So the runs are
-//! made long: neighbouring subchunks are put side by side first.
+//! The memory belongs to zarrs, and is written by a function of zarrs. This function copies one run of the
+//! output after the other, and takes longer to find a short run than to copy the run. So neighbouring subchunks
+//! are first put side by side, which makes the runs long.
 
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
@@ -39,7 +39,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         Ok(Some(Self { view, shares }))
     }
 
-    /// Write the share of subchunk `number`: just its elements, in C order.
+    /// Writes the share of subchunk `number`: just its elements, in C order.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was written before; [`EngineError::Foreign`] if zarrs
@@ -50,7 +50,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         unsafe { self.write_box(&share, |view| Ok(view.copy_from_slice(elements)?)) }
     }
 
-    /// Call `write` with zarrs' view of a box of this one.
+    /// Calls `write` with zarrs' view of a box of this one.
     ///
     /// # Safety
     /// The box was claimed, and nothing writes it at the same time.
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::codec::CudaShardingCodecBuilder;
-    use zarrs_cuda_engine::layout::{Part, strides_in};
+    use zarrs_cuda_engine::layout::{SubchunkPart, strides_in};
 
     /// One axis: the extent of a subchunk, how many of them, where the view begins, how much it
     /// shows, and how much of the array lies before and behind it.
@@ -209,16 +209,16 @@ mod tests {
                 if number == grid.num_subchunks() {
                     break;
                 }
-                if Part::new(grid, number, &start, &shape).len() == 0 {
+                if SubchunkPart::new(grid, number, &start, &shape).len() == 0 {
                     prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "not in the view");
                     number += 1;
                     continue;
                 }
-                let meets = |number: &usize| Part::new(grid, *number, &start, &shape).len() > 0;
+                let meets = |number: &usize| SubchunkPart::new(grid, *number, &start, &shape).len() > 0;
                 let left = (number..grid.num_subchunks()).take_while(meets).count();
                 let count = output.row_len(number, left).min(*count);
                 for number in number..number + count {
-                    let part = Part::new(grid, number, &start, &shape);
+                    let part = SubchunkPart::new(grid, number, &start, &shape);
                     for n in 0..part.shape().iter().product() {
                         let within = coordinates(n, part.shape());
                         let add = |to: &[usize]| -> Vec<usize> {

@@ -17,7 +17,7 @@ use crate::codec::CudaShardingCodec;
 use crate::options::Options;
 use crate::plan::{self, Engines};
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{Decoded, EncodedShard, EncodedSubchunk, Engine};
+use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedShard, EncodedSubchunk, Engine};
 use zarrs_cuda_engine::layout::Extent;
 
 /// Checks what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
@@ -266,8 +266,8 @@ impl Subject<'_> {
             .with_job(self.options, |job| {
                 plan::host_engine().decode_each(job, &wanted, &|number, decoded| {
                     let elements = match decoded {
-                        Decoded::Bytes(elements) => elements.to_vec(),
-                        Decoded::Fill => job
+                        DecodedSubchunk::Bytes(elements) => elements.to_vec(),
+                        DecodedSubchunk::Fill => job
                             .fill_value
                             .repeat(job.grid.subchunk_bytes() / job.grid.element_size()),
                     };

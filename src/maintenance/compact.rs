@@ -7,7 +7,7 @@ use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{Change, apply, read, undecided};
+use super::io::{ObjectChange, apply, read, undecided};
 use super::unknown::unknown;
 use crate::error::Error;
 use crate::metrics::counters;
@@ -98,12 +98,12 @@ pub(super) async fn preview_in<O: Reads>(
     Ok(Some(compaction))
 }
 
-/// The change that compacts `object`.
+/// Returns the change that compacts `object`.
 fn compacted(
     object: &[u8],
     key: &StoreKey,
     format: &ShardFormat,
-) -> Result<(Change, Compaction), Error> {
+) -> Result<(ObjectChange, Compaction), Error> {
     let shards = format.shards();
     let diagnosis = diagnosis_of(shards, object).map_err(undecided(key))?;
     let pending = match diagnosis {
@@ -122,13 +122,13 @@ fn compacted(
     let before = object.len() as u64;
     let entries = shards.index.decode_in(object, &stored::options())?;
     let (change, after) = if entries.iter().all(|extent| extent.is_none()) {
-        (Change::Erase, 0)
+        (ObjectChange::Erase, 0)
     } else {
         match shards.compact(object, &stored::options())? {
-            None => (Change::Keep, before),
+            None => (ObjectChange::Keep, before),
             Some(shard) => {
                 let after = shard.len() as u64;
-                (Change::Replace(shard.into()), after)
+                (ObjectChange::Replace(shard.into()), after)
             }
         }
     };

@@ -24,15 +24,15 @@ pub(crate) struct Geometry<'a> {
 /// The diagnosis of an object, with its repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Diagnosis {
-    /// Nothing: every update of it is done, or is not to be seen.
+    /// The object needs no repair: every update is done, or is not to be seen.
     Intact,
-    /// These writes, in this order, make it what it was before its last update.
+    /// These writes, in this order, make the object what it was before its last update.
     Undo(Vec<(u64, Vec<u8>)>),
-    /// This write makes it what its last update was to make of it.
+    /// These writes, in this order, complete the last update of the object.
     Complete(Vec<(u64, Vec<u8>)>),
-    /// It was being created: erase it.
+    /// The shard was being created: the object is to be erased.
     Erase,
-    /// Nothing, since the right state is not known.
+    /// The right state is not known, for this reason.
     Unrecoverable(String),
 }
 
@@ -68,7 +68,7 @@ fn at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagn
     no_index_at_end(object, geometry, last)
 }
 
-/// The rules where the last record, if any, does not say what the end of the object is.
+/// Returns the rules where the last record, if any, does not say what the end of the object is.
 fn no_index_at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
     let size = object.len() as u64;
     let tail = index_before(object, geometry, size);
@@ -129,7 +129,7 @@ fn at_start(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Dia
     Diagnosis::Unrecoverable(no_index(object, geometry, "start"))
 }
 
-/// Undo the growth of `record`, which did not come to its end.
+/// Undoes the growth of `record`, which did not come to its end.
 fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
     let size = object.len() as u64;
     if record.old_end == 0 {
@@ -147,8 +147,8 @@ fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
     Diagnosis::Undo(undo_growth(record, old, (size, tail)))
 }
 
-/// Look for an update that came to its end, and was followed by bytes that are no index: what is left
-/// of a longer update that another process wrote at the same place.
+/// Looks for an update that came to its end, and was followed by bytes that are no index: what is left of a
+/// longer update that another process wrote at the same place.
 fn written_over(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Option<Diagnosis> {
     let record = last?;
     let size = object.len() as u64;
@@ -172,7 +172,7 @@ struct BegunRecord {
     diagnosis: Diagnosis,
 }
 
-/// Look for a shard that is followed by the beginning of a record, and by nothing else.
+/// Looks for a shard that is followed by the beginning of a record, and by nothing else.
 fn begun_record(
     object: &[u8],
     geometry: &Geometry<'_>,
@@ -204,8 +204,8 @@ fn begun_record(
     })
 }
 
-/// Whether the object is zeros up to `first`, and then the beginning of the record of a shard that
-/// is being created.
+/// Returns whether the object is zeros up to `first`, and then the beginning of the record of a shard that is
+/// being created.
 fn begins_a_shard(object: &[u8], first: usize) -> bool {
     Record::begins_with(&object[first..], first as u64, 0, 0)
 }
@@ -214,13 +214,13 @@ fn first_that_is_not_zero(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|&byte| byte != 0)
 }
 
-/// The bytes that are the index of an object which ends at `end`.
+/// Returns the bytes that are the index of an object which ends at `end`.
 fn index_before<'b>(object: &'b [u8], geometry: &Geometry<'_>, end: u64) -> Option<&'b [u8]> {
     let end = usize::try_from(end).ok()?;
     object.get(end.checked_sub(geometry.index_len)?..end)
 }
 
-/// Whether `bytes` are the index of an object of `size` bytes. Zeros are none: that is what a file
+/// Returns whether `bytes` are the index of an object of `size` bytes. Zeros are none: that is what a file
 /// system leaves where nothing was written.
 fn is_index(geometry: &Geometry<'_>, bytes: &[u8], size: u64) -> bool {
     !is_zero(bytes) && (geometry.is_index)(bytes, size)
@@ -230,7 +230,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     first_that_is_not_zero(bytes).is_none()
 }
 
-/// Why nothing can be done.
+/// Returns why nothing can be done.
 fn no_index(object: &[u8], geometry: &Geometry<'_>, place: &str) -> String {
     if object.is_empty() {
         return "the object is empty: whatever stored it died before it wrote a byte, and it is not known whether a shard was there before".to_string();

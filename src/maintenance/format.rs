@@ -14,7 +14,7 @@ use super::diagnosis::{Diagnosis, Geometry, diagnose};
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::packed::{Packing, of_encoded_subchunks};
 use crate::shard::sharding::Sharding;
 use crate::shard::stored;
@@ -79,7 +79,7 @@ impl ShardFormat {
         Ok(Self { codec, shards })
     }
 
-    /// The same, where `codec` is that of `array`.
+    /// Returns the same, where `codec` is that of `array`.
     pub(super) fn of_codec<TStorage: ?Sized>(
         codec: Arc<CudaShardingCodec>,
         array: &Array<TStorage>,
@@ -234,7 +234,7 @@ pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Result<Diagnosis
     let is_index = |index: &[u8], size| match shards.entries(index, size) {
         Ok(_) => true,
         Err(error) => {
-            if !is_of_bytes(&error) {
+            if !is_about_stored_bytes(&error) {
                 // The first is the one to report.
                 let _ = trouble.set(error);
             }

@@ -17,7 +17,7 @@ use super::io::{failed, read, undecided};
 use super::picture::Picture;
 use super::recover::RecoveryOutcome;
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
@@ -61,9 +61,9 @@ pub struct Inspection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSubchunk {
-    /// Its first byte.
+    /// The first byte of the subchunk in the shard.
     pub offset: u64,
-    /// Its encoded size.
+    /// The encoded size of the subchunk, in bytes.
     pub size: u64,
     /// The problem of the subchunk's place, if any.
     pub problem: Option<ExtentProblem>,
@@ -73,12 +73,12 @@ pub struct StoredSubchunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtentProblem {
-    /// It lies outside the shard, at least in part.
+    /// The extent lies outside the shard, at least in part.
     Outside,
-    /// It overlaps the index.
+    /// The extent overlaps the index.
     OverIndex,
-    /// It overlaps the subchunk with this number, which says so, too, unless that one has another
-    /// problem. That is legal.
+    /// The extent overlaps the subchunk with this number, which is legal. The entry of
+    /// that subchunk says the same, unless it has another problem.
     Over(usize),
 }
 
@@ -86,7 +86,7 @@ pub enum ExtentProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpdateRecord {
-    /// Its first byte.
+    /// The first byte of the record in the shard.
     pub offset: u64,
     /// The size of the shard before the update; 0 if there was none.
     pub old_end: u64,
@@ -150,7 +150,7 @@ pub(super) async fn inspect_in<O: Reads>(
 /// A shard of at most this many bytes is read as a whole, by one request.
 const SMALL: u64 = 256 << 10;
 
-/// The inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
+/// Returns the inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
 /// question.
 pub(super) async fn by_index<O: Reads>(
     store: &O,
@@ -188,7 +188,7 @@ pub(super) async fn by_index<O: Reads>(
             return Ok(None);
         };
         for (gap, part) in gaps.iter().zip(&parts).rev() {
-            // It is addressable: the size of the shard is.
+            // The start is addressable, because the size of the shard is.
             let start = usize::try_from(gap.start).unwrap_or(usize::MAX);
             records.extend(Record::all_at(part, start, index_len));
         }
@@ -222,7 +222,7 @@ impl Inspection {
         Ok(Self::new(shards, size, entries, records, recovery))
     }
 
-    /// A shard of `size` bytes with these `entries`, or what is wrong with its index, and these
+    /// Returns a shard of `size` bytes with these `entries`, or what is wrong with its index, and these
     /// `records`, the last one first.
     fn new(
         shards: &Sharding,
@@ -310,14 +310,14 @@ impl Inspection {
         Summary(self)
     }
 
-    /// The decoded size of a subchunk over its encoded size.
+    /// Returns the decoded size of a subchunk over its encoded size.
     fn ratio(&self, subchunk: &StoredSubchunk) -> Option<f64> {
         #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = self.decoded_size? as f64 / subchunk.size.max(1) as f64;
         Some(ratio)
     }
 
-    /// The indices of the subchunk `number` in the grid of subchunks.
+    /// Returns the indices of the subchunk `number` in the grid of subchunks.
     fn indices(&self, number: usize) -> String {
         let mut indices: Vec<usize> = Vec::with_capacity(self.grid.len());
         let mut rest = number;
@@ -335,7 +335,7 @@ impl Inspection {
         text
     }
 
-    /// The row of the subchunk `number` in the table, with indices in a column of `width` characters.
+    /// Returns the row of the subchunk `number` in the table, with indices in a column of `width` characters.
     /// `ratio` is the last column of the row before, and the size that it is of.
     fn row(&self, number: usize, width: usize, ratio: &mut (u64, String)) -> String {
         let mut row = String::with_capacity(80);
@@ -373,8 +373,8 @@ impl Inspection {
     }
 }
 
-/// Append `number`, in a column of at least `width` characters: a table may have millions of rows, and
-/// this takes a fraction of the time of `write!`.
+/// Appends `number`, in a column of at least `width` characters: a table may have millions of rows, and this
+/// takes a fraction of the time of `write!`.
 fn push_number(text: &mut String, mut number: u64, width: usize) {
     let mut digits = [b' '; 20];
     let mut at = digits.len();
@@ -390,7 +390,7 @@ fn push_number(text: &mut String, mut number: u64, width: usize) {
     text.extend(shown.iter().map(|&digit| char::from(digit)));
 }
 
-/// The entries of the index of `object`, if it decodes, and what is wrong with it.
+/// Returns the entries of the index of `object`, if it decodes, and what is wrong with it.
 ///
 /// # Errors
 /// As for [`Inspection::of`].
@@ -404,7 +404,7 @@ fn entries<'b>(
     };
     match shards.entries(index, object.len() as u64) {
         Ok(entries) => Ok((Some(entries), None)),
-        Err(error) if is_of_bytes(&error) => {
+        Err(error) if is_about_stored_bytes(&error) => {
             let entries = shards.entries_unchecked(index).ok();
             Ok((entries, Some(error.to_string())))
         }

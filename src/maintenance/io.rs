@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::store::{Reads, Writes};
 
 /// A change of an object.
-pub(super) enum Change {
+pub(super) enum ObjectChange {
     Keep,
     Erase,
     /// Store this instead, in one operation.
@@ -30,7 +30,7 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     }
 }
 
-/// An error of decoding the shard at `key` that is none of its bytes.
+/// Returns an error of decoding the shard at `key` that is none of its bytes.
 pub(super) fn undecided(key: &StoreKey) -> impl Fn(CodecError) -> Error {
     let key = key.clone();
     move |source| Error::Undecided {
@@ -43,16 +43,16 @@ pub(super) async fn read<O: Reads>(store: &O, key: &StoreKey) -> Result<Option<B
     store.get(key).await.map_err(failed("read", key))
 }
 
-/// Do `change` to an object.
+/// Does `change` to an object.
 pub(super) async fn apply<O: Writes>(
     store: &O,
     key: &StoreKey,
-    change: Change,
+    change: ObjectChange,
 ) -> Result<(), Error> {
     match change {
-        Change::Keep => Ok(()),
-        Change::Erase => store.erase(key).await.map_err(failed("erase", key)),
-        Change::Write { parts, .. } if store.writes_ranges() => {
+        ObjectChange::Keep => Ok(()),
+        ObjectChange::Erase => store.erase(key).await.map_err(failed("erase", key)),
+        ObjectChange::Write { parts, .. } if store.writes_ranges() => {
             // A store may lose the order of several parts in one operation.
             for part in parts {
                 let written = store.set_ranges(key, vec![part]).await;
@@ -60,7 +60,7 @@ pub(super) async fn apply<O: Writes>(
             }
             Ok(())
         }
-        Change::Replace(whole) | Change::Write { whole, .. } => {
+        ObjectChange::Replace(whole) | ObjectChange::Write { whole, .. } => {
             store.set(key, whole).await.map_err(failed("store", key))
         }
     }

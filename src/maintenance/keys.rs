@@ -38,8 +38,8 @@ impl<'a> ShardKeys<'a> {
         Ok(keys)
     }
 
-    /// The number of directories above a shard, if two keys that differ in all digits are understood and
-    /// agree.
+    /// Returns the number of directories above a shard, if two keys that differ in all digits are understood
+    /// and agree.
     fn find_depth(&self) -> Option<usize> {
         let rank = self.grid.len() as u64;
         let depth = |first: u64| {
@@ -51,12 +51,12 @@ impl<'a> ShardKeys<'a> {
         (depth(1_234_567)? == short).then_some(short)
     }
 
-    /// Whether a listing says which shards are stored.
+    /// Returns whether a listing says which shards are stored.
     pub(super) fn are_known(&self) -> bool {
         self.depth.is_some()
     }
 
-    /// The indices of the shard with this key within the array.
+    /// Returns the indices of the shard with this key within the array.
     fn parse(&self, key: &str) -> Option<Vec<u64>> {
         let rank = self.grid.len();
         let numbers: Vec<u64> = key
@@ -71,7 +71,7 @@ impl<'a> ShardKeys<'a> {
         Some(found.to_vec())
     }
 
-    /// The indices of the shard with this key, if the grid has it.
+    /// Returns the indices of the shard with this key, if the grid has it.
     fn in_grid(&self, key: &StoreKey) -> Option<Vec<u64>> {
         let within = key.as_str().strip_prefix(self.prefix.as_str())?;
         let indices = self.parse(within)?;
@@ -79,7 +79,7 @@ impl<'a> ShardKeys<'a> {
         is_there.then_some(indices)
     }
 
-    /// The indices of the shards of the grid that `store` lists, in C order.
+    /// Returns the indices of the shards of the grid that `store` lists, in C order.
     ///
     /// Directory by directory, as deep as shards lie: some stores of files find nothing behind a link
     /// to a directory otherwise, and a link that leads up would have no end.

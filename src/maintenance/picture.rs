@@ -56,7 +56,7 @@ impl fmt::Display for Picture<'_> {
     }
 }
 
-/// How many bytes of `areas` are in each of the cells of `cell` bytes.
+/// Returns how many bytes of `areas` are in each of the cells of `cell` bytes.
 fn in_cells(areas: &Merged, cells: usize, cell: u64) -> Vec<u64> {
     let mut counts = vec![0; cells];
     for range in areas.iter() {

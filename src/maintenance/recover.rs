@@ -12,9 +12,9 @@ use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::{Change, apply, read, undecided};
+use super::io::{ObjectChange, apply, read, undecided};
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 use crate::shard::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
@@ -43,7 +43,7 @@ pub enum RecoveryOutcome {
 }
 
 impl RecoveryOutcome {
-    /// Its name, in one word, for programs.
+    /// Returns the name of the outcome, in one word, for programs.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -61,11 +61,11 @@ impl RecoveryOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubchunkState {
-    /// It is not stored, and reads as the fill value.
+    /// The subchunk is not stored, and reads as the fill value.
     Empty,
-    /// It decodes.
+    /// The subchunk decodes.
     Readable,
-    /// Its bytes do not decode.
+    /// The bytes of the subchunk do not decode.
     Unreadable {
         /// Why.
         reason: Arc<str>,
@@ -184,37 +184,38 @@ pub(super) async fn recover_in<O: Reads + Writes>(
     Ok(recovery)
 }
 
-/// The change that repairs `object`, and its state afterwards.
+/// Returns the change that repairs `object`, and its state afterwards.
 fn recovered(
     object: &Bytes,
     key: &StoreKey,
     format: &ShardFormat,
-) -> Result<(Change, Recovery), Error> {
+) -> Result<(ObjectChange, Recovery), Error> {
     let write = |parts: Vec<(u64, Vec<u8>)>| {
         let parts = parts.into_iter().map(|(at, bytes)| (at, bytes.into()));
         let parts: Vec<(u64, Bytes)> = parts.collect();
         let whole = with_parts(key, object.clone(), &parts).map_err(CodecError::from)?;
-        Ok::<_, Error>(Change::Write { parts, whole })
+        Ok::<_, Error>(ObjectChange::Write { parts, whole })
     };
     let diagnosis = diagnosis_of(format.shards(), object).map_err(undecided(key))?;
     let (change, outcome) = match diagnosis {
-        Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
+        Diagnosis::Intact => (ObjectChange::Keep, RecoveryOutcome::Intact),
         Diagnosis::Undo(parts) => (write(parts)?, RecoveryOutcome::Undone),
         Diagnosis::Complete(parts) => (write(parts)?, RecoveryOutcome::Completed),
-        Diagnosis::Erase => (Change::Erase, RecoveryOutcome::Erased),
-        Diagnosis::Unrecoverable(reason) => {
-            (Change::Keep, RecoveryOutcome::Unrecoverable { reason })
-        }
+        Diagnosis::Erase => (ObjectChange::Erase, RecoveryOutcome::Erased),
+        Diagnosis::Unrecoverable(reason) => (
+            ObjectChange::Keep,
+            RecoveryOutcome::Unrecoverable { reason },
+        ),
     };
     let subchunks = match &change {
-        Change::Erase => Vec::new(),
-        Change::Write { whole, .. } => states(whole, key, format)?,
-        Change::Keep | Change::Replace(_) => states(object, key, format)?,
+        ObjectChange::Erase => Vec::new(),
+        ObjectChange::Write { whole, .. } => states(whole, key, format)?,
+        ObjectChange::Keep | ObjectChange::Replace(_) => states(object, key, format)?,
     };
     Ok((change, Recovery { outcome, subchunks }))
 }
 
-/// Whether each subchunk of `object`, which is the shard at `key`, decodes.
+/// Returns whether each subchunk of `object`, which is the shard at `key`, decodes.
 ///
 /// # Errors
 /// [`Error::Undecided`] if something else than its bytes keeps a subchunk from being decoded, and
@@ -227,7 +228,7 @@ pub(super) fn states(
     let shards = format.shards();
     let entries = match shards.index.decode_in(object, &stored::options()) {
         Ok(entries) => entries,
-        Err(error) if !is_of_bytes(&error) => return Err(undecided(key)(error)),
+        Err(error) if !is_about_stored_bytes(&error) => return Err(undecided(key)(error)),
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();
             let unreadable = SubchunkState::Unreadable { reason };
@@ -241,7 +242,7 @@ pub(super) fn states(
         .map(|(extent, tried)| match tried {
             _ if extent.is_none() => Ok(SubchunkState::Empty),
             Ok(()) => Ok(SubchunkState::Readable),
-            Err(error) if is_of_bytes(&error) => Ok(SubchunkState::Unreadable {
+            Err(error) if is_about_stored_bytes(&error) => Ok(SubchunkState::Unreadable {
                 reason: error.to_string().into(),
             }),
             Err(error) => Err(undecided(key)(error)),

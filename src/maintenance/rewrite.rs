@@ -20,7 +20,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use crate::codec::changed::ChangedShard;
 use crate::error::Error;
-use crate::shard::error::{caused, is_of_bytes, no_memory};
+use crate::shard::error::{caused, is_about_stored_bytes, no_memory};
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::with_parts;
 use zarrs_cuda_engine::layout::Extent;
@@ -44,11 +44,11 @@ impl StoredShard {
     }
 
     /// Returns the bytes of `range`, to be copied from there.
-    fn source<'s>(&'s self, range: &'s Range<u64>) -> io::Result<Source<'s>> {
+    fn source<'s>(&'s self, range: &'s Range<u64>) -> io::Result<CopySource<'s>> {
         match self {
-            Self::File(file) => Ok(Source::File(file, range)),
+            Self::File(file) => Ok(CopySource::File(file, range)),
             Self::Bytes(bytes) => part(bytes, range)
-                .map(Source::Bytes)
+                .map(CopySource::Bytes)
                 .ok_or_else(|| ended(range)),
         }
     }
@@ -61,13 +61,13 @@ impl StoredShard {
 }
 
 /// Bytes that are copied to a rewritten shard.
-enum Source<'s> {
+enum CopySource<'s> {
     Bytes(&'s [u8]),
     /// A range of bytes of a file, whose position is used.
     File(&'s File, &'s Range<u64>),
 }
 
-impl Source<'_> {
+impl CopySource<'_> {
     fn len(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -255,7 +255,7 @@ fn opened<'s>(
     };
     let error = match open(&stored) {
         Ok(shard) => return Ok(whole(stored, shard)),
-        Err(error) if !is_of_bytes(&error) => return Err(error),
+        Err(error) if !is_about_stored_bytes(&error) => return Err(error),
         Err(error) => error,
     };
     let (object, file): (Bytes, _) = match stored {
@@ -447,15 +447,15 @@ impl RewrittenShard {
     }
 
     /// Calls `copy` with the bytes of the shard, in order.
-    fn each(&self, mut copy: impl FnMut(Source<'_>) -> io::Result<()>) -> io::Result<()> {
+    fn each(&self, mut copy: impl FnMut(CopySource<'_>) -> io::Result<()>) -> io::Result<()> {
         if self.is_index_first {
-            copy(Source::Bytes(&self.index))?;
+            copy(CopySource::Bytes(&self.index))?;
         }
         for run in &self.runs {
             match (run, &self.stored) {
                 (Run::New(range), _) => {
                     let new = self.new.get(range.clone());
-                    copy(Source::Bytes(new.ok_or(ErrorKind::UnexpectedEof)?))?;
+                    copy(CopySource::Bytes(new.ok_or(ErrorKind::UnexpectedEof)?))?;
                 }
                 (Run::Stored(range), Some(stored)) => copy(stored.source(range)?)?,
                 (Run::Stored(range), None) => return Err(ended(range)),
@@ -464,7 +464,7 @@ impl RewrittenShard {
         if self.is_index_first {
             return Ok(());
         }
-        copy(Source::Bytes(&self.index))
+        copy(CopySource::Bytes(&self.index))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::codec::CudaShardingCodec;
 use crate::codec::find;
 use crate::error::Error;
 use crate::options::WriteStrategy;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::array_lease::ArrayLease;
@@ -131,14 +131,14 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(compacted)
     }
 
-    /// The size of a shard in bytes, if it is stored.
+    /// Returns the size of a shard in bytes, if it is stored.
     async fn size_in<O: Reads>(&self, store: &O, shard: &[u64]) -> Result<Option<u64>, Error> {
         let key = self.array.chunk_key(shard);
         let size = store.size(&key).await;
         size.map_err(failed("find the size of", &key))
     }
 
-    /// Whether a shard of `size` bytes should be compacted.
+    /// Returns whether a shard of `size` bytes should be compacted.
     async fn is_pending<O: Reads>(
         &self,
         store: &O,
@@ -155,7 +155,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(is_too_much && unused > (RECORD_LEN + format.shards().index.len()) as u64)
     }
 
-    /// The unused bytes of a shard of `size` bytes, by its index. `None` if the index is invalid.
+    /// Returns the unused bytes of a shard of `size` bytes, by its index. `None` if the index is invalid.
     async fn unused_in<O: Reads>(
         &self,
         store: &O,
@@ -183,7 +183,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         }
         let entries = match shards.entries(&index, size) {
             Ok(entries) => entries,
-            Err(error) if is_of_bytes(&error) => return Ok(None),
+            Err(error) if is_about_stored_bytes(&error) => return Ok(None),
             Err(error) => return Err(undecided(&key)(error)),
         };
         let used = entries.iter().flatten().chain([place]);
@@ -472,7 +472,7 @@ impl<S: AsyncReadableWritableStorageTraits + AsyncListableStorageTraits + ?Sized
     }
 }
 
-/// The indices in a grid of `shape`, in C order.
+/// Returns the indices in a grid of `shape`, in C order.
 fn every_index(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
     let first = (!shape.contains(&0)).then(|| vec![0; shape.len()]);
     std::iter::successors(first, move |indices| {

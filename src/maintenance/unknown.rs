@@ -10,7 +10,7 @@ use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 /// So many ranges are kept before they are merged: an old shard may have an index of each of its updates.
 const FIRST_MERGE: usize = 1 << 17;
 
-/// The number of bytes of `object` that no index in it knows, and that are not all zeros.
+/// Returns the number of bytes of `object` that no index in it knows, and that are not all zeros.
 ///
 /// Updates leave bytes behind: earlier subchunks, which an earlier index knows; that index; records.
 /// Records say where earlier indices are. Other bytes were put there by another program, or by an update

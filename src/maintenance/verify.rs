@@ -11,7 +11,7 @@ use super::inspect::{Inspection, by_index};
 use super::io::{failed, read, undecided};
 use super::recover::{SubchunkState, states};
 use crate::error::Error;
-use crate::shard::error::is_of_bytes;
+use crate::shard::error::is_about_stored_bytes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};
@@ -26,11 +26,11 @@ pub struct Verification {
     pub subchunks: Vec<SubchunkState>,
 }
 
-/// Whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
+/// Returns whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
 /// configuration kept the bytes from being decoded: they may be right, and are no damage.
 #[must_use]
 pub fn is_damage(error: &CodecError) -> bool {
-    is_of_bytes(error)
+    is_about_stored_bytes(error)
 }
 
 /// Decodes each subchunk of the shard at `key`, and says which of them decode. Returns `None` if there
@@ -128,7 +128,7 @@ pub(super) async fn verify_in_pieces<O: Reads>(
     Ok(None)
 }
 
-/// The states of the subchunks that `inspection` found; `None` if the shard is not there any more.
+/// Returns the states of the subchunks that `inspection` found; `None` if the shard is not there any more.
 async fn pieces<O: Reads>(
     store: &O,
     key: &StoreKey,
@@ -180,7 +180,7 @@ async fn pieces<O: Reads>(
                 if let Some(state) = states.get_mut(number) {
                     *state = match tried {
                         Ok(()) => SubchunkState::Readable,
-                        Err(error) if is_of_bytes(&error) => SubchunkState::Unreadable {
+                        Err(error) if is_about_stored_bytes(&error) => SubchunkState::Unreadable {
                             reason: error.to_string().into(),
                         },
                         Err(error) => return Err(undecided(key)(error)),

@@ -192,7 +192,7 @@ pub(crate) mod counters {
         WRITER_WAIT_NANOSECONDS.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// The counts of devices, with the counts of the host until now.
+    /// Returns the counts of devices, with the counts of the host until now.
     pub(crate) fn add_to(devices: DeviceMetrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Metrics {

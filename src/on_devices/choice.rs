@@ -4,7 +4,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
 use crate::options::{Backend, Options};
-use crate::plan::{self, Engines, Rule};
+use crate::plan::{self, EngineRule, Engines};
 
 /// The option reaches the engine and the plan's explanation.
 #[test]
@@ -16,7 +16,7 @@ fn the_plan_knows() {
     let encoded = &shard.expected;
     let simulation = simulation(Schedule::Latest);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, Tuning::TINY);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
     let mut on_device = 0;
     for backend in [Backend::Auto, Backend::Cuda] {
         for decode in [false, true] {

@@ -9,7 +9,7 @@ use zarrs_cuda_testing::stores::faulty::{Fault as StoreFault, Faulty};
 
 use super::*;
 use crate::options::Backend;
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 use crate::pyramid::tests::{Image, images, on, small};
 use crate::writer::{DeviceSlice, MultiscaleWriter, WriterError};
 use zarrs_cuda_engine::cuda::driver::Fault;
@@ -18,7 +18,7 @@ use zarrs_cuda_engine::fakes::simulation::Inject;
 /// The image, written on a simulated device where it can.
 fn on_device(image: Image, simulation: &Arc<Simulation>) -> (Image, Arc<Devices>) {
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, Tuning::TINY);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
     (on(image, engines, Backend::Auto), devices)
 }
 

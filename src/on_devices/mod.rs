@@ -27,7 +27,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use zarrs_cuda_engine::contract::{
-    Chain, EncodedShard, Engine, EngineError, Job, KnownChain, Stage,
+    Chain, EncodedShard, Engine, EngineError, KnownChain, ShardJob, Stage,
 };
 use zarrs_cuda_engine::cuda::driver::Driver;
 use zarrs_cuda_engine::cuda::{Devices, Tuning};
@@ -106,8 +106,8 @@ impl Shard {
         this
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &[7, 0x80],

@@ -8,7 +8,7 @@ use zarrs_codec::CodecOptions;
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::{Backend, Options, WriteStrategy};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 
 /// A shard of 4 × 4 × 4 subchunks of 4³ elements.
 fn array(devices: &Arc<Devices>, strategy: WriteStrategy) -> Array<MemoryStore> {
@@ -31,7 +31,7 @@ fn array(devices: &Arc<Devices>, strategy: WriteStrategy) -> Array<MemoryStore> 
         .expect("a known chain")
         .with_engines(Engines::of_devices(
             devices.clone(),
-            Rule::ALL,
+            EngineRule::ALL,
             Tuning::TINY,
         ));
     let shape = vec![16, 16, 16];

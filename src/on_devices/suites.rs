@@ -13,13 +13,13 @@ use zarrs_cuda_testing::effort;
 use super::Shard;
 use crate::conformance::{check, check_compressed};
 use crate::options::{Backend, Options};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 
 /// Runs the conformance suite with budgets and a compressor library from `options`.
 pub(super) fn conformance(options: &Options, driver: Arc<dyn Driver>, tuning: Tuning, cases: u32) {
     let devices = Devices::new(vec![driver]);
     let options = options.clone().with_backend(Backend::Auto);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, tuning);
     let fallbacks = || devices.counters.snapshot().fallbacks;
     let done = || {
         let metrics = devices.counters.snapshot();
@@ -66,7 +66,7 @@ pub(super) fn compressed_conformance(
     cases: u32,
 ) -> u64 {
     let devices = Devices::new(vec![driver]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, tuning);
     let fallbacks = || devices.counters.snapshot().fallbacks.values().sum();
     let on_device = check_compressed(options, &engines, cases, &fallbacks);
     assert_eq!(on_device, u64::from(effort::times(cases)));
@@ -81,7 +81,7 @@ pub(super) fn compressed_conformance(
 pub(super) fn forked_child(driver: Arc<dyn Driver>, tuning: Tuning) {
     let subject = Shard::new(vec![Stage::Crc32c]);
     let devices = Devices::new(vec![driver]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, tuning);
     let choose = |backend| {
         let options = Options::default().with_backend(backend);
         engines.choose(&options, &subject.grid, Ok(&subject.chain))

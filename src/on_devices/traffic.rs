@@ -8,7 +8,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::{Backend, Options};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 use crate::writer::ArrayWriter;
 
 fn traced() -> Arc<Simulation> {
@@ -65,7 +65,7 @@ fn writer(compressor: Option<Value>) -> Vec<Value> {
         .with_pinned_memory(2 << 30)
         .with_nvcomp(StandIn::Six.path());
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engines = Engines::of_devices(devices, Rule::ALL, Tuning::DEFAULT);
+    let engines = Engines::of_devices(devices, EngineRule::ALL, Tuning::DEFAULT);
     let codec = CudaShardingCodec::new_with_configuration(&configuration.unwrap(), options)
         .unwrap()
         .with_engines(engines);

@@ -4,13 +4,13 @@ use serde_json::json;
 use zarrs::array::{ArrayBuilder, data_type};
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_emulator::driver;
-use zarrs_cuda_engine::cuda::Limits;
+use zarrs_cuda_engine::cuda::DeviceLimits;
 use zarrs_cuda_engine::cuda::driver::cuda::emulated;
 
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::{Backend, Options};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 
 /// `explain` says what the first shard waits for, until the kernels are compiled.
 #[test]
@@ -29,7 +29,7 @@ fn explanations_name_it() {
             .unwrap()
             .with_engines(Engines::of_devices(
                 devices.clone(),
-                Rule::ALL,
+                EngineRule::ALL,
                 Tuning::TINY,
             ));
         let array = ArrayBuilder::new(vec![8, 8], vec![8, 8], data_type::uint16(), 0_u16)
@@ -43,7 +43,7 @@ fn explanations_name_it() {
     assert!(wait.contains("`zarrs_cuda::warm_up`"), "{wait}");
     assert!(explanation.to_string().contains(&wait), "{explanation}");
     assert_eq!(explain(Backend::Host).first_wait, None);
-    devices.warm_up(&Limits::default()).unwrap();
+    devices.warm_up(&DeviceLimits::default()).unwrap();
     let explanation = explain(Backend::Cuda);
     assert_eq!(explanation.first_wait, None);
     assert!(!explanation.to_string().contains("waits"), "{explanation}");

@@ -10,7 +10,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::*;
 use crate::codec::CudaShardingCodec;
 use crate::options::{Backend, Options};
-use crate::plan::{Engines, Rule};
+use crate::plan::{EngineRule, Engines};
 use crate::writer::{ArrayWriter, WriterError};
 use zarrs_cuda_engine::cuda::driver::Fault as DeviceFault;
 use zarrs_cuda_engine::fakes::Numbers;
@@ -208,7 +208,7 @@ fn check(seed: u64) {
         _ => {}
     }
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, Tuning::TINY);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
     let array = case.array(&store, 0, case.backend, engines);
     array.store_metadata().expect("stored");
     let first = numbers.below(8);
@@ -264,7 +264,7 @@ fn only_auto_falls_back() {
         let simulation = simulation(Schedule::Eager);
         simulation.inject(Inject::Refused { launch: 0 });
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-        let engines = Engines::of_devices(devices, Rule::ALL, Tuning::TINY);
+        let engines = Engines::of_devices(devices, EngineRule::ALL, Tuning::TINY);
         let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
         let array = case.array(&store, 0, backend, engines);
         array.store_metadata().expect("stored");
@@ -300,7 +300,7 @@ fn tensors_on_the_device() {
     let bytes: Vec<u8> = case.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
     let simulation = simulation(Schedule::Latest);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engines = Engines::of_devices(devices.clone(), Rule::ALL, Tuning::TINY);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
     let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
     let array = case.array(&store, 0, case.backend, engines);
     array.store_metadata().expect("stored");

@@ -83,7 +83,7 @@ impl LevelPolicy {
         self
     }
 
-    /// The highest level of the `zstd` codec that goes to a device.
+    /// Returns the highest level of the `zstd` codec that goes to a device.
     #[must_use]
     pub fn zstd(&self) -> i32 {
         self.zstd
@@ -99,7 +99,7 @@ impl LevelPolicy {
         self
     }
 
-    /// The highest level of the `gzip` codec that goes to a device.
+    /// Returns the highest level of the `gzip` codec that goes to a device.
     #[must_use]
     pub fn gzip(&self) -> u32 {
         self.gzip
@@ -115,7 +115,7 @@ impl LevelPolicy {
         self
     }
 
-    /// The highest level of the `blosc` codec that goes to a device.
+    /// Returns the highest level of the `blosc` codec that goes to a device.
     #[must_use]
     pub fn blosc(&self) -> u8 {
         self.blosc
@@ -197,7 +197,7 @@ impl Options {
         self
     }
 
-    /// Where shards are encoded and decoded.
+    /// Returns where shards are encoded and decoded.
     #[must_use]
     pub fn backend(&self) -> Backend {
         self.backend
@@ -213,7 +213,7 @@ impl Options {
         self
     }
 
-    /// Whether to ask the operating system for huge pages.
+    /// Returns whether to ask the operating system for huge pages.
     #[must_use]
     pub fn huge_pages(&self) -> bool {
         self.huge_pages
@@ -230,7 +230,7 @@ impl Options {
         self
     }
 
-    /// The CUDA devices to use, by number; `None` for all.
+    /// Returns the CUDA devices to use, by number; `None` for all.
     #[must_use]
     pub fn devices(&self) -> Option<&[usize]> {
         self.devices.as_deref()
@@ -251,8 +251,8 @@ impl Options {
         self
     }
 
-    /// The most memory to take for buffers on each device, in bytes; `None` for a quarter of the
-    /// free memory.
+    /// Returns the most memory to take for buffers on each device, in bytes; `None` for a quarter of the free
+    /// memory.
     #[must_use]
     pub fn device_memory(&self) -> Option<usize> {
         self.device_memory
@@ -260,14 +260,14 @@ impl Options {
 
     /// Sets the most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
     ///
-    /// It is shared like [device memory](Self::with_device_memory).
+    /// The memory is shared like [device memory](Self::with_device_memory).
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
         self.pinned_memory = bytes;
         self
     }
 
-    /// The most page-locked host memory to take for each device, in bytes.
+    /// Returns the most page-locked host memory to take for each device, in bytes.
     #[must_use]
     pub fn pinned_memory(&self) -> usize {
         self.pinned_memory
@@ -284,7 +284,8 @@ impl Options {
         self
     }
 
-    /// How long buffers on devices are kept that nothing uses; `None` for as long as the process lives.
+    /// Returns how long buffers on devices are kept that nothing uses; `None` for as long as the process
+    /// lives.
     #[must_use]
     pub fn device_idle_time(&self) -> Option<Duration> {
         self.device_idle_time
@@ -300,7 +301,7 @@ impl Options {
         self
     }
 
-    /// Whether [`metrics`](crate::metrics) have the times of stages on devices.
+    /// Returns whether [`metrics`](crate::metrics) have the times of stages on devices.
     #[must_use]
     pub fn device_times(&self) -> bool {
         self.device_times
@@ -329,7 +330,7 @@ impl Options {
         self
     }
 
-    /// The most pageable host memory that a writer takes for its buffers, in bytes:
+    /// Returns the most pageable host memory that a writer takes for its buffers, in bytes:
     /// [`with_host_memory`](Self::with_host_memory).
     #[must_use]
     pub fn host_memory(&self) -> usize {
@@ -345,7 +346,7 @@ impl Options {
         self
     }
 
-    /// The highest level of each compressor that goes to a device.
+    /// Returns the highest level of each compressor that goes to a device.
     #[must_use]
     pub fn device_levels(&self) -> LevelPolicy {
         self.device_levels
@@ -362,7 +363,7 @@ impl Options {
         self
     }
 
-    /// The file of the nvCOMP library; `None` to search for it.
+    /// Returns the file of the nvCOMP library; `None` to search for it.
     #[must_use]
     pub fn nvcomp(&self) -> Option<&Path> {
         self.nvcomp.as_deref()
@@ -406,7 +407,7 @@ impl Options {
         self
     }
 
-    /// Whether whole shards with a compressor are decoded on a device.
+    /// Returns whether whole shards with a compressor are decoded on a device.
     #[must_use]
     pub fn device_decode(&self) -> bool {
         self.device_decode
@@ -437,7 +438,7 @@ impl Options {
         self
     }
 
-    /// Whether to refuse arrays whose hostile shards could take more memory than their metadata
+    /// Returns whether to refuse arrays whose hostile shards could take more memory than their metadata
     /// justify.
     #[must_use]
     pub fn untrusted_data(&self) -> bool {
@@ -451,7 +452,7 @@ impl Options {
         self
     }
 
-    /// Where partial writes put changed subchunks.
+    /// Returns where partial writes put changed subchunks.
     #[must_use]
     pub fn write_strategy(&self) -> WriteStrategy {
         self.write_strategy
@@ -471,8 +472,7 @@ impl Options {
         self
     }
 
-    /// How much of a shard may be unused before a partial write asks for compaction: a fraction,
-    /// 0–1.
+    /// Returns how much of a shard may be unused before a partial write asks for compaction: a fraction, 0–1.
     #[must_use]
     pub fn max_dead_fraction(&self) -> f64 {
         self.max_dead_fraction
@@ -481,7 +481,7 @@ impl Options {
     /// Sets a function to call after each partial write that leaves more unused bytes in a shard
     /// than [`max_dead_fraction`](Self::with_max_dead_fraction) allows. Default: none.
     ///
-    /// It runs on the writing thread.
+    /// The function runs on the writing thread.
     /// [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts such writes
     /// with and without a callback.
     #[must_use]
@@ -493,7 +493,7 @@ impl Options {
         self
     }
 
-    /// The function to call when a shard should be compacted.
+    /// Returns the function to call when a shard should be compacted.
     pub(crate) fn compaction_callback(&self) -> Option<&CompactionCallback> {
         self.on_compaction_request.as_ref()
     }
@@ -513,7 +513,7 @@ impl Options {
         self
     }
 
-    /// How long a partial write waits for other partial writes of this process.
+    /// Returns how long a partial write waits for other partial writes of this process.
     #[must_use]
     pub fn turn_limit(&self) -> Duration {
         self.turn_limit

@@ -152,7 +152,7 @@ pub(crate) fn explain(
     }
 }
 
-/// The first stage of a chain: scattering, which also transposes and reverses bytes.
+/// Returns the first stage of a chain: scattering, which also transposes and reverses bytes.
 fn scatter(chain: &KnownChain) -> String {
     let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
     let mut scatter = "scatter".to_string();

@@ -39,14 +39,14 @@ pub struct MachineDriver {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineDevice {
-    /// Its number among the devices that this process sees: what
+    /// The number of the device among the devices that this process sees, which
     /// [`Options::with_devices`](crate::Options::with_devices) takes.
     pub ordinal: usize,
-    /// Its name.
+    /// The name of the device.
     pub name: String,
     /// The major and the minor version of its compute capability.
     pub compute_capability: (u32, u32),
-    /// Its memory, in bytes.
+    /// The memory of the device, in bytes.
     pub memory: usize,
 }
 
@@ -56,7 +56,7 @@ pub struct MachineDevice {
 pub struct MachineNvcomp {
     /// The path by which it was loaded.
     pub path: PathBuf,
-    /// Its version, such as `6.0.0`.
+    /// The version of the library, such as `6.0.0`.
     pub version: String,
 }
 
@@ -92,8 +92,8 @@ pub fn machine(options: &Options) -> Machine {
     }
 }
 
-/// The version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with dots
-/// between them.
+/// Returns the version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with
+/// dots between them.
 fn kernel_module(text: &str) -> Option<String> {
     let is_version = |word: &&str| {
         let mut parts = word.split('.');

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
-pub(crate) use rule::Rule;
+pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
 
 use crate::error::Error;
@@ -23,7 +23,9 @@ use crate::metrics::MemoryEstimate;
 use crate::options::{Backend, Options};
 use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
 use zarrs_cuda_engine::cuda;
-use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Devices, HighestLevels, Limits, Tuning};
+use zarrs_cuda_engine::cuda::{
+    Compressors, CudaEngine, DeviceLimits, Devices, HighestLevels, Tuning,
+};
 use zarrs_cuda_engine::fallback::WithFallback;
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
@@ -33,7 +35,7 @@ use zarrs_cuda_engine::layout::SubchunkGrid;
 pub(crate) struct Engines {
     /// `None` for the devices of the process, which are looked for when they are needed.
     devices: Option<Arc<Devices>>,
-    rule: Rule,
+    rule: EngineRule,
     tuning: Tuning,
 }
 
@@ -41,7 +43,7 @@ impl Default for Engines {
     fn default() -> Self {
         Self {
             devices: None,
-            rule: Rule::default(),
+            rule: EngineRule::default(),
             tuning: Tuning::DEFAULT,
         }
     }
@@ -65,7 +67,7 @@ impl ShardPlan {
         }
     }
 
-    /// Where the stages of a shard run.
+    /// Returns where the stages of a shard run.
     fn place(&self) -> Place {
         match self.memory {
             Some(_) => Place::Cuda,
@@ -85,7 +87,7 @@ enum Chosen<T> {
 impl Engines {
     /// Engines of the given devices, with a rule and sizes of their own.
     #[cfg(test)]
-    pub(crate) fn of_devices(devices: Arc<Devices>, rule: Rule, tuning: Tuning) -> Self {
+    pub(crate) fn of_devices(devices: Arc<Devices>, rule: EngineRule, tuning: Tuning) -> Self {
         Self {
             devices: Some(devices),
             rule,
@@ -146,7 +148,7 @@ impl Engines {
         }
     }
 
-    /// The engine that encodes and decodes whole shards of `grid`, and why.
+    /// Returns the engine that encodes and decodes whole shards of `grid`, and why.
     ///
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
@@ -194,8 +196,8 @@ impl Engines {
         })
     }
 
-    /// The engine that decodes whole shards of `grid`, and why. Asks for no device if no device
-    /// would decode them.
+    /// Returns the engine that decodes whole shards of `grid`, and why. Asks for no device if no device would
+    /// decode them.
     pub(crate) fn choose_decoder(
         &self,
         options: &Options,
@@ -210,7 +212,7 @@ impl Engines {
         }
     }
 
-    /// The engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
+    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
     /// says whether devices also decode shards with a compressor.
     ///
     /// # Errors
@@ -248,7 +250,7 @@ impl Engines {
             Some(devices) => devices.clone(),
             None => cuda::devices().map_err(|error| error.to_string())?,
         };
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: options.devices().map(<[usize]>::to_vec),
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
@@ -268,7 +270,7 @@ fn highest_levels(options: &Options) -> HighestLevels {
     }
 }
 
-/// The engine that decodes parts of shards.
+/// Returns the engine that decodes parts of shards.
 pub(crate) fn host_engine() -> HostEngine {
     HostEngine
 }

@@ -4,10 +4,10 @@ use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// When [`Backend::Auto`] chooses a device. It depends on the plan alone and never on load, so that
+/// When [`Backend::Auto`](crate::Backend::Auto) chooses a device. It depends on the plan alone and never on load, so that
 /// equal data give equal shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct EngineRule {
     /// Whether chains without a compressor go to a device.
     pub(crate) uncompressed: bool,
     /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
@@ -16,7 +16,7 @@ pub(crate) struct Rule {
     pub(crate) least_subchunks: usize,
 }
 
-impl Default for Rule {
+impl Default for EngineRule {
     fn default() -> Self {
         Self {
             uncompressed: false,
@@ -26,7 +26,7 @@ impl Default for Rule {
     }
 }
 
-impl Rule {
+impl EngineRule {
     /// Everything that a device can do goes there.
     #[cfg(test)]
     pub(crate) const ALL: Self = Self {
@@ -35,12 +35,12 @@ impl Rule {
         least_subchunks: 0,
     };
 
-    /// Why a shard stays on the host, if it does.
+    /// Returns why a shard stays on the host, if it does.
     pub(super) fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
         self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
     }
 
-    /// Why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
+    /// Returns why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
     /// they do.
     fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
         if chain.is_fixed_size() {
@@ -62,7 +62,7 @@ impl Rule {
         })
     }
 
-    /// Why a stream stays on the host, if it does. The reasons are the same as for a shard, except
+    /// Returns why a stream stays on the host, if it does. The reasons are the same as for a shard, except
     /// that all shards of a shard epoch are encoded together.
     pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
         let StreamChain::Known(chain) = &job.chain else {

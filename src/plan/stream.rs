@@ -30,7 +30,7 @@ struct OnDevice {
 }
 
 impl StreamChoice {
-    /// The host, and why.
+    /// Returns the host, and why.
     pub(crate) fn host(why: impl Into<String>) -> Self {
         Self {
             device: None,
@@ -38,28 +38,28 @@ impl StreamChoice {
         }
     }
 
-    /// Whether a device encodes it.
+    /// Returns whether a device encodes it.
     pub(crate) fn is_device(&self) -> bool {
         self.device.is_some()
     }
 
-    /// Whether the host encodes batches that fail on the device.
+    /// Returns whether the host encodes batches that fail on the device.
     pub(crate) fn can_fall_back(&self) -> bool {
         self.device.as_ref().is_some_and(|device| !device.strict)
     }
 
-    /// Whether each part of a batch of `chain` is one piece, around which there can be room.
+    /// Returns whether each part of a batch of `chain` is one piece, around which there can be room.
     pub(crate) fn packs(&self, chain: &StreamChain) -> bool {
         self.is_device() || chain.is_fixed_size()
     }
 
-    /// The bytes of room that an encoded subchunk of `len` bytes needs; `None` if they are more
-    /// than a machine can address.
+    /// Returns the bytes of room that an encoded subchunk of `len` bytes needs; `None` if they are more than
+    /// a machine can address.
     pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
         encoded_bound(chain, len)
     }
 
-    /// The memory of the buffers for `job`.
+    /// Returns the memory of the buffers for `job`.
     ///
     /// # Errors
     /// The buffers cannot be allocated; the reason.
@@ -71,7 +71,7 @@ impl StreamChoice {
         bytes.map(MemoryEstimate::of)
     }
 
-    /// The engine, set up for `job`.
+    /// Returns the engine, set up for `job`.
     ///
     /// # Errors
     /// The engine's; [`EngineError::wants_less`] says whether a job of fewer epochs may succeed.
@@ -92,7 +92,7 @@ impl StreamChoice {
 }
 
 impl Engines {
-    /// The engine that encodes a stream whose batches are like those of `job`, which has the fewest
+    /// Returns the engine that encodes a stream whose batches are like those of `job`, which has the fewest
     /// epochs.
     ///
     /// # Errors

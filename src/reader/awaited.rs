@@ -3,14 +3,14 @@
 use zarrs::array::{ArraySubsetTraits, Element};
 use zarrs_storage::AsyncReadableStorageTraits;
 
-use super::output::Place;
-use super::request::Wanted;
+use super::output::ArrayInMemory;
+use super::request::WantedBox;
 use super::source::Store;
 use super::threads::{self, Each};
-use super::{ArrayReader, Output, ReadReport, ReaderError, Way};
+use super::{ArrayReader, DecodedBy, Output, ReadReport, ReaderError};
 use crate::store::Awaited;
 
-/// For a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
+/// Reads from a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
 /// polls.
 ///
 /// A future that is dropped leaves the output written in part.
@@ -89,12 +89,12 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
 
     async fn async_read_to(
         &self,
-        boxes: &[Wanted],
-        place: &Place<'_>,
+        boxes: &[WantedBox],
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let codec = match &self.0.way {
-            Way::Shards(codec) => codec,
-            Way::Zarrs(_) => return self.async_read_by_zarrs(boxes, place).await,
+        let codec = match &self.0.decoded_by {
+            DecodedBy::ThisCrate(codec) => codec,
+            DecodedBy::Zarrs(_) => return self.async_read_by_zarrs(boxes, place).await,
         };
         self.check_frames(false)?;
         let store = self.array().storage();

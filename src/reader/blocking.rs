@@ -3,11 +3,11 @@
 use zarrs::array::{Array, ArraySubsetTraits, Element, Tensor};
 use zarrs_storage::ReadableStorageTraits;
 
-use super::output::Place;
-use super::request::{self, Wanted};
+use super::output::ArrayInMemory;
+use super::request::{self, WantedBox};
 use super::source::Store;
 use super::threads::{self, Each};
-use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way};
+use super::{ArrayReader, DecodedBy, Inner, Output, ReadReport, ReaderError};
 use crate::store::{Blocking, now};
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
@@ -114,17 +114,21 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         self.read_to(&boxes, &place)
     }
 
-    fn read_to(&self, boxes: &[Wanted], place: &Place<'_>) -> Result<ReadReport, ReaderError> {
+    fn read_to(
+        &self,
+        boxes: &[WantedBox],
+        place: &ArrayInMemory<'_>,
+    ) -> Result<ReadReport, ReaderError> {
         let Inner {
             array,
             settings,
-            way,
+            decoded_by,
             files,
             ..
         } = &*self.0;
-        let codec = match way {
-            Way::Shards(codec) => codec,
-            Way::Zarrs(_) => return self.read_by_zarrs(boxes, place),
+        let codec = match decoded_by {
+            DecodedBy::ThisCrate(codec) => codec,
+            DecodedBy::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
         self.check_frames(true)?;
         if let Some(files) = files {
@@ -141,7 +145,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         now(self.read_shards(codec, boxes, source, place))
     }
 
-    /// A reader of the array with the shape that its metadata has now.
+    /// Returns a reader of the array with the shape that its metadata has now.
     pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
         let array = self.array();
         let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {

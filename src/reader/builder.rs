@@ -13,7 +13,7 @@ use zarrs_storage::byte_range::ByteRange;
 use super::cache::Caches;
 use super::frames::ListsFrames;
 use super::metrics::Counters;
-use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
+use super::{ArrayReader, DecodedBy, Inner, KeptByReader, ReaderError, Settings};
 use crate::codec::find;
 use crate::store::files::Files;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -25,7 +25,7 @@ pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     files: Option<Files>,
     /// Files that are not checked to have the array.
     unchecked_files: Option<Files>,
-    /// And where the files of their shards are.
+    /// The frames of the array, and the files of their shards.
     frames: Option<(Arc<dyn ListsFrames>, Option<Files>)>,
     memory: Option<usize>,
     settings: Settings,
@@ -183,10 +183,10 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             check_files(&array, files)?;
         }
         files = files.or(unchecked_files);
-        let way = way(&array);
+        let decoded_by = decoded_by(&array);
         let mut listed = None;
         if let Some((frames, files_of_shards)) = frames {
-            check_way(&way)?;
+            check_shards_are_decoded_here(&decoded_by)?;
             if files.is_some() {
                 return Err(ReaderError::Unsupported {
                     reason: "the adapter of sparse shards knows whether they are files: leave out `on_filesystem`, and open the adapter with its own".to_string(),
@@ -199,17 +199,17 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
                 });
             }
         }
-        if let Way::Shards(codec) = &way {
+        if let DecodedBy::ThisCrate(codec) = &decoded_by {
             settings.huge_pages = codec.options().huge_pages();
             settings.memory = memory.unwrap_or(codec.options().host_memory());
         }
         Ok(ArrayReader(Arc::new(Inner {
             array,
             settings,
-            way,
+            decoded_by,
             files,
             frames: listed,
-            kept: Arc::new(Kept {
+            kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
             }),
@@ -234,9 +234,9 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             kept,
             ..
         } = &*self.0;
-        let way = way(&array);
+        let decoded_by = decoded_by(&array);
         if frames.is_some() {
-            check_way(&way)?;
+            check_shards_are_decoded_here(&decoded_by)?;
             let is_same = match (now.metadata(), self.array().metadata()) {
                 (ArrayMetadata::V3(now), ArrayMetadata::V3(before)) => is_sharded_as(now, before),
                 _ => false,
@@ -248,7 +248,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             }
         }
         Ok(Self(Arc::new(Inner {
-            way,
+            decoded_by,
             array,
             settings: settings.clone(),
             files: files.clone(),
@@ -257,17 +257,17 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })))
     }
 
-    /// The extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
+    /// Returns the extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
     pub(super) fn depth(&self) -> u64 {
         let array = self.array();
         let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
             return 1;
         };
-        let sharding = match &self.0.way {
-            Way::Shards(codec) => codec
+        let sharding = match &self.0.decoded_by {
+            DecodedBy::ThisCrate(codec) => codec
                 .sharding(&chunk, array.data_type(), array.fill_value())
                 .ok(),
-            Way::Zarrs(_) => None,
+            DecodedBy::Zarrs(_) => None,
         };
         let depth = match sharding {
             Some(sharding) => sharding.grid.subchunk().first().map(|&depth| depth as u64),
@@ -278,10 +278,10 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 }
 
 /// Checks that `way` sees subchunks that are newer than their shard.
-fn check_way(way: &Way) -> Result<(), ReaderError> {
-    match way {
-        Way::Shards(_) => Ok(()),
-        Way::Zarrs(why) => Err(ReaderError::Unsupported {
+fn check_shards_are_decoded_here(decoded_by: &DecodedBy) -> Result<(), ReaderError> {
+    match decoded_by {
+        DecodedBy::ThisCrate(_) => Ok(()),
+        DecodedBy::Zarrs(why) => Err(ReaderError::Unsupported {
             reason: format!(
                 "{why}: read it by the calls of a zarrs array over the adapter of its sparse shards"
             ),
@@ -289,7 +289,7 @@ fn check_way(way: &Way) -> Result<(), ReaderError> {
     }
 }
 
-/// Whether arrays with this metadata have the same shards, but for their number.
+/// Returns whether arrays with this metadata have the same shards, but for their number.
 fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
     one.data_type == other.data_type
         && one.chunk_grid == other.chunk_grid
@@ -330,17 +330,19 @@ fn check_files<TStorage: ?Sized>(
     Err(refused("has an array with other shards"))
 }
 
-/// How the elements of `array` are decoded.
-fn way<TStorage: ?Sized>(array: &Array<TStorage>) -> Way {
+/// Returns how the elements of `array` are decoded.
+fn decoded_by<TStorage: ?Sized>(array: &Array<TStorage>) -> DecodedBy {
     if !array.storage_transformers().create_metadatas().is_empty() {
-        return Way::Zarrs("its storage transformers change what the store has".to_string());
+        return DecodedBy::Zarrs("its storage transformers change what the store has".to_string());
     }
     if !array.codecs().array_to_array_codecs().is_empty() {
-        return Way::Zarrs("its shards are encoded by an array-to-array codec first".to_string());
+        return DecodedBy::Zarrs(
+            "its shards are encoded by an array-to-array codec first".to_string(),
+        );
     }
     let codec = match find::of_array(array) {
         Ok(codec) => codec,
-        Err(error) => return Way::Zarrs(error.to_string()),
+        Err(error) => return DecodedBy::Zarrs(error.to_string()),
     };
     let first = vec![0; array.dimensionality()];
     let sharding = array
@@ -349,10 +351,10 @@ fn way<TStorage: ?Sized>(array: &Array<TStorage>) -> Way {
         .map(|shape| codec.sharding(&shape, array.data_type(), array.fill_value()));
     match sharding {
         Some(Ok(sharding)) => match sharding.delegated() {
-            None => Way::Shards(codec),
-            Some(why) => Way::Zarrs(why.to_string()),
+            None => DecodedBy::ThisCrate(codec),
+            Some(why) => DecodedBy::Zarrs(why.to_string()),
         },
-        Some(Err(error)) => Way::Zarrs(error.to_string()),
-        None => Way::Shards(codec),
+        Some(Err(error)) => DecodedBy::Zarrs(error.to_string()),
+        None => DecodedBy::ThisCrate(codec),
     }
 }

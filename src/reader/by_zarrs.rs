@@ -6,8 +6,8 @@ use zarrs::array::{ArrayBytes, ArrayError};
 use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::ReadableStorageTraits;
 
-use super::output::Place;
-use super::request::Wanted;
+use super::output::ArrayInMemory;
+use super::request::WantedBox;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::layout::SubchunkGrid;
@@ -17,8 +17,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads `boxes` by zarrs' own call, one after the other.
     pub(super) fn read_by_zarrs(
         &self,
-        boxes: &[Wanted],
-        place: &Place<'_>,
+        boxes: &[WantedBox],
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
             let options = &self.0.settings.codec_options;
@@ -36,8 +36,8 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads `boxes` by zarrs' own call, one after the other.
     pub(super) async fn async_read_by_zarrs(
         &self,
-        boxes: &[Wanted],
-        place: &Place<'_>,
+        boxes: &[WantedBox],
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         for wanted in boxes.iter().filter(|wanted| !wanted.subset.is_empty()) {
             let (array, options) = (self.array(), &self.0.settings.codec_options);
@@ -54,9 +54,9 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     /// Copies the elements of a box to their place.
     fn copy(
         &self,
-        wanted: &Wanted,
+        wanted: &WantedBox,
         elements: ArrayBytes<'static>,
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<(), ReaderError> {
         let failed = |error: EngineError| ReaderError::Output {
             reason: format!("cannot copy the elements of a box: {error}"),
@@ -71,7 +71,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let order: Vec<usize> = (0..extents.len()).collect();
         let (memory, strides) = (place.from(wanted.offset), place.strides.clone());
         let whole = (vec![0; extents.len()], extents);
-        // SAFETY: `Place` has room for all elements, none of which overlap.
+        // SAFETY: `ArrayInMemory` has room for all elements, none of which overlap.
         let window = unsafe { Window::over(&grid, &order, whole, memory, strides) };
         let window = window.map_err(failed)?;
         let written = window.write_row(0, &[&elements], &mut Vec::new());

@@ -40,7 +40,7 @@ pub(super) struct Subchunk {
 #[derive(Debug, Default)]
 pub(super) struct Caches {
     pub(super) indices: Cache<StoreKey, Index>,
-    /// By shard, and number in the shard.
+    /// Decoded subchunks, by shard and number in the shard.
     pub(super) subchunks: Cache<(StoreKey, usize), Subchunk>,
 }
 

@@ -9,7 +9,7 @@ type Result<T> = std::result::Result<T, StorageError>;
 
 /// The frames of the shards of an array.
 pub(crate) trait ListsFrames: Send + Sync {
-    /// Whether each future is ready when it is first polled, because the store blocks.
+    /// Returns whether each future is ready when it is first polled, because the store blocks.
     fn blocks(&self) -> bool;
 
     /// Lists the frame of `shard`. With `anew`, no earlier listing is used.
@@ -22,10 +22,10 @@ pub(crate) trait ListsFrames: Send + Sync {
 
 /// A frame as it was listed.
 pub(crate) trait ListedFrame: Send + Sync {
-    /// Whether a version of the subchunk is listed.
+    /// Returns whether a version of the subchunk is listed.
     fn has(&self, number: usize) -> bool;
 
-    /// Whether no version is listed.
+    /// Returns whether no version is listed.
     fn is_empty(&self) -> bool;
 
     /// Reads the newest version of a subchunk that was listed. If there is none, a shard that is read
@@ -40,12 +40,12 @@ pub(crate) trait ListedFrame: Send + Sync {
 /// The newest version of a subchunk in a frame.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// It has these bytes, encoded.
+    /// The version has these encoded bytes.
     Data(Bytes),
-    /// It is empty.
+    /// The version is an empty subchunk.
     Empty,
-    /// There is none.
+    /// The frame has no version of the subchunk: the shard has the subchunk.
     InShard,
-    /// A consolidation deleted it meanwhile: list the frame again.
+    /// A consolidation deleted the version meanwhile: list the frame again.
     Gone,
 }

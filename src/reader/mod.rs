@@ -72,10 +72,10 @@ use crate::store::files::Files;
 use cache::Caches;
 use frames::ListsFrames;
 use metrics::Counters;
-use output::Place;
-use request::{Wanted, WantedShard};
-use shard::{Call, Shard};
-use source::Source;
+use output::ArrayInMemory;
+use request::{WantedBox, WantedShard};
+use shard::{ReadCall, ShardToRead};
+use source::ShardSource;
 use threads::{Each, Task};
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -102,13 +102,13 @@ struct Settings {
 }
 
 impl Settings {
-    /// The most threads that decode for one call.
+    /// Returns the most threads that decode for one call.
     fn threads(&self) -> NonZeroUsize {
         let cores = threads::cores();
         self.threads.map_or(cores, |threads| threads.min(cores))
     }
 
-    /// The most requests at once of one call to a store that blocks: each takes a thread.
+    /// Returns the most requests at once of one call to a store that blocks: each takes a thread.
     fn blocking_requests(&self) -> NonZeroUsize {
         let threads = self.threads.unwrap_or(NonZeroUsize::MAX);
         self.requests.min(threads)
@@ -117,10 +117,10 @@ impl Settings {
 
 /// How the elements of an array are decoded.
 #[derive(Clone, Debug)]
-enum Way {
-    /// By this crate.
-    Shards(Arc<CudaShardingCodec>),
-    /// By zarrs: why.
+enum DecodedBy {
+    /// This crate decodes the shards.
+    ThisCrate(Arc<CudaShardingCodec>),
+    /// zarrs decodes the elements, for this reason.
     Zarrs(String),
 }
 
@@ -140,16 +140,16 @@ pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 struct Inner<TStorage: ?Sized> {
     array: Array<TStorage>,
     settings: Settings,
-    way: Way,
+    decoded_by: DecodedBy,
     files: Option<Files>,
     /// Where subchunks are newer than in the shards.
     frames: Option<Arc<dyn ListsFrames>>,
-    kept: Arc<Kept>,
+    kept: Arc<KeptByReader>,
 }
 
 /// The indices, subchunks and counts that a reader keeps from one call to the next.
 #[derive(Debug)]
-struct Kept {
+struct KeptByReader {
     caches: PerProcess<Caches>,
     counters: Counters,
 }
@@ -165,7 +165,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
         f.debug_struct("ArrayReader")
             .field("array", &self.0.array.path())
             .field("settings", &self.0.settings)
-            .field("way", &self.0.way)
+            .field("decoded_by", &self.0.decoded_by)
             .field("files", &self.0.files)
             .finish_non_exhaustive()
     }
@@ -216,16 +216,16 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     pub fn explain(&self) -> String {
         let Inner {
             settings,
-            way,
+            decoded_by,
             files,
             frames,
             ..
         } = &*self.0;
         // The type is all that is known of the store.
         let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
-        match way {
-            Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
-            Way::Shards(_) => format!(
+        match decoded_by {
+            DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
+            DecodedBy::ThisCrate(_) => format!(
                 "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
                 settings.threads(),
                 match files {
@@ -255,11 +255,11 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         }
     }
 
-    /// Whether zarrs reads this array, because this crate cannot read it faster:
+    /// Returns whether zarrs reads this array, because this crate cannot read it faster:
     /// [`explain`](Self::explain) says why.
     #[must_use]
     pub fn is_by_zarrs(&self) -> bool {
-        matches!(self.0.way, Way::Zarrs(_))
+        matches!(self.0.decoded_by, DecodedBy::Zarrs(_))
     }
 
     /// Checks that the frames, if there are any, are in a store that blocks, or in one that does not.
@@ -323,26 +323,26 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })
     }
 
-    /// The box `subset`, and the place of its elements in `output`.
+    /// Returns the box `subset`, and the place of its elements in `output`.
     fn one_box<'o>(
         &self,
         subset: &dyn ArraySubsetTraits,
         output: &'o mut Output<'_>,
-    ) -> Result<([Wanted; 1], Place<'o>), ReaderError> {
+    ) -> Result<([WantedBox; 1], ArrayInMemory<'o>), ReaderError> {
         let subset = subset.to_array_subset();
         request::check(self.array(), None, subset.start(), subset.shape())?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
-        Ok(([Wanted { subset, offset: 0 }], place))
+        Ok(([WantedBox { subset, offset: 0 }], place))
     }
 
-    /// The boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
+    /// Returns the boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
     /// axis more.
     fn several_boxes<'o>(
         &self,
         origins: &[impl AsRef<[u64]>],
         shape: &[u64],
         output: &'o mut Output<'_>,
-    ) -> Result<(Vec<Wanted>, Place<'o>), ReaderError> {
+    ) -> Result<(Vec<WantedBox>, ArrayInMemory<'o>), ReaderError> {
         let each = origins.iter().enumerate();
         let subsets = each.map(|(number, origin)| {
             let origin = origin.as_ref();
@@ -357,7 +357,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let mut place = output.place(&shape_of_all, self.element_size()?)?;
         let step = place.strides.remove(0);
         let boxes = subsets.into_iter().enumerate();
-        let boxes = boxes.map(|(number, subset)| Wanted {
+        let boxes = boxes.map(|(number, subset)| WantedBox {
             subset,
             offset: number.saturating_mul(step),
         });
@@ -367,17 +367,17 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 
 impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     /// Reads shards from `source`, with so many requests at once, which `each` makes.
-    async fn read_shards<S: Source>(
+    async fn read_shards<S: ShardSource>(
         &self,
         codec: &CudaShardingCodec,
-        boxes: &[Wanted],
+        boxes: &[WantedBox],
         (source, requests, each): (&S, NonZeroUsize, Each),
-        place: &Place<'_>,
+        place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
         let shards = request::shards(array, boxes, &place.strides)?;
         let (damaged, absent) = (Mutex::default(), Mutex::default());
-        let call = Call {
+        let call = ReadCall {
             source,
             frames: self.0.frames.as_deref(),
             settings: &self.0.settings,
@@ -403,7 +403,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
                 let sharding = codec
                     .sharding(&shape, array.data_type(), array.fill_value())
                     .and_then(|sharding| sharding.codec.check_trusted().map(|()| sharding));
-                let shard = Shard {
+                let shard = ShardToRead {
                     key: array.chunk_key(&wanted.indices),
                     sharding: sharding.map_err(|error| ReaderError::Unsupported {
                         reason: error.to_string(),
@@ -421,7 +421,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     }
 }
 
-/// How many requests each of `shards` shards may make at once, so that they make `at_once` together.
+/// Returns how many requests each of `shards` shards may make at once, so that they make `at_once` together.
 fn requests_of_shard(at_once: NonZeroUsize, shards: usize) -> NonZeroUsize {
     let each = at_once.get() / shards.clamp(1, at_once.get());
     NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)

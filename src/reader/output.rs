@@ -21,7 +21,7 @@ unsafe impl Send for Output<'_> {}
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// The elements in C order, without gaps. `bytes` must be as long as the elements.
+    /// Returns the elements in C order, without gaps. `bytes` must be as long as the elements.
     #[must_use]
     pub fn contiguous(bytes: &'a mut [u8]) -> Self {
         Self {
@@ -32,8 +32,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The first element at the start of `bytes`. From one element to the next along an axis it is
-    /// so many bytes as `strides` has for that axis.
+    /// Returns the first element at the start of `bytes`. From one element to the next along an axis it is so
+    /// many bytes as `strides` has for that axis.
     ///
     /// Bytes between elements are not changed. Elements may not overlap: in the order of their
     /// strides, each axis must step over all of the one before. `bytes` must reach to the end of the
@@ -70,12 +70,12 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// The memory as a place for an array of `shape` with elements of `element_size` bytes.
+    /// Returns the memory as a place for an array of `shape` with elements of `element_size` bytes.
     pub(super) fn place(
         &mut self,
         shape: &[usize],
         element_size: usize,
-    ) -> Result<Place<'_>, ReaderError> {
+    ) -> Result<ArrayInMemory<'_>, ReaderError> {
         let len = shape
             .iter()
             .try_fold(element_size, |len, extent| len.checked_mul(*extent));
@@ -95,7 +95,7 @@ impl<'a> Output<'a> {
                 strides.clone()
             }
         };
-        Ok(Place {
+        Ok(ArrayInMemory {
             start: self.start,
             len: self.len,
             strides,
@@ -147,7 +147,7 @@ fn check(
 
 /// The place of an array in memory, whose elements do not overlap and are inside.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct ArrayInMemory<'a> {
     start: *mut u8,
     len: usize,
     pub(super) strides: Vec<usize>,
@@ -155,12 +155,12 @@ pub(super) struct Place<'a> {
 }
 
 // SAFETY: as for `Output`.
-unsafe impl Send for Place<'_> {}
+unsafe impl Send for ArrayInMemory<'_> {}
 // SAFETY: as for `Output`: threads that write through the pointer write different elements.
-unsafe impl Sync for Place<'_> {}
+unsafe impl Sync for ArrayInMemory<'_> {}
 
-impl Place<'_> {
-    /// The memory from byte `offset` on, and its length.
+impl ArrayInMemory<'_> {
+    /// Returns the memory from byte `offset` on, and its length.
     pub(super) fn from(&self, offset: usize) -> (*mut u8, usize) {
         let offset = offset.min(self.len);
         // Within the allocation, or at its end.

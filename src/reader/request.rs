@@ -8,7 +8,7 @@ use super::ReaderError;
 
 /// A box of the array, and where its first element goes.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedBox {
     pub(super) subset: ArraySubset,
     /// In bytes, from the start of the output.
     pub(super) offset: usize,
@@ -17,7 +17,7 @@ pub(super) struct Wanted {
 /// A shard that has some of the wanted elements.
 #[derive(Debug)]
 pub(super) struct WantedShard {
-    /// Its position in the grid of shards.
+    /// The position of the shard in the grid of shards.
     pub(super) indices: Vec<u64>,
     pub(super) parts: Vec<WantedPart>,
 }
@@ -57,11 +57,11 @@ pub(super) fn check<TStorage: ?Sized>(
     })
 }
 
-/// The shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
+/// Returns the shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
 /// axes have `strides`, in bytes.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
-    boxes: &[Wanted],
+    boxes: &[WantedBox],
     strides: &[usize],
 ) -> Result<Vec<WantedShard>, ReaderError> {
     let mut shards: BTreeMap<Vec<u64>, Vec<WantedPart>> = BTreeMap::new();
@@ -75,7 +75,7 @@ pub(super) fn shards<TStorage: ?Sized>(
         let met = array.chunks_in_array_subset(&wanted.subset);
         let met = met.ok().flatten().ok_or_else(unsupported)?;
         for indices in &met.indices() {
-            // Not `chunk_subset`: the last shard of an array may end behind all numbers.
+            // `chunk_subset` would fail: the end of the last shard may exceed the largest number.
             let origin = array.chunk_origin(&indices)?;
             let extents = array.chunk_shape(&indices)?;
             let to_usize = |from: u64| usize::try_from(from).map_err(|_| unsupported());

@@ -10,9 +10,9 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::cache::Caches;
 use super::frames::ListsFrames;
 use super::metrics::Counters;
-use super::source::{Fetched, Source, Store};
+use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
-use super::{ArrayReader, Inner, Kept, Output, ReaderError, Way};
+use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, ReaderError};
 use crate::store::Reads;
 use crate::store::ranges::slice;
 use zarrs_cuda_engine::process::per_process::PerProcess;
@@ -22,7 +22,7 @@ struct Opened<R>(R);
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-impl<R: Reads> Source for Opened<R> {
+impl<R: Reads> ShardSource for Opened<R> {
     type Shard = Bytes;
 
     const STAYS: bool = true;
@@ -38,10 +38,10 @@ impl<R: Reads> Source for Opened<R> {
         shard: &'a Bytes,
         ranges: &'a [ByteRange],
         _buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async move {
             let parts = ranges.iter().map(|range| slice(shard, *range));
-            let parts = parts.map(|part| part.map(Fetched::Value));
+            let parts = parts.map(|part| part.map(FetchedBytes::Value));
             parts.collect::<Result<_>>().map(Some)
         })
     }
@@ -51,7 +51,7 @@ impl<R: Reads> Source for Opened<R> {
     }
 }
 
-/// One after the other.
+/// Does the tasks of a call one after the other.
 fn in_turn<'a>(
     count: usize,
     _at_once: std::num::NonZeroUsize,
@@ -66,22 +66,22 @@ fn in_turn<'a>(
 }
 
 impl ArrayReader<()> {
-    /// A reader as this one, which keeps nothing yet, with `frames`.
+    /// Returns a reader as this one, which keeps nothing yet, with `frames`.
     pub(crate) fn with_frames(&self, frames: Arc<dyn ListsFrames>) -> Self {
         let Inner {
             array,
             settings,
-            way,
+            decoded_by,
             files,
             ..
         } = &*self.0;
         Self(Arc::new(Inner {
             array: array.with_storage(array.storage()),
             settings: settings.clone(),
-            way: way.clone(),
+            decoded_by: decoded_by.clone(),
             files: files.clone(),
             frames: Some(frames),
-            kept: Arc::new(Kept {
+            kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
             }),
@@ -98,7 +98,7 @@ impl ArrayReader<()> {
         let mut elements = vec![0; subset.num_elements_usize() * self.element_size()?];
         let mut output = Output::contiguous(&mut elements);
         let (boxes, place) = self.one_box(subset, &mut output)?;
-        let Way::Shards(codec) = &self.0.way else {
+        let DecodedBy::ThisCrate(codec) = &self.0.decoded_by else {
             panic!("{}", self.explain());
         };
         let requests = self.0.settings.requests;

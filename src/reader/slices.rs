@@ -57,7 +57,7 @@ impl Until {
 pub struct Cancel(Arc<(Mutex<bool>, Condvar)>);
 
 impl Cancel {
-    /// A handle that cancels nothing yet.
+    /// Returns a handle that cancels nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -308,7 +308,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         }
     }
 
-    /// The number of slices to return in all, as far as is known.
+    /// Returns the number of slices to return in all, as far as is known.
     fn length(&self) -> u64 {
         let length = self.reader.array().shape()[0];
         let most = self.follow.as_ref().and_then(|(_, until)| until.length);

@@ -10,13 +10,13 @@ use crate::store::files::{File, Files};
 
 /// Bytes that were read.
 #[derive(Debug)]
-pub(super) enum Fetched<'b> {
+pub(super) enum FetchedBytes<'b> {
     /// In a buffer that is used again.
     Buffer(&'b [u8]),
     Value(Bytes),
 }
 
-impl AsRef<[u8]> for Fetched<'_> {
+impl AsRef<[u8]> for FetchedBytes<'_> {
     fn as_ref(&self) -> &[u8] {
         match self {
             Self::Buffer(bytes) => bytes,
@@ -28,7 +28,7 @@ impl AsRef<[u8]> for Fetched<'_> {
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 /// Where shards are read from.
-pub(super) trait Source: Sync {
+pub(super) trait ShardSource: Sync {
     /// A shard that is being read.
     type Shard: Send + Sync;
 
@@ -38,18 +38,18 @@ pub(super) trait Source: Sync {
     /// About how many bytes of a shard to read by one request.
     const REQUEST_BYTES: usize;
 
-    /// Begin to read a shard; `None` if there is none. A store may return a shard that is not there.
+    /// Begins to read a shard; `None` if there is none. A store may return a shard that is not there.
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<Self::Shard>>>;
 
-    /// Read ranges of a shard, by one request; `None` if there is no shard.
+    /// Reads ranges of a shard, by one request; `None` if there is no shard.
     fn read<'a>(
         &'a self,
         shard: &'a Self::Shard,
         ranges: &'a [ByteRange],
         buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>>;
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
-    /// Find the size of a shard, in bytes; `None` if there is no shard.
+    /// Finds the size of a shard, in bytes; `None` if there is no shard.
     fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
 }
 
@@ -57,7 +57,7 @@ pub(super) trait Source: Sync {
 #[derive(Debug)]
 pub(super) struct Store<R>(pub(super) R);
 
-impl<R: Reads> Source for Store<R> {
+impl<R: Reads> ShardSource for Store<R> {
     type Shard = StoreKey;
 
     const STAYS: bool = false;
@@ -72,10 +72,10 @@ impl<R: Reads> Source for Store<R> {
         shard: &'a StoreKey,
         ranges: &'a [ByteRange],
         _buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let values = self.0.get_ranges(shard, ranges.to_vec()).await?;
-            Ok(values.map(|values| values.into_iter().map(Fetched::Value).collect()))
+            Ok(values.map(|values| values.into_iter().map(FetchedBytes::Value).collect()))
         })
     }
 
@@ -85,7 +85,7 @@ impl<R: Reads> Source for Store<R> {
 }
 
 /// Files, which are read into a buffer of the thread that decodes them.
-impl Source for Files {
+impl ShardSource for Files {
     type Shard = File;
 
     const STAYS: bool = true;
@@ -101,10 +101,10 @@ impl Source for Files {
         shard: &'a File,
         ranges: &'a [ByteRange],
         buffer: &'a mut Vec<u8>,
-    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+    ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
             let read = shard.read(ranges, buffer)?;
-            Ok(Some(read.into_iter().map(Fetched::Buffer).collect()))
+            Ok(Some(read.into_iter().map(FetchedBytes::Buffer).collect()))
         })
     }
 

@@ -67,14 +67,14 @@ fn threads() -> &'static Threads {
     THREADS.get()
 }
 
-/// How many threads decode at once, in all readers.
+/// Returns how many threads decode at once, in all readers.
 pub(super) fn cores() -> NonZeroUsize {
     static CORES: OnceLock<NonZeroUsize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
 }
 
-/// Do `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an
-/// error no more are begun.
+/// Does `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an error
+/// no more are begun.
 pub(super) fn each(
     count: usize,
     at_once: NonZeroUsize,
@@ -95,12 +95,12 @@ pub(super) fn each(
     first.map_or(Ok(()), Err)
 }
 
-/// Decode on this thread, when as many threads as there are cores do not decode already. More would
-/// only take the caches from each other.
+/// Decodes on this thread, when as many threads as there are cores do not decode already. More would only
+/// take the caches from each other.
 pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
     /// Gives the place back, also after a panic.
-    struct Place(&'static Threads);
-    impl Drop for Place {
+    struct DecodingPermit(&'static Threads);
+    impl Drop for DecodingPermit {
         fn drop(&mut self) {
             *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
             self.0.freed.notify_one();
@@ -114,6 +114,6 @@ pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
     }
     *free -= 1;
     drop(free);
-    let _place = Place(threads);
+    let _place = DecodingPermit(threads);
     decode()
 }

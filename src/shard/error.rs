@@ -48,7 +48,7 @@ pub(crate) fn no_memory(what: &'static str, bytes: usize) -> CodecError {
     )
 }
 
-/// An engine's error, as zarrs' callers expect it.
+/// Returns an engine's error, as zarrs' callers expect it.
 pub(crate) fn codec_error(error: EngineError) -> CodecError {
     match error {
         EngineError::Checksum { .. } => CodecError::InvalidChecksum,
@@ -61,8 +61,8 @@ pub(crate) fn codec_error(error: EngineError) -> CodecError {
     }
 }
 
-/// The error of a codec that did not decode a value. `told` makes a message of the reason, if the bytes are
-/// invalid.
+/// Returns the error of a codec that did not decode a value. `told` makes a message of the reason, if the
+/// bytes are invalid.
 pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> String) -> CodecError {
     match failed {
         NotDecoded::Invalid(reason) => CodecError::Other(told(reason)),
@@ -70,12 +70,12 @@ pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> Strin
     }
 }
 
-/// Whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store or a
-/// configuration kept them from being decoded, and they may be right.
-pub(crate) fn is_of_bytes(error: &CodecError) -> bool {
+/// Returns whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store
+/// or a configuration kept them from being decoded, and they may be right.
+pub(crate) fn is_about_stored_bytes(error: &CodecError) -> bool {
     match error {
-        CodecError::IOError(error) => io_is_of_bytes(error),
-        CodecError::StorageError(error) => storage_is_of_bytes(error),
+        CodecError::IOError(error) => io_is_about_stored_bytes(error),
+        CodecError::StorageError(error) => storage_is_about_stored_bytes(error),
         CodecError::UnsupportedDataType(..)
         | CodecError::UnsupportedDataTypeCodec(_)
         | CodecError::IncompatibleIndexer(_)
@@ -84,12 +84,12 @@ pub(crate) fn is_of_bytes(error: &CodecError) -> bool {
     }
 }
 
-/// A value that ends too soon is one of wrong bytes.
-fn storage_is_of_bytes(error: &StorageError) -> bool {
+/// Returns a value that ends too soon is one of wrong bytes.
+fn storage_is_about_stored_bytes(error: &StorageError) -> bool {
     matches!(error, StorageError::InvalidByteRangeError(_))
 }
 
-fn io_is_of_bytes(error: &io::Error) -> bool {
+fn io_is_about_stored_bytes(error: &io::Error) -> bool {
     // Decoders return these. Errors of the system have a number, and other kinds.
     let may_be = error.raw_os_error().is_none()
         && matches!(
@@ -100,30 +100,33 @@ fn io_is_of_bytes(error: &io::Error) -> bool {
                 | ErrorKind::WriteZero
                 | ErrorKind::Other
         );
-    may_be && error.get_ref().is_none_or(|cause| cause_is_of_bytes(cause))
+    may_be
+        && error
+            .get_ref()
+            .is_none_or(|cause| cause_is_about_stored_bytes(cause))
 }
 
-fn cause_is_of_bytes(cause: &(dyn StdError + 'static)) -> bool {
+fn cause_is_about_stored_bytes(cause: &(dyn StdError + 'static)) -> bool {
     if let Some(error) = cause.downcast_ref::<EngineError>() {
-        return engine_is_of_bytes(error);
+        return engine_is_about_stored_bytes(error);
     }
     if let Some(caused) = cause.downcast_ref::<Caused>() {
-        return is_of_bytes(&caused.source);
+        return is_about_stored_bytes(&caused.source);
     }
     if let Some(error) = cause.downcast_ref::<CodecError>() {
-        return is_of_bytes(error);
+        return is_about_stored_bytes(error);
     }
     if let Some(error) = cause.downcast_ref::<StorageError>() {
-        return storage_is_of_bytes(error);
+        return storage_is_about_stored_bytes(error);
     }
     if let Some(error) = cause.downcast_ref::<io::Error>() {
-        return io_is_of_bytes(error);
+        return io_is_about_stored_bytes(error);
     }
     // Every `Error` of this crate has another cause than the bytes.
     cause.downcast_ref::<Error>().is_none()
 }
 
-/// The thing for which there was no memory, and its bytes, if that is the error.
+/// Returns the thing for which there was no memory, and its bytes, if that is the error.
 pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)> {
     let CodecError::IOError(error) = error else {
         return None;
@@ -139,8 +142,8 @@ pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)>
     }
 }
 
-/// [`is_of_bytes`], of an engine's error.
-pub(crate) fn engine_is_of_bytes(error: &EngineError) -> bool {
+/// [`is_about_stored_bytes`], of an engine's error.
+pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
     match error {
         EngineError::InputLength { .. }
         | EngineError::Extent { .. }
@@ -152,11 +155,11 @@ pub(crate) fn engine_is_of_bytes(error: &EngineError) -> bool {
         | EngineError::Device(_)
         | EngineError::Unsuitable(_)
         | EngineError::Internal(_) => false,
-        EngineError::Foreign(error) => cause_is_of_bytes(&**error),
+        EngineError::Foreign(error) => cause_is_about_stored_bytes(&**error),
     }
 }
 
-/// One of this crate's errors, where zarrs wants its own.
+/// Returns one of this crate's errors, where zarrs wants its own.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,
@@ -210,7 +213,7 @@ mod tests {
             io_error(ErrorKind::PermissionDenied.into()),
             io_error(io::Error::new(ErrorKind::ConnectionReset, "cut")),
         ] {
-            assert!(!is_of_bytes(&error), "{error:?}");
+            assert!(!is_about_stored_bytes(&error), "{error:?}");
         }
     }
 
@@ -235,7 +238,7 @@ mod tests {
             io_error(ErrorKind::UnexpectedEof.into()),
             io_error(ErrorKind::InvalidData.into()),
         ] {
-            assert!(is_of_bytes(&error), "{error:?}");
+            assert!(is_about_stored_bytes(&error), "{error:?}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! Chains that the engines do not know, through zarrs' own `CodecChain`. The decoders in it are bounded
-//! already, where they can be (`bounded.rs`).
+//! Chains that the engines do not know, through zarrs' own `CodecChain`. The decoders of the chain are bounded
+//! already, where a bound is possible (`codec/bounded.rs`).
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;

@@ -28,13 +28,13 @@ const CHECKSUM_LEN: usize = 4;
 pub(crate) struct IndexCodecs {
     chain: Arc<CodecChain>,
     /// How they encode an index, if that can be done, and undone, without them.
-    plain: Option<Plain>,
+    plain: Option<PlainIndexEncoding>,
     has_checksum: bool,
 }
 
 /// Entries as they are, and then checksums of everything before.
 #[derive(Clone, Copy, Debug)]
-struct Plain {
+struct PlainIndexEncoding {
     order: ByteOrder,
     checksums: usize,
 }
@@ -45,14 +45,14 @@ impl IndexCodecs {
         &self.chain
     }
 
-    /// The codecs `chain` of the index of shards of `dimensions` dimensions.
+    /// Returns the codecs `chain` of the index of shards of `dimensions` dimensions.
     ///
     /// # Errors
     /// A message for the user if the size of an encoded index is not fixed.
     pub(crate) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
         let shape = shape_of_one(dimensions);
         fixed_size(&chain, &shape).map_err(|error| format!("invalid index codecs: {error}"))?;
-        let plain = Plain::of(&chain);
+        let plain = PlainIndexEncoding::of(&chain);
         Ok(Self {
             has_checksum: match plain {
                 Some(plain) => plain.checksums > 0,
@@ -64,7 +64,7 @@ impl IndexCodecs {
     }
 }
 
-impl Plain {
+impl PlainIndexEncoding {
     fn of(chain: &CodecChain) -> Option<Self> {
         let known = recognise(chain).ok()?.resolve(
             chain.array_to_bytes_codec().as_ref(),
@@ -85,7 +85,7 @@ impl Plain {
         })
     }
 
-    /// Compare the checksums of `encoded`.
+    /// Compares the checksums of `encoded`.
     fn validate(self, encoded: &[u8]) -> Result<(), CodecError> {
         let mut rest = encoded;
         for _ in 0..self.checksums {
@@ -100,7 +100,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Append the checksums to `entries`.
+    /// Appends the checksums to `entries`.
     fn finish(self, mut entries: Vec<u8>) -> Vec<u8> {
         for _ in 0..self.checksums {
             let checksum = crc32c::crc32c(&entries);
@@ -110,7 +110,7 @@ impl Plain {
     }
 }
 
-/// Whether decoding fails when a bit of an encoded index of `shape` changes.
+/// Returns whether decoding fails when a bit of an encoded index of `shape` changes.
 fn notices_a_change(chain: &CodecChain, shape: &[NonZeroU64]) -> bool {
     let (data_type, fill_value) = (data_type::uint64(), FillValue::from(u64::MAX));
     let options = CodecOptions::default().with_validate_checksums(true);
@@ -124,14 +124,14 @@ fn notices_a_change(chain: &CodecChain, shape: &[NonZeroU64]) -> bool {
     no_panic(|| chain.decode(changed, shape, &data_type, &fill_value, &options)).is_err()
 }
 
-/// The shape of the index of a shard of one subchunk.
+/// Returns the shape of the index of a shard of one subchunk.
 fn shape_of_one(dimensions: usize) -> Vec<NonZeroU64> {
     let mut shape = vec![NonZeroU64::MIN; dimensions];
     shape.push(NonZeroU64::MIN.saturating_add(1));
     shape
 }
 
-/// The encoded index of a shard of one subchunk, which is empty; `shape` is the shape of the index.
+/// Returns the encoded index of a shard of one subchunk, which is empty; `shape` is the shape of the index.
 fn encode_one(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<Vec<u8>, CodecError> {
     let encoded = no_panic(|| {
         chain.encode(
@@ -145,7 +145,7 @@ fn encode_one(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<Vec<u8>, Codec
     encoded.map(Cow::into_owned)
 }
 
-/// The size of an encoded index of `shape`.
+/// Returns the size of an encoded index of `shape`.
 fn fixed_size(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecError> {
     match chain.encoded_representation(shape, &data_type::uint64(), &FillValue::from(u64::MAX))? {
         BytesRepresentation::FixedSize(size) => Ok(size),
@@ -160,7 +160,7 @@ fn fixed_size(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecErro
 pub(crate) struct ShardIndex {
     codecs: IndexCodecs,
     location: ShardingIndexLocation,
-    /// The grid of subchunks, and two words.
+    /// The shape of the index: the counts of subchunks along each axis, and two words.
     shape: Vec<NonZeroU64>,
     num_subchunks: usize,
     len: usize,
@@ -199,12 +199,12 @@ impl ShardIndex {
         })
     }
 
-    /// The size of the encoded index, in bytes.
+    /// Returns the size of the encoded index, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The number of subchunks of a shard.
+    /// Returns the number of subchunks of a shard.
     pub(crate) fn num_subchunks(&self) -> usize {
         self.num_subchunks
     }
@@ -230,12 +230,12 @@ impl ShardIndex {
         })
     }
 
-    /// Whether the index codecs notice when a bit of the index changes.
+    /// Returns whether the index codecs notice when a bit of the index changes.
     pub(crate) fn has_checksum(&self) -> bool {
         self.codecs.has_checksum
     }
 
-    /// The room to leave for the index before and behind the subchunks.
+    /// Returns the room to leave for the index before and behind the subchunks.
     pub(crate) fn room(&self) -> (usize, usize) {
         match self.location {
             ShardingIndexLocation::Start => (self.len, 0),
@@ -243,7 +243,7 @@ impl ShardIndex {
         }
     }
 
-    /// Where the index is in a shard of any size.
+    /// Returns where the index is in a shard of any size.
     pub(crate) fn byte_range(&self) -> ByteRange {
         let len = self.len as u64;
         match self.location {
@@ -252,7 +252,7 @@ impl ShardIndex {
         }
     }
 
-    /// Where the index is in a shard of `size` bytes; `None` if the shard is shorter than the index.
+    /// Returns where the index is in a shard of `size` bytes; `None` if the shard is shorter than the index.
     pub(crate) fn range_in(&self, size: usize) -> Option<Range<usize>> {
         let behind = size.checked_sub(self.len)?;
         Some(match self.location {
@@ -261,7 +261,7 @@ impl ShardIndex {
         })
     }
 
-    /// The encoded index of the shard `object`.
+    /// Returns the encoded index of the shard `object`.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard is shorter than the index.
@@ -276,7 +276,7 @@ impl ShardIndex {
         })
     }
 
-    /// Find, decode and check the index of the shard `object`.
+    /// Finds, decodes and checks the index of the shard `object`.
     ///
     /// # Errors
     /// As for [`of`](Self::of) and [`decode`](Self::decode).
@@ -289,7 +289,7 @@ impl ShardIndex {
         self.decode(encoded, object.len() as u64, options)
     }
 
-    /// Decode the encoded index, and check it against a shard of `limit` bytes.
+    /// Decodes the encoded index, and checks it against a shard of `limit` bytes.
     ///
     /// Where the size of the shard is not known, `limit` is the largest that it could be.
     ///
@@ -322,7 +322,7 @@ impl ShardIndex {
         Ok(())
     }
 
-    /// Decode the encoded index, wherever its entries lead.
+    /// Decodes the encoded index, wherever its entries lead.
     pub(crate) fn decode_unchecked<'b>(
         &self,
         encoded: Cow<'b, [u8]>,
@@ -374,7 +374,7 @@ impl ShardIndex {
         })
     }
 
-    /// Whether the entries that this index decodes to have the bytes of the encoded index.
+    /// Returns whether the entries that this index decodes to have the bytes of the encoded index.
     pub(crate) fn is_plain(&self) -> bool {
         self.codecs.plain.is_some()
     }
@@ -385,12 +385,12 @@ impl ShardIndex {
             .map_or(ByteOrder::NATIVE, |plain| plain.order)
     }
 
-    /// The entries of a shard without subchunks.
+    /// Returns the entries of a shard without subchunks.
     pub(crate) fn empty(&self) -> Entries<'static> {
         Entries::empty(self.num_subchunks, self.order())
     }
 
-    /// Encode the index of a shard whose subchunks lie at `extents`.
+    /// Encodes the index of a shard whose subchunks lie at `extents`.
     pub(crate) fn encode(
         &self,
         extents: &[Extent],
@@ -400,8 +400,8 @@ impl ShardIndex {
         self.finish(encode_entries(extents, self.order(), self.spare()), options)
     }
 
-    /// Encode the index `old`, which this type has decoded, with `changes`: subchunks by number, and
-    /// where each lies.
+    /// Encodes the index `old`, which this type has decoded, with `changes`: subchunks by number, and where
+    /// each lies.
     pub(crate) fn encode_changed(
         &self,
         old: &Entries<'_>,

@@ -9,11 +9,11 @@ use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::error::Error;
 use crate::plan::{self, ShardPlan};
-use zarrs_cuda_engine::contract::Job;
+use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
 impl Sharding {
-    /// The engine that encodes a shard.
+    /// Returns the engine that encodes a shard.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
@@ -21,7 +21,7 @@ impl Sharding {
         self.choose_engine_for(&self.grid)
     }
 
-    /// The engine that encodes some subchunks, as a shard of `grid`.
+    /// Returns the engine that encodes some subchunks, as a shard of `grid`.
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
@@ -30,7 +30,7 @@ impl Sharding {
         codec.engines.choose(&codec.options, grid, self.known())
     }
 
-    /// The engine that decodes a whole shard.
+    /// Returns the engine that decodes a whole shard.
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
@@ -41,11 +41,15 @@ impl Sharding {
             .choose_decoder(&codec.options, grid, self.known())
     }
 
-    /// Call `f` with the job that a shard is for an engine.
-    pub(crate) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+    /// Calls `f` with the job that a shard is for an engine.
+    pub(crate) fn with_job<T>(
+        &self,
+        options: &CodecOptions,
+        f: impl FnOnce(&ShardJob<'_>) -> T,
+    ) -> T {
         let (outer, inner) = self.concurrency(options);
         let foreign = ForeignChain::new(self, options.with_concurrent_target(inner));
-        f(&Job {
+        f(&ShardJob {
             grid: &self.grid,
             chain: plan::chain(self.known().ok(), &foreign),
             fill_value: self.fill_value.as_ne_bytes(),
@@ -56,7 +60,7 @@ impl Sharding {
         })
     }
 
-    /// How many threads for subchunks, and how many inside each.
+    /// Returns how many threads for subchunks, and how many inside each.
     pub(crate) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
         // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
         let target = match options.concurrent_target() {

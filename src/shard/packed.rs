@@ -10,8 +10,8 @@ use zarrs::array::{CodecChain, FillValue, data_type};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
+use super::codec_parts::{ChainMemoryBounds, CodecParts, InnerCodecs};
 use super::error::codec_error;
-use super::parts::{InnerCodecs, Limits, Parts};
 use super::sharding::Sharding;
 use super::spec::ShardingSpec;
 use crate::error::Error;
@@ -29,7 +29,8 @@ pub struct Packing {
     pub index: Vec<u8>,
 }
 
-/// The shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their configuration.
+/// Returns the shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their
+/// configuration.
 ///
 /// # Errors
 /// - [`Error::Create`] if an index codec cannot be created, or an encoded index has no fixed size.
@@ -41,13 +42,13 @@ pub(crate) fn of_encoded_subchunks(
 ) -> Result<(ShardingSpec, Arc<Sharding>), Error> {
     let bytes = InnerCodecs {
         chain: Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
-        limits: Limits {
+        memory_bounds: ChainMemoryBounds {
             is_bounded: true,
             unbounded: None,
         },
         nested: None,
     };
-    let spec = ShardingSpec::new(Parts::new(
+    let spec = ShardingSpec::new(CodecParts::new(
         vec![NonZeroU64::MIN; counts.len()],
         bytes,
         Arc::new(CodecChain::from_metadata(index_codecs)?),
@@ -60,7 +61,7 @@ pub(crate) fn of_encoded_subchunks(
 }
 
 impl Sharding {
-    /// A shard of the encoded `subchunks`, in C order, one after the other. It should have at most
+    /// Returns a shard of the encoded `subchunks`, in C order, one after the other. It should have at most
     /// `most` bytes.
     ///
     /// # Errors
@@ -109,7 +110,7 @@ impl Sharding {
         Ok(())
     }
 
-    /// The shard `bytes` without bytes that no subchunk uses; `None` if there are no such bytes.
+    /// Returns the shard `bytes` without bytes that no subchunk uses; `None` if there are no such bytes.
     ///
     /// # Errors
     /// A [`CodecError`] if the index is invalid, or memory cannot be had.
@@ -128,7 +129,7 @@ impl Sharding {
         Ok(Some(shard))
     }
 
-    /// How a shard of `size` bytes with the encoded index `index` is copied without the bytes that no
+    /// Returns how a shard of `size` bytes with the encoded index `index` is copied without the bytes that no
     /// subchunk uses; `None` if there are no such bytes.
     ///
     /// # Errors

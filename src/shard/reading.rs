@@ -23,8 +23,8 @@ pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
     })
 }
 
-/// Check and decode an index that was read without the rest of its shard, whose size is not known
-/// then: entries may not overflow, and the store refuses to read beyond the end.
+/// Checks and decodes an index that was read without the rest of its shard, whose size is not known then:
+/// entries may not overflow, and the store refuses to read beyond the end.
 pub(crate) fn entries_of<'b>(
     index: &ShardIndex,
     encoded: Cow<'b, [u8]>,
@@ -33,7 +33,7 @@ pub(crate) fn entries_of<'b>(
     index.decode(encoded, i64::MAX as u64, options)
 }
 
-/// The last byte of each long range: if a store has it, then allocating the range is justified by
+/// Returns the last byte of each long range: if a store has it, then allocating the range is justified by
 /// what is stored.
 pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
     ranges

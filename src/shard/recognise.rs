@@ -27,12 +27,13 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage}
 /// A chain whose codecs are all known; what remains open depends on the data type.
 #[derive(Clone, Debug)]
 pub(crate) struct RecognisedChain {
-    /// `None` without a transpose, where it is the identity for any number of dimensions.
+    /// The order of the axes. `None` if no codec transposes: then the order is the identity, for any number of
+    /// dimensions.
     order: Option<Vec<usize>>,
     stages: Vec<Stage>,
 }
 
-/// Recognise `chain` by the types of its codecs: names can be registered by anyone.
+/// Recognises `chain` by the types of its codecs: names can be registered by anyone.
 ///
 /// # Errors
 /// Why it is not known, in words for `explain`.
@@ -58,7 +59,7 @@ pub(crate) fn recognise(chain: &CodecChain) -> Result<RecognisedChain, String> {
 }
 
 impl RecognisedChain {
-    /// The chain for arrays of `dimensions` dimensions and `data_type`; `array_to_bytes` is its
+    /// Returns the chain for arrays of `dimensions` dimensions and `data_type`; `array_to_bytes` is its
     /// `bytes` codec.
     ///
     /// # Errors
@@ -92,8 +93,8 @@ impl RecognisedChain {
     }
 }
 
-/// Find out which groups of bytes `codec` reverses, by asking it: data types can be registered by
-/// anyone, too. `None` if it does anything else.
+/// Finds out which groups of bytes `codec` reverses, by asking it: data types can be registered by anyone,
+/// too. `None` if it does anything else.
 fn swap_unit(
     codec: &dyn ArrayToBytesCodecTraits,
     data_type: &DataType,
@@ -140,7 +141,7 @@ fn swap_unit(
     })
 }
 
-/// The order of two transposes, one after the other.
+/// Returns the order of two transposes, one after the other.
 fn compose(first: &[usize], next: &[usize]) -> Option<Vec<usize>> {
     (first.len() == next.len())
         .then(|| next.iter().map(|&axis| first.get(axis).copied()).collect())
@@ -154,7 +155,7 @@ fn unknown<C: CodecTraits + ?Sized>(codec: &C) -> String {
     }
 }
 
-/// The parsed configuration of `codec`, if it is a `C`.
+/// Returns the parsed configuration of `codec`, if it is a `C`.
 fn configuration<C: CodecTraits + 'static, T: ConfigurationSerialize>(
     codec: &(impl CodecTraits + ?Sized),
 ) -> Option<T> {

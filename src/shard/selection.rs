@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zarrs::array::{ArrayIndices, ArraySubset, Indexer, IndexerError};
 use zarrs_codec::CodecError;
 
-use zarrs_cuda_engine::layout::{Part, SubchunkGrid};
+use zarrs_cuda_engine::layout::{SubchunkGrid, SubchunkPart};
 
 /// Elements of a shard.
 pub(crate) enum Selection {
@@ -20,11 +20,11 @@ pub(crate) enum Selection {
 
 /// One element.
 pub(crate) struct Point {
-    /// Its coordinates in the subchunk.
+    /// The coordinates of the element in the subchunk.
     pub(crate) within: Vec<u64>,
-    /// Its offset in the decoded subchunk, in bytes.
+    /// The offset of the element in the decoded subchunk, in bytes.
     pub(crate) offset: usize,
-    /// Its position among the elements that are asked for.
+    /// The position of the element among the wanted elements.
     pub(crate) position: usize,
 }
 
@@ -45,7 +45,7 @@ impl Selection {
         }
     }
 
-    /// The elements of subchunk `number` that are named, by their coordinates in it.
+    /// Returns the elements of subchunk `number` that are named, by their coordinates in it.
     ///
     /// # Errors
     /// A [`CodecError`] if zarrs refuses the box.
@@ -56,7 +56,7 @@ impl Selection {
     ) -> Result<Box<dyn Indexer>, CodecError> {
         match self {
             Self::Window { start, shape } => {
-                let part = Part::new(grid, number, start, shape);
+                let part = SubchunkPart::new(grid, number, start, shape);
                 let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
                 let (start, shape) = (to_u64(part.start_in_subchunk()), to_u64(part.shape()));
                 let subset = ArraySubset::new_with_start_shape(start, shape)?;
@@ -71,7 +71,7 @@ impl Selection {
         }
     }
 
-    /// The numbers of the subchunks that have some of the elements, in C order.
+    /// Returns the numbers of the subchunks that have some of the elements, in C order.
     pub(crate) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
         match self {
             Self::Window { start, shape } => grid.numbers_in(start, shape),
@@ -80,7 +80,7 @@ impl Selection {
     }
 }
 
-/// A box of the shard.
+/// Returns a box of the shard.
 fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection, CodecError> {
     let mut window = (Vec::new(), Vec::new());
     for ((&start, &extent), &shard) in start.iter().zip(shape).zip(grid.shard()) {

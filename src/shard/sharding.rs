@@ -8,35 +8,35 @@ use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
+use super::codec_parts::CodecParts;
 use super::error::sourced;
 use super::index::ShardIndex;
-use super::parts::Parts;
 use super::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
 /// How the elements of a subchunk are encoded.
 #[derive(Clone, Debug)]
-enum Elements {
-    /// By the engines themselves.
+enum SubchunkElements {
+    /// The engines encode the elements.
     Known(KnownChain),
-    /// By zarrs' inner codecs, within the engines: why the engines do not know the codecs.
+    /// The engines call zarrs' inner codecs, which they do not know for this reason.
     Foreign(String),
-    /// By zarrs' own sharding codec: why the elements are not for the engines.
+    /// zarrs' own sharding codec encodes the elements, which the engines cannot for this reason.
     Delegated(String),
 }
 
 /// Shards of one codec, shape, data type and fill value.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharding {
-    pub(crate) codec: Arc<Parts>,
+    pub(crate) codec: Arc<CodecParts>,
     pub(crate) shape: ChunkShape,
     pub(crate) data_type: DataType,
     pub(crate) fill_value: FillValue,
     /// How a shard divides into subchunks. Elements that are delegated count as one byte.
     pub(crate) grid: SubchunkGrid,
     pub(crate) index: ShardIndex,
-    elements: Elements,
+    elements: SubchunkElements,
     fingerprint: OnceLock<u64>,
     nested: OnceLock<Option<Arc<Self>>>,
 }
@@ -46,13 +46,13 @@ impl Sharding {
     /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
     /// fill value is not one of the data type.
     pub(super) fn new(
-        codec: Arc<Parts>,
+        codec: Arc<CodecParts>,
         shape: &[NonZeroU64],
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
         let (element_size, elements) = if let Some(why) = why_delegated(data_type) {
-            (1, Elements::Delegated(why))
+            (1, SubchunkElements::Delegated(why))
         } else {
             let element_size = data_type.fixed_size().unwrap_or(1);
             let len = fill_value.as_ne_bytes().len();
@@ -68,7 +68,7 @@ impl Sharding {
             });
             (
                 element_size,
-                known.map_or_else(Elements::Foreign, Elements::Known),
+                known.map_or_else(SubchunkElements::Foreign, SubchunkElements::Known),
             )
         };
         let grid = grid(&codec, shape, element_size)?;
@@ -85,23 +85,23 @@ impl Sharding {
         })
     }
 
-    /// The inner codecs as the engines know them, or why they do not.
+    /// Returns the inner codecs as the engines know them, or why they do not.
     pub(crate) fn known(&self) -> Result<&KnownChain, &str> {
         match &self.elements {
-            Elements::Known(chain) => Ok(chain),
-            Elements::Foreign(why) | Elements::Delegated(why) => Err(why),
+            SubchunkElements::Known(chain) => Ok(chain),
+            SubchunkElements::Foreign(why) | SubchunkElements::Delegated(why) => Err(why),
         }
     }
 
-    /// Why zarrs' own codec encodes these shards, if it does.
+    /// Returns why zarrs' own codec encodes these shards, if it does.
     pub(crate) fn delegated(&self) -> Option<&str> {
         match &self.elements {
-            Elements::Delegated(why) => Some(why),
-            Elements::Known(_) | Elements::Foreign(_) => None,
+            SubchunkElements::Delegated(why) => Some(why),
+            SubchunkElements::Known(_) | SubchunkElements::Foreign(_) => None,
         }
     }
 
-    /// The order of axes in which the elements of a decoded subchunk are stored.
+    /// Returns the order of axes in which the elements of a decoded subchunk are stored.
     pub(crate) fn order(&self) -> Vec<usize> {
         match self.known() {
             Ok(chain) => chain.order.clone(),
@@ -109,7 +109,7 @@ impl Sharding {
         }
     }
 
-    /// A number that is equal for shards of one configuration, shape, data type and fill value.
+    /// Returns a number that is equal for shards of one configuration, shape, data type and fill value.
     pub(crate) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| {
             let mut hasher = DefaultHasher::new();
@@ -123,7 +123,8 @@ impl Sharding {
         })
     }
 
-    /// The shards that are the subchunks of these, if the inner codecs encode these and do nothing else.
+    /// Returns the shards that are the subchunks of these, if the inner codecs encode these and do nothing
+    /// else.
     ///
     /// # Errors
     /// A [`CodecError`] if their shapes do not fit each other.
@@ -139,7 +140,7 @@ impl Sharding {
         Ok(self.nested.get_or_init(|| nested).clone())
     }
 
-    /// Check and decode the index of the encoded shard `bytes`.
+    /// Checks and decodes the index of the encoded shard `bytes`.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard is too short, the index codecs fail, or an entry is invalid.
@@ -151,7 +152,7 @@ impl Sharding {
         Ok(self.index.decode_in(bytes, options)?.iter().collect())
     }
 
-    /// How long an encoded subchunk may be.
+    /// Returns how long an encoded subchunk may be.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -159,7 +160,7 @@ impl Sharding {
         Ok(self.subchunk_representation()?.into())
     }
 
-    /// The size of an encoded subchunk, as the inner codecs say.
+    /// Returns the size of an encoded subchunk, as the inner codecs say.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -172,7 +173,7 @@ impl Sharding {
         )
     }
 
-    /// The most bytes that a shard can encode to.
+    /// Returns the most bytes that a shard can encode to.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type, or 64 bits cannot count the
@@ -198,7 +199,7 @@ impl Sharding {
     }
 }
 
-/// Why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
+/// Returns why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
 /// missing, or have no bytes.
 fn why_delegated(data_type: &DataType) -> Option<String> {
     if data_type.is_optional() {
@@ -211,12 +212,12 @@ fn why_delegated(data_type: &DataType) -> Option<String> {
     }
 }
 
-/// The grid of subchunks in a shard of `shape`.
+/// Returns the grid of subchunks in a shard of `shape`.
 ///
 /// # Errors
 /// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.
 pub(crate) fn grid(
-    codec: &Parts,
+    codec: &CodecParts,
     shape: &[NonZeroU64],
     element_size: usize,
 ) -> Result<SubchunkGrid, CodecError> {

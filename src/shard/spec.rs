@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use zarrs::array::{DataType, FillValue};
 use zarrs_codec::CodecError;
 
-use super::parts::Parts;
+use super::codec_parts::CodecParts;
 use super::sharding::Sharding;
 
 /// An array has shards of one shape, and perhaps a few others at its edges.
@@ -15,12 +15,12 @@ const MOST: usize = 8;
 /// A configuration of `sharding_indexed`, and the shards of it that were prepared last. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardingSpec {
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) parts: Arc<CodecParts>,
     prepared: Arc<RwLock<Vec<Arc<Sharding>>>>,
 }
 
 impl ShardingSpec {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: CodecParts) -> Self {
         Self {
             parts: Arc::new(parts),
             prepared: Arc::default(),

@@ -16,13 +16,13 @@ use zarrs_cuda_engine::layout::Entries;
 /// Decodes the bytes of the subchunk of a number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;
 
-/// The options for shards that something may be wrong with.
+/// Returns the options for shards that something may be wrong with.
 pub(crate) fn options() -> CodecOptions {
     CodecOptions::default().with_validate_checksums(true)
 }
 
 impl Sharding {
-    /// The size of a decoded subchunk, in bytes; `None` if subchunks differ in it.
+    /// Returns the size of a decoded subchunk, in bytes; `None` if subchunks differ in it.
     pub(crate) fn decoded_size(&self) -> Option<u64> {
         let element = self.data_type.fixed_size()?;
         let subchunk = self.codec.subchunk_shape.iter();
@@ -31,13 +31,13 @@ impl Sharding {
             .try_fold(element as u64, u64::checked_mul)
     }
 
-    /// The entries of an encoded index, whatever its checksum says, and wherever they lead.
+    /// Returns the entries of an encoded index, whatever its checksum says, and wherever they lead.
     pub(crate) fn entries_unchecked<'b>(&self, index: &'b [u8]) -> Result<Entries<'b>, CodecError> {
         let options = options().with_validate_checksums(false);
         self.index.decode_unchecked(Cow::Borrowed(index), &options)
     }
 
-    /// The entries of an encoded index, of an object of `size` bytes.
+    /// Returns the entries of an encoded index, of an object of `size` bytes.
     ///
     /// # Errors
     /// A [`CodecError`] if the index codecs fail, or an extent is outside the object.
@@ -49,8 +49,8 @@ impl Sharding {
         self.index.decode(Cow::Borrowed(index), size, &options())
     }
 
-    /// Decode the subchunks of `object` that are not empty, each for itself: an error for each subchunk
-    /// that does not decode.
+    /// Decodes the subchunks of `object` that are not empty, each for itself: an error for each subchunk that
+    /// does not decode.
     ///
     /// # Errors
     /// A [`CodecError`] if the codecs are for trusted data.
@@ -85,8 +85,8 @@ impl Sharding {
         Ok(results.collect())
     }
 
-    /// Decode encoded subchunks, each for itself, by their numbers: an error for each subchunk that does
-    /// not decode.
+    /// Decodes encoded subchunks, each for itself, by their numbers: an error for each subchunk that does not
+    /// decode.
     ///
     /// # Errors
     /// A [`CodecError`] if the codecs are for trusted data.
@@ -118,7 +118,7 @@ impl Sharding {
         }))
     }
 
-    /// Decode a subchunk whose elements zarrs' codec handles.
+    /// Decodes a subchunk whose elements zarrs' codec handles.
     fn decode_delegated(&self, bytes: &[u8]) -> Result<(), CodecError> {
         let shape = &self.codec.subchunk_shape;
         counters::host_coding();

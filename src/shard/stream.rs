@@ -48,12 +48,12 @@ impl ShardEncoding {
         })
     }
 
-    /// The index of a shard whose subchunks lie at `extents`, encoded.
+    /// Returns the index of a shard whose subchunks lie at `extents`, encoded.
     pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
         self.shards.index.encode(extents, &self.options)
     }
 
-    /// Where a stream of these shards is encoded, if its batches are like those of `job`.
+    /// Returns where a stream of these shards is encoded, if its batches are like those of `job`.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.

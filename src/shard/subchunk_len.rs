@@ -12,7 +12,7 @@ pub(crate) enum SubchunkLen {
 }
 
 impl SubchunkLen {
-    /// The most bytes, if the metadata bound them.
+    /// Returns the most bytes, if the metadata bound them.
     pub(crate) fn most(self) -> Option<u64> {
         match self {
             Self::Exactly(most) | Self::AtMost(most) => Some(most),
@@ -20,12 +20,12 @@ impl SubchunkLen {
         }
     }
 
-    /// Whether the metadata bound the length.
+    /// Returns whether the metadata bound the length.
     pub(crate) fn is_bounded(self) -> bool {
         self.most().is_some()
     }
 
-    /// Check that subchunk `number` may have `len` bytes.
+    /// Checks that subchunk `number` may have `len` bytes.
     ///
     /// # Errors
     /// A [`CodecError`] if the subchunk may not be so long.

@@ -15,14 +15,14 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 /// How the coordinates of a chunk are written in its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Encoding {
+pub(super) enum KeyEncoding {
     /// `c`, and each coordinate behind a separator.
     Default(char),
     /// Coordinates with separators between them; `0` if there are none.
     V2(char),
 }
 
-impl Encoding {
+impl KeyEncoding {
     const fn separator(self) -> char {
         match self {
             Self::Default(separator) | Self::V2(separator) => separator,
@@ -33,7 +33,7 @@ impl Encoding {
 /// A chunk's key, understood.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChunkKey {
-    pub(super) encoding: Encoding,
+    pub(super) encoding: KeyEncoding,
     pub(super) coordinates: Vec<u64>,
 }
 
@@ -69,7 +69,7 @@ impl ChunkKeys {
         Self { prefix, axes }
     }
 
-    /// The prefix of the array itself.
+    /// Returns the prefix of the array itself.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -90,14 +90,14 @@ impl ChunkKeys {
         let within = prefix.strip_prefix(&self.prefix);
         let chunks = within.and_then(|rest| match rest.strip_suffix('/')? {
             "c" if self.axes > 0 => Some(ChunkKey {
-                encoding: Encoding::Default('/'),
+                encoding: KeyEncoding::Default('/'),
                 coordinates: Vec::new(),
             }),
             rest => {
                 let mut parsed = self.parse_in_array(rest)?;
                 // One coordinate has no separator of its own.
-                if parsed.coordinates.len() == 1 && parsed.encoding == Encoding::V2('.') {
-                    parsed.encoding = Encoding::V2('/');
+                if parsed.coordinates.len() == 1 && parsed.encoding == KeyEncoding::V2('.') {
+                    parsed.encoding = KeyEncoding::V2('/');
                 }
                 let is_part = parsed.encoding.separator() == '/'
                     && parsed.coordinates.len() < self.axes
@@ -108,27 +108,27 @@ impl ChunkKeys {
         chunks.map_or(Scope::Elsewhere, Scope::Chunks)
     }
 
-    /// The key, or part of a key, behind the prefix of the array.
+    /// Returns the key, or part of a key, behind the prefix of the array.
     fn parse_in_array(&self, rest: &str) -> Option<ChunkKey> {
         let (encoding, numbers) = if let Some(behind) = rest.strip_prefix('c') {
             let Some(separator) = behind.chars().next() else {
                 return (self.axes == 0).then_some(ChunkKey {
-                    encoding: Encoding::Default('/'),
+                    encoding: KeyEncoding::Default('/'),
                     coordinates: Vec::new(),
                 });
             };
             (
-                Encoding::Default(separator),
+                KeyEncoding::Default(separator),
                 &behind[separator.len_utf8()..],
             )
         } else if self.axes == 0 {
             return (rest == "0").then_some(ChunkKey {
-                encoding: Encoding::V2('.'),
+                encoding: KeyEncoding::V2('.'),
                 coordinates: Vec::new(),
             });
         } else {
             let separator = if rest.contains('/') { '/' } else { '.' };
-            (Encoding::V2(separator), rest)
+            (KeyEncoding::V2(separator), rest)
         };
         if !matches!(encoding.separator(), '/' | '.') {
             return None;
@@ -140,7 +140,7 @@ impl ChunkKeys {
         })
     }
 
-    /// The key of a chunk.
+    /// Returns the key of a chunk.
     ///
     /// # Errors
     /// [`StorageError::Other`], never: what is formatted is a key.
@@ -148,7 +148,7 @@ impl ChunkKeys {
         StoreKey::new(self.format(chunk)).map_err(|error| StorageError::Other(error.to_string()))
     }
 
-    /// The prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
+    /// Returns the prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
     ///
     /// # Errors
     /// [`StorageError::Other`], never: what is formatted is a prefix.
@@ -161,15 +161,15 @@ impl ChunkKeys {
         let separator = chunk.encoding.separator().to_string();
         let coordinates = chunk.coordinates.iter().map(u64::to_string);
         let parts: Vec<String> = match chunk.encoding {
-            Encoding::Default(_) => std::iter::once("c".to_owned()).chain(coordinates).collect(),
-            Encoding::V2(_) if self.axes == 0 => vec!["0".to_owned()],
-            Encoding::V2(_) => coordinates.collect(),
+            KeyEncoding::Default(_) => std::iter::once("c".to_owned()).chain(coordinates).collect(),
+            KeyEncoding::V2(_) if self.axes == 0 => vec!["0".to_owned()],
+            KeyEncoding::V2(_) => coordinates.collect(),
         };
         self.prefix.clone() + &parts.join(&separator)
     }
 }
 
-/// A number as zarrs writes it: other texts of the same number are not keys of chunks.
+/// Returns a number as zarrs writes it: other texts of the same number are not keys of chunks.
 fn coordinate(text: &str) -> Option<u64> {
     let is_canonical = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| is_canonical)
@@ -183,7 +183,7 @@ mod tests {
         ChunkKeys::new(&NodePath::new(path).unwrap(), axes)
     }
 
-    fn chunk(encoding: Encoding, coordinates: &[u64]) -> ChunkKey {
+    fn chunk(encoding: KeyEncoding, coordinates: &[u64]) -> ChunkKey {
         ChunkKey {
             encoding,
             coordinates: coordinates.to_vec(),
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn keys_of_both_encodings_and_separators() {
-        use Encoding::{Default, V2};
+        use KeyEncoding::{Default, V2};
         for (path, prefix) in [("/", ""), ("/foo", "foo/"), ("/foo/baz", "foo/baz/")] {
             for (axes, encoding, coordinates, key) in [
                 (2, Default('/'), &[96, 18][..], "c/96/18"),
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn scopes_of_prefixes() {
-        use Encoding::{Default, V2};
+        use KeyEncoding::{Default, V2};
         let of = |axes, prefix: &str| keys("/a/b", axes).scope(&StorePrefix::new(prefix).unwrap());
         for everything in ["", "a/", "a/b/"] {
             assert_eq!(of(2, everything), Scope::Everything, "{everything:?}");

@@ -17,9 +17,9 @@ use crate::store::array_lease::is_lease;
 /// A stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Present {
-    /// In its shard, in C order.
+    /// The number of the chunk in its shard, in C order.
     pub(super) number: usize,
-    /// Its encoded size, in bytes.
+    /// The encoded size of the chunk, in bytes.
     pub(super) len: u64,
 }
 
@@ -39,24 +39,24 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     fn keys(&self) -> &ChunkKeys;
     fn grid(&self) -> &ShardGrid;
 
-    /// How an underlying key is shown.
+    /// Returns how an underlying key is shown.
     fn seen(&self, key: &StoreKey) -> Seen;
 
-    /// How an underlying prefix that [`list_dir`] found is shown.
+    /// Returns how an underlying prefix that [`list_dir`] found is shown.
     fn seen_prefix(&self, prefix: &StorePrefix) -> Seen {
         let _ = prefix;
         Seen::Itself
     }
 
-    /// The chunks of a shard, in ascending order.
+    /// Returns the chunks of a shard, in ascending order.
     fn present(&self, shard: &ChunkKey)
     -> impl Future<Output = Result<Vec<Present>, StorageError>>;
 
-    /// The size of the value of a key that is shown as it is.
+    /// Returns the size of the value of a key that is shown as it is.
     fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
-/// How an underlying key is shown. Leases are no part of an array.
+/// Returns how an underlying key is shown. Leases are no part of an array.
 fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
     if is_lease(key.as_str()) {
         return Seen::Hidden;
@@ -64,7 +64,7 @@ fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
     view.seen(key)
 }
 
-/// The keys with `prefix`, in order, and the sizes of chunks among them.
+/// Returns the keys with `prefix`, in order, and the sizes of chunks among them.
 async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -97,7 +97,7 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     Ok(listed)
 }
 
-/// All keys with `prefix`, in order.
+/// Returns all keys with `prefix`, in order.
 pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -107,7 +107,7 @@ pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
     Ok(listed.into_iter().map(|(key, _)| key).collect())
 }
 
-/// The size of all values with `prefix`, in bytes.
+/// Returns the size of all values with `prefix`, in bytes.
 pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -124,7 +124,7 @@ pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     Ok(sum)
 }
 
-/// The entries directly under `prefix`, in order.
+/// Returns the entries directly under `prefix`, in order.
 pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -188,7 +188,7 @@ fn distinct(mut shards: Vec<ChunkKey>) -> Vec<ChunkKey> {
     shards
 }
 
-/// Where the shards of `chunks` are, of which the first coordinates are known.
+/// Returns where the shards of `chunks` are, of which the first coordinates are known.
 fn shards_of<V: ShardsSeenAsChunks>(
     view: &V,
     chunks: &ChunkKey,
@@ -197,7 +197,7 @@ fn shards_of<V: ShardsSeenAsChunks>(
     view.keys().prefix_of(&shards)
 }
 
-/// The chunks of `shard` whose coordinates begin with the coordinates of `only`, and their sizes.
+/// Returns the chunks of `shard` whose coordinates begin with the coordinates of `only`, and their sizes.
 async fn chunks_of<V: ShardsSeenAsChunks>(
     view: &V,
     shard: &ChunkKey,
@@ -212,8 +212,8 @@ async fn chunks_of<V: ShardsSeenAsChunks>(
     Ok(chunks.collect())
 }
 
-/// The prefixes of all chunks that there could be in shards with the first coordinates of `shards`, one
-/// more than `only` has.
+/// Returns the prefixes of all chunks that there could be in shards with the first coordinates of `shards`,
+/// one more than `only` has.
 fn prefixes_of<V: ShardsSeenAsChunks>(
     view: &V,
     shards: &ChunkKey,

@@ -14,8 +14,8 @@
 //! shows how to share an array between writers.
 
 mod chunk_keys;
+mod chunk_layout;
 mod listing;
-mod packing;
 mod range_writes;
 #[cfg(test)]
 mod schedules;

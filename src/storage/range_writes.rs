@@ -20,8 +20,8 @@ use zarrs_storage::{
 
 #[cfg(feature = "async")]
 use crate::store::Awaited;
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::with_parts;
-use crate::store::turns::{TakesTurns, Turns};
 use crate::store::{Blocking, Reads, Writes, hold, in_place, now};
 
 /// The default limit of an object's length, in bytes: 5 GiB, the most that S3 stores by one request
@@ -97,8 +97,8 @@ const KEPT_OBJECTS: usize = 64;
 /// If the inner store supports partial writes, they are forwarded to it, and its own guarantees
 /// apply. For the files of zarrs' `FilesystemStore` there is `on_filesystem`, which promises more.
 pub struct RangeWrites<S: ?Sized> {
-    turns: Turns,
-    kept: Kept,
+    key_locks: KeyLocks,
+    kept: RecentObjects,
     max_object_len: u64,
     /// The directory of the store, if its values are files that are written directly.
     root: Option<PathBuf>,
@@ -136,8 +136,8 @@ impl<S: ?Sized> RangeWrites<S> {
     #[must_use]
     pub fn new(store: Arc<S>) -> Self {
         Self {
-            turns: Turns::default(),
-            kept: Kept::new(KEPT_BYTES),
+            key_locks: KeyLocks::default(),
+            kept: RecentObjects::new(KEPT_BYTES),
             max_object_len: MAX_OBJECT_LEN,
             root: None,
             store,
@@ -158,11 +158,11 @@ impl<S: ?Sized> RangeWrites<S> {
     /// An object is kept until its key is read, stored or erased through this adapter.
     #[must_use]
     pub fn with_kept_bytes(mut self, bytes: usize) -> Self {
-        self.kept = Kept::new(bytes);
+        self.kept = RecentObjects::new(bytes);
         self
     }
 
-    /// Hold the file of `key` in the turn of a partial write, if values are files.
+    /// Holds the file of `key` while the lock of a partial write is held, if values are files.
     fn hold(&self, key: &StoreKey) -> Result<(), StorageError> {
         let held = self
             .root
@@ -171,18 +171,18 @@ impl<S: ?Sized> RangeWrites<S> {
         Ok(held.transpose().map(drop)?)
     }
 
-    async fn set_in_turn<A: Writes + TakesTurns>(
+    async fn set_in_turn<A: Writes + LocksKeys>(
         &self,
         store: &A,
         key: &StoreKey,
         value: Bytes,
     ) -> Result<(), StorageError> {
-        let _turn = store.turn(&self.turns, key).await;
+        let _lock = store.lock_key(&self.key_locks, key).await;
         self.kept.take(key);
         store.set(key, value).await
     }
 
-    async fn set_ranges_in_turn<A: Reads + Writes + TakesTurns>(
+    async fn set_ranges_in_turn<A: Reads + Writes + LocksKeys>(
         &self,
         store: &A,
         key: &StoreKey,
@@ -192,8 +192,8 @@ impl<S: ?Sized> RangeWrites<S> {
             return Ok(());
         }
         check_end(key, &values, self.max_object_len)?;
-        let _turn = store.turn(&self.turns, key).await;
-        // It is put back when it is known that it was stored.
+        let _lock = store.lock_key(&self.key_locks, key).await;
+        // The object is kept again when the store is known to have it.
         let before = match self.kept.take(key) {
             Some(kept) => Some(kept),
             None => store.get(key).await?,
@@ -209,22 +209,22 @@ impl<S: ?Sized> RangeWrites<S> {
         Ok(())
     }
 
-    async fn erase_in_turn<A: Writes + TakesTurns>(
+    async fn erase_in_turn<A: Writes + LocksKeys>(
         &self,
         store: &A,
         key: &StoreKey,
     ) -> Result<(), StorageError> {
-        let _turn = store.turn(&self.turns, key).await;
+        let _lock = store.lock_key(&self.key_locks, key).await;
         self.kept.take(key);
         store.erase(key).await
     }
 
-    async fn erase_prefix_in_turn<A: Writes + TakesTurns>(
+    async fn erase_prefix_in_turn<A: Writes + LocksKeys>(
         &self,
         store: &A,
         prefix: &StorePrefix,
     ) -> Result<(), StorageError> {
-        let _turns = store.all_turns(&self.turns).await;
+        let _lock = store.lock_all_keys(&self.key_locks).await;
         self.kept.forget_prefix(prefix);
         store.erase_prefix(prefix).await
     }
@@ -263,13 +263,13 @@ fn too_long(key: &StoreKey, len: u64, max: u64) -> StorageError {
 }
 
 /// The objects that were written last.
-struct Kept {
+struct RecentObjects {
     budget: usize,
     /// The oldest first.
     objects: Mutex<VecDeque<(StoreKey, Bytes)>>,
 }
 
-impl Kept {
+impl RecentObjects {
     fn new(budget: usize) -> Self {
         Self {
             budget,

@@ -31,8 +31,8 @@ use zarrs_storage::{
     StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, StorePrefixes,
 };
 
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::within;
-use crate::store::turns::{TakesTurns, Turns};
 use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -61,12 +61,12 @@ pub(super) enum Listing {
     Hashed(u64),
 }
 
-/// How a listing comes back that fails, and does not say so.
+/// The answer of a listing that fails without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
-    /// Without any key.
+    /// The answer has no key.
     Empty,
-    /// Without the last key.
+    /// The answer lacks the last key.
     Short,
 }
 
@@ -136,8 +136,8 @@ impl Event {
     }
 }
 
-/// A turn, as one of an adapter: of these [`Turns`], for this shard or all of them.
-type TurnId = (usize, Option<StoreKey>);
+/// Identifies a lock of an adapter: the [`KeyLocks`], and the shard, or `None` for all shards.
+type LockId = (usize, Option<StoreKey>);
 
 /// An answer of the store, and its hash.
 #[derive(Clone)]
@@ -152,10 +152,10 @@ type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 
 /// The call that an actor waits for.
 #[derive(Clone)]
-struct Call {
+struct PendingCall {
     effect: Effect,
-    /// It takes effect when this turn is free.
-    turn: Option<TurnId>,
+    /// The call takes effect when this lock is free.
+    lock: Option<LockId>,
     is_listing: bool,
 }
 
@@ -166,19 +166,19 @@ struct World {
     objects: Arc<Objects>,
     promises: Promises,
     log: Vec<Event>,
-    places: Vec<Place>,
-    turns: BTreeSet<TurnId>,
+    places: Vec<ActorStatus>,
+    key_locks: BTreeSet<LockId>,
 }
 
 /// The status of an actor.
 #[derive(Default)]
-struct Place {
+struct ActorStatus {
     /// The hash of all answers of the store to the actor.
     answers: DefaultHasher,
     /// The events that begin with the actor's next call.
     begun: Vec<Event>,
-    /// It is about to call the store. Otherwise it waits for something else, which wakes it.
-    call: Option<Call>,
+    /// The call of the store that the actor is about to make. Without a call, the actor waits to be woken.
+    call: Option<PendingCall>,
     /// The answer to its call.
     answer: Option<Answer>,
 }
@@ -200,7 +200,7 @@ impl fmt::Debug for Seat {
 }
 
 impl Seat {
-    /// A store that holds `objects`, for one who is alone: no call waits.
+    /// Returns a store that holds `objects`, for one who is alone: no call waits.
     pub(super) fn alone(objects: Objects) -> Self {
         let world = World {
             objects: objects.into(),
@@ -221,7 +221,7 @@ impl Seat {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call that reads, when it is the actor's turn.
+    /// Returns a call that reads, when it is the actor's turn.
     async fn reads<T: Hash + Clone + Send + Sync + 'static>(
         &self,
         effect: impl Fn(&Objects) -> T + Send + Sync + 'static,
@@ -230,7 +230,7 @@ impl Seat {
         self.call(None, false, effect).await
     }
 
-    /// A call that changes what the store holds.
+    /// Returns a call that changes what the store holds.
     async fn changes<T: Hash + Clone + Send + Sync + 'static>(
         &self,
         effect: impl Fn(&mut Objects) -> T + Send + Sync + 'static,
@@ -241,7 +241,7 @@ impl Seat {
 
     async fn call<T: Hash + Clone + Send + Sync + 'static>(
         &self,
-        turn: Option<TurnId>,
+        lock: Option<LockId>,
         is_listing: bool,
         effect: impl Fn(&mut Arc<Objects>, bool) -> T + Send + Sync + 'static,
     ) -> T {
@@ -258,9 +258,9 @@ impl Seat {
                 hash,
             }
         });
-        self.world().places[number].call = Some(Call {
+        self.world().places[number].call = Some(PendingCall {
             effect,
-            turn,
+            lock,
             is_listing,
         });
         let answer = poll_fn(|_| match self.world().places[number].answer.take() {
@@ -277,7 +277,7 @@ impl Seat {
         value.expect("an answer to the same call").clone()
     }
 
-    /// Replace the value of `to` by that of `from`, which is no more, in one moment.
+    /// Replaces the value of `to` by that of `from`, which is no more, in one moment.
     pub(super) async fn rename(&self, from: &StoreKey, to: &StoreKey) -> Result<()> {
         let keys = (from.clone(), to.clone());
         let is_done = self.changes(move |objects| {
@@ -405,7 +405,7 @@ fn keys_with(objects: &Objects, prefix: &StorePrefix) -> StoreKeys {
 }
 
 impl Promises {
-    /// The key with `prefix` that follows `last` in the order of a listing.
+    /// Returns the key with `prefix` that follows `last` in the order of a listing.
     fn next_key(
         &self,
         objects: &Objects,
@@ -439,7 +439,7 @@ impl Promises {
 }
 
 impl Seat {
-    /// The places of `keys`, in the order in which they are asked for.
+    /// Returns the places of `keys`, in the order in which they are asked for.
     fn order(&self, keys: &[StoreKey]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..keys.len()).collect();
         if self.world().promises.backwards {
@@ -666,48 +666,48 @@ impl Lists for Seat {
     }
 }
 
-/// A turn that ends when it is dropped.
-pub(super) struct SeatTurn {
+/// A lock that ends when it is dropped.
+pub(super) struct SeatLock {
     world: Arc<Mutex<World>>,
-    id: TurnId,
+    id: LockId,
 }
 
-impl Drop for SeatTurn {
+impl Drop for SeatLock {
     fn drop(&mut self) {
         let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
-        world.turns.remove(&self.id);
+        world.key_locks.remove(&self.id);
     }
 }
 
 impl Seat {
-    async fn take_turn(&self, turns: &Turns, shard: Option<&StoreKey>) -> SeatTurn {
-        let id = (std::ptr::from_ref(turns).addr(), shard.cloned());
+    async fn take_lock(&self, locks: &KeyLocks, shard: Option<&StoreKey>) -> SeatLock {
+        let id = (std::ptr::from_ref(locks).addr(), shard.cloned());
         self.call(Some(id.clone()), false, |_, _| ()).await;
-        self.world().turns.insert(id.clone());
-        SeatTurn {
+        self.world().key_locks.insert(id.clone());
+        SeatLock {
             world: Arc::clone(&self.world),
             id,
         }
     }
 }
 
-impl TakesTurns for Seat {
-    type Turn<'a> = SeatTurn;
+impl LocksKeys for Seat {
+    type Guard<'a> = SeatLock;
 
-    async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
-        self.take_turn(turns, Some(shard)).await
+    async fn lock_key(&self, locks: &KeyLocks, shard: &StoreKey) -> SeatLock {
+        self.take_lock(locks, Some(shard)).await
     }
 
-    async fn turns_of(&self, turns: &Turns, shards: &[StoreKey]) -> Vec<SeatTurn> {
+    async fn lock_keys(&self, locks: &KeyLocks, shards: &[StoreKey]) -> Vec<SeatLock> {
         let mut taken = Vec::new();
         for shard in BTreeSet::from_iter(shards) {
-            taken.push(self.take_turn(turns, Some(shard)).await);
+            taken.push(self.take_lock(locks, Some(shard)).await);
         }
         taken
     }
 
-    async fn all_turns(&self, turns: &Turns) -> Vec<SeatTurn> {
-        vec![self.take_turn(turns, None).await]
+    async fn lock_all_keys(&self, locks: &KeyLocks) -> Vec<SeatLock> {
+        vec![self.take_lock(locks, None).await]
     }
 }
 
@@ -717,9 +717,9 @@ pub(super) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 struct Actor<'a> {
     act: Box<dyn Fn(Seat) -> Acting<'a> + 'a>,
     may_crash: bool,
-    /// None of its listings fails silently.
+    /// Whether no listing of the actor fails silently.
     lists_well: bool,
-    /// It begins when this one has ended or crashed.
+    /// The actor begins when the actor with this number has ended or crashed.
     after: Option<usize>,
 }
 
@@ -747,7 +747,7 @@ pub(super) struct Scenario<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Choice {
     /// The next call of this actor takes effect.
-    Call(usize),
+    PendingCall(usize),
     /// The same; it is a listing, which fails and does not say so.
     Silent(usize),
     /// This actor does nothing any more.
@@ -819,26 +819,26 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// The actor that was added last may crash, at each call.
+    /// Lets the actor that was added last crash at any of its calls.
     pub(super) fn who_may_crash(mut self) -> Self {
         self.actors.last_mut().expect("an actor").may_crash = true;
         self
     }
 
-    /// No listing of the actor that was added last fails silently.
+    /// Lets no listing of the actor that was added last fail silently.
     pub(super) fn who_lists_well(mut self) -> Self {
         self.actors.last_mut().expect("an actor").lists_well = true;
         self
     }
 
-    /// The actor that was added last begins when that with `number` has ended or crashed.
+    /// Lets the actor that was added last begin when actor `number` has ended or crashed.
     pub(super) fn after(mut self, number: usize) -> Self {
         self.actors.last_mut().expect("an actor").after = Some(number);
         self
     }
 
-    /// The actors know of each other by more than the store: they share caches, or wait for each other.
-    /// What one of them does then depends on the answers that all of them got.
+    /// Notes that the actors know of each other by more than the store: they share caches, or wait for each
+    /// other. The next call of an actor then depends on the answers that all actors got.
     pub(super) fn who_share_memory(mut self) -> Self {
         self.shares_memory = true;
         self
@@ -853,7 +853,7 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// Try all orders.
+    /// Tries all orders.
     ///
     /// # Errors
     /// The first after which something is wrong.
@@ -907,7 +907,7 @@ struct Step {
 /// The status of an actor at a point.
 struct Here {
     answers: u64,
-    call: Option<Call>,
+    call: Option<PendingCall>,
     is_woken: bool,
 }
 
@@ -917,12 +917,12 @@ struct Point {
     from: Option<(usize, Step)>,
     /// The actors that have neither ended nor crashed.
     acting: BTreeMap<usize, Here>,
-    /// The turns that they have.
-    turns: BTreeSet<TurnId>,
+    /// The locks that they have.
+    key_locks: BTreeSet<LockId>,
     /// The events on the way from the point before.
     log: Vec<Event>,
     /// A hash of the parts of this point on which the future depends.
-    print: u128,
+    fingerprint: u128,
 }
 
 impl<'a> Run<'a> {
@@ -931,7 +931,7 @@ impl<'a> Run<'a> {
         let mut run = Self {
             world: Arc::new(Mutex::new(World {
                 promises: scenario.promises,
-                places: actors.iter().map(|_| Place::default()).collect(),
+                places: actors.iter().map(|_| ActorStatus::default()).collect(),
                 ..World::default()
             })),
             acting: BTreeMap::new(),
@@ -973,16 +973,16 @@ impl<'a> Run<'a> {
 
     fn take(&mut self, step: &Step) {
         match step.choice {
-            Choice::Call(number) | Choice::Silent(number) => {
+            Choice::PendingCall(number) | Choice::Silent(number) => {
                 self.world().places[number].answer.clone_from(&step.answer);
                 self.proceed(number);
             }
-            // Turns that it had are free again, as those of a thread that panics.
+            // KeyLocks that it had are free again, as those of a thread that panics.
             Choice::Crash(number) => drop(self.acting.remove(&number)),
         }
     }
 
-    /// The point where the actors are.
+    /// Returns the point where the actors are.
     fn point(&self, from: Option<(usize, Step)>) -> Point {
         let mut world = self.world();
         let here = |&number: &usize| {
@@ -998,16 +998,16 @@ impl<'a> Run<'a> {
         let answers: Vec<_> = acting.iter().map(|(at, here)| (at, here.answers)).collect();
         Point {
             from,
-            print: print(&(answers, &self.waiting)),
-            turns: world.turns.clone(),
+            fingerprint: fingerprint(&(answers, &self.waiting)),
+            key_locks: world.key_locks.clone(),
             log: mem::take(&mut world.log),
             acting,
         }
     }
 }
 
-/// A hash so long that no two values have the same one by chance.
-fn print(of: &impl Hash) -> u128 {
+/// Returns a hash so long that no two values have the same one by chance.
+fn fingerprint(of: &impl Hash) -> u128 {
     let [high, low] = [0_u8, 1].map(|half| {
         let mut hasher = DefaultHasher::new();
         (half, of).hash(&mut hasher);
@@ -1016,20 +1016,20 @@ fn print(of: &impl Hash) -> u128 {
     (high << 64) | low
 }
 
-/// The order of what concerns different chunks matters to nobody.
-fn print_log(log: &[Event]) -> u128 {
+/// Returns a hash of `log`. The order of events of different chunks does not change the hash.
+fn fingerprint_of_log(log: &[Event]) -> u128 {
     let mut log: Vec<&Event> = log.iter().collect();
     log.sort_by_key(|event| event.chunk());
-    print(&log)
+    fingerprint(&log)
 }
 
 /// The store, the log and the actors in the middle of an order of calls.
 #[derive(Clone)]
-struct State {
+struct ExploredState {
     objects: Arc<Objects>,
     log: Arc<Vec<Event>>,
     /// Hashes of the objects and of the log.
-    prints: [u128; 2],
+    fingerprints: [u128; 2],
     /// At which point each process is.
     at: Vec<usize>,
     /// How many listings have failed silently.
@@ -1051,7 +1051,7 @@ struct Exploration<'s, 'a> {
 }
 
 impl Exploration<'_, '_> {
-    fn begin(&mut self) -> State {
+    fn begin(&mut self) -> ExploredState {
         let mut log = Vec::new();
         let processes =
             (0..self.scenario.actors.len()).map(|number| self.scenario.process_of(number));
@@ -1062,8 +1062,11 @@ impl Exploration<'_, '_> {
             self.runs.push(Some((process, run)));
             self.points.push(point);
         }
-        State {
-            prints: [print(&self.scenario.objects), print_log(&log)],
+        ExploredState {
+            fingerprints: [
+                fingerprint(&self.scenario.objects),
+                fingerprint_of_log(&log),
+            ],
             objects: Arc::new(self.scenario.objects.clone()),
             log: Arc::new(log),
             at: (0..self.points.len()).collect(),
@@ -1072,24 +1075,24 @@ impl Exploration<'_, '_> {
     }
 
     /// Returns the status of an actor, if it has neither ended nor crashed.
-    fn here(&self, state: &State, number: usize) -> Option<&Here> {
+    fn here(&self, state: &ExploredState, number: usize) -> Option<&Here> {
         let at = state.at[self.scenario.process_of(number)];
         self.points[at].acting.get(&number)
     }
 
-    /// The call of an actor, if it can take effect.
-    fn call<'c>(&self, state: &State, here: &'c Here) -> Option<&'c Call> {
-        let is_free = |(turns, shard): &TurnId| {
-            let mut taken = state.at.iter().flat_map(|&at| &self.points[at].turns);
+    /// Returns the call of an actor, if it can take effect.
+    fn call<'c>(&self, state: &ExploredState, here: &'c Here) -> Option<&'c PendingCall> {
+        let is_free = |(locks, shard): &LockId| {
+            let mut taken = state.at.iter().flat_map(|&at| &self.points[at].key_locks);
             !taken.any(|(other, taken)| {
-                other == turns && (shard.is_none() || taken.is_none() || taken == shard)
+                other == locks && (shard.is_none() || taken.is_none() || taken == shard)
             })
         };
         let call = here.call.as_ref();
-        call.filter(|call| call.turn.as_ref().is_none_or(is_free))
+        call.filter(|call| call.lock.as_ref().is_none_or(is_free))
     }
 
-    fn choices(&self, state: &State) -> Vec<Choice> {
+    fn choices(&self, state: &ExploredState) -> Vec<Choice> {
         let mut choices = Vec::new();
         for (number, actor) in self.scenario.actors.iter().enumerate() {
             let is_there = |number| self.here(state, number).is_some();
@@ -1100,7 +1103,7 @@ impl Exploration<'_, '_> {
                 continue;
             }
             if self.call(state, here).is_some() || here.is_woken {
-                choices.push(Choice::Call(number));
+                choices.push(Choice::PendingCall(number));
             }
             let silent = self.scenario.promises.silent.map_or(0, |(_, most)| most);
             let lists = here.call.as_ref().is_some_and(|call| call.is_listing);
@@ -1114,10 +1117,10 @@ impl Exploration<'_, '_> {
         choices
     }
 
-    /// The state after `choice`.
-    fn after(&mut self, state: &State, choice: Choice) -> State {
+    /// Returns the state after `choice`.
+    fn after(&mut self, state: &ExploredState, choice: Choice) -> ExploredState {
         let mut next = state.clone();
-        let (Choice::Call(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
+        let (Choice::PendingCall(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
         let is_silent = matches!(choice, Choice::Silent(_));
         next.silences += usize::from(is_silent);
         let here = self.here(state, number);
@@ -1125,7 +1128,7 @@ impl Exploration<'_, '_> {
         let call = call.and_then(|here| self.call(state, here));
         let answer = call.map(|call| (call.effect)(&mut next.objects, is_silent));
         if !Arc::ptr_eq(&next.objects, &state.objects) {
-            next.prints[0] = print(&next.objects);
+            next.fingerprints[0] = fingerprint(&next.objects);
         }
         let at = &mut next.at[self.scenario.process_of(number)];
         *at = self.follow(*at, Step { choice, answer });
@@ -1133,12 +1136,12 @@ impl Exploration<'_, '_> {
         if !happened.is_empty() {
             let log = Arc::make_mut(&mut next.log);
             log.extend_from_slice(happened);
-            next.prints[1] = print_log(log);
+            next.fingerprints[1] = fingerprint_of_log(log);
         }
         next
     }
 
-    /// The point to which `step` leads a process.
+    /// Returns the point to which `step` leads a process.
     fn follow(&mut self, from: usize, step: Step) -> usize {
         let hash = step.answer.as_ref().map(|answer| answer.hash);
         let next = (from, step.choice, hash);
@@ -1161,8 +1164,8 @@ impl Exploration<'_, '_> {
                 drop(other);
                 let mut run = Run::new(self.scenario, process);
                 steps.iter().rev().for_each(|step| run.take(step));
-                let again = run.point(None).print;
-                assert_eq!(again, self.points[from].print, "the same answers");
+                let again = run.point(None).fingerprint;
+                assert_eq!(again, self.points[from].fingerprint, "the same answers");
                 run
             }
         };
@@ -1174,23 +1177,23 @@ impl Exploration<'_, '_> {
         at
     }
 
-    /// A hash of the parts of `state` on which the future depends.
-    fn print(&self, state: &State) -> u128 {
-        let at = state.at.iter().map(|&at| self.points[at].print);
-        print(&(state.prints, at.collect::<Vec<_>>(), state.silences))
+    /// Returns a hash of the parts of `state` on which the future depends.
+    fn fingerprint(&self, state: &ExploredState) -> u128 {
+        let at = state.at.iter().map(|&at| self.points[at].fingerprint);
+        fingerprint(&(state.fingerprints, at.collect::<Vec<_>>(), state.silences))
     }
 
-    fn explore(&mut self, state: &State) -> std::result::Result<u128, Box<Violation>> {
-        let print = self.print(state);
+    fn explore(&mut self, state: &ExploredState) -> std::result::Result<u128, Box<Violation>> {
+        let fingerprint = self.fingerprint(state);
         if !self.scenario.each_by_itself
-            && let Some(&schedules) = self.schedules.get(&print)
+            && let Some(&schedules) = self.schedules.get(&fingerprint)
         {
             return Ok(schedules);
         }
         let choices = self.choices(state);
         if !choices
             .iter()
-            .any(|choice| matches!(choice, Choice::Call(_)))
+            .any(|choice| matches!(choice, Choice::PendingCall(_)))
         {
             self.judge(state)?;
         }
@@ -1201,11 +1204,11 @@ impl Exploration<'_, '_> {
             schedules += self.explore(&next)?;
             self.schedule.pop();
         }
-        self.schedules.insert(print, schedules);
+        self.schedules.insert(fingerprint, schedules);
         Ok(schedules)
     }
 
-    fn judge(&self, state: &State) -> std::result::Result<(), Box<Violation>> {
+    fn judge(&self, state: &ExploredState) -> std::result::Result<(), Box<Violation>> {
         let (objects, log) = (&*state.objects, &*state.log);
         let judged = if state.at.iter().all(|&at| self.points[at].acting.is_empty()) {
             (self.scenario.judge)(&Ending { objects, log })
@@ -1224,7 +1227,7 @@ impl Exploration<'_, '_> {
     }
 }
 
-/// Judge what was read of `chunk`, which held `initial`, was written by one writer at a time, and holds
+/// Judges what was read of `chunk`, which held `initial`, was written by one writer at a time, and holds
 /// `last` in the end. Each value is written once.
 ///
 /// A read finds what was written by a write that ended before the read began and that no other

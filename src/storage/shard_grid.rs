@@ -43,17 +43,17 @@ impl ShardGrid {
         })
     }
 
-    /// How many chunks a shard has.
+    /// Returns how many chunks a shard has.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// How many chunks a shard has along each axis.
+    /// Returns how many chunks a shard has along each axis.
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// The shard of a chunk, and the chunk's number in it, in C order.
+    /// Returns the shard of a chunk, and the chunk's number in it, in C order.
     pub(super) fn shard_of(&self, chunk: &ChunkKey) -> (ChunkKey, usize) {
         let split = chunk.coordinates.iter().zip(&self.counts);
         let (shard, within): (Vec<u64>, Vec<usize>) = split
@@ -70,7 +70,7 @@ impl ShardGrid {
         (shard, c_order::number(within, self.counts.iter().copied()))
     }
 
-    /// The chunk with `number` in `shard`; `None` if its coordinates would be larger than numbers
+    /// Returns the chunk with `number` in `shard`; `None` if its coordinates would be larger than numbers
     /// are.
     pub(super) fn chunk(&self, shard: &ChunkKey, number: usize) -> Option<ChunkKey> {
         let within = c_order::coordinates(number, &self.counts);
@@ -87,12 +87,12 @@ impl ShardGrid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chunk_keys::Encoding;
+    use super::super::chunk_keys::KeyEncoding;
     use super::*;
 
     fn at(coordinates: &[u64]) -> ChunkKey {
         ChunkKey {
-            encoding: Encoding::Default('/'),
+            encoding: KeyEncoding::Default('/'),
             coordinates: coordinates.to_vec(),
         }
     }

@@ -25,7 +25,7 @@ use zarrs_storage::{
 };
 
 use super::chunk_keys::Scope;
-use super::sharded::{Configuration, Core, NAME, Place, is_name};
+use super::sharded::{Configuration, Core, KeyMeaning, NAME, is_name};
 use super::{BinaryFormat, ShardedStore};
 use crate::error::Error;
 
@@ -78,10 +78,10 @@ impl ShardingTransformer {
             format,
             chunks_per_shard: chunks_per_shard.to_vec(),
         };
-        Self::with(Cow::Borrowed(NAME), &path, configuration)
+        Self::named(Cow::Borrowed(NAME), &path, configuration)
     }
 
-    fn with(
+    fn named(
         name: Cow<'static, str>,
         path: &NodePath,
         configuration: Configuration,
@@ -105,7 +105,7 @@ impl ShardingTransformer {
         self.core.configuration().format
     }
 
-    /// Whether `name` is one of its names.
+    /// Returns whether `name` is one of its names.
     pub(crate) fn is_name(name: &str) -> bool {
         is_name(name)
     }
@@ -147,7 +147,7 @@ impl StorageTransformerTraits for ShardingTransformer {
         let configuration = Configuration::parse(&configuration.unwrap_or_default());
         let configuration = configuration.map_err(unusable)?;
         let name = Cow::Owned(name.to_owned());
-        match Self::with(name, path, configuration) {
+        match Self::named(name, path, configuration) {
             Ok(transformer) => Ok(Arc::new(transformer)),
             Err(Error::Create(error)) => Err(error),
             Err(error) => Err(other(error.to_string())),
@@ -237,8 +237,8 @@ impl<S: ?Sized> Passed<S> {
     /// [`StorageError::Unsupported`] if `key` is that of a chunk.
     fn check(&self, doing: &str, key: &StoreKey) -> Result<(), StorageError> {
         match self.core.place(key) {
-            Place::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
-            Place::Metadata | Place::Elsewhere => Ok(()),
+            KeyMeaning::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
+            KeyMeaning::Metadata | KeyMeaning::Elsewhere => Ok(()),
         }
     }
 

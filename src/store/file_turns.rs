@@ -1,6 +1,6 @@
 //! Turns on files: processes compare and write a shard that is a file one after the other.
 //!
-//! A codec takes a turn among the encoders of its process (`claims.rs`), and does not know whether its shard
+//! A codec takes a turn among the encoders of its process (`codec_queue.rs`), and does not know whether its shard
 //! is a file. A store of files knows. So the turn of a thread opens a [`Scope`], and the store [holds](hold)
 //! each file that it is asked for meanwhile. The locks end with the turn.
 //!

@@ -13,9 +13,9 @@ use zarrs_codec::{AsyncBytesPartialDecoderTraits, AsyncBytesPartialEncoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::claims::{BlockingTurn, Claim, NoTurn, take_blocking};
+use super::codec_queue::{BlockingTurn, NameToTake, NoTurn, take_blocking};
 #[cfg(feature = "async")]
-use super::claims::{Turn, take_awaited};
+use super::codec_queue::{Turn, take_awaited};
 #[cfg(feature = "async")]
 use super::no_panic::async_no_panic;
 use super::no_panic::no_panic;
@@ -67,7 +67,7 @@ pub(crate) trait Handle {
     /// # Errors
     /// [`NoTurn`] if the turn does not come in time, or if this thread has another one.
     fn take(
-        claims: &[Claim],
+        names: &[NameToTake],
         limit: Duration,
     ) -> impl Future<Output = std::result::Result<Self::Turn, NoTurn>> + Send;
 
@@ -119,8 +119,11 @@ impl Handle for BlockingHandle {
             .map_err(refused)
     }
 
-    async fn take(claims: &[Claim], limit: Duration) -> std::result::Result<Self::Turn, NoTurn> {
-        take_blocking(claims, limit)
+    async fn take(
+        names: &[NameToTake],
+        limit: Duration,
+    ) -> std::result::Result<Self::Turn, NoTurn> {
+        take_blocking(names, limit)
     }
 
     async fn write(
@@ -168,8 +171,11 @@ impl Handle for AwaitedHandle {
         async_no_panic(reader.partial_decode_many(ranges, options)).await
     }
 
-    async fn take(claims: &[Claim], limit: Duration) -> std::result::Result<Self::Turn, NoTurn> {
-        take_awaited(claims, limit).await
+    async fn take(
+        names: &[NameToTake],
+        limit: Duration,
+    ) -> std::result::Result<Self::Turn, NoTurn> {
+        take_awaited(names, limit).await
     }
 
     async fn write(

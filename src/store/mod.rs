@@ -6,14 +6,15 @@
 //!
 //! - **Blocking** ([`Blocking`], [`BlockingHandle`]): each call is done when it returns. Its futures are ready when
 //!   they are first polled, so [`now`] runs an operation to its end on the thread of the caller. So an
-//!   operation may wait for its store and its turns alone.
+//!   operation may wait for its store and its locks alone.
 //! - **Awaited** ([`Awaited`], [`AwaitedHandle`]): the caller polls, on a runtime of its own.
 //!
 //! Beside them are what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
-//! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and turns of writers of one process:
-//! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
-//! (`claims.rs`). Of shards that are files, processes take turns, too (`file_turns.rs`); parts of them are
-//! written where they are by `in_place.rs`, and whole ones replaced at once by `replace.rs`, or in a store that renames by `renaming.rs`. `owner.rs` tells processes apart, and
+//! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and the order of writers of one process:
+//! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
+//! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
+//! (`file_turns.rs`), and write parts of such shards where these parts are (`in_place.rs`). Whole files are replaced at once by
+//! `replace.rs`, and values of stores that rename have temporaries by `renaming.rs`. `owner.rs` tells processes apart, and
 //! `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one array,
 //! the latter over stores that have `conditional.rs`;
 //! `durable.rs` lets names outlast a power failure, and `times.rs` has the times of values.
@@ -22,13 +23,14 @@ pub(crate) mod array_lease;
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
-pub(crate) mod claims;
+pub(crate) mod codec_queue;
 pub(crate) mod conditional;
 pub(crate) mod durable;
 mod file_turns;
 pub(crate) mod files;
 mod handle;
 pub(crate) mod in_place;
+pub(crate) mod key_locks;
 pub(crate) mod lease;
 mod no_panic;
 pub(crate) mod object_lease;
@@ -37,7 +39,6 @@ pub(crate) mod ranges;
 pub(crate) mod renaming;
 pub(crate) mod replace;
 pub(crate) mod times;
-pub(crate) mod turns;
 
 use std::future::Future;
 

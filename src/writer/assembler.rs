@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
-use zarrs_cuda_engine::contract::stream::{EncodedBatch, EncodedPart, Output};
+use zarrs_cuda_engine::contract::stream::{BatchOutput, EncodedBatch, EncodedPart};
 use zarrs_cuda_engine::layout::{Extent, ShardPart, c_order};
 use zarrs_cuda_engine::memory::buffers::{Lease, Pool};
 use zarrs_cuda_engine::memory::pieces;
@@ -97,7 +97,7 @@ impl Assembler {
         if setup.whole_shards && self.buffers.is_none() {
             return whole_shards(setup, batch, encoded);
         }
-        let output: Arc<dyn Output> = Arc::from(encoded.output);
+        let output: Arc<dyn BatchOutput> = Arc::from(encoded.output);
         let first_epoch = first_within(setup, batch);
         let mut shards = Vec::with_capacity(encoded.parts.len());
         for (part, encoded) in std::iter::zip(batch.grid.parts(), &encoded.parts) {
@@ -219,7 +219,7 @@ fn copies_of<'a>(
 
 /// Write a part that is not empty behind `start` bytes that its shard has.
 fn write(
-    output: &Arc<dyn Output>,
+    output: &Arc<dyn BatchOutput>,
     open: &mut Open,
     start: usize,
     part: &EncodedPart,
@@ -250,7 +250,7 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
         let len = open.end + if first { 0 } else { index.len() };
         let at = if first { 0 } else { open.end };
         room_for(&mut buffer, len)?[at..at + index.len()].copy_from_slice(&index);
-        let output: Arc<dyn Output> = Arc::new(buffer);
+        let output: Arc<dyn BatchOutput> = Arc::new(buffer);
         let all = Part::of(&output, 0..len).ok_or(LEAVES)?;
         return Ok(vec![Work::Set(all)]);
     }
@@ -297,7 +297,7 @@ fn whole_shards(
         room.copy_from_slice(&index);
         shards.push(Some(all));
     }
-    let output: Arc<dyn Output> = Arc::from(output);
+    let output: Arc<dyn BatchOutput> = Arc::from(output);
     std::iter::zip(batch.grid.parts(), shards)
         .map(|(part, all)| {
             let work = match all {

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Setup, Shared, State};
-use zarrs_cuda_engine::contract::stream::{EncodedPart, Encoder, FailedBatch, Input};
+use zarrs_cuda_engine::contract::stream::{BatchInput, EncodedPart, Encoder, FailedBatch};
 
 /// The next step.
 pub(super) enum Step {
-    Submit(Batch, Box<dyn Input>),
+    Submit(Batch, Box<dyn BatchInput>),
     Complete,
     End,
 }

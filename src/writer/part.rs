@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use zarrs_cuda_engine::contract::stream::Output;
+use zarrs_cuda_engine::contract::stream::BatchOutput;
 
 /// Some bytes of an output, as a store is given them.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Part {
 
 #[derive(Debug)]
 struct Origin {
-    output: Arc<dyn Output>,
+    output: Arc<dyn BatchOutput>,
     range: Range<usize>,
     /// Held by all clones of the bytes, and here.
     bytes: Arc<()>,
@@ -29,7 +29,7 @@ struct Origin {
 
 /// The owner of the bytes.
 struct Owner {
-    output: Arc<dyn Output>,
+    output: Arc<dyn BatchOutput>,
     range: Range<usize>,
     _bytes: Arc<()>,
 }
@@ -43,7 +43,7 @@ impl AsRef<[u8]> for Owner {
 
 impl Part {
     /// The bytes `range` of `output`; `None` if it does not have them.
-    pub(crate) fn of(output: &Arc<dyn Output>, range: Range<usize>) -> Option<Self> {
+    pub(crate) fn of(output: &Arc<dyn BatchOutput>, range: Range<usize>) -> Option<Self> {
         (**output).as_ref().get(range.clone())?;
         let token = Arc::new(());
         Some(Self {
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_buffer_that_is_kept_is_replaced() {
         let pool = Pool::new(10, Contents::Zeros, 1, true, Arc::default());
-        let output = |n| -> Arc<dyn Output> {
+        let output = |n| -> Arc<dyn BatchOutput> {
             let mut lease = pool.take(true).expect("memory").expect("free");
             lease.bytes().fill(n);
             Arc::new(lease)

@@ -33,7 +33,7 @@ use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
 use crate::shard::stream::ShardEncoding;
-use zarrs_cuda_engine::contract::stream::{Input, Returned};
+use zarrs_cuda_engine::contract::stream::{BatchInput, Returned};
 use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 
 /// The part that does not change.
@@ -101,7 +101,7 @@ pub(crate) struct Batch {
 /// An item of work for encoding.
 #[derive(Debug)]
 pub(crate) enum Item {
-    Batch(Batch, Box<dyn Input>),
+    Batch(Batch, Box<dyn BatchInput>),
     /// No other batch comes: open shards are complete.
     End,
 }

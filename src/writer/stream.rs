@@ -15,7 +15,7 @@ use super::waiting::Waiting;
 use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
 use crate::store::lease::Held;
-use zarrs_cuda_engine::contract::stream::{Input, OnRead, StreamEngine, StreamJob};
+use zarrs_cuda_engine::contract::stream::{BatchInput, OnRead, StreamEngine, StreamJob};
 use zarrs_cuda_engine::layout::BatchGrid;
 use zarrs_cuda_engine::memory::buffers::Patience;
 use zarrs_cuda_engine::process::account::Reservation;
@@ -33,7 +33,7 @@ pub struct Stream {
     pub(crate) grid: Arc<BatchGrid>,
     pub(crate) batch_bytes: usize,
     /// The batch that is being filled, and how far.
-    pub(crate) input: Option<Box<dyn Input>>,
+    pub(crate) input: Option<Box<dyn BatchInput>>,
     pub(crate) filled: usize,
     /// Whether a full batch stays until [`submit_full`](Self::submit_full): a level below is made of it.
     pub(crate) holds: bool,
@@ -133,7 +133,7 @@ impl Stream {
         self.take_telling(bytes, wait, &|_| ())
     }
 
-    /// Appends like [`take`](Self::take). Threads tell what they have `read`: see [`Input::write_telling`].
+    /// Appends like [`take`](Self::take). Threads tell what they have `read`: see [`BatchInput::write_telling`].
     pub(crate) fn take_telling<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -218,7 +218,10 @@ impl Stream {
     }
 
     /// A buffer for the next batch.
-    pub(crate) fn next_input(&self, wait: bool) -> Result<Option<Box<dyn Input>>, WriterError> {
+    pub(crate) fn next_input(
+        &self,
+        wait: bool,
+    ) -> Result<Option<Box<dyn BatchInput>>, WriterError> {
         let look = |new| {
             let input = self.engine.input(new);
             input.map_err(|error| self.broken(&error.to_string()))

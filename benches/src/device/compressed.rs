@@ -23,12 +23,12 @@ use zarrs_cuda_engine::contract::{BloscStage, Cname, Engine, EngineError, Shuffl
 use zarrs_cuda_engine::cuda::arena::SLOT_ALIGNMENT;
 use zarrs_cuda_engine::cuda::compression::Prepared;
 use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Driver};
-use zarrs_cuda_engine::cuda::kernels::chunk_tables::{Tables, chunk_tables};
+use zarrs_cuda_engine::cuda::kernels::chunk_tables::{ChunkTables, chunk_tables};
 use zarrs_cuda_engine::cuda::kernels::shuffle::shuffle;
 use zarrs_cuda_engine::cuda::kernels::spans::Slots;
 use zarrs_cuda_engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
 use zarrs_cuda_engine::cuda::sizing::Sizing;
-use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, Limits};
+use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, DeviceLimits};
 use zarrs_cuda_engine::host::HostEngine;
 
 /// The goal, as a part of the slowest step that the engine cannot avoid.
@@ -188,7 +188,7 @@ pub(crate) fn measure(
 }
 
 fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -> CudaEngine {
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: sizes.compressed_memory,
         ..engine.limits.clone()
     };
@@ -254,7 +254,7 @@ struct Alone<'d> {
     workbench: Workbench<'d>,
     compressor: Compressor,
     requirements: Requirements,
-    tables: Tables,
+    tables: ChunkTables,
     inputs: Slots,
     outputs: Slots,
     temp: DeviceSpan,
@@ -310,7 +310,7 @@ impl<'d> Alone<'d> {
         }
 
         let outputs = slots(chunks_of_all, stream)?;
-        let tables = Tables {
+        let tables = ChunkTables {
             input_pointers: workbench.device(chunks_of_all * 8)?,
             input_sizes: workbench.device(chunks_of_all * 8)?,
             output_pointers: workbench.device(chunks_of_all * 8)?,

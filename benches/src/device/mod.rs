@@ -42,9 +42,9 @@ use bus::Bus;
 use failure::Result;
 use report::Report;
 use workbench::Workbench;
-use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
+use zarrs_cuda_engine::contract::{Chain, EncodedShard, Engine, KnownChain, ShardJob, Stage};
 use zarrs_cuda_engine::cuda::driver::{self, Driver};
-use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -83,7 +83,7 @@ pub(crate) struct Sizes {
     /// How often each operation is timed.
     pub(crate) rounds: usize,
     pub(crate) tuning: Tuning,
-    pub(crate) limits: Limits,
+    pub(crate) limits: DeviceLimits,
     pub(crate) slabs: Vec<usize>,
     pub(crate) rings: Vec<usize>,
     pub(crate) batches: Vec<usize>,
@@ -121,7 +121,7 @@ impl Sizes {
             warm_up: Duration::from_millis(300),
             rounds: 7,
             tuning: Tuning::DEFAULT,
-            limits: Limits {
+            limits: DeviceLimits {
                 devices: None,
                 device_memory: Some(2 << 30),
                 pinned_memory: 2 << 30,
@@ -175,12 +175,12 @@ impl Kind {
     }
 
     /// The job of one of `calls` concurrent calls.
-    fn job(&self, calls: usize) -> Job<'_> {
+    fn job(&self, calls: usize) -> ShardJob<'_> {
         self.job_of_threads(cores().get() / calls.max(1))
     }
 
-    fn job_of_threads(&self, threads: usize) -> Job<'_> {
-        Job {
+    fn job_of_threads(&self, threads: usize) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &FILL_VALUE,

@@ -11,7 +11,7 @@ use super::{ELEMENT, FILL_VALUE, Kind, Sizes};
 use zarrs_cuda_engine::contract::Stage;
 use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
 use zarrs_cuda_engine::cuda::kernels::crc32c::{self, CHECKSUM};
-use zarrs_cuda_engine::cuda::kernels::scatter::Scatter;
+use zarrs_cuda_engine::cuda::kernels::scatter::SlabScatter;
 use zarrs_cuda_engine::cuda::kernels::spans::{Lengths, Slots};
 use zarrs_cuda_engine::cuda::kernels::{aggregate, split};
 use zarrs_cuda_engine::layout::{Lift, LiftBatch, LiftSlab};
@@ -63,7 +63,7 @@ pub(crate) fn measure(
         "kernels; bytes read and written (CRC32C: read) by time on the device. Goals are for boxes in C order and for long runs: with axes reversed there is none",
     );
     let workbench = Workbench::new(driver, sizes.staging)?;
-    let pattern = Scatter::fill_pattern(&FILL_VALUE);
+    let pattern = SlabScatter::fill_pattern(&FILL_VALUE);
     let count = (sizes.edge / sizes.subchunk).pow(3);
     let with_checksum = count * slot_stride(sizes.subchunk.pow(3) * ELEMENT + CHECKSUM);
     let mut kernels = Kernels {
@@ -386,7 +386,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// Scatters the whole shard to slots `stride` bytes apart.
-fn scatter(kind: &Kind, stride: usize) -> Result<Scatter> {
+fn scatter(kind: &Kind, stride: usize) -> Result<SlabScatter> {
     let batch = LiftBatch {
         counts: kind.grid.counts(),
         subchunk: kind.grid.subchunk(),
@@ -398,7 +398,7 @@ fn scatter(kind: &Kind, stride: usize) -> Result<Scatter> {
         start: &[0; 3],
         shape: kind.grid.shard(),
     };
-    Ok(Scatter::new(
+    Ok(SlabScatter::new(
         &Lift::new(&batch, &slab)?,
         kind.chain.swap,
         &FILL_VALUE,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use zarrs_cuda_engine::cuda::driver::Driver;
-use zarrs_cuda_engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda_engine::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use zarrs_cuda_engine::fakes::simulation::{
     Config, Inject, Kind as Memory, Live, Schedule, Simulation,
 };
@@ -45,7 +45,7 @@ fn tiny() -> Sizes {
             streams: 1,
             small_part: 40,
         },
-        limits: Limits {
+        limits: DeviceLimits {
             devices: None,
             device_memory: Some(1 << 24),
             pinned_memory: 1 << 24,

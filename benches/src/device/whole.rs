@@ -16,7 +16,7 @@ use super::report::{Report, Row};
 use super::samples::{race, rate};
 use super::{Kind, Sizes, cores};
 use crate::warm;
-use zarrs_cuda_engine::contract::{EncodedShard, Engine, EngineError, Job, Stage};
+use zarrs_cuda_engine::contract::{EncodedShard, Engine, EngineError, ShardJob, Stage};
 use zarrs_cuda_engine::cuda::CudaEngine;
 use zarrs_cuda_engine::cuda::DeviceMetrics;
 use zarrs_cuda_engine::cuda::copiers::Copy;
@@ -288,7 +288,7 @@ fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<En
 /// host does.
 pub(crate) fn verified_together(
     engine: &CudaEngine,
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     shards: &[&[u8]],
     on_host: &[EncodedShard],
     calls: usize,

@@ -48,7 +48,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether a smaller job may succeed: a device did not have enough memory.
+    /// Returns whether a smaller job may succeed: a device did not have enough memory.
     pub fn wants_less(&self) -> bool {
         matches!(self, Self::Device(error) if error.is_out_of_memory())
     }
@@ -148,7 +148,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// Whether there is no memory now.
+    /// Returns whether there is no memory now.
     pub fn is_out_of_memory(&self) -> bool {
         self.fault == Fault::OutOfMemory
     }

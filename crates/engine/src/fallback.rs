@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::contract::stream::{BatchFallback, EncodedPart, StreamJob};
-use crate::contract::{Chain, EncodedShard, Engine, EngineError, Job};
+use crate::contract::{Chain, EncodedShard, Engine, EngineError, ShardJob};
 use crate::cuda::CudaEngine;
 use crate::host::HostEngine;
 use crate::host::stream::encode_padded;
@@ -67,7 +67,7 @@ impl<E: Engine> Engine for WithFallback<E> {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -84,7 +84,7 @@ impl<E: Engine> Engine for WithFallback<E> {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
@@ -123,7 +123,7 @@ pub struct HostBatches {
 }
 
 impl HostBatches {
-    /// The fallback for the stream of `job` on `device`.
+    /// Returns the fallback for the stream of `job` on `device`.
     pub fn new(device: CudaEngine, job: Arc<StreamJob>) -> Self {
         Self {
             device,
@@ -153,8 +153,8 @@ impl BatchFallback for HostBatches {
     }
 }
 
-/// The reason under which a fallback is counted. Numbers that differ between equal failures are
-/// left out.
+/// Returns the reason under which a fallback is counted. Numbers that differ between equal failures
+/// are left out.
 pub fn reason(error: &EngineError) -> Cow<'_, str> {
     match error {
         EngineError::Unsuitable(reason) => reason.into(),

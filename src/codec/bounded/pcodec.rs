@@ -163,7 +163,7 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
     }
 }
 
-/// The `count` numbers of the file `bytes`.
+/// Returns the `count` numbers of the file `bytes`.
 ///
 /// # Errors
 /// [`NotDecoded::Invalid`] if there are others, or `bytes` is invalid. [`NotDecoded::Memory`] if memory cannot
@@ -220,7 +220,7 @@ fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, Not
 struct Chunk<'a, T> {
     number_type: u8,
     count: usize,
-    /// Its metadata, its numbers, and the chunks that follow.
+    /// The metadata and the numbers of the chunk, and the chunks that follow.
     encoded: &'a [u8],
     _numbers: std::marker::PhantomData<T>,
 }

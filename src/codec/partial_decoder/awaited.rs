@@ -12,15 +12,15 @@ use zarrs_codec::{
 use zarrs_storage::StorageError;
 
 use super::interval::Interval;
-use super::request::{InnerReads, Output, Request};
+use super::request::{InnerReads, PartialReadOutput, PartialReadRequest};
 use super::{PartialDecoder, ReadsParts};
 use crate::store::{AwaitedHandle, async_no_panic};
 
 impl ReadsParts for AwaitedHandle {
     async fn read_groups(
         decoder: &PartialDecoder<Self>,
-        request: &Request<'_>,
-        output: &Output<'_, '_>,
+        request: &PartialReadRequest<'_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
         /// Much at once, because a request takes long; but not everything.

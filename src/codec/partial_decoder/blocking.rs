@@ -13,15 +13,15 @@ use zarrs_codec::{
 use zarrs_storage::StorageError;
 
 use super::interval::Interval;
-use super::request::{InnerReads, Output, Request, Touched};
+use super::request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use super::{PartialDecoder, ReadsParts};
 use crate::store::{BlockingHandle, no_panic, now};
 
 impl ReadsParts for BlockingHandle {
     async fn read_groups(
         decoder: &PartialDecoder<Self>,
-        request: &Request<'_>,
-        output: &Output<'_, '_>,
+        request: &PartialReadRequest<'_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
         /// A group is worth a request of its own, and little enough that one per thread fits.
@@ -34,7 +34,7 @@ impl ReadsParts for BlockingHandle {
         };
         let cost = request.cost() / (threads * GROUPS_PER_THREAD);
         let groups = request.groups(cost.clamp(*GROUP.start(), *GROUP.end()));
-        let read = |groups: &[&[Touched]], options: &CodecOptions| {
+        let read = |groups: &[&[SubchunkRead]], options: &CodecOptions| {
             let mut groups = groups.iter();
             groups.try_for_each(|group| now(decoder.read_group(request, group, output, options)))
         };

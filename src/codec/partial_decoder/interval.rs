@@ -31,7 +31,7 @@ impl<I: ?Sized> Interval<I> {
         }
     }
 
-    /// The ranges in `input` of `ranges` in the interval.
+    /// Returns the ranges in `input` of `ranges` in the interval.
     fn resolve(&self, ranges: ByteRangeIterator<'_>) -> Result<Vec<ByteRange>, CodecError> {
         ranges
             .map(|range| {

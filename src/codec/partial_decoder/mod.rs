@@ -25,7 +25,7 @@ use crate::shard::error::codec_error;
 use crate::shard::reading::{check_last_bytes, check_memory, entries_of, last_bytes};
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
-use request::{InnerReads, Output, Request, Touched};
+use request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
 /// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
@@ -37,7 +37,7 @@ pub(super) struct PartialDecoder<H: Handle> {
 }
 
 impl<H: Handle> PartialDecoder<H> {
-    /// Read the index of the shard behind `input`.
+    /// Reads the index of the shard behind `input`.
     ///
     /// # Errors
     /// A [`CodecError`] if the store fails, or the index is invalid.
@@ -57,8 +57,8 @@ impl<H: Handle> PartialDecoder<H> {
     fn request(
         &self,
         indexer: &dyn Indexer,
-    ) -> Result<Result<Request<'_>, ArrayBytes<'static>>, CodecError> {
-        let request = Request::new(&self.shards, indexer)?;
+    ) -> Result<Result<PartialReadRequest<'_>, ArrayBytes<'static>>, CodecError> {
+        let request = PartialReadRequest::new(&self.shards, indexer)?;
         match &self.entries {
             Some(entries) if !indexer.is_empty() => Ok(Ok(request.in_shard(entries)?)),
             _ => Ok(Err(ArrayBytes::new_fill_value(
@@ -74,12 +74,12 @@ impl<H: Handle> PartialDecoder<H> {
     }
 }
 
-/// The shard went away between reading its index and its subchunks.
+/// Returns the shard went away between reading its index and its subchunks.
 fn vanished() -> CodecError {
     CodecError::Other("the shard was erased while it was being read".to_string())
 }
 
-/// Read the index of a shard of any data type; `None` if there is no shard.
+/// Reads the index of a shard of any data type; `None` if there is no shard.
 ///
 /// # Errors
 /// A [`CodecError`] if the store fails, or the index is invalid.
@@ -96,7 +96,7 @@ pub(super) async fn read_index<H: Handle>(
         .transpose()
 }
 
-/// Look for the last byte of each long range of `ranges`.
+/// Looks for the last byte of each long range of `ranges`.
 pub(super) async fn check_long<H: Handle>(
     input: &H::Reader,
     ranges: &[ByteRange],
@@ -112,15 +112,15 @@ pub(super) async fn check_long<H: Handle>(
 
 /// How several parts of a shard are read: that differs between stores that block and stores that are awaited.
 pub(super) trait ReadsParts: Handle + Sized {
-    /// Read what `request` wants into `output`, group by group.
+    /// Reads what `request` wants into `output`, group by group.
     fn read_groups(
         decoder: &PartialDecoder<Self>,
-        request: &Request<'_>,
-        output: &Output<'_, '_>,
+        request: &PartialReadRequest<'_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> impl Future<Output = Result<(), CodecError>> + Send;
 
-    /// The elements of each of `reads`, by the inner codecs' own partial decoder.
+    /// Returns the elements of each of `reads`, by the inner codecs' own partial decoder.
     fn read_inner(
         decoder: &PartialDecoder<Self>,
         reads: Vec<InnerReads<'_>>,
@@ -131,12 +131,12 @@ pub(super) trait ReadsParts: Handle + Sized {
 impl<H: ReadsParts> PartialDecoder<H> {
     async fn read_group(
         &self,
-        request: &Request<'_>,
-        group: &[Touched],
-        output: &Output<'_, '_>,
+        request: &PartialReadRequest<'_>,
+        group: &[SubchunkRead],
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        let ranges = Request::byte_ranges(group);
+        let ranges = PartialReadRequest::byte_ranges(group);
         if !request.is_bounded() {
             check_long::<H>(&*self.input, &ranges, options).await?;
         }
@@ -153,7 +153,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
             .map_err(codec_error)
     }
 
-    /// The elements that `indexer` names.
+    /// Returns the elements that `indexer` names.
     async fn decode(
         &self,
         indexer: &dyn Indexer,
@@ -165,7 +165,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
         }
     }
 
-    /// Decode the elements that `indexer` names into `target`.
+    /// Decodes the elements that `indexer` names into `target`.
     async fn decode_into(
         &self,
         indexer: &dyn Indexer,
@@ -190,7 +190,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
 
     async fn decode_request(
         &self,
-        request: &Request<'_>,
+        request: &PartialReadRequest<'_>,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'static>, CodecError> {
         let output = request.output()?;

@@ -12,12 +12,12 @@ use crate::plan;
 use crate::shard::error::codec_error;
 use crate::shard::selection::{Point, Selection};
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError};
-use zarrs_cuda_engine::layout::{Entries, Extent, Part};
+use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError};
+use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// How a touched subchunk is read.
-pub(in crate::codec) struct Touched {
+pub(in crate::codec) struct SubchunkRead {
     number: usize,
     extent: Extent,
     /// Read and decode all of it, rather than leave it to the inner codecs' partial decoder.
@@ -27,18 +27,18 @@ pub(in crate::codec) struct Touched {
 }
 
 /// Where the wanted elements go: from many threads, in any order of subchunks.
-pub(in crate::codec) enum Output<'a, 'v> {
+pub(in crate::codec) enum PartialReadOutput<'a, 'v> {
     Window(Window<'a>),
     View(ViewOfShard<'a, 'v>),
     Points(Mutex<Vec<u8>>),
 }
 
 /// A request for part of a shard.
-pub(in crate::codec) struct Request<'a> {
+pub(in crate::codec) struct PartialReadRequest<'a> {
     shards: &'a Sharding,
     selection: Selection,
     /// In C order.
-    touched: Vec<Touched>,
+    touched: Vec<SubchunkRead>,
     /// Whether the lengths of the touched subchunks are what the metadata justifies.
     is_bounded: bool,
     num_elements: usize,
@@ -50,7 +50,7 @@ pub(in crate::codec) struct InnerReads<'a> {
     pub(super) indexer: Box<dyn Indexer>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> PartialReadRequest<'a> {
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
     pub(super) fn new(shards: &'a Sharding, indexer: &dyn Indexer) -> Result<Self, CodecError> {
@@ -69,7 +69,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Find the subchunks that are touched, in the shard with the index `entries`.
+    /// Finds the subchunks that are touched, in the shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if one of them is not as long as its codecs make it.
@@ -88,7 +88,7 @@ impl<'a> Request<'a> {
             let extent = entries.get(number);
             let len = extent.as_ref().map_or(0, ExactSizeIterator::len);
             let whole = covered || len <= SHORT || !inner_reads_parts;
-            Touched {
+            SubchunkRead {
                 number,
                 extent,
                 whole,
@@ -102,7 +102,7 @@ impl<'a> Request<'a> {
             .into_iter()
             .map(|number| match &self.selection {
                 Selection::Window { start, shape } => {
-                    let part = Part::new(grid, number, start, shape);
+                    let part = SubchunkPart::new(grid, number, start, shape);
                     touch(number, part.len(), part.is_whole())
                 }
                 Selection::Points(points) => {
@@ -115,8 +115,8 @@ impl<'a> Request<'a> {
         Ok(self)
     }
 
-    /// Whether the lengths of the touched subchunks are what the metadata justifies. They are not
-    /// if the inner codecs name no bound.
+    /// Returns whether the lengths of the touched subchunks are what the metadata justifies. They are not if
+    /// the inner codecs name no bound.
     pub(super) fn is_bounded(&self) -> bool {
         self.is_bounded
     }
@@ -133,8 +133,8 @@ impl<'a> Request<'a> {
         Ok(limit.is_bounded())
     }
 
-    /// The touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
-    pub(super) fn groups(&self, cost: usize) -> Vec<&[Touched]> {
+    /// Returns the touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
+    pub(super) fn groups(&self, cost: usize) -> Vec<&[SubchunkRead]> {
         let mut groups = Vec::new();
         let mut rest = self.touched.as_slice();
         while !rest.is_empty() {
@@ -160,8 +160,8 @@ impl<'a> Request<'a> {
             .fold(0, |sum, touched| sum.saturating_add(touched.cost))
     }
 
-    /// The bytes of the subchunks of `group` that are decoded whole.
-    pub(super) fn byte_ranges(group: &[Touched]) -> Vec<ByteRange> {
+    /// Returns the bytes of the subchunks of `group` that are decoded whole.
+    pub(super) fn byte_ranges(group: &[SubchunkRead]) -> Vec<ByteRange> {
         group
             .iter()
             .filter(|touched| touched.whole)
@@ -174,7 +174,7 @@ impl<'a> Request<'a> {
     /// are not decoded whole.
     pub(super) fn inner_reads<'g>(
         &self,
-        group: &'g [Touched],
+        group: &'g [SubchunkRead],
     ) -> impl Iterator<Item = InnerReads<'g>> {
         group
             .iter()
@@ -191,14 +191,14 @@ impl<'a> Request<'a> {
     }
 
     /// New memory for the wanted elements.
-    pub(super) fn output(&self) -> Result<Output<'_, 'static>, CodecError> {
+    pub(super) fn output(&self) -> Result<PartialReadOutput<'_, 'static>, CodecError> {
         let huge_pages = self.shards.codec.options.huge_pages();
         Ok(match &self.selection {
             Selection::Window { start, shape } => {
                 let (start, shape) = (start.clone(), shape.clone());
                 let order = self.shards.order();
                 let window = Window::new(&self.shards.grid, &order, start, shape, huge_pages);
-                Output::Window(window.map_err(codec_error)?)
+                PartialReadOutput::Window(window.map_err(codec_error)?)
             }
             Selection::Points(_) => {
                 // Cannot overflow: checked when the request was made.
@@ -211,7 +211,7 @@ impl<'a> Request<'a> {
                     })
                 })?;
                 elements.resize(len, 0);
-                Output::Points(Mutex::new(elements))
+                PartialReadOutput::Points(Mutex::new(elements))
             }
         })
     }
@@ -220,25 +220,24 @@ impl<'a> Request<'a> {
     pub(super) fn output_into<'t>(
         &'t self,
         target: &'t ArrayBytesDecodeIntoTarget<'_>,
-    ) -> Result<Option<Output<'t, 't>>, CodecError> {
+    ) -> Result<Option<PartialReadOutput<'t, 't>>, CodecError> {
         match (&self.selection, target) {
             (Selection::Window { start, shape }, ArrayBytesDecodeIntoTarget::Fixed(view)) => {
                 let view = ViewOfShard::new(view, self.shards, start.clone(), shape.clone());
-                Ok(view.map_err(codec_error)?.map(Output::View))
+                Ok(view.map_err(codec_error)?.map(PartialReadOutput::View))
             }
             _ => Ok(None),
         }
     }
 
-    /// Write the wanted elements of `group` to `output`: `fetched` are the bytes for
-    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for
-    /// [`inner_reads`](Self::inner_reads).
+    /// Writes the wanted elements of `group` to `output`: `fetched` are the bytes for
+    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for [`inner_reads`](Self::inner_reads).
     pub(super) fn write(
         &self,
-        group: &[Touched],
+        group: &[SubchunkRead],
         fetched: &[ArrayBytesRaw<'_>],
         inner: &[ArrayBytesRaw<'_>],
-        output: &Output<'_, '_>,
+        output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), EngineError> {
         let mut bytes = fetched.iter();
@@ -261,14 +260,16 @@ impl<'a> Request<'a> {
         self.shards.with_job(options, |job| {
             let engine = plan::host_engine();
             match output {
-                Output::Window(window) => engine.decode_some(job, &subchunks, window),
-                Output::View(view) => engine.decode_some(job, &subchunks, view),
-                Output::Points(wanted) => {
+                PartialReadOutput::Window(window) => engine.decode_some(job, &subchunks, window),
+                PartialReadOutput::View(view) => engine.decode_some(job, &subchunks, view),
+                PartialReadOutput::Points(wanted) => {
                     let size = job.grid.element_size();
                     engine.decode_each(job, &subchunks, &|number, decoded| {
                         self.put(wanted, number, |_, point| match decoded {
-                            Decoded::Bytes(all) => all.get(point.offset..point.offset + size),
-                            Decoded::Fill => Some(job.fill_value),
+                            DecodedSubchunk::Bytes(all) => {
+                                all.get(point.offset..point.offset + size)
+                            }
+                            DecodedSubchunk::Fill => Some(job.fill_value),
                         })
                     })
                 }
@@ -281,17 +282,17 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Write what is wanted of subchunk `number`, given just that.
+    /// Writes what is wanted of subchunk `number`, given just that.
     fn write_part(
         &self,
         number: usize,
         elements: &[u8],
-        output: &Output<'_, '_>,
+        output: &PartialReadOutput<'_, '_>,
     ) -> Result<(), EngineError> {
         match output {
-            Output::Window(window) => window.write_part(number, elements),
-            Output::View(view) => view.write_part(number, elements),
-            Output::Points(wanted) => {
+            PartialReadOutput::Window(window) => window.write_part(number, elements),
+            PartialReadOutput::View(view) => view.write_part(number, elements),
+            PartialReadOutput::Points(wanted) => {
                 let size = self.shards.grid.element_size();
                 self.put(wanted, number, |i, _| {
                     elements.get(i * size..(i + 1) * size)
@@ -300,7 +301,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Put the wanted elements of subchunk `number` where they go.
+    /// Puts the wanted elements of subchunk `number` where they go.
     fn put<'e>(
         &self,
         wanted: &Mutex<Vec<u8>>,
@@ -322,8 +323,8 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Output<'_, '_> {
-    /// The wanted elements; none if they went into a view.
+impl PartialReadOutput<'_, '_> {
+    /// Returns the wanted elements; none if they went into a view.
     ///
     /// # Errors
     /// An [`EngineError`] if some are missing.

@@ -1,4 +1,22 @@
 //! The steps of an update, in a store that blocks or is awaited.
+//!
+//! ```text
+//! store
+//!     attempt
+//!     the shard changed meanwhile: attempt again, until the limit of turns has passed
+//!     the shard cannot be read or understood: attempt once more, while no encoder of the process writes
+//!     any other failure: return the error
+//! attempt
+//!     read the index, and in one request the subchunks of which a part stays
+//!     encode the changed subchunks; nothing changes: done
+//!     repeat
+//!         take a turn: shared if the index will probably stay as it is, alone otherwise
+//!         compare the shard with the index and the subchunks that were read, and find its size (`comparison.rs`)
+//!         decide where the changes go (`commit.rs`)
+//!         the turn is shared and the index changes: take another turn, alone
+//!         erase the shard, or write (`writes.rs`)
+//!             a write fails: erase what is left of a new shard, or undo the update (`undo.rs`)
+//! ```
 
 use std::time::Instant;
 
@@ -9,19 +27,19 @@ use zarrs_storage::byte_range::ByteRange;
 use super::commit::{Outcome, decide, likely_mode, rule};
 use super::comparison::{Comparison, StoredIndex};
 use super::encode::encode;
-use super::reads::Fetched;
+use super::reads::FetchedRanges;
 use super::refusal::{changed, is_refusal, no_turn};
 use super::undo::{Left, Undo, not_written};
 use super::update::{Changes, Update};
-use super::writes::{Write, writes};
+use super::writes::{WriteCall, writes};
 use super::{
     Attempts, Failed, Look, PartialEncoder, Written, index_error, is_rest, not_created,
     range_of_rest,
 };
 use crate::codec::partial_decoder::check_long;
 use crate::store::Handle;
-use crate::store::claims::{Claim, Mode, Name, during};
-use zarrs_cuda_engine::layout::placement::Rule;
+use crate::store::codec_queue::{Mode, Name, NameToTake, during};
+use zarrs_cuda_engine::layout::placement::PlacementRule;
 
 impl<H: Handle> PartialEncoder<H> {
     fn reader(&self) -> &H::Reader {
@@ -39,7 +57,7 @@ impl<H: Handle> PartialEncoder<H> {
             .map_err(|error| index_error(&error))
     }
 
-    /// The bytes at `ranges`, in one request; `None` if there are none, or no shard.
+    /// Returns the bytes at `ranges`, in one request; `None` if there are none, or no shard.
     async fn read(
         &self,
         ranges: Vec<ByteRange>,
@@ -51,11 +69,11 @@ impl<H: Handle> PartialEncoder<H> {
         H::read(self.reader(), ranges, options).await
     }
 
-    /// The size of the shard, if its index is still `before`, and `fetched` is what it has.
+    /// Returns the size of the shard, if its index is still `before`, and `fetched` is what it has.
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
         let Some(before) = before else {
@@ -94,11 +112,11 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Take a turn, if it comes before the encoder has waited as long as it may.
-    async fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
+    /// Takes a turn, if it comes before the encoder has waited as long as it may.
+    async fn take(&self, names: &[NameToTake], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
         let limit = self.target.codec.options.turn_limit();
         let start = Instant::now();
-        let turn = H::take(claims, limit.saturating_sub(attempts.waited)).await;
+        let turn = H::take(names, limit.saturating_sub(attempts.waited)).await;
         attempts.waited += start.elapsed();
         turn.map_err(|reason| Failed::Final(no_turn(reason, limit)))
     }
@@ -106,9 +124,9 @@ impl<H: Handle> PartialEncoder<H> {
     async fn write(
         &self,
         update: &Update<'_>,
-        (before, rule): (Option<&StoredIndex>, Rule),
+        (before, rule): (Option<&StoredIndex>, PlacementRule),
         mut changes: Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
         attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
@@ -117,8 +135,8 @@ impl<H: Handle> PartialEncoder<H> {
             .filter(|_| H::writes_ranges(&*self.handle))
             .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
         loop {
-            let claims = self.claims(before, mode, update, &changes);
-            let turn = self.take(&claims, attempts).await?;
+            let names = self.names_to_take(before, mode, update, &changes);
+            let turn = self.take(&names, attempts).await?;
             let at = (before, rule, mode);
             let written = self.write_in_turn(update, at, &mut changes, fetched, options);
             let written = during(Some(&turn), written).await?;
@@ -129,13 +147,13 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Write in a turn of `mode`. `None` if it must be alone, and is not.
+    /// Writes in a turn of `mode`. `None` if it must be alone, and is not.
     async fn write_in_turn(
         &self,
         update: &Update<'_>,
-        (before, rule, mode): (Option<&StoredIndex>, Rule, Mode),
+        (before, rule, mode): (Option<&StoredIndex>, PlacementRule, Mode),
         changes: &mut Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<Option<Written>, Failed> {
         let size = self.size_now(before, fetched, options).await?;
@@ -154,7 +172,7 @@ impl<H: Handle> PartialEncoder<H> {
         update: &Update<'_>,
         before: Option<&StoredIndex>,
         changes: &mut Changes,
-        fetched: &Fetched<'_>,
+        fetched: &FetchedRanges<'_>,
         options: &CodecOptions,
     ) -> Result<Written, CodecError> {
         match outcome {
@@ -190,9 +208,9 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Erase what a failed `write` left of a shard that was to be created, if it is that and no more.
+    /// Erases what a failed `write` left of a shard that was to be created, if it is that and no more.
     /// Returns whether there is no shard now.
-    async fn erase_rest(&self, write: &Write, options: &CodecOptions) -> bool {
+    async fn erase_rest(&self, write: &WriteCall, options: &CodecOptions) -> bool {
         let Some(range) = range_of_rest(write) else {
             return false;
         };
@@ -206,7 +224,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Try to write. `None` if nothing had to be written.
+    /// Tries to write. `None` if nothing had to be written.
     async fn attempt(
         &self,
         indexer: &dyn Indexer,
@@ -231,7 +249,7 @@ impl<H: Handle> PartialEncoder<H> {
             during(turn.as_ref(), check).await?;
         }
         let read = during(turn.as_ref(), self.read(ranges, options)).await?;
-        let fetched = Fetched::answered(reads, read)?;
+        let fetched = FetchedRanges::answered(reads, read)?;
         // Encoding uses rayon, whose threads may be waiting for this turn.
         drop(turn);
         let changes = encode(&update, &fetched, options)?;
@@ -243,7 +261,7 @@ impl<H: Handle> PartialEncoder<H> {
         written.await.map(Some)
     }
 
-    /// Write `bytes` to the elements that `indexer` names.
+    /// Writes `bytes` to the elements that `indexer` names.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard cannot be read, understood or written, or if there is no turn.

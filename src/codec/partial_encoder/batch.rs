@@ -6,20 +6,20 @@ use std::sync::{Mutex, PoisonError};
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
+use super::reads::FetchedRanges;
+use super::update::{Changes, TouchedSubchunk, Update, not_read};
 use crate::plan;
 use crate::shard::error::other;
 use crate::shard::error::{caused, codec_error, no_memory, sourced};
 use crate::shard::selection::Selection;
-use zarrs_cuda_engine::contract::{Decoded, EncodedSubchunk, EngineError, Job};
-use zarrs_cuda_engine::layout::{Part, RECORD_LEN, SubchunkGrid};
+use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError, ShardJob};
+use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
-/// Elements of one size, whose subchunks the engines encode.
+/// Encodes the changed subchunks of elements of one size, by the engines.
 pub(super) fn encode(
     update: &Update<'_>,
     elements: &[u8],
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     if let Selection::Window { shape, .. } = &update.selection
@@ -50,7 +50,7 @@ fn decode_and_patch(
     update: &Update<'_>,
     decoded: &mut [u8],
     elements: &[u8],
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
     let subchunks: Vec<Mutex<&mut [u8]>> = decoded
@@ -79,14 +79,14 @@ fn decode_and_patch(
             plan::host_engine().decode_each(job, &encoded, &|number, decoded| {
                 let mut subchunk = lock(straddled[&number]);
                 match decoded {
-                    Decoded::Bytes(bytes) => subchunk.copy_from_slice(bytes),
-                    Decoded::Fill => fill(&mut subchunk, job.fill_value),
+                    DecodedSubchunk::Bytes(bytes) => subchunk.copy_from_slice(bytes),
+                    DecodedSubchunk::Fill => fill(&mut subchunk, job.fill_value),
                 }
                 Ok(())
             })
         })
         .map_err(codec_error)?;
-    let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &Touched)| {
+    let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &TouchedSubchunk)| {
         patch(update, touched.number, &mut lock(subchunk), elements);
     };
     // Copying little is done before another thread has begun.
@@ -99,11 +99,11 @@ fn decode_and_patch(
     Ok(())
 }
 
-/// Write the share of subchunk `number` of `elements` to its decoded bytes.
+/// Writes the share of subchunk `number` of `elements` to its decoded bytes.
 fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8]) {
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(update.grid, number, start, shape);
+            let part = SubchunkPart::new(update.grid, number, start, shape);
             let len = part.row_len();
             for (to, from) in part.rows(shape) {
                 subchunk[to..to + len].copy_from_slice(&elements[from..from + len]);
@@ -121,7 +121,7 @@ fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8
     }
 }
 
-/// Encode the shard `decoded` of `grid`, whose subchunks are those that are touched.
+/// Encodes `decoded`, a shard of `grid` whose subchunks are the touched ones.
 fn encode_batch(
     update: &Update<'_>,
     grid: &SubchunkGrid,
@@ -132,7 +132,7 @@ fn encode_batch(
     let encoded = update
         .target
         .with_job(options, |job| {
-            let job = Job { grid, ..*job };
+            let job = ShardJob { grid, ..*job };
             engine.encode(&job, decoded, RECORD_LEN, 0)
         })
         .map_err(codec_error)?;

@@ -13,7 +13,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::comparison::{Comparison, StoredIndex};
 use super::encode::encode;
 use super::index_error;
-use super::reads::Fetched;
+use super::reads::FetchedRanges;
 use super::update::{Changes, Update};
 use crate::shard::error::{codec_error, no_memory};
 use crate::shard::index::ShardIndex;
@@ -133,7 +133,11 @@ impl<'s> ChangedShard<'s> {
         let (ranges, _) = update.reads()?;
         let parts = ranges.iter().map(|range| self.read(range, read));
         let parts = parts.collect::<Result<Vec<_>, CodecError>>()?;
-        let changes = encode(&update, &Fetched::answered(ranges, Some(parts))?, options)?;
+        let changes = encode(
+            &update,
+            &FetchedRanges::answered(ranges, Some(parts))?,
+            options,
+        )?;
         drop(update);
         if changes.subchunks.is_empty() {
             return Ok(());

@@ -1,5 +1,14 @@
 //! The outcome of an update for the stored shard: the shard is erased, or written to.
 //!
+//! ```text
+//! decide
+//!     every subchunk is empty: erase the shard
+//!     place the changed subchunks by the rule of the options
+//!     count the bytes that nothing uses, and ask for compaction if they are too many
+//!     the index stays as it is: write only data
+//!     otherwise: encode the new index, and make a record of the old and the new one
+//! ```
+//!
 //! `docs/reference/updates.md` has the protocol and its promises.
 
 use zarrs_codec::{CodecError, CodecOptions};
@@ -8,16 +17,16 @@ use super::comparison::StoredIndex;
 use super::update::{Changes, Update};
 use crate::options::WriteStrategy;
 use crate::shard::sharding::Sharding;
-use crate::store::claims::Mode;
+use crate::store::codec_queue::Mode;
 use zarrs_cuda_engine::layout::placement;
-use zarrs_cuda_engine::layout::placement::{Commit, Rule, Stored};
+use zarrs_cuda_engine::layout::placement::{Commit, PlacementRule, ShardBeforeUpdate};
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// The outcome of an update for the stored shard.
 pub(super) enum Outcome {
-    /// It is erased, since every subchunk is empty.
+    /// The shard is erased, because every subchunk is empty.
     Erase,
-    /// It is written to.
+    /// The changes are written to the shard.
     Write(Placed),
 }
 
@@ -37,7 +46,7 @@ pub(super) struct Placed {
 }
 
 impl Outcome {
-    /// Whether others may write at the same time.
+    /// Returns whether other encoders may write at the same time.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Write(placed) if placed.commit == Commit::DataOnly => Mode::Shared,
@@ -46,19 +55,22 @@ impl Outcome {
     }
 }
 
-/// Where subchunks go.
+/// Returns where subchunks go.
 ///
 /// # Errors
 /// A [`CodecError`] for slots of a chain that names no bound.
-pub(super) fn rule(target: &Sharding, store_writes_ranges: bool) -> Result<Rule, CodecError> {
+pub(super) fn rule(
+    target: &Sharding,
+    store_writes_ranges: bool,
+) -> Result<PlacementRule, CodecError> {
     Ok(match target.codec.options.write_strategy() {
-        WriteStrategy::Append => Rule::Append,
-        WriteStrategy::InPlace => Rule::InPlace,
+        WriteStrategy::Append => PlacementRule::Append,
+        WriteStrategy::InPlace => PlacementRule::InPlace,
         WriteStrategy::Auto => {
             if target.has_subchunks_of_one_size()? || !store_writes_ranges {
-                Rule::InPlace
+                PlacementRule::InPlace
             } else {
-                Rule::Reuse
+                PlacementRule::Reuse
             }
         }
         WriteStrategy::Slots => {
@@ -68,31 +80,31 @@ pub(super) fn rule(target: &Sharding, store_writes_ranges: bool) -> Result<Rule,
                 )
             })?;
             let size = usize::try_from(size).map_err(|_| too_large())?;
-            Rule::Slots { size }
+            PlacementRule::Slots { size }
         }
     })
 }
 
-/// The turn that `changes` will probably need, before it is known where they go.
-pub(super) fn likely_mode(rule: Rule, before: &StoredIndex, changes: &Changes) -> Mode {
+/// Returns the turn that `changes` will probably need, before it is known where they go.
+pub(super) fn likely_mode(rule: PlacementRule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
         let old = before.entries.get(*number);
         old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
     });
     match rule {
-        Rule::InPlace | Rule::Slots { .. } if same_size => Mode::Shared,
+        PlacementRule::InPlace | PlacementRule::Slots { .. } if same_size => Mode::Shared,
         _ => Mode::Alone,
     }
 }
 
-/// Find places for `changes` in the shard `before`, an object of `size` bytes.
+/// Finds places for `changes` in the shard `before`, an object of `size` bytes.
 ///
 /// # Errors
 /// A [`CodecError`] if the shard would be larger than this machine can address, or the index cannot
 /// be encoded.
 pub(super) fn decide(
     update: &Update<'_>,
-    rule: Rule,
+    rule: PlacementRule,
     before: Option<&StoredIndex>,
     size: usize,
     changes: &Changes,
@@ -105,17 +117,17 @@ pub(super) fn decide(
     if changes.erase(space, old) {
         return Ok(Outcome::Erase);
     }
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: target.index.num_subchunks(),
         space,
         size,
         index_len: target.index.len(),
         index_at_end: target.index.is_at_end(),
     };
-    let sizes: Vec<placement::Change> = changes
+    let sizes: Vec<placement::ChangedSubchunk> = changes
         .subchunks
         .iter()
-        .map(|(number, new)| placement::Change {
+        .map(|(number, new)| placement::ChangedSubchunk {
             number: *number,
             old: old(*number),
             len: new.as_ref().map(ExactSizeIterator::len),
@@ -124,7 +136,7 @@ pub(super) fn decide(
         .collect();
     let placement = placement::place(&stored, &sizes, rule).map_err(|_| too_large())?;
     let dead = match rule {
-        Rule::Slots { .. } => None,
+        PlacementRule::Slots { .. } => None,
         _ => too_dead(
             target,
             &stored,
@@ -166,14 +178,14 @@ pub(super) fn decide(
     }))
 }
 
-/// How many bytes nothing will use, if they are more than is wanted.
+/// Returns how many bytes nothing will use, if they are more than is wanted.
 #[allow(
     clippy::cast_precision_loss,
     reason = "a fraction that need not be exact"
 )]
 fn too_dead(
     target: &Sharding,
-    stored: &Stored<'_>,
+    stored: &ShardBeforeUpdate<'_>,
     after: &placement::Placement,
     used: usize,
 ) -> Option<usize> {

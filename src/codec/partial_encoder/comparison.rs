@@ -8,6 +8,26 @@
 //! nested shard. Such an index leaves bytes behind its last subchunk unused, since it knows just a
 //! part of the shard; where that is so and no record is before the index, all of the shard is searched
 //! for the record of an interrupted update.
+//!
+//! ```text
+//! the shard has no room for a record: begin with the tail
+//! end        read the last bytes: record and index, or record and copy of the index
+//!                the index is another one: the shard has changed
+//!                the record is of the last update: it names the size; read the last byte
+//!                no such record: read the tail
+//! last byte  read from the last byte of that size on
+//!                one byte: done
+//!                otherwise: read the tail
+//! tail       read everything behind the last subchunk
+//!                the index is another one: the shard has changed
+//!                the record is of the last update, and names this size: done
+//!                the index is at the start: done, unless the creation of the shard was interrupted
+//!                all bytes are used, or nothing is behind the last subchunk and the index has a checksum: done
+//!                otherwise: read the whole shard
+//! whole      search the last record
+//!                it names a longer shard: an update was interrupted
+//!                otherwise: done
+//! ```
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -36,7 +56,7 @@ pub(super) struct StoredIndex {
 }
 
 impl StoredIndex {
-    /// Check and decode the index `encoded`, which was read without the rest of its shard.
+    /// Checks and decodes the index `encoded`, which was read without the rest of its shard.
     ///
     /// # Errors
     /// A [`CodecError`] if it is invalid, or has not been written yet.
@@ -70,7 +90,7 @@ impl StoredIndex {
         })
     }
 
-    /// The fingerprint of the index, as records have it.
+    /// Returns the fingerprint of the index, as records have it.
     pub(super) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| fingerprint(self.encoded()))
     }
@@ -166,7 +186,7 @@ impl<'a> Comparison<'a> {
         can
     }
 
-    /// Take what was read.
+    /// Takes what was read.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard has changed, or an update of it was interrupted.
@@ -255,7 +275,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether `record`, which lies before the last index in the shard, is of the last update.
+    /// Returns whether `record`, which lies before the last index in the shard, is of the last update.
     fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
         let index = self.before.fingerprint();
         // The index of a rewrite is the old one until its second write.
@@ -270,7 +290,7 @@ impl<'a> Comparison<'a> {
             return Ok(true);
         }
         if has_copy && !self.target.index.has_checksum() {
-            // It was being overwritten.
+            // An update was overwriting the index.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
         }

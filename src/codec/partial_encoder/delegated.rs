@@ -7,20 +7,20 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, Indexer, update_array_bytes};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
+use super::reads::FetchedRanges;
+use super::update::{Changes, TouchedSubchunk, Update, not_read};
 use crate::shard::selection::Selection;
 use crate::store::no_panic;
-use zarrs_cuda_engine::layout::Part;
+use zarrs_cuda_engine::layout::SubchunkPart;
 
-/// Encode what `update` changes.
+/// Encodes what `update` changes.
 pub(super) fn encode(
     update: &Update<'_>,
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     let inner = options.with_concurrent_target(1);
-    let one = |touched: &Touched| updated(update, touched, fetched, &inner);
+    let one = |touched: &TouchedSubchunk| updated(update, touched, fetched, &inner);
     let encoded: Vec<Option<Vec<u8>>> = if options.concurrent_target() == 1 {
         update.touched.iter().map(one).collect::<Result<_, _>>()?
     } else {
@@ -37,11 +37,11 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// One subchunk as it will be, encoded; `None` if it is empty then.
+/// Returns a subchunk with its changes, encoded; `None` if all of its elements are then the fill value.
 fn updated(
     update: &Update<'_>,
-    touched: &Touched,
-    fetched: &Fetched<'_>,
+    touched: &TouchedSubchunk,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, CodecError> {
     let target = update.target;
@@ -80,7 +80,7 @@ fn share<'u>(
     };
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(update.grid, number, start, shape);
+            let part = SubchunkPart::new(update.grid, number, start, shape);
             let from = subset(part.start_in_window(), part.shape())?;
             let share = update
                 .elements
@@ -106,7 +106,7 @@ fn share<'u>(
     }
 }
 
-/// How many elements a list of points names.
+/// Returns how many elements a list of points names.
 fn points_of(selection: &Selection) -> u64 {
     match selection {
         Selection::Points(points) => points.values().map(|points| points.len() as u64).sum(),

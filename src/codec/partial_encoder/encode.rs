@@ -6,16 +6,16 @@ use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::nested::{Inner, share, splice};
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
+use super::reads::FetchedRanges;
+use super::update::{Changes, TouchedSubchunk, Update, not_read};
 use super::{batch, delegated};
 use crate::shard::error::other;
 use crate::shard::sharding::Sharding;
 
-/// Encode what changes. What was read and is written as it was is left out.
+/// Encodes what changes. What was read and is written as it was is left out.
 pub(super) fn encode(
     update: &Update<'_>,
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     let mut changes = if let ArrayBytes::Fixed(elements) = update.elements
@@ -48,17 +48,17 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// Encode what `update` changes, whose subchunks are the shards `target`.
+/// Encodes what `update` changes, whose subchunks are the shards `target`.
 fn encode_shards(
     update: &Update<'_>,
     target: &Sharding,
     elements: &[u8],
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
     // A backend that cannot encode whole shards of these is refused for parts of them, too.
     update.target.choose_engine().map_err(other)?;
-    let one = |touched: &Touched| {
+    let one = |touched: &TouchedSubchunk| {
         let old = match &touched.extent {
             Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
             _ => None,
@@ -89,7 +89,7 @@ fn encode_shards(
     Ok(changes)
 }
 
-/// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+/// Returns the shard `old` with `elements` written to `indexer`; `None` if it is empty then.
 ///
 /// # Errors
 /// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.
@@ -107,6 +107,6 @@ fn updated(
     };
     let update = Update::new(target, Some(&entries), indexer, elements)?;
     update.reads()?;
-    let changes = encode(&update, &Fetched::all(old), options)?;
+    let changes = encode(&update, &FetchedRanges::all(old), options)?;
     splice(target, (old, &entries), &changes, options)
 }

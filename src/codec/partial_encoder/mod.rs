@@ -3,7 +3,7 @@
 //! 1. Read the index.
 //! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
 //! 3. Encode what changes as one batch, on the engine that the plan names.
-//! 4. Take a turn among the encoders of this process (`crate::store::claims`).
+//! 4. Take a turn among the encoders of this process (`crate::store::codec_queue`).
 //! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
 //!    is. Read the patched subchunks again. If something changed since step 1, begin again.
 //! 6. Write: usually once, twice where an index is rewritten where it is.
@@ -44,14 +44,14 @@ use crate::shard::error::{caused, codec_error};
 use crate::shard::reading::check_memory;
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
-use crate::store::claims::{Claim, Mode, Name};
+use crate::store::codec_queue::{Mode, Name, NameToTake};
 use commit::rule;
 use comparison::StoredIndex;
-use reads::Fetched;
+use reads::FetchedRanges;
 use refusal::is_refusal;
 use update::{Changes, Update};
-use writes::Write;
-use zarrs_cuda_engine::layout::placement::Rule;
+use writes::WriteCall;
+use zarrs_cuda_engine::layout::placement::PlacementRule;
 
 /// Encodes parts of one shard, whose bytes a handle of the kind `H` reads and writes.
 pub(super) struct PartialEncoder<H: Handle> {
@@ -107,7 +107,7 @@ impl Attempts {
 }
 
 impl<H: Handle> PartialEncoder<H> {
-    /// Prepare for another attempt after one that failed.
+    /// Prepares for another attempt after one that failed.
     ///
     /// # Errors
     /// Why it failed, if another one would not help.
@@ -121,28 +121,28 @@ impl<H: Handle> PartialEncoder<H> {
         attempts.look = match attempts.look {
             // Another encoder came first: its update is there now.
             _ if is_refusal(&error) && !is_late => Look::AtOnce,
-            // Another encoder may have been writing. That is for the turn to say, however late it is:
-            // the error could advise to recover a shard that another writer is creating.
+            // Another encoder may have been writing. An attempt alone decides that, even after the limit: the
+            // error could advise to recover a shard that another writer is creating.
             Look::AtOnce if !is_refusal(&error) => Look::Alone,
             _ => return Err(error),
         };
         Ok(())
     }
 
-    /// Returns the claims of a turn in which `changes` are written to the shard `before`.
-    fn claims(
+    /// Returns the names to take for a turn in which `changes` are written to the shard `before`.
+    fn names_to_take(
         &self,
         before: Option<&StoredIndex>,
         mode: Mode,
         update: &Update<'_>,
         changes: &Changes,
-    ) -> Vec<Claim> {
-        let mut claims = vec![(Name::Writers(self.target.fingerprint()), Mode::Shared)];
+    ) -> Vec<NameToTake> {
+        let mut names = vec![(Name::Writers(self.target.fingerprint()), Mode::Shared)];
         let Some(before) = before else {
-            claims.push((Name::Absent(self.target.fingerprint()), Mode::Alone));
-            return claims;
+            names.push((Name::Absent(self.target.fingerprint()), Mode::Alone));
+            return names;
         };
-        claims.push((Name::Index(before.turn_key), mode));
+        names.push((Name::Index(before.turn_key), mode));
         if mode == Mode::Shared {
             // Two encoders may patch one subchunk: the second must read the result of the first.
             let mut subchunks = BTreeMap::new();
@@ -155,16 +155,16 @@ impl<H: Handle> PartialEncoder<H> {
                 }
             }
             let name = |remainder| Name::Subchunks(before.turn_key, remainder);
-            claims.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
+            names.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
         }
-        claims
+        names
     }
 
     pub(super) fn new(target: Arc<Sharding>, handle: Arc<H::Writer>) -> Self {
         Self { target, handle }
     }
 
-    /// The index that was read, if there is a shard.
+    /// Returns the index that was read, if there is a shard.
     fn index(
         &self,
         encoded: Option<ArrayBytesRaw<'_>>,
@@ -179,7 +179,7 @@ impl<H: Handle> PartialEncoder<H> {
         StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }
 
-    /// Where to read the index.
+    /// Returns where to read the index.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
         check_memory(self.target.index.len()).map_err(codec_error)?;
         Ok(self.target.index.byte_range())
@@ -201,7 +201,7 @@ impl<H: Handle> PartialEncoder<H> {
     }
 }
 
-/// Encode a whole shard of elements that have no fixed size.
+/// Encodes a whole shard of elements that have no fixed size.
 pub(super) fn encode_delegated(
     target: &Sharding,
     elements: &ArrayBytes<'_>,
@@ -209,7 +209,7 @@ pub(super) fn encode_delegated(
 ) -> Result<Vec<u8>, CodecError> {
     let all = ArraySubset::new_with_shape(target.shape.iter().map(|d| d.get()).collect());
     let update = Update::new(target, None, &all, elements)?;
-    let changes = delegated::encode(&update, &Fetched::default(), options)?;
+    let changes = delegated::encode(&update, &FetchedRanges::default(), options)?;
     let subchunks: Vec<Option<&[u8]>> = changes
         .subchunks
         .iter()
@@ -222,14 +222,14 @@ pub(super) fn encode_delegated(
 pub(super) fn explain(target: &Sharding) -> String {
     match rule(target, true) {
         Err(error) => error.to_string(),
-        Ok(Rule::Append) => "behind everything that is there".to_string(),
-        Ok(Rule::Reuse) => {
+        Ok(PlacementRule::Append) => "behind everything that is there".to_string(),
+        Ok(PlacementRule::Reuse) => {
             "into bytes that nothing uses, or behind everything: the old state stays until the new one is whole".to_string()
         }
-        Ok(Rule::InPlace) => {
+        Ok(PlacementRule::InPlace) => {
             "where the subchunk was, if it fits; else into bytes that nothing uses, or behind everything".to_string()
         }
-        Ok(Rule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
+        Ok(PlacementRule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
     }
 }
 
@@ -249,9 +249,9 @@ fn index_error(error: &CodecError) -> CodecError {
 /// The bytes between what one write stores that are read to see what is left of it.
 const MOST_HOLES: usize = 64 << 20;
 
-/// Where to read what a failed `write` left of a shard that was to be created. `None` if that is too
+/// Returns where to read what a failed `write` left of a shard that was to be created. `None` if that is too
 /// much to read.
-fn range_of_rest(write: &Write) -> Option<ByteRange> {
+fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     let end = write
         .iter()
         .map(|(at, bytes)| at + bytes.len() as u64)
@@ -261,9 +261,9 @@ fn range_of_rest(write: &Write) -> Option<ByteRange> {
     (end <= most).then_some(ByteRange::FromStart(0, None))
 }
 
-/// Whether `object` is what a failed `write` left of a shard that was to be created, and not all of it.
-/// File systems fill holes with zeros, and may store the pages of one write in any order.
-fn is_rest(object: &[u8], write: &Write) -> bool {
+/// Returns whether `object` is what a failed `write` left of a shard that was to be created, and not all of
+/// it. File systems fill holes with zeros, and may store the pages of one write in any order.
+fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     let mut whole = Vec::new();
     for (at, bytes) in write {
         let Ok(at) = usize::try_from(*at) else {
@@ -276,7 +276,7 @@ fn is_rest(object: &[u8], write: &Write) -> bool {
     object.len() <= whole.len() && object != whole && object.iter().zip(&whole).all(is_part)
 }
 
-/// Why a shard was not created, and that nothing is left of the attempt.
+/// Returns why a shard was not created, and that nothing is left of the attempt.
 fn not_created(error: &CodecError) -> CodecError {
     caused(
         format!(

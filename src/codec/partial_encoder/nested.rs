@@ -7,7 +7,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::update::{Changes, Update};
 use crate::shard::selection::Selection;
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::layout::{Entries, Extent, Part, Space};
+use zarrs_cuda_engine::layout::{Entries, Extent, Space, SubchunkPart};
 
 /// An inner shard as it will be.
 pub(super) struct Inner {
@@ -25,7 +25,7 @@ pub(super) fn share(
     let mut share = Vec::new();
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(update.grid, number, start, shape);
+            let part = SubchunkPart::new(update.grid, number, start, shape);
             share.reserve_exact(part.len());
             for (_, from) in part.rows(shape) {
                 share.extend_from_slice(&elements[from..from + part.row_len()]);
@@ -42,7 +42,7 @@ pub(super) fn share(
     Ok((update.selection.within(update.grid, number)?, share))
 }
 
-/// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
+/// Returns the shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
 ///
 /// # Errors
 /// A [`CodecError`] if the index cannot be encoded.

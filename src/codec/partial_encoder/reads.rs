@@ -24,13 +24,13 @@ fn range(extent: Range<usize>) -> Range<u64> {
 
 /// Ranges of a shard, and the bytes that were read there.
 #[derive(Debug, Default)]
-pub(super) struct Fetched<'a> {
+pub(super) struct FetchedRanges<'a> {
     ranges: Merged,
     bytes: Vec<Cow<'a, [u8]>>,
 }
 
-impl<'a> Fetched<'a> {
-    /// All of a shard that is in memory.
+impl<'a> FetchedRanges<'a> {
+    /// Returns all of a shard that is in memory.
     pub(super) fn all(shard: &'a [u8]) -> Self {
         Self {
             ranges: Merged::of([range(0..shard.len())]),
@@ -38,7 +38,7 @@ impl<'a> Fetched<'a> {
         }
     }
 
-    /// The `bytes` that a store returned for `ranges`.
+    /// Returns the `bytes` that a store returned for `ranges`.
     ///
     /// # Errors
     /// A [`CodecError`] if these are other bytes.
@@ -73,7 +73,7 @@ impl<'a> Fetched<'a> {
         }
     }
 
-    /// The bytes at `extent`, if they were read.
+    /// Returns the bytes at `extent`, if they were read.
     pub(super) fn get(&self, extent: &Range<usize>) -> Option<&[u8]> {
         if extent.is_empty() {
             return Some(&[]);
@@ -97,7 +97,7 @@ mod tests {
             .iter()
             .map(|r| Cow::Borrowed(&shard[r.start as usize..r.end as usize]));
         let answer = Some(answer.collect());
-        let fetched = Fetched::answered(reads, answer).expect("as asked");
+        let fetched = FetchedRanges::answered(reads, answer).expect("as asked");
         for extent in extents {
             assert_eq!(fetched.get(&extent), Some(&shard[extent]));
         }
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn another_answer_is_an_error() {
         let ten = || reads([0..10]);
-        assert!(Fetched::answered(ten(), None).is_err());
+        assert!(FetchedRanges::answered(ten(), None).is_err());
         let nine = vec![Cow::Borrowed(&[0; 9][..])];
-        assert!(Fetched::answered(ten(), Some(nine)).is_err());
-        assert!(Fetched::answered(Merged::default(), None).is_ok());
+        assert!(FetchedRanges::answered(ten(), Some(nine)).is_err());
+        assert!(FetchedRanges::answered(Merged::default(), None).is_ok());
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use zarrs_codec::CodecError;
 
-use crate::store::claims::NoTurn;
+use crate::store::codec_queue::NoTurn;
 
 fn refusal(what: String) -> CodecError {
     CodecError::IOError(Arc::new(Error::new(ErrorKind::ResourceBusy, what)))
 }
 
-/// Whether `error` is a refusal.
+/// Returns whether `error` is a refusal.
 pub(super) fn is_refusal(error: &CodecError) -> bool {
     matches!(error, CodecError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
 }

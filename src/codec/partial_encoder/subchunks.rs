@@ -7,7 +7,7 @@ use zarrs_codec::CodecError;
 use crate::shard::sharding::Sharding;
 
 impl Sharding {
-    /// Whether every subchunk that is not empty has the same encoded size. If subchunks are shards,
+    /// Returns whether every subchunk that is not empty has the same encoded size. If subchunks are shards,
     /// whether that holds for the subchunks in them.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Sharding {
         }
     }
 
-    /// Whether a subchunk may be overwritten by just the bytes of it that change: each encodes some
+    /// Returns whether a subchunk may be overwritten by just the bytes of it that change: each encodes some
     /// element, and nothing else. A checksum would not be right after two writers of one subchunk.
     pub(super) fn is_written_in_pieces(&self) -> bool {
         match self.nested() {
@@ -36,10 +36,10 @@ impl Sharding {
         }
     }
 
-    /// Whether the subchunks are shards that are updated as a whole, for want of a way into them.
+    /// Returns whether the subchunks are shards that are updated as a whole, for want of a way into them.
     pub(super) fn has_closed_shards(&self) -> bool {
         let inner = self.codec.inner_codecs.array_to_bytes_codec();
-        // Ours, too, says that it is zarrs' own.
+        // This crate's codec also says that it is zarrs' own.
         let sharded = inner.as_any().is::<ShardingCodec>();
         sharded && (self.codec.nested.is_none() || self.delegated().is_some())
     }

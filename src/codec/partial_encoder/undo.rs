@@ -1,5 +1,15 @@
 //! Undoes a write to a stored shard that failed: in its turn, the encoder puts the old index back.
 //!
+//! ```text
+//! the shard has the old index: done
+//! the index is at the start, or was rewritten where it is: write the old index where it was
+//! the shard grew: read the bytes behind its old end
+//!     they have a record: write the old index as the end of the shard
+//!     they have none: write a record of an update that changes nothing, and the old index
+//! only data were written, or the bytes cannot be read: the shard may be torn
+//! read the index: the shard is undone if the index is the old one, and may be torn otherwise
+//! ```
+//!
 //! The rules are those of `recover` (`docs/reference/updates.md`). The encoder knows more than `recover`: the
 //! old index, and the update.
 
@@ -57,7 +67,7 @@ impl Undo {
 }
 
 impl<H: Handle> PartialEncoder<H> {
-    /// Undo an update of the shard `before`, one of whose writes failed.
+    /// Undoes an update of the shard `before`, one of whose writes failed.
     pub(super) async fn undo(
         &self,
         before: &StoredIndex,
@@ -84,14 +94,14 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Whether the stored shard has the index `before`.
+    /// Returns whether the stored shard has the index `before`.
     async fn has_index(&self, before: &StoredIndex, options: &CodecOptions) -> bool {
         let now = self.read_index(options).await;
         now.is_ok_and(|now| now.is_some_and(|now| now.encoded() == before.encoded()))
     }
 
-    /// The writes that put the index `before` back, one after the other. `None` if the size of the shard
-    /// cannot be read.
+    /// Returns the writes that put the index `before` back, one after the other. `None` if the size of the
+    /// shard cannot be read.
     async fn writes_to_undo(
         &self,
         before: &StoredIndex,
@@ -109,7 +119,7 @@ impl<H: Handle> PartialEncoder<H> {
         Some(vec![(start, old.to_vec())])
     }
 
-    /// The writes that let a shard which began to grow end with the index `old`.
+    /// Returns the writes that let a shard which began to grow end with the index `old`.
     async fn writes_to_shorten(
         &self,
         old: &[u8],
@@ -153,7 +163,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// The error of a write to a stored shard that failed.
+/// Returns the error of a write to a stored shard that failed.
 pub(super) fn not_written(error: &CodecError, left: Left) -> CodecError {
     caused(
         format!("cannot write part of a shard: {error}. {left}"),

@@ -11,10 +11,10 @@ use crate::shard::selection::Selection;
 use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::contract::EngineError;
-use zarrs_cuda_engine::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
+use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN, Space, SubchunkGrid, SubchunkPart};
 
 /// A subchunk that a write touches.
-pub(super) struct Touched {
+pub(super) struct TouchedSubchunk {
     pub(super) number: usize,
     /// Whether all of it is written, so that it need not be read.
     pub(super) whole: bool,
@@ -30,22 +30,22 @@ pub(super) struct Update<'a> {
     /// The elements that are written, in the order of the indexer.
     pub(super) elements: &'a ArrayBytes<'a>,
     /// In C order.
-    pub(super) touched: Vec<Touched>,
+    pub(super) touched: Vec<TouchedSubchunk>,
 }
 
 /// The changed subchunks, encoded.
 pub(super) struct Changes {
     /// Room for a record, then encoded subchunks.
     pub(super) bytes: Vec<u8>,
-    /// By number: where each lies in `bytes`, unless it is empty now.
+    /// The number of each changed subchunk, and where the subchunk lies in `bytes`; `None` if it is empty now.
     pub(super) subchunks: Vec<(usize, Extent)>,
-    /// The numbers of those of which more would be lost than what is written, if overwriting them
-    /// were interrupted; by number.
+    /// The numbers, ascending, of subchunks that must not be overwritten where they are: an interruption would
+    /// also lose elements that are not written.
     pub(super) fragile: Vec<usize>,
 }
 
 impl<'a> Update<'a> {
-    /// The write of `elements` to `indexer`, into a shard with the index `entries`.
+    /// Returns the write of `elements` to `indexer`, into a shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` does not fit the shard.
@@ -60,11 +60,11 @@ impl<'a> Update<'a> {
         let touched = selection
             .touched(grid)
             .into_iter()
-            .map(|number| Touched {
+            .map(|number| TouchedSubchunk {
                 number,
                 whole: match &selection {
                     Selection::Window { start, shape } => {
-                        Part::new(grid, number, start, shape).is_whole()
+                        SubchunkPart::new(grid, number, start, shape).is_whole()
                     }
                     Selection::Points(_) => false,
                 },
@@ -97,7 +97,7 @@ impl<'a> Update<'a> {
         Ok((reads(extents.cloned()), limit.is_bounded()))
     }
 
-    /// Whether some elements of a subchunk stay as they are.
+    /// Returns whether some elements of a subchunk stay as they are.
     pub(super) fn is_patched(&self, number: usize) -> bool {
         let place = self
             .touched
@@ -105,8 +105,8 @@ impl<'a> Update<'a> {
         place.is_ok_and(|place| !self.touched[place].whole)
     }
 
-    /// The subchunks of which some elements stay as they are.
-    pub(super) fn straddled(&self) -> impl Iterator<Item = &Touched> {
+    /// Returns the subchunks of which some elements stay as they are.
+    pub(super) fn straddled(&self) -> impl Iterator<Item = &TouchedSubchunk> {
         self.touched.iter().filter(|touched| !touched.whole)
     }
 }
@@ -120,7 +120,7 @@ impl Changes {
         }
     }
 
-    /// Add subchunk `number`, with its encoded bytes unless it is empty.
+    /// Adds subchunk `number`, with its encoded bytes unless it is empty.
     pub(super) fn push(&mut self, number: usize, encoded: Option<&[u8]>) {
         let extent: Extent = encoded.map(|encoded| {
             let start = self.bytes.len();
@@ -130,7 +130,7 @@ impl Changes {
         self.subchunks.push((number, extent));
     }
 
-    /// All subchunks of a shard with these changes, encoded: the others are as `old` has them, by
+    /// Returns all subchunks of a shard with these changes, encoded: the others are as `old` has them, by
     /// number.
     pub(super) fn over<'c>(
         &'c self,
@@ -148,7 +148,7 @@ impl Changes {
             .collect()
     }
 
-    /// How many bytes the subchunks of a shard use after these changes, if they use `used` before.
+    /// Returns how many bytes the subchunks of a shard use after these changes, if they use `used` before.
     /// `old` is where each lies then.
     pub(super) fn used_after(&self, used: usize, old: impl Fn(usize) -> Extent) -> usize {
         let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
@@ -157,7 +157,7 @@ impl Changes {
         (used + added).saturating_sub(removed.sum())
     }
 
-    /// Whether every subchunk of a shard is empty after these changes. `space` is of the shard before
+    /// Returns whether every subchunk of a shard is empty after these changes. `space` is of the shard before
     /// them, and `old` is where each subchunk lies then.
     pub(super) fn erase(&self, space: &Space, old: impl Fn(usize) -> Extent) -> bool {
         let erased = self
@@ -167,7 +167,7 @@ impl Changes {
         self.subchunks.iter().all(|(_, new)| new.is_none()) && erased.count() == space.num_stored()
     }
 
-    /// The encoded bytes at `range`.
+    /// Returns the encoded bytes at `range`.
     pub(super) fn encoded(&self, range: &Range<usize>) -> &[u8] {
         &self.bytes[range.clone()]
     }

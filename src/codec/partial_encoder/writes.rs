@@ -3,18 +3,18 @@
 use std::ops::Range;
 
 use super::commit::Placed;
-use super::reads::Fetched;
+use super::reads::FetchedRanges;
 use super::update::{Changes, Update};
 use zarrs_cuda_engine::layout::placement::Commit;
 use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record};
 
 /// The bytes that one call of the store writes, each with its offset, in this order.
-pub(super) type Write = Vec<(u64, Vec<u8>)>;
+pub(super) type WriteCall = Vec<(u64, Vec<u8>)>;
 
 /// A piece of at least this many bytes is not copied to be one piece with its neighbours.
 const LARGE: usize = 256 << 10;
 
-/// The calls of the store, one after the other, each with bytes at offsets in this order.
+/// Returns the calls of the store, one after the other, each with bytes at offsets in this order.
 ///
 /// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
 /// byte of it depends on others, and as far as `fetched` has them.
@@ -22,8 +22,8 @@ pub(super) fn writes(
     update: &Update<'_>,
     placed: Placed,
     changes: &mut Changes,
-    fetched: &Fetched<'_>,
-) -> Vec<Write> {
+    fetched: &FetchedRanges<'_>,
+) -> Vec<WriteCall> {
     let Placed {
         commit,
         extents,
@@ -84,12 +84,12 @@ pub(super) fn writes(
     }
 }
 
-/// The bytes of changed subchunks that are written, and where.
+/// Returns the bytes of changed subchunks that are written, and where.
 fn data<'c>(
     update: &Update<'_>,
     extents: &[Extent],
     changes: &'c Changes,
-    fetched: &Fetched<'_>,
+    fetched: &FetchedRanges<'_>,
 ) -> Vec<(usize, &'c [u8])> {
     let in_pieces = update.target.is_written_in_pieces();
     let mut data = Vec::new();
@@ -121,7 +121,12 @@ fn data<'c>(
 }
 
 /// `first` with the index, or its copy, behind it, at `at`; and then the index, if it is at the start.
-fn with_index(update: &Update<'_>, mut first: Write, at: usize, index: Vec<u8>) -> Vec<Write> {
+fn with_index(
+    update: &Update<'_>,
+    mut first: WriteCall,
+    at: usize,
+    index: Vec<u8>,
+) -> Vec<WriteCall> {
     let again = (!update.target.index.is_at_end()).then(|| vec![(0, index.clone())]);
     match first.last_mut() {
         Some((start, before)) if follows(*start, before, at) && index.len() < LARGE => {
@@ -133,12 +138,12 @@ fn with_index(update: &Update<'_>, mut first: Write, at: usize, index: Vec<u8>) 
     std::iter::once(first).chain(again).collect()
 }
 
-/// Whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
+/// Returns whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
 fn follows(start: u64, before: &[u8], at: usize) -> bool {
     start + before.len() as u64 == at as u64 && before.len() < LARGE
 }
 
-/// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
+/// Returns whether record, changes, record and index follow one another in the shard as they do in `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
     let mut placed = changes.subchunks.iter().zip(extents);
@@ -156,8 +161,8 @@ fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize
 }
 
 /// Pieces that follow one another, as one, unless they are large.
-fn joined(mut pieces: &[(usize, &[u8])]) -> Write {
-    let mut joined = Write::new();
+fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
+    let mut joined = WriteCall::new();
     while let [(offset, first), rest @ ..] = pieces {
         let mut len = first.len();
         let follow = rest.iter().take_while(|(at, piece)| {
@@ -177,7 +182,7 @@ fn joined(mut pieces: &[(usize, &[u8])]) -> Write {
     joined
 }
 
-/// Where `new` is not what `old` was, give or take a page.
+/// Returns where `new` is not what `old` was, give or take a page.
 fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
     /// Runs that lie closer together than this are written as one.
     const NEAR: usize = 4 << 10;

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::{
-    Attempt, Call, Stop, Touched, damage, got_no_answer, keep_buffer, lock, store_error,
-    take_buffer,
-};
+use super::buffer::{keep_buffer, take_buffer};
+use super::errors::{damage, got_no_answer, store_error};
+use super::windows::WantedSubchunk;
+use super::{Attempt, ReadCall, Stop, lock};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
-use crate::reader::source::{Fetched, Source};
+use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::ranges::Merged;
@@ -24,16 +24,16 @@ use zarrs_cuda_engine::memory::allocate;
 
 /// A subchunk that is to be read.
 #[derive(Clone)]
-pub(super) struct Stored<'p> {
-    touched: Touched<'p>,
-    /// Its place in the shard.
+pub(super) struct SubchunkToRead<'p> {
+    touched: WantedSubchunk<'p>,
+    /// The place of the subchunk in the shard, in bytes.
     extent: Range<usize>,
     /// The bytes to read of it, if they are not all and need no decoding.
     rows: Option<Merged>,
 }
 
-impl Stored<'_> {
-    /// The bytes of the shard to read.
+impl SubchunkToRead<'_> {
+    /// Returns the bytes of the shard to read.
     fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let start = self.extent.start as u64;
         let whole = self.rows.is_none().then_some(start..self.extent.end as u64);
@@ -44,7 +44,7 @@ impl Stored<'_> {
 }
 
 /// A shard whose index was read or kept, while an attempt reads it.
-pub(super) struct Indexed<'a, S: Source> {
+pub(super) struct Indexed<'a, S: ShardSource> {
     pub(super) attempt: &'a Attempt<'a, S>,
     pub(super) opened: &'a S::Shard,
     pub(super) index: &'a Arc<Index>,
@@ -52,13 +52,13 @@ pub(super) struct Indexed<'a, S: Source> {
     pub(super) decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
 }
 
-impl<S: Source> Indexed<'_, S> {
+impl<S: ShardSource> Indexed<'_, S> {
     /// Returns the subchunks of `touched` to read, by their places in the shard. Writes the elements of
     /// the others, which are empty, kept or damaged.
     pub(super) async fn stored<'p>(
         &self,
-        touched: &[Touched<'p>],
-    ) -> Result<Vec<Stored<'p>>, Stop> {
+        touched: &[WantedSubchunk<'p>],
+    ) -> Result<Vec<SubchunkToRead<'p>>, Stop> {
         let limit = self.attempt.shard.sharding.subchunk_len();
         let limit = limit.map_err(|error| damage(self.attempt.shard, None, error))?;
         let (mut stored, mut filled) = (Vec::new(), Vec::new());
@@ -72,7 +72,7 @@ impl<S: Source> Indexed<'_, S> {
                 self.note(number, error)?;
                 filled.push(touched);
             } else if !self.write_kept(touched)? {
-                stored.push(Stored {
+                stored.push(SubchunkToRead {
                     touched,
                     rows: self.rows(touched, extent.len()),
                     extent,
@@ -91,7 +91,7 @@ impl<S: Source> Indexed<'_, S> {
     /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. Of a long one whose
     /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them.
     /// Returns `None` for all bytes.
-    fn rows(&self, touched: Touched<'_>, len: usize) -> Option<Merged> {
+    fn rows(&self, touched: WantedSubchunk<'_>, len: usize) -> Option<Merged> {
         /// Fewer bytes than this cost about as much as one.
         const SHORT: usize = 64 << 10;
         let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
@@ -117,9 +117,9 @@ impl<S: Source> Indexed<'_, S> {
         (is_worth && !rows.is_empty()).then_some(rows)
     }
 
-    /// Read the subchunks `stored` and write their elements, and read the index again.
-    pub(super) async fn read(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
-        let Call {
+    /// Reads the subchunks `stored` and writes their elements, and reads the index again.
+    pub(super) async fn read(&self, stored: &[SubchunkToRead<'_>]) -> Result<(), Stop> {
+        let ReadCall {
             settings, requests, ..
         } = self.attempt.call;
         let share = settings.memory / *requests;
@@ -141,7 +141,7 @@ impl<S: Source> Indexed<'_, S> {
     /// Puts the index and the decoded subchunks into the caches. The index did not change during the
     /// read.
     pub(super) fn keep(self) {
-        let Call {
+        let ReadCall {
             settings, caches, ..
         } = self.attempt.call;
         let decoded = self
@@ -160,8 +160,8 @@ impl<S: Source> Indexed<'_, S> {
         }
     }
 
-    /// Write the elements of a subchunk that was kept. Returns false if it was not.
-    fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
+    /// Writes the elements of a subchunk that was kept. Returns false if it was not.
+    fn write_kept(&self, touched: WantedSubchunk<'_>) -> Result<bool, ReaderError> {
         if self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
         }
@@ -203,9 +203,9 @@ impl<S: Source> Indexed<'_, S> {
     /// `error` if all are in the shard, or the store does not say how long it is.
     async fn inside<'p>(
         &self,
-        stored: &[Stored<'p>],
+        stored: &[SubchunkToRead<'p>],
         error: ReaderError,
-    ) -> Result<Vec<Stored<'p>>, Stop> {
+    ) -> Result<Vec<SubchunkToRead<'p>>, Stop> {
         if let ReaderError::Store {
             error: of_store, ..
         } = &error
@@ -218,8 +218,9 @@ impl<S: Source> Indexed<'_, S> {
         let Ok(Some(size)) = self.attempt.call.source.size(self.opened).await else {
             return Err(error.into());
         };
-        let is_inside = |stored: &&Stored<'_>| stored.extent.end as u64 <= size;
-        let (inside, outside): (Vec<&Stored<'p>>, Vec<_>) = stored.iter().partition(is_inside);
+        let is_inside = |stored: &&SubchunkToRead<'_>| stored.extent.end as u64 <= size;
+        let (inside, outside): (Vec<&SubchunkToRead<'p>>, Vec<_>) =
+            stored.iter().partition(is_inside);
         if outside.is_empty() {
             return Err(error.into());
         }
@@ -237,10 +238,13 @@ impl<S: Source> Indexed<'_, S> {
         Ok(inside.into_iter().cloned().collect())
     }
 
-    /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
-    /// the memory that the index asks for. Returns the subchunks that are in the shard.
-    async fn check_ends<'p>(&self, stored: Vec<Stored<'p>>) -> Result<Vec<Stored<'p>>, Stop> {
-        let ranges = stored.iter().map(|Stored { extent, .. }| {
+    /// Looks for the last byte of each long subchunk: if the store has it, then the stored bytes justify the
+    /// memory that the index asks for. Returns the subchunks that are in the shard.
+    async fn check_ends<'p>(
+        &self,
+        stored: Vec<SubchunkToRead<'p>>,
+    ) -> Result<Vec<SubchunkToRead<'p>>, Stop> {
+        let ranges = stored.iter().map(|SubchunkToRead { extent, .. }| {
             ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
         });
         let ranges = last_bytes(&ranges.collect::<Vec<_>>());
@@ -265,20 +269,20 @@ impl<S: Source> Indexed<'_, S> {
         self.inside(&stored, error).await
     }
 
-    /// Read the index again, and compare.
+    /// Reads the index again, and compares the index with the one that was read before.
     pub(super) async fn check_index(&self) -> Result<(), Stop> {
         let Attempt { call, shard, .. } = self.attempt;
         match call.encoded_index(shard, self.opened).await {
             Ok(Some(encoded)) if encoded == self.index.encoded => Ok(()),
-            // Or it is too short for an index now.
+            // Another shard is there now, perhaps too short for an index.
             Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
-    /// by the same request, and compared.
-    async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
+    /// Reads the subchunks of `group`, and writes their elements. With `and_index` the index is read by the
+    /// same request, and compared.
+    async fn read_group(&self, group: &[SubchunkToRead<'_>], and_index: bool) -> Result<(), Stop> {
         let mut rest = self.try_group(group, and_index).await?;
         while let Some(inside) = rest.filter(|inside| !inside.is_empty()) {
             rest = self.try_group(&inside, and_index).await?;
@@ -290,12 +294,12 @@ impl<S: Source> Indexed<'_, S> {
     /// of which none was read.
     async fn try_group<'p>(
         &self,
-        group: &[Stored<'p>],
+        group: &[SubchunkToRead<'p>],
         and_index: bool,
-    ) -> Result<Option<Vec<Stored<'p>>>, Stop> {
+    ) -> Result<Option<Vec<SubchunkToRead<'p>>>, Stop> {
         let merged = Merged::near(
             self.attempt.call.settings.gap,
-            group.iter().flat_map(Stored::ranges),
+            group.iter().flat_map(SubchunkToRead::ranges),
         );
         let mut ranges = merged.byte_ranges();
         let mut bytes = merged.total();
@@ -350,12 +354,12 @@ impl<S: Source> Indexed<'_, S> {
         store_error(self.attempt.shard, error)
     }
 
-    /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    /// Decodes the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
     fn decode(
         &self,
-        group: &[Stored<'_>],
+        group: &[SubchunkToRead<'_>],
         merged: &Merged,
-        read: &[Fetched<'_>],
+        read: &[FetchedBytes<'_>],
     ) -> Result<(), ReaderError> {
         let bytes_of = |range: Range<u64>| {
             if range.is_empty() {
@@ -398,12 +402,12 @@ impl<S: Source> Indexed<'_, S> {
 }
 
 /// Keeps a copy of each subchunk that goes to `sink`.
-pub(super) struct Keeping<'a, S: Source> {
+pub(super) struct Keeping<'a, S: ShardSource> {
     pub(super) indexed: &'a Indexed<'a, S>,
     pub(super) sink: &'a dyn RowSink,
 }
 
-impl<S: Source> RowSink for Keeping<'_, S> {
+impl<S: ShardSource> RowSink for Keeping<'_, S> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         self.sink.row_len(first, count)
     }
@@ -448,7 +452,11 @@ fn index(at: u64) -> usize {
 
 /// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
 /// bytes between them.
-fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [Stored<'p>]> {
+fn groups<'g, 'p>(
+    stored: &'g [SubchunkToRead<'p>],
+    most: usize,
+    gap: u64,
+) -> Vec<&'g [SubchunkToRead<'p>]> {
     let mut groups = Vec::new();
     let (mut from, mut sum) = (0, 0_u64);
     let mut end: Option<u64> = None;
@@ -483,11 +491,11 @@ mod tests {
 
     #[test]
     fn groups_count_the_gaps_that_are_read() {
-        let touched = Touched(&[(0, 0)]);
+        let touched = WantedSubchunk(&[(0, 0)]);
         let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
             let stored: Vec<_> = extents
                 .iter()
-                .map(|extent| Stored {
+                .map(|extent| SubchunkToRead {
                     touched,
                     extent: extent.clone(),
                     rows: None,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::*;
-use crate::store::turns::{TakesTurns, Turns};
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::{Lists, Reads, Writes, now};
 
 fn key(key: &str) -> StoreKey {
@@ -26,7 +26,7 @@ fn value(byte: u8) -> Value {
     Some(vec![byte].into())
 }
 
-/// Read all of the shard, change one byte, write all of it.
+/// Reads all of the shard, changes one byte, and writes all of the shard.
 async fn naive(seat: &Seat, at: usize, byte: u8) -> Result<()> {
     let shard = seat.get(&key("shard")).await?.unwrap();
     let mut shard = shard.to_vec();
@@ -42,13 +42,13 @@ fn both_bytes(ending: &Ending<'_>) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn writers(turns: Option<[&Turns; 2]>) -> Scenario<'_> {
+fn writers(locks: Option<[&KeyLocks; 2]>) -> Scenario<'_> {
     let mut scenario = Scenario::new(objects(&[("shard", &[0, 0])]), both_bytes);
     for chunk in 0..2 {
         scenario = scenario.actor(move |seat| async move {
             let write = async {
-                let _turn = match turns {
-                    Some(turns) => Some(seat.turn(turns[chunk], &key("shard")).await),
+                let _lock = match locks {
+                    Some(locks) => Some(seat.lock_key(locks[chunk], &key("shard")).await),
                     None => None,
                 };
                 naive(&seat, chunk, 7).await
@@ -75,33 +75,33 @@ fn an_update_is_lost_if_two_read_and_write_all() {
 
 #[test]
 fn turns_keep_updates() {
-    let turns = [Turns::default(), Turns::default()];
-    let explored = writers(Some([&turns[0], &turns[0]])).explore().unwrap();
-    // Who is first is all that can differ.
+    let locks = [KeyLocks::default(), KeyLocks::default()];
+    let explored = writers(Some([&locks[0], &locks[0]])).explore().unwrap();
+    // Only the order of the two actors can differ.
     assert_eq!(explored.schedules, 2);
-    // These are turns of different processes.
-    writers(Some([&turns[0], &turns[1]])).explore().unwrap_err();
+    // These are the locks of different processes.
+    writers(Some([&locks[0], &locks[1]])).explore().unwrap_err();
 }
 
 #[test]
 fn all_turns_are_one_after_the_others() {
-    let turns = Turns::default();
+    let locks = KeyLocks::default();
     let scenario = Scenario::new(objects(&[("shard", &[0, 0])]), both_bytes);
     let scenario = scenario.actor(|seat| {
-        let turns = &turns;
+        let locks = &locks;
         async move {
             let write = async {
-                let _turn = seat.turn(turns, &key("shard")).await;
+                let _lock = seat.lock_key(locks, &key("shard")).await;
                 naive(&seat, 0, 7).await
             };
             seat.writing(0, value(7), write).await;
         }
     });
     let scenario = scenario.actor(|seat| {
-        let turns = &turns;
+        let locks = &locks;
         async move {
             let write = async {
-                let _turns = seat.all_turns(turns).await;
+                let _lock = seat.lock_all_keys(locks).await;
                 naive(&seat, 1, 7).await
             };
             seat.writing(1, value(7), write).await;
@@ -168,13 +168,13 @@ fn who_comes_after_another() {
 
 #[test]
 fn who_waits_for_ever_is_found() {
-    let turns = Turns::default();
+    let locks = KeyLocks::default();
     let scenario = Scenario::new(Objects::new(), |_| Ok(()));
     let scenario = scenario.actor(|seat| {
-        let turns = &turns;
+        let locks = &locks;
         async move {
-            let _first = seat.turn(turns, &key("k")).await;
-            let _second = seat.turn(turns, &key("k")).await;
+            let _first = seat.lock_key(locks, &key("k")).await;
+            let _second = seat.lock_key(locks, &key("k")).await;
         }
     });
     let violation = scenario.explore().unwrap_err();

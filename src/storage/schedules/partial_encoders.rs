@@ -125,7 +125,7 @@ impl Shards {
         }
     }
 
-    /// Store the elements `at`.
+    /// Stores the elements `at`.
     async fn store(
         self,
         seat: Seat,
@@ -146,7 +146,7 @@ impl Shards {
         encoder.partial_encode(&subset, &elements, &options).await
     }
 
-    /// The elements of a stored shard.
+    /// Returns the elements of a stored shard.
     fn elements(&self, objects: &Objects) -> std::result::Result<Vec<u8>, String> {
         let Some(object) = objects.get(&key()) else {
             return Err("there is no shard".to_owned());
@@ -161,7 +161,7 @@ impl Shards {
         decoded.map_err(|error| format!("the shard is broken: {error}"))
     }
 
-    /// A store that has a shard with `elements`.
+    /// Returns a store that has a shard with `elements`.
     fn stored(&self, elements: &[u8]) -> Objects {
         let options = CodecOptions::default();
         let (shape, fill_value) = (&self.shape, &self.fill_value);
@@ -174,15 +174,15 @@ impl Shards {
 }
 
 /// The elements that a writer stores, and their place.
-type Part = (std::ops::Range<u64>, &'static [u8]);
+type StoredElements = (std::ops::Range<u64>, &'static [u8]);
 
-/// A writer for each of `parts`, with the codec of the same place in `writers`. None of them may fail, and
-/// all parts must be there in the end.
+/// Returns a writer for each of `parts`, with the codec of the same place in `writers`. None of them may
+/// fail, and all parts must be there in the end.
 fn scenario<'a>(
     writers: &'a [Shards],
     before: Objects,
     initial: [u8; 6],
-    parts: &'a [Part],
+    parts: &'a [StoredElements],
 ) -> Scenario<'a> {
     let mut expected = initial.to_vec();
     for (at, elements) in parts {
@@ -225,8 +225,8 @@ fn zstd() -> serde_json::Value {
     json!([{ "name": "bytes" }, zstd])
 }
 
-/// Explore `parts` for each kind of shard, from an absent one and from one that is there.
-fn each_kind(parts: &[Part]) {
+/// Explores `parts` for each kind of shard, from an absent one and from one that is there.
+fn each_kind(parts: &[StoredElements]) {
     let (mut schedules, mut states) = (0, 0);
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
@@ -264,7 +264,7 @@ fn writers_of_one_subchunk() {
 #[test]
 fn three_writers_and_no_shard() {
     let _alone = alone();
-    let parts: &[Part] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
+    let parts: &[StoredElements] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
     for strategy in STRATEGIES {
         let writers = vec![Shards::new(strategy, "end", &zstd()); 3];
         let explored = scenario(&writers, Objects::new(), [0; 6], parts).explore();
@@ -278,7 +278,7 @@ fn three_writers_and_no_shard() {
 #[test]
 fn without_turns_data_are_lost() {
     let _alone = alone();
-    let parts: &[Part] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
+    let parts: &[StoredElements] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
             let one = Shards::new(strategy, location, &zstd());

@@ -21,7 +21,7 @@ pub(in crate::storage) const OTHER_NAME: &str =
 
 const TRANSFORMERS: &str = "storage_transformers";
 
-/// Whether `name` is one of the transformer's.
+/// Returns whether `name` is one of the transformer's.
 pub(in crate::storage) fn is_name(name: &str) -> bool {
     [NAME, OTHER_NAME].contains(&name)
 }
@@ -90,7 +90,7 @@ impl Configuration {
     }
 }
 
-/// The transformer that some metadata describe; `None` if they are not those of an array, or of one
+/// Returns the transformer that some metadata describe; `None` if they are not those of an array, or of one
 /// without it.
 pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
     ArrayDocument::parse(stored).map_or(Ok(None), |document| document.configuration())
@@ -132,7 +132,7 @@ pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<Str
     Ok(Some(described.ok_or(MALFORMED)?))
 }
 
-/// How many chunks an array has along each axis, by its metadata; `None` if it has no regular grid.
+/// Returns how many chunks an array has along each axis, by its metadata; `None` if it has no regular grid.
 pub(super) fn chunk_grid(metadata: &[u8]) -> Option<Vec<u64>> {
     let document = ArrayDocument::parse(metadata)?;
     let shape = document.field("shape")?;
@@ -230,7 +230,7 @@ impl<'a> ArrayDocument<'a> {
         Ok(found)
     }
 
-    /// Whether the transformer is described, which has to be `ours` then.
+    /// Returns whether the transformer is described, which has to be `ours` then.
     fn describes(&self, ours: &Configuration) -> Result<bool, String> {
         let counts = ours.chunks_per_shard.len();
         if let Some(rank) = self.rank()
@@ -248,7 +248,7 @@ impl<'a> ArrayDocument<'a> {
         }
     }
 
-    /// The document without the first transformer.
+    /// Returns the document without the first transformer.
     fn without_first(&self) -> Option<String> {
         let transformers = self.transformers().ok()?;
         let [first, second, ..] = &transformers[..] else {
@@ -261,7 +261,7 @@ impl<'a> ArrayDocument<'a> {
         Some(self.0.with(&[(TRANSFORMERS, &others)]))
     }
 
-    /// The document with `transformer` as the first. [`without_first`](Self::without_first) is the
+    /// Returns the document with `transformer` as the first. [`without_first`](Self::without_first) is the
     /// inverse, but for an empty list, which is not there then.
     fn with_first(&self, transformer: &str) -> Option<String> {
         let transformers = self.transformers().ok()?;

@@ -12,29 +12,29 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use super::BinaryFormat;
 use super::array_metadata::{self, Configuration};
-use super::indices::{Index, Indices, Stamp};
+use super::indices::{Index, Indices, ShardStamp};
 use crate::error::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
-use crate::storage::packing::{MAX_CHUNKS, Packing, UNCHECKED};
+use crate::storage::chunk_layout::{ChunkLayout, MAX_CHUNKS, UNCHECKED};
 use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::{Merged, slice, within};
-use crate::store::turns::{TakesTurns, Turns};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
 /// The most bytes that a shard can have: file systems have signed sizes.
 const LARGEST: u64 = i64::MAX.cast_unsigned();
 
-/// How often a read that a write interfered with is tried again before it waits for its turn.
+/// How often a read that a write interfered with is tried again before the read waits for the lock of its shard.
 const ATTEMPTS: usize = 3;
 
 /// The wanted ranges of bytes of a chunk: the number of the chunk in its shard, and the ranges.
-pub(super) type Wanted = (usize, Vec<ByteRange>);
+pub(super) type WantedRanges = (usize, Vec<ByteRange>);
 
 /// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::storage) enum Place {
+pub(in crate::storage) enum KeyMeaning {
     /// The key of a chunk: its shard, and its number in the shard, in C order.
     Chunk(ChunkKey, usize),
     /// The key of the metadata of the array.
@@ -51,8 +51,8 @@ pub(in crate::storage) struct Core {
     metadata: Option<StoreKey>,
     pub(super) keys: ChunkKeys,
     pub(super) grid: ShardGrid,
-    pub(super) packing: Packing,
-    pub(super) turns: Turns,
+    pub(super) layout: ChunkLayout,
+    pub(super) key_locks: KeyLocks,
     pub(super) indices: Indices,
     /// How many chunks the array has along each axis, once it is known.
     chunk_grid: RwLock<Option<Vec<u64>>>,
@@ -81,8 +81,8 @@ impl Core {
         Ok(Self {
             metadata: Some(meta_key_v3(path)),
             keys: ChunkKeys::new(path, grid.counts().len()),
-            packing: Packing::indexed(&grid, checksum)?,
-            turns: Turns::default(),
+            layout: ChunkLayout::indexed(&grid, checksum)?,
+            key_locks: KeyLocks::default(),
             indices: Indices::new(super::DEFAULT_INDEX_CACHE),
             chunk_grid: RwLock::default(),
             configuration,
@@ -90,7 +90,7 @@ impl Core {
         })
     }
 
-    /// The same, which keeps no indices, and passes on the metadata of the array.
+    /// Returns the same, which keeps no indices, and passes on the metadata of the array.
     pub(in crate::storage) fn for_transformer(mut self) -> Self {
         self.metadata = None;
         self.indices.set_limit(0);
@@ -105,26 +105,26 @@ impl Core {
         &self.keys
     }
 
-    pub(in crate::storage) fn place(&self, key: &StoreKey) -> Place {
+    pub(in crate::storage) fn place(&self, key: &StoreKey) -> KeyMeaning {
         if self.metadata.as_ref() == Some(key) {
-            return Place::Metadata;
+            return KeyMeaning::Metadata;
         }
         match self.keys.parse(key.as_str()) {
             Some(chunk) => {
                 let (shard, number) = self.grid.shard_of(&chunk);
-                Place::Chunk(shard, number)
+                KeyMeaning::Chunk(shard, number)
             }
-            None => Place::Elsewhere,
+            None => KeyMeaning::Elsewhere,
         }
     }
 
-    /// How many chunks the array has along each axis, if it is known.
+    /// Returns how many chunks the array has along each axis, if it is known.
     pub(super) fn chunk_grid(&self) -> Option<Vec<u64>> {
         let grid = self.chunk_grid.read();
         grid.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Take note of the metadata of the array, as they are now; `None` if there are none.
+    /// Takes note of the metadata of the array, as they are now; `None` if there are none.
     pub(super) fn note(&self, metadata: Option<&[u8]>) {
         let grid = metadata.and_then(array_metadata::chunk_grid);
         let grid = grid.filter(|grid| grid.len() == self.grid.counts().len());
@@ -153,18 +153,18 @@ impl Core {
         }
     }
 
-    pub(super) async fn get<R: Reads + TakesTurns>(
+    pub(super) async fn get<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
     ) -> Result<Option<Bytes>> {
         match self.place(key) {
-            Place::Elsewhere => store.get(key).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.get(key).await,
+            KeyMeaning::Metadata => {
                 let stored = store.get(key).await?;
                 stored.map(|stored| self.shown(key, stored)).transpose()
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let wanted = [(number, vec![ByteRange::FromStart(0, None)])];
                 let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
                 let found = found.into_iter().next().flatten();
@@ -173,22 +173,22 @@ impl Core {
         }
     }
 
-    pub(super) async fn get_ranges<R: Reads + TakesTurns>(
+    pub(super) async fn get_ranges<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
         match self.place(key) {
-            Place::Elsewhere => store.get_ranges(key, ranges).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.get_ranges(key, ranges).await,
+            KeyMeaning::Metadata => {
                 let Some(shown) = self.get(store, key).await? else {
                     return Ok(None);
                 };
                 let parts = ranges.into_iter().map(|range| slice(&shown, range));
                 parts.collect::<Result<_>>().map(Some)
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let wanted = [(number, ranges)];
                 let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
                 Ok(found.into_iter().next().flatten())
@@ -196,18 +196,18 @@ impl Core {
         }
     }
 
-    pub(super) async fn size<R: Reads + TakesTurns>(
+    pub(super) async fn size<R: Reads + LocksKeys>(
         &self,
         store: &R,
         key: &StoreKey,
     ) -> Result<Option<u64>> {
         match self.place(key) {
-            Place::Elsewhere => store.size(key).await,
-            Place::Metadata => {
+            KeyMeaning::Elsewhere => store.size(key).await,
+            KeyMeaning::Metadata => {
                 let shown = self.get(store, key).await?;
                 Ok(shown.map(|shown| shown.len() as u64))
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let index = self.read_index(store, &self.keys.key(&shard)?).await?;
                 let extent = index.and_then(|index| index.extents.get(number).cloned().flatten());
                 Ok(extent.map(|extent| extent.len() as u64))
@@ -215,13 +215,13 @@ impl Core {
         }
     }
 
-    /// The requests that `get_many` makes: those of a shard together, and those of any other key.
+    /// Returns the requests that `get_many` makes: those of a shard together, and those of any other key.
     pub(super) fn grouped(&self, wanted: &[(StoreKey, ByteRange)]) -> Result<Vec<Group>> {
         let mut groups: BTreeMap<StoreKey, Group> = BTreeMap::new();
         for (position, (key, range)) in wanted.iter().enumerate() {
             let (object, number) = match self.place(key) {
-                Place::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
-                Place::Metadata | Place::Elsewhere => (key.clone(), None),
+                KeyMeaning::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
+                KeyMeaning::Metadata | KeyMeaning::Elsewhere => (key.clone(), None),
             };
             // The key of a shard is that of a chunk, so that no other key is the same.
             let group = groups.entry(object).or_insert_with_key(|object| Group {
@@ -238,7 +238,7 @@ impl Core {
 
     /// Reads the ranges of a group. Returns the bytes of each range, if its chunk exists, with the position
     /// of the range in the request of the caller.
-    pub(super) async fn get_group<R: Reads + TakesTurns>(
+    pub(super) async fn get_group<R: Reads + LocksKeys>(
         &self,
         store: &R,
         group: Group,
@@ -248,7 +248,7 @@ impl Core {
             is_shard,
             wanted,
         } = group;
-        let (wanted, positions): (Vec<Wanted>, Vec<_>) = wanted
+        let (wanted, positions): (Vec<WantedRanges>, Vec<_>) = wanted
             .into_iter()
             .map(|(number, (ranges, positions))| ((number, ranges), positions))
             .unzip();
@@ -272,11 +272,11 @@ impl Core {
 
     /// Reads the `wanted` ranges of the chunks of a shard, all from one state of the shard. Returns `None`
     /// for a chunk that does not exist.
-    pub(super) async fn read<R: Reads + TakesTurns>(
+    pub(super) async fn read<R: Reads + LocksKeys>(
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
+        wanted: &[WantedRanges],
     ) -> Result<Vec<Option<Vec<Bytes>>>> {
         for _ in 0..ATTEMPTS {
             let Some(stamp) = self.indices.stamp(shard) else {
@@ -287,13 +287,13 @@ impl Core {
                 return read;
             }
         }
-        let _turn = store.turn(&self.turns, shard).await;
+        let _lock = store.lock_key(&self.key_locks, shard).await;
         let stamp = self.indices.stamp(shard);
         self.try_read(store, shard, wanted, stamp).await
     }
 
-    /// The index of a shard, of one state of it; `None` if there is no shard.
-    pub(super) async fn read_index<R: Reads + TakesTurns>(
+    /// Returns the index of a shard, of one state of it; `None` if there is no shard.
+    pub(super) async fn read_index<R: Reads + LocksKeys>(
         &self,
         store: &R,
         shard: &StoreKey,
@@ -311,7 +311,7 @@ impl Core {
                 return index;
             }
         }
-        let _turn = store.turn(&self.turns, shard).await;
+        let _lock = store.lock_key(&self.key_locks, shard).await;
         let stamp = self.indices.stamp(shard);
         self.stored_index(store, shard, stamp).await
     }
@@ -320,8 +320,8 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
-        stamp: Option<Stamp>,
+        wanted: &[WantedRanges],
+        stamp: Option<ShardStamp>,
     ) -> Result<Vec<Option<Vec<Bytes>>>> {
         let kept = stamp.and_then(|_| self.indices.get(shard));
         if let Some(kept) = kept {
@@ -339,18 +339,18 @@ impl Core {
         Ok(read.unwrap_or_else(none))
     }
 
-    /// The index of a shard, from the store; `None` if there is no shard.
+    /// Returns the index of a shard, from the store; `None` if there is no shard.
     pub(super) async fn stored_index<R: Reads>(
         &self,
         store: &R,
         shard: &StoreKey,
-        stamp: Option<Stamp>,
+        stamp: Option<ShardStamp>,
     ) -> Result<Option<Arc<Index>>> {
-        let len = self.packing.index_len() as u64;
+        let len = self.layout.index_len() as u64;
         if len > UNCHECKED && !self.is_long_enough(store, shard, len).await? {
             return Ok(None);
         }
-        let range = vec![self.packing.index_range()];
+        let range = vec![self.layout.index_range()];
         let read = match store.get_ranges(shard, range).await {
             Ok(None) => return Ok(None),
             Ok(Some(read)) => read.into_iter().next(),
@@ -366,11 +366,11 @@ impl Core {
                 &format!("its store did not return the {len} bytes of its index"),
             )
         })?;
-        let extents = match self.packing.extents(shard, &read, LARGEST) {
+        let extents = match self.layout.extents(shard, &read, LARGEST) {
             Ok(extents) => extents,
             // To say how large the shard is.
             Err(error) => match store.size(shard).await? {
-                Some(size) => self.packing.extents(shard, &read, size)?,
+                Some(size) => self.layout.extents(shard, &read, size)?,
                 None => return Err(error),
             },
         };
@@ -384,7 +384,7 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Whether there is a shard.
+    /// Returns whether there is a shard.
     ///
     /// # Errors
     /// That it is shorter than its index of `len` bytes.
@@ -410,7 +410,7 @@ impl Core {
         &self,
         store: &R,
         shard: &StoreKey,
-        wanted: &[Wanted],
+        wanted: &[WantedRanges],
         index: &Index,
     ) -> Result<Option<Vec<Option<Vec<Bytes>>>>> {
         let mut ranges = Vec::with_capacity(wanted.len());
@@ -466,7 +466,7 @@ impl Core {
         Ok(Some(found))
     }
 
-    /// Whether there is a shard.
+    /// Returns whether there is a shard.
     ///
     /// # Errors
     /// That its index references bytes beyond its end.
@@ -510,7 +510,7 @@ pub(super) struct Group {
     wanted: BTreeMap<usize, (Vec<ByteRange>, Vec<usize>)>,
 }
 
-/// The bytes of a shard that are `range` of the chunk at `extent`.
+/// Returns the bytes of a shard that are `range` of the chunk at `extent`.
 fn in_shard(extent: &Range<usize>, range: ByteRange) -> Result<Range<u64>> {
     let within = within(range, extent.len() as u64)?;
     // Within the extent, whose end is a number.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use zarrs_storage::StoreKey;
 
-use crate::store::turns::{STRIPES, stripe};
+use crate::store::key_locks::{STRIPES, stripe};
 use zarrs_cuda_engine::layout::Extent;
 
 /// Where the chunks of a shard lie.
@@ -23,7 +23,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Roughly its size in memory, in bytes.
+    /// Returns about the size of the index in memory, in bytes.
     fn cost(&self, shard: &StoreKey) -> usize {
         let extents = self.extents.capacity().saturating_mul(size_of::<Extent>());
         // The key is there twice in the worst case, and each entry has some links.
@@ -35,7 +35,7 @@ impl Index {
 
 /// A state of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp(u64);
+pub(super) struct ShardStamp(u64);
 
 /// The state of the shards that share a stamp.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ struct Stripe {
 }
 
 #[derive(Debug)]
-struct Cache {
+struct IndexCache {
     /// In bytes.
     limit: usize,
     used: usize,
@@ -59,7 +59,7 @@ struct Cache {
 #[derive(Debug)]
 pub(super) struct Indices {
     stripes: [Stripe; STRIPES],
-    cache: Mutex<Cache>,
+    cache: Mutex<IndexCache>,
 }
 
 impl Indices {
@@ -67,7 +67,7 @@ impl Indices {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             stripes: std::array::from_fn(|_| Stripe::default()),
-            cache: Mutex::new(Cache {
+            cache: Mutex::new(IndexCache {
                 limit,
                 used: 0,
                 entries: LruCache::unbounded(),
@@ -75,7 +75,7 @@ impl Indices {
         }
     }
 
-    fn cache(&self) -> MutexGuard<'_, Cache> {
+    fn cache(&self) -> MutexGuard<'_, IndexCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,15 +89,15 @@ impl Indices {
         cache.shrink();
     }
 
-    /// The stamp of a shard; `None` while it is being written.
-    pub(super) fn stamp(&self, shard: &StoreKey) -> Option<Stamp> {
+    /// Returns the stamp of a shard; `None` while it is being written.
+    pub(super) fn stamp(&self, shard: &StoreKey) -> Option<ShardStamp> {
         let stripe = self.stripe(shard);
         let stamp = stripe.stamp.load(Ordering::SeqCst);
-        (stripe.writes.load(Ordering::SeqCst) == 0).then_some(Stamp(stamp))
+        (stripe.writes.load(Ordering::SeqCst) == 0).then_some(ShardStamp(stamp))
     }
 
-    /// Whether the shard was not written since it had this stamp.
-    pub(super) fn is_current(&self, shard: &StoreKey, stamp: Stamp) -> bool {
+    /// Returns whether the shard was not written since it had this stamp.
+    pub(super) fn is_current(&self, shard: &StoreKey, stamp: ShardStamp) -> bool {
         self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
     }
 
@@ -105,8 +105,8 @@ impl Indices {
         self.cache().entries.get(shard).cloned()
     }
 
-    /// Keep the index of a shard, which was read while it had this stamp.
-    pub(super) fn keep(&self, shard: &StoreKey, stamp: Stamp, index: Arc<Index>) {
+    /// Keeps the index of a shard. The index was read while the shard had this stamp.
+    pub(super) fn keep(&self, shard: &StoreKey, stamp: ShardStamp, index: Arc<Index>) {
         let cost = index.cost(shard);
         let mut cache = self.cache();
         // A write changes the stamp before it looks for what is kept.
@@ -132,17 +132,17 @@ impl Indices {
         cache.used = 0;
     }
 
-    /// Notes that `shard` is about to be written. The caller has its turn.
-    pub(super) fn write(&self, shard: &StoreKey) -> Write<'_> {
+    /// Notes that `shard` is about to be written. The caller holds its lock.
+    pub(super) fn write(&self, shard: &StoreKey) -> WriteInProgress<'_> {
         let stripe = stripe(shard);
-        let write = Write::begin(self, stripe..stripe + 1);
+        let write = WriteInProgress::begin(self, stripe..stripe + 1);
         self.cache().forget(shard);
         write
     }
 
-    /// Notes that any shard may be about to be written. The caller has all turns.
-    pub(super) fn write_all(&self) -> Write<'_> {
-        let write = Write::begin(self, 0..STRIPES);
+    /// Notes that any shard may be about to be written. The caller holds all locks.
+    pub(super) fn write_all(&self) -> WriteInProgress<'_> {
+        let write = WriteInProgress::begin(self, 0..STRIPES);
         let mut cache = self.cache();
         cache.entries.clear();
         cache.used = 0;
@@ -150,7 +150,7 @@ impl Indices {
     }
 }
 
-impl Cache {
+impl IndexCache {
     fn forget(&mut self, shard: &StoreKey) {
         if let Some(index) = self.entries.pop(shard) {
             self.used = self.used.saturating_sub(index.cost(shard));
@@ -168,13 +168,13 @@ impl Cache {
 
 /// A write, until it is [done](Self::done) or dropped.
 #[derive(Debug)]
-pub(super) struct Write<'a> {
+pub(super) struct WriteInProgress<'a> {
     indices: &'a Indices,
     stripes: Range<usize>,
     is_done: bool,
 }
 
-impl<'a> Write<'a> {
+impl<'a> WriteInProgress<'a> {
     fn begin(indices: &'a Indices, stripes: Range<usize>) -> Self {
         let write = Self {
             indices,
@@ -201,7 +201,7 @@ impl<'a> Write<'a> {
     }
 }
 
-impl Drop for Write<'_> {
+impl Drop for WriteInProgress<'_> {
     fn drop(&mut self) {
         for stripe in self.stripes() {
             if !self.is_done {

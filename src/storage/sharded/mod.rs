@@ -17,7 +17,7 @@ use zarrs::plugin::PluginCreateError;
 use zarrs_storage::StorageError;
 
 pub(super) use self::array_metadata::{Configuration, NAME, is_name};
-pub(super) use self::core::{Core, Place};
+pub(super) use self::core::{Core, KeyMeaning};
 use super::zarrs_traits::zarrs_traits;
 use crate::error::Error;
 use crate::store::Reads;
@@ -214,7 +214,7 @@ fn node(path: &str) -> Result<NodePath, Error> {
     NodePath::new(path).map_err(|error| Error::Create(PluginCreateError::Other(error.to_string())))
 }
 
-/// An adapter without its store, by the metadata of the array at `path`.
+/// Returns an adapter without its store, by the metadata of the array at `path`.
 async fn opened<R: Reads>(store: &R, path: &str) -> Result<Core, Error> {
     let path = node(path)?;
     let key = meta_key_v3(&path);

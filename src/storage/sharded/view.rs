@@ -2,12 +2,12 @@
 
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::core::{Core, Place};
+use super::core::{Core, KeyMeaning};
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::listing::{Present, Seen, ShardsSeenAsChunks};
 use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
-use crate::store::turns::TakesTurns;
+use crate::store::key_locks::LocksKeys;
 
 /// The chunks of the shards of a store.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Core {
     }
 }
 
-impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {
+impl<R: Reads + LocksKeys> ShardsSeenAsChunks for View<'_, R> {
     fn keys(&self) -> &ChunkKeys {
         &self.core.keys
     }
@@ -54,8 +54,8 @@ impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {
 
     async fn size_of(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
         match self.core.place(key) {
-            Place::Metadata => self.core.size(self.store, key).await,
-            Place::Chunk(..) | Place::Elsewhere => self.store.size(key).await,
+            KeyMeaning::Metadata => self.core.size(self.store, key).await,
+            KeyMeaning::Chunk(..) | KeyMeaning::Elsewhere => self.store.size(key).await,
         }
     }
 }

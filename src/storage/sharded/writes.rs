@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-use super::core::{Core, Place};
+use super::core::{Core, KeyMeaning};
 use crate::storage::chunk_keys::{ChunkKey, Scope};
+use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::with_parts;
-use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -17,14 +17,14 @@ type Result<T> = std::result::Result<T, StorageError>;
 type Chunks = Vec<Option<Bytes>>;
 
 /// The shard before chunks are written.
-struct Before {
+struct ShardBefore {
     chunks: Chunks,
     /// Whether all chunks that there are will be replaced, so that the shard was not read.
     is_covered: bool,
 }
 
 impl Core {
-    pub(super) async fn set<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn set<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
@@ -34,7 +34,7 @@ impl Core {
         self.write_many(store, entries).await
     }
 
-    pub(super) async fn erase_each<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn erase_each<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         keys: &[StoreKey],
@@ -43,9 +43,9 @@ impl Core {
         self.write_many(store, entries.collect()).await
     }
 
-    /// Store the values, or erase those that are `None`: each shard once. Of the entries of one key the
+    /// Stores the values, or erases those that are `None`: each shard once. Of the entries of one key the
     /// last one counts.
-    pub(super) async fn write_many<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn write_many<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         entries: Vec<(StoreKey, Option<Bytes>)>,
@@ -55,12 +55,12 @@ impl Core {
         let mut others = Vec::new();
         for (key, value) in entries {
             match self.place(&key) {
-                Place::Chunk(shard, number) => {
+                KeyMeaning::Chunk(shard, number) => {
                     let of_shard = shards.entry(self.keys.key(&shard)?);
                     let (_, changes) = of_shard.or_insert_with(|| (shard, BTreeMap::new()));
                     changes.insert(number, value);
                 }
-                Place::Metadata | Place::Elsewhere => others.push((key, value)),
+                KeyMeaning::Metadata | KeyMeaning::Elsewhere => others.push((key, value)),
             }
         }
         for (key, value) in others {
@@ -72,14 +72,14 @@ impl Core {
         Ok(())
     }
 
-    /// Store or erase the value of a key that is not that of a chunk.
-    async fn write_other<W: Reads + Writes + TakesTurns>(
+    /// Stores or erases the value of a key that is not that of a chunk.
+    async fn write_other<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
         value: Option<Bytes>,
     ) -> Result<()> {
-        let is_metadata = self.place(key) == Place::Metadata;
+        let is_metadata = self.place(key) == KeyMeaning::Metadata;
         match value {
             Some(value) if is_metadata => {
                 let value = self.stored(key, value)?;
@@ -97,25 +97,25 @@ impl Core {
         Ok(())
     }
 
-    /// Write parts of a value.
-    pub(super) async fn set_ranges<W: Reads + Writes + TakesTurns>(
+    /// Writes parts of a value.
+    pub(super) async fn set_ranges<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
         parts: Vec<(u64, Bytes)>,
     ) -> Result<()> {
         match self.place(key) {
-            Place::Elsewhere => store.set_ranges(key, parts).await,
+            KeyMeaning::Elsewhere => store.set_ranges(key, parts).await,
             _ if parts.is_empty() => Ok(()),
-            Place::Metadata => {
-                let _turn = store.turn(&self.turns, key).await;
+            KeyMeaning::Metadata => {
+                let _lock = store.lock_key(&self.key_locks, key).await;
                 let shown = self.get(store, key).await?;
                 let value = with_parts(key, shown.unwrap_or_default(), &parts)?;
                 self.write_other(store, key, Some(value)).await
             }
-            Place::Chunk(shard, number) => {
+            KeyMeaning::Chunk(shard, number) => {
                 let shard = self.keys.key(&shard)?;
-                let _turn = store.turn(&self.turns, &shard).await;
+                let _lock = store.lock_key(&self.key_locks, &shard).await;
                 let mut chunks = self.chunks(store, &shard).await?;
                 if let Some(chunk) = chunks.get_mut(number) {
                     *chunk = Some(with_parts(key, chunk.take().unwrap_or_default(), &parts)?);
@@ -125,15 +125,15 @@ impl Core {
         }
     }
 
-    /// Replace or erase chunks of a shard.
-    async fn update<W: Reads + Writes + TakesTurns>(
+    /// Replaces or erase chunks of a shard.
+    async fn update<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
         key: &StoreKey,
         shard: &ChunkKey,
         changes: BTreeMap<usize, Option<Bytes>>,
     ) -> Result<()> {
-        let _turn = store.turn(&self.turns, key).await;
+        let _lock = store.lock_key(&self.key_locks, key).await;
         let mut before = self.before(store, key, shard, &changes).await?;
         let mut is_changed = before.is_covered;
         for (number, value) in changes {
@@ -154,8 +154,8 @@ impl Core {
         key: &StoreKey,
         shard: &ChunkKey,
         changes: &BTreeMap<usize, Option<Bytes>>,
-    ) -> Result<Before> {
-        let covered = || Before {
+    ) -> Result<ShardBefore> {
+        let covered = || ShardBefore {
             chunks: vec![None; self.grid.len()],
             is_covered: true,
         };
@@ -172,13 +172,13 @@ impl Core {
                 return Ok(covered());
             }
         }
-        Ok(Before {
+        Ok(ShardBefore {
             chunks: self.chunks(store, key).await?,
             is_covered: false,
         })
     }
 
-    /// Whether all chunks of a shard that are in the array are changed, if it is known which are.
+    /// Returns whether all chunks of a shard that are in the array are changed, if it is known which are.
     fn covers_array(&self, shard: &ChunkKey, changes: &BTreeMap<usize, Option<Bytes>>) -> bool {
         let Some(chunk_grid) = self.chunk_grid() else {
             return false;
@@ -209,22 +209,22 @@ impl Core {
         (0..self.grid.len()).all(|number| changes.contains_key(&number) || !is_in_array(number))
     }
 
-    /// The chunks that there are.
+    /// Returns the chunks that there are.
     async fn chunks<R: Reads>(&self, store: &R, shard: &StoreKey) -> Result<Chunks> {
         match store.get(shard).await? {
-            Some(object) => self.packing.chunks(shard, &object),
+            Some(object) => self.layout.chunks(shard, &object),
             None => Ok(vec![None; self.grid.len()]),
         }
     }
 
-    /// Stores a shard of `chunks`, or erases it if there are none. The caller has its turn.
+    /// Stores a shard of `chunks`, or erases it if there are none. The caller holds the lock of the shard.
     async fn replace<W: Writes>(
         &self,
         store: &W,
         shard: &StoreKey,
         chunks: &[Option<Bytes>],
     ) -> Result<()> {
-        let packed = self.packing.pack(shard, chunks)?;
+        let packed = self.layout.pack(shard, chunks)?;
         let write = self.indices.write(shard);
         match packed {
             Some(packed) => store.set(shard, packed).await?,
@@ -234,7 +234,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) async fn erase_prefix<W: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn erase_prefix<W: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &W,
         prefix: &StorePrefix,
@@ -273,13 +273,13 @@ impl Core {
         Ok(())
     }
 
-    /// Erase whole shards, and what else has their prefix.
-    async fn erase_shards<W: Writes + TakesTurns>(
+    /// Erases whole shards, and what else has their prefix.
+    async fn erase_shards<W: Writes + LocksKeys>(
         &self,
         store: &W,
         prefix: &StorePrefix,
     ) -> Result<()> {
-        let _turns = store.all_turns(&self.turns).await;
+        let _lock = store.lock_all_keys(&self.key_locks).await;
         let write = self.indices.write_all();
         store.erase_prefix(prefix).await?;
         write.done();

@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::storage::zarrs_traits::reads_and_writes;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
+use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::{slice, with_parts};
-use crate::store::turns::{TakesTurns, Turns};
 use crate::store::{Blocking, Lists, Reads, Writes, now};
 
 /// A store of subchunks that keeps what it is given until [`write`](Self::write).
@@ -61,41 +61,41 @@ use crate::store::{Blocking, Lists, Reads, Writes, now};
 /// - Everything but subchunks is passed on to the adapter at once. A batch lists nothing, and
 ///   erases no prefixes.
 pub struct SubchunkBatch<S: ?Sized> {
-    core: Batch,
+    core: SparseBatch,
     store: Arc<S>,
 }
 
 /// All of a batch but its store.
-pub(super) struct Batch {
+pub(super) struct SparseBatch {
     array: SparseArray,
-    shards: Mutex<BTreeMap<StoreKey, Kept>>,
-    /// The turns of those who list a frame, so that one of them does.
-    turns: Turns,
+    shards: Mutex<BTreeMap<StoreKey, BatchOfShard>>,
+    /// The locks of frames that are listed, so that one thread lists a frame.
+    key_locks: KeyLocks,
 }
 
 /// The part of a batch that is of one shard.
 #[derive(Default)]
-struct Kept {
+struct BatchOfShard {
     /// The key of each subchunk, and its new content.
     entries: BTreeMap<u32, (StoreKey, Entry)>,
     /// The frame before the first read.
     listing: Option<Arc<Listing>>,
 }
 
-impl Batch {
+impl SparseBatch {
     pub(super) fn of(array: SparseArray) -> Self {
         Self {
             array,
             shards: Mutex::default(),
-            turns: Turns::default(),
+            key_locks: KeyLocks::default(),
         }
     }
 
-    fn shards(&self) -> MutexGuard<'_, BTreeMap<StoreKey, Kept>> {
+    fn shards(&self) -> MutexGuard<'_, BTreeMap<StoreKey, BatchOfShard>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of the subchunk with this key: its shard and its number; `None` if it is none's.
+    /// Returns the place of the subchunk with this key: its shard and its number; `None` if it is none's.
     fn place(&self, key: &StoreKey) -> Result<Option<(StoreKey, u32)>, StorageError> {
         let chunk = self.array.keys.parse(key.as_str());
         chunk.map(|chunk| self.array.place(&chunk)).transpose()
@@ -107,7 +107,7 @@ impl Batch {
         kept.entries.insert(number, (key.clone(), entry));
     }
 
-    async fn get<O: Reads + Lists + TakesTurns>(
+    async fn get<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -123,7 +123,7 @@ impl Batch {
         };
         let mut found = known().unwrap_or_default();
         if let (None, None) = found {
-            let _turn = store.turn(&self.turns, &shard).await;
+            let _lock = store.lock_key(&self.key_locks, &shard).await;
             found = known().unwrap_or_default();
             if let (None, None) = found {
                 let listing = self.array.list(store, &shard, true).await?;
@@ -137,7 +137,7 @@ impl Batch {
         }
     }
 
-    async fn get_ranges<O: Reads + Lists + TakesTurns>(
+    async fn get_ranges<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -153,7 +153,7 @@ impl Batch {
         parts.collect::<Result<_, _>>().map(Some)
     }
 
-    async fn size<O: Reads + Lists + TakesTurns>(
+    async fn size<O: Reads + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -165,7 +165,7 @@ impl Batch {
         Ok(value.map(|value| value.len() as u64))
     }
 
-    pub(super) async fn set<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn set<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -179,7 +179,7 @@ impl Batch {
         Ok(())
     }
 
-    pub(super) async fn set_ranges<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn set_ranges<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -195,7 +195,7 @@ impl Batch {
         Ok(())
     }
 
-    pub(super) async fn erase_each<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn erase_each<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         keys: &[StoreKey],
@@ -219,7 +219,7 @@ impl Batch {
         )))
     }
 
-    pub(super) async fn write<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn write<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
     ) -> Result<(), Error> {
@@ -234,9 +234,9 @@ impl Batch {
             let entries = entries.map(|(&number, (_, entry))| (number, entry.clone()));
             let entries: BTreeMap<u32, Entry> = entries.collect();
             let frames = &self.array.frames;
-            let turns = store.turns_of(frames.turns(), &keys).await;
+            let locks = store.lock_keys(frames.key_locks(), &keys).await;
             let written = frames.write_each(store, &shard, entries).await;
-            drop(turns);
+            drop(locks);
             if let Err(source) = written {
                 // Subchunks that were given meanwhile are newer.
                 shards.insert(shard.clone(), kept);
@@ -263,7 +263,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     #[must_use]
     pub fn batch(&self) -> SubchunkBatch<S> {
         SubchunkBatch {
-            core: Batch::of(self.array.clone()),
+            core: SparseBatch::of(self.array.clone()),
             store: self.store.clone(),
         }
     }

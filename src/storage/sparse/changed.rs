@@ -58,7 +58,7 @@ impl Watch {
         self.times.is_some()
     }
 
-    /// The receipt of a new shard.
+    /// Returns the receipt of a new shard.
     pub(super) fn receipt(&self, shard: Option<&Bytes>) -> Option<Receipt> {
         shard.filter(|_| self.is_on()).map(Receipt::of)
     }

@@ -1,4 +1,4 @@
-//! Consolidations as callers see them. `protocol.rs` merges the frames of one shard.
+//! Consolidations as callers see them. `protocol/consolidate.rs` merges the frames of one shard.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use super::report::{Consolidation, ConsolidationProgress};
 use super::{SparseArray, frame};
 use crate::error::Error;
 use crate::storage::chunk_keys::ChunkKey;
-use crate::store::turns::TakesTurns;
+use crate::store::key_locks::LocksKeys;
 use crate::store::{Lists, Reads, Writes};
 
 /// Shards are replaced as the adapter was told to.
@@ -34,7 +34,7 @@ fn failed(doing: &'static str, key: &StoreKey, source: StorageError) -> Error {
 }
 
 impl SparseArray {
-    pub(super) async fn consolidate<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn consolidate<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         shard: &[u64],
@@ -46,7 +46,7 @@ impl SparseArray {
         done.await.map_err(|error| error.of(CONSOLIDATE, &key))
     }
 
-    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + TakesTurns>(
+    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         shard: &[u64],
@@ -56,7 +56,7 @@ impl SparseArray {
         done.map_err(|source| failed(DISCARD, &key, source))
     }
 
-    /// The key of the shard with the indices `shard`, if it may be changed.
+    /// Returns the key of the shard with the indices `shard`, if it may be changed.
     fn shard_to_change(&self, shard: &[u64], doing: &'static str) -> Result<StoreKey, Error> {
         if shard.len() != self.grid.counts().len() {
             return Err(Error::NotShards {
@@ -94,7 +94,7 @@ impl SparseArray {
         Ok(shards)
     }
 
-    /// How many shards of `shards` can be consolidated at once, by at most `threads`: a shard, its
+    /// Returns how many shards of `shards` can be consolidated at once, by at most `threads`: a shard, its
     /// frame, and what they are packed into, each of which has as many bytes as a shard can have.
     pub(super) fn at_once(&self, threads: usize) -> usize {
         let one = self
@@ -106,7 +106,7 @@ impl SparseArray {
     }
 }
 
-/// After how many shards that failed no more are begun: then it is the store that fails.
+/// The number of failed shards after which no further shard is begun: then the store itself fails.
 const FAILURES: usize = 16;
 
 /// A consolidation of all shards.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use zarrs_cuda_testing::effort;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-use super::batch::Batch;
+use super::batch::SparseBatch;
 use super::changed::Watch;
 use super::frame::{self, Entry, Version};
 use super::marker::Marker;
@@ -20,8 +20,8 @@ use super::protocol::{Frames, ReplacesShards};
 use super::{SparseArray, metadata, reading};
 use crate::reader::ArrayReader;
 use crate::reader::frames::{Later, ListedFrame, ListsFrames};
+use crate::storage::chunk_layout::ChunkLayout;
 use crate::storage::listing::list_prefix;
-use crate::storage::packing::Packing;
 use crate::storage::schedules::{
     Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Silence, Value,
     Violation, judge_chunk,
@@ -30,10 +30,10 @@ use crate::store::{Writes, now};
 
 const PATH: &str = "/a";
 
-/// Whether the index of a shard changes when what is written changes.
+/// Whether the index of a shard changes with the written values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sizes {
-    /// It does not, as long as there are the same subchunks.
+    /// The index stays the same as long as the same subchunks are stored.
     Equal,
     Different,
 }
@@ -90,12 +90,12 @@ const WRITTEN: Before = Before {
     frame: &[(0, 1, Some(2))],
     ..PACKED
 };
-/// It was written twice.
+/// The subchunk was written twice.
 const WRITTEN_TWICE: Before = Before {
     frame: &[(0, 1, Some(2)), (0, 2, Some(3))],
     ..PACKED
 };
-/// Somebody died who wrote it once more.
+/// A process died while it wrote the subchunk once more.
 const WRITTEN_AND_TORN: Before = Before {
     torn: &[(0, 2, 9)],
     ..WRITTEN
@@ -120,7 +120,7 @@ struct Subject {
     promises: Promises,
     /// Writers have seen the marker of the array before. A look for the marker is another call.
     knows_marker: bool,
-    packing: Packing,
+    layout: ChunkLayout,
     /// The reader of shards, without frames.
     boxes: ArrayReader<()>,
     processes: Vec<SparseArray>,
@@ -170,10 +170,10 @@ impl Subject {
             replacing,
             promises,
             knows_marker: true,
-            packing: Packing::of(sharded.unwrap().shards).unwrap(),
+            layout: ChunkLayout::of(sharded.unwrap().shards).unwrap(),
             boxes: {
                 let array = metadata::array_of(&first.metadata, &first.path, stored.as_bytes());
-                // Each subchunk by a request of its own.
+                // The reader requests each subchunk by itself.
                 let builder = ArrayReader::builder(&array.unwrap());
                 builder.with_memory(0).with_gap(0).build().unwrap()
             },
@@ -199,7 +199,7 @@ impl Subject {
         let mut objects = Objects::new();
         if let Some(shard) = before.shard {
             let chunks = [0, 1].map(|chunk| self.value(chunk, shard[chunk]));
-            let packed = self.packing.pack(&shard_key(), &chunks).unwrap();
+            let packed = self.layout.pack(&shard_key(), &chunks).unwrap();
             objects.extend(packed.map(|packed| (shard_key(), packed)));
         }
         let mut put = |number, version, object| {
@@ -290,7 +290,7 @@ impl Subject {
     /// Values are written or erased by batches, one after the other.
     async fn write_batches(&self, seat: &Seat, process: usize, batches: Batches) {
         for &values in batches {
-            let batch = Batch::of(self.processes[process].clone());
+            let batch = SparseBatch::of(self.processes[process].clone());
             let values = values.iter();
             let values = values.map(|&(chunk, value)| (chunk, self.value(chunk, value)));
             let values: Vec<(usize, Value)> = values.collect();
@@ -388,7 +388,7 @@ impl Subject {
                 for _ in 0..times {
                     let fails = self.promises.silent.is_some_and(|(_, most)| most > 0);
                     match self.consolidate(process, &seat).await {
-                        // It has changed nothing, and can be tried again.
+                        // The consolidation has changed nothing, and can be tried again.
                         Err(error) if fails && error.contains("a second listing") => {}
                         Err(error) => seat.failed(0, &error),
                         Ok(_) => {}
@@ -398,7 +398,7 @@ impl Subject {
         }
     }
 
-    /// Who finds what is left, and consolidates it.
+    /// Judges what is left: another process reads all of it, and consolidates it.
     fn judge(&self, before: &Before, ending: &Ending<'_>) -> Result<(), String> {
         const PROCESS: usize = 4;
         let seat = Seat::alone(ending.objects.clone());
@@ -423,7 +423,7 @@ impl Subject {
             return Err("it is not done when it was consolidated".to_owned());
         }
         let packed = match objects.get(&shard_key()) {
-            Some(shard) => self.packing.chunks(&shard_key(), shard).map_err(text)?,
+            Some(shard) => self.layout.chunks(&shard_key(), shard).map_err(text)?,
             None => vec![None; 2],
         };
         if packed != values {
@@ -461,7 +461,7 @@ impl Subject {
     }
 }
 
-/// A file of gzip, longer for a greater `value`: behind the elements are members without content.
+/// Returns a file of gzip, longer for a greater `value`: behind the elements are members without content.
 fn members(elements: [u8; 4], value: u8) -> Vec<u8> {
     let level = libdeflater::CompressionLvl::default();
     let mut compressor = libdeflater::Compressor::new(level);
@@ -546,7 +546,7 @@ fn stores() -> Vec<(Replacing, Promises)> {
     ]
 }
 
-/// Explore what `scenario` makes of each kind of subject, and return how many orders there were of each.
+/// Explores what `scenario` makes of each kind of subject, and returns how many orders there were of each.
 fn explore(scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Vec<Explored> {
     let mut explored = Vec::new();
     for sizes in [Sizes::Equal, Sizes::Different] {
@@ -663,7 +663,7 @@ fn batches_that_erase() {
     }
 }
 
-/// Another process goes on where one died in the middle of a batch.
+/// One process dies in the middle of a batch, and another process continues.
 #[test]
 fn a_batch_where_another_crashed() {
     let explored = explore(|subject| {
@@ -686,7 +686,7 @@ fn parts_of_subchunks_in_a_batch() {
         let scenario = subject.scenario(WRITTEN);
         let scenario = scenario.actor(move |seat| async move {
             subject.begin(0);
-            let batch = Batch::of(subject.processes[0].clone());
+            let batch = SparseBatch::of(subject.processes[0].clone());
             let values = [(0, 2), (1, 1)].map(|(chunk, value)| {
                 let mut value = subject.bytes(chunk, value).to_vec();
                 value[0] = 9;
@@ -708,7 +708,7 @@ fn parts_of_subchunks_in_a_batch() {
     at_least(&explored, 50);
 }
 
-/// Two threads of one process write the same subchunks by batches: each waits for all of its turns.
+/// Two threads of one process write the same subchunks by batches: each waits for all of its locks.
 #[test]
 fn batches_of_one_adapter_take_turns() {
     let explored = explore(|subject| {
@@ -827,7 +827,8 @@ fn one_writes_where_another_crashed() {
     at_least(&explored, 10_000);
 }
 
-/// One writes and consolidates, twice: the shard is another one, and then one that looks like the first.
+/// Returns a scenario in which one actor writes and consolidates, twice: the shard is another one, and then
+/// one that looks like the first.
 fn packed_twice(subject: &Subject) -> Scenario<'_> {
     subject
         .scenario(PACKED)
@@ -963,9 +964,9 @@ fn a_listing_in_any_order_and_one_that_fails_silently() {
 fn a_deletion_that_comes_late() {
     let explored = explore(|subject| {
         let mut packed = subject.objects(&WRITTEN);
-        // It is packed already.
+        // The frame is packed already.
         let chunks = [(0, 2), (1, 1)].map(|(chunk, value)| Some(subject.bytes(chunk, value)));
-        let shard = subject.packing.pack(&shard_key(), &chunks).unwrap();
+        let shard = subject.layout.pack(&shard_key(), &chunks).unwrap();
         packed.extend(shard.map(|shard| (shard_key(), shard)));
         let version = packed.keys().find(|key| **key != shard_key()).cloned();
         let scenario = Scenario::new(packed, move |ending| subject.judge(&WRITTEN, ending));
@@ -976,7 +977,7 @@ fn a_deletion_that_comes_late() {
         });
         let scenario = scenario.actor(subject.writer(0, 0, &[Some(3)]));
         scenario.actor(move |seat| async move {
-            // It may find that another process deletes versions, and says so.
+            // The consolidation may find that another process deletes versions, and say so.
             let _ = subject.consolidate(1, &seat).await;
         })
     });

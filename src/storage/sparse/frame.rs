@@ -46,7 +46,7 @@ const MAGIC: [u8; 3] = *b"ZSF";
 /// The size of a trailer, in bytes.
 pub(super) const TRAILER_LEN: usize = 16;
 
-/// Where the frame of `shard` is.
+/// Returns where the frame of `shard` is.
 ///
 /// # Errors
 /// [`StorageError::Other`], never: it is a prefix.
@@ -55,7 +55,7 @@ pub(super) fn prefix_of(shard: &StoreKey) -> Result<StorePrefix, StorageError> {
         .map_err(|error| StorageError::Other(error.to_string()))
 }
 
-/// The key of the shard whose frame this directory, or something in it, is.
+/// Returns the key of the shard whose frame this directory, or something in it, is.
 pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     let mut from = 0;
     // The path of the array itself may have such a name in it.
@@ -112,10 +112,10 @@ pub(super) struct Version {
     pub(super) writer: String,
 }
 
-/// The object of a version of a subchunk.
+/// Returns the object of a version of a subchunk.
 ///
 /// # Errors
-/// [`StorageError::Other`], never: it is a key.
+/// [`StorageError::Other`], never: the name is a valid key.
 pub(super) fn key_of(
     frame: &StorePrefix,
     number: u32,
@@ -144,10 +144,10 @@ impl Receipt {
         }
     }
 
-    /// Its object.
+    /// Returns the key of the object of the receipt.
     ///
     /// # Errors
-    /// [`StorageError::Other`], never: it is a key.
+    /// [`StorageError::Other`], never: the name is a valid key.
     pub(super) fn key(&self, frame: &StorePrefix) -> Result<StoreKey, StorageError> {
         let Self { len, checksum } = self;
         let frame = frame.as_str();
@@ -174,7 +174,7 @@ fn is_hexadecimal(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
 }
 
-/// The number and version in the name of an object of a frame; `None` if it is none.
+/// Returns the number and version in the name of an object of a frame; `None` if it is none.
 fn parse(name: &str) -> Option<(u32, Version)> {
     let mut parts = name.split('.');
     let [number, version, writer, CHUNK] = [(); 4].map(|()| parts.next().unwrap_or_default())
@@ -233,12 +233,12 @@ impl Listing {
         listing
     }
 
-    /// The receipts of consolidations.
+    /// Returns the receipts of consolidations.
     pub(super) fn receipts(&self) -> &[Receipt] {
         &self.receipts
     }
 
-    /// How many names are not UTF-8.
+    /// Returns how many names are not UTF-8.
     pub(super) fn not_utf_8(&self) -> usize {
         self.not_utf_8
     }
@@ -247,24 +247,24 @@ impl Listing {
         self.versions.is_empty()
     }
 
-    /// The versions of a subchunk, the newest last.
+    /// Returns the versions of a subchunk, the newest last.
     pub(super) fn versions(&self, number: u32) -> &[Version] {
         self.versions.get(&number).map_or(&[], Vec::as_slice)
     }
 
-    /// The subchunks that have versions, and those.
+    /// Returns the subchunks that have versions, each with its versions.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Version])> {
         let versions = self.versions.iter();
         versions.map(|(number, versions)| (*number, versions.as_slice()))
     }
 
-    /// The number of the newest version of a subchunk; 0 if it has none.
+    /// Returns the number of the newest version of a subchunk; 0 if it has none.
     pub(super) fn newest(&self, number: u32) -> u64 {
         let newest = self.versions(number).last();
         newest.map_or(0, |newest| newest.version)
     }
 
-    /// A subchunk whose newest version in `first`, an earlier listing, is not in this one. Only a
+    /// Returns a subchunk whose newest version in `first`, an earlier listing, is not in this one. Only a
     /// consolidation deletes versions.
     pub(super) fn misses_newest_of(&self, first: &Self) -> Option<u32> {
         let mut newest = first
@@ -297,7 +297,7 @@ pub(super) enum Entry {
 }
 
 impl Entry {
-    /// The encoded subchunk, unless it is empty.
+    /// Returns the encoded subchunk, unless it is empty.
     pub(super) fn data(self) -> Option<Bytes> {
         match self {
             Self::Data(data) => Some(data),
@@ -305,7 +305,7 @@ impl Entry {
         }
     }
 
-    /// The object.
+    /// Returns the object.
     ///
     /// # Errors
     /// [`StorageError::Other`] if there is no memory for it.

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use zarrs_storage::StoreKey;
 
 use super::frame::Listing;
-use crate::store::turns::{STRIPES, stripe};
+use crate::store::key_locks::{STRIPES, stripe};
 
 /// Listings that readers may use for some time.
 #[derive(Debug)]
 pub(super) struct Listings {
     age: Duration,
     /// The last of each stripe.
-    slots: [Mutex<Option<Kept>>; STRIPES],
+    slots: [Mutex<Option<KeptListing>>; STRIPES],
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptListing {
     shard: StoreKey,
     /// When it began.
     begin: Instant,
@@ -48,18 +48,18 @@ impl Listings {
         }
     }
 
-    /// Whether nothing is ever kept.
+    /// Returns whether nothing is ever kept.
     pub(super) fn is_off(&self) -> bool {
         self.age.is_zero()
     }
 
-    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<Kept>> {
+    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<KeptListing>> {
         self.slots[stripe(shard)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A listing of the frame of `shard` that may be used.
+    /// Returns a listing of the frame of `shard` that may be used.
     pub(super) fn recent(&self, shard: &StoreKey) -> Recent {
         if self.is_off() {
             return Recent::Off;
@@ -72,9 +72,9 @@ impl Listings {
         }
     }
 
-    /// Keep a listing of the frame of `shard`, which began then.
+    /// Keeps a listing of the frame of `shard`, which began then.
     pub(super) fn keep(&self, shard: &StoreKey, begin: Instant, listing: &Arc<Listing>) {
-        *self.slot(shard) = Some(Kept {
+        *self.slot(shard) = Some(KeptListing {
             shard: shard.clone(),
             begin,
             listing: listing.clone(),

@@ -36,7 +36,7 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// The marker of the array with `metadata`.
+    /// Returns the marker of the array with `metadata`.
     pub(super) fn of(metadata: &StoreKey) -> Result<Self, StorageError> {
         Ok(Self {
             key: key_of(metadata)?,
@@ -48,7 +48,7 @@ impl Marker {
         &self.key
     }
 
-    /// Put the marker, unless it is there.
+    /// Puts the marker, unless it is there.
     pub(super) async fn put<O: Reads + Writes>(&self, store: &O) -> Result<(), StorageError> {
         if self.is_there.load(Ordering::Relaxed) {
             return Ok(());

@@ -13,9 +13,9 @@ use zarrs::plugin::{ExtensionAliasesV3, ExtensionName, ZarrVersion};
 use zarrs_codec::CodecMetadataOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::super::chunk_keys::{ChunkKeys, Encoding};
+use super::super::chunk_keys::{ChunkKeys, KeyEncoding};
 use crate::codec::find;
-use crate::codec::registry::{self, Claim};
+use crate::codec::registry::{self, OwnedMetadata};
 use crate::error::Error;
 use crate::metadata::json::Document;
 use crate::shard::sharding::Sharding;
@@ -25,7 +25,7 @@ use crate::shard::sharding::Sharding;
 pub(super) struct ShardedArray {
     pub(super) shards: Arc<Sharding>,
     /// The encoding of the array's chunk keys.
-    pub(super) encoding: Encoding,
+    pub(super) encoding: KeyEncoding,
 }
 
 impl ShardedArray {
@@ -64,7 +64,7 @@ impl ShardedArray {
     }
 }
 
-/// The array at `path`, of which the metadata is stored at `key`.
+/// Returns the array at `path`, of which the metadata is stored at `key`.
 pub(super) fn array_of(
     key: &StoreKey,
     path: &NodePath,
@@ -77,7 +77,7 @@ pub(super) fn array_of(
         .map_err(|error| invalid(error.to_string()))
 }
 
-/// How the array at `path` is sharded, of which the metadata is `stored` at `key`.
+/// Returns how the array at `path` is sharded, of which the metadata is `stored` at `key`.
 ///
 /// # Errors
 /// - [`Error::NotShards`] if what it stores are not plain shards on a regular grid.
@@ -136,13 +136,13 @@ fn sharded_array(path: &NodePath, array: &Array<()>) -> Result<ShardedArray, Err
     })
 }
 
-/// The JSON object `bytes`, which are those of `key`.
+/// Returns the JSON object `bytes`, which are those of `key`.
 fn document_of<'a>(key: &StoreKey, bytes: &'a [u8]) -> Result<Document<'a>, StorageError> {
     let document = Document::parse(bytes);
     document.map_err(|reason| StorageError::InvalidMetadata(key.clone(), reason))
 }
 
-/// The metadata of the unsharded array, of that which is `stored` at `key`.
+/// Returns the metadata of the unsharded array, of that which is `stored` at `key`.
 ///
 /// # Errors
 /// [`StorageError::InvalidMetadata`] if it is not that of an array with `sharding_indexed` as its only
@@ -179,21 +179,24 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
     Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
 }
 
-/// Returns the claim that keeps nested shards ours: the subchunks that are shards themselves, of the array
-/// that is `stored` at `key`. The claim also holds where nothing is registered: zarrs' own codec panics on
-/// some corrupted shards. Returns `None` if the subchunks are no shards, or are left to a codec that somebody
-/// else registered.
-pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<Claim>, StorageError> {
+/// Makes this library the owner of the codec of nested shards: the subchunks that are shards themselves, of
+/// the array that is `stored` at `key`. The library also owns the codec where nothing is registered, because
+/// zarrs' own codec panics on some corrupted shards. Returns `None` if the subchunks are no shards, or if an
+/// application registered another codec for them.
+pub(super) fn own_nested(
+    key: &StoreKey,
+    stored: &[u8],
+) -> Result<Option<OwnedMetadata>, StorageError> {
     let invalid =
         |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());
     let presented: ArrayMetadataV3 =
         serde_json::from_str(&presented(key, stored)?).map_err(invalid)?;
     let mut codecs = presented.codecs.into_iter();
     let nested = codecs.find(|codec| ShardingCodec::matches_name_v3(codec.name()));
-    Ok(nested.and_then(|codec| registry::claim(codec).ok()))
+    Ok(nested.and_then(|codec| registry::own(codec).ok()))
 }
 
-/// The metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
+/// Returns the metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
 ///
 /// # Errors
 /// [`StorageError::Unsupported`] if the chunks of `new` are not those that there are; [`StorageError::InvalidMetadata`].

@@ -46,15 +46,15 @@ use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::shard_grid::ShardGrid;
 use super::zarrs_traits::zarrs_traits;
-use crate::codec::registry::Claim;
+use crate::codec::registry::OwnedMetadata;
 use crate::error::Error;
 use crate::options::Options;
 use crate::store::durable::Names;
 use crate::store::files::Files;
+use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::{slice, with_parts};
 use crate::store::renaming::temporary_key;
 use crate::store::times::Stamp;
-use crate::store::turns::TakesTurns;
 use crate::store::{Lists, Reads, Writes};
 
 /// The suffix of a temporary's key.
@@ -129,7 +129,7 @@ struct SparseArray {
     keys: ChunkKeys,
     grid: ShardGrid,
     /// Makes subchunks that are shards ours.
-    _nested: Option<Arc<Claim>>,
+    _nested: Option<Arc<OwnedMetadata>>,
     frames: Arc<Frames>,
     listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.
@@ -170,7 +170,8 @@ impl SparseArray {
         let path = node_path(path)?;
         let key = meta_key_v3(&path);
         let sharded = metadata::sharded(&key, &path, metadata)?;
-        let nested = metadata::claim(&key, metadata).map_err(|error| unreadable(&key, error))?;
+        let nested =
+            metadata::own_nested(&key, metadata).map_err(|error| unreadable(&key, error))?;
         let counts = sharded.shards.grid.counts();
         let counts: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
         let grid = ShardGrid::new(&counts)?;
@@ -192,10 +193,10 @@ impl SparseArray {
         })
     }
 
-    /// The shard of a chunk, and the number of the chunk in it.
+    /// Returns the shard of a chunk, and the number of the chunk in it.
     fn place(&self, chunk: &ChunkKey) -> Result<(StoreKey, u32), StorageError> {
         let (shard, number) = self.grid.shard_of(chunk);
-        // It was checked that a shard does not have more.
+        // The adapter was opened only if a shard has fewer subchunks than that.
         let number =
             u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))?;
         Ok((self.keys.key(&shard)?, number))
@@ -215,7 +216,7 @@ impl SparseArray {
         )))
     }
 
-    /// The array of shards, as its metadata is now.
+    /// Returns the array of shards, as its metadata is now.
     async fn shards<O: Reads>(&self, store: &O) -> Result<Array<()>, Error> {
         let key = &self.metadata;
         let array = async {
@@ -240,7 +241,7 @@ impl SparseArray {
         }
     }
 
-    /// A subchunk, encoded.
+    /// Returns a subchunk, encoded.
     async fn read<O: Reads + Lists>(
         &self,
         store: &O,
@@ -265,8 +266,8 @@ impl SparseArray {
         self.read(store, &shard, number, Some(listing)).await
     }
 
-    /// The content of the frame of `shard`, which may be as old as the adapter allows. With `anew`, no
-    /// earlier listing is used.
+    /// Returns the content of the frame of `shard`, which may be as old as the adapter allows. With `anew`,
+    /// no earlier listing is used.
     async fn list<O: Lists>(
         &self,
         store: &O,
@@ -284,7 +285,7 @@ impl SparseArray {
         Ok(listing)
     }
 
-    /// The caller has the turn of the chunk.
+    /// The caller holds the lock of the chunk.
     async fn write_chunk<O: Reads + Writes + Lists>(
         &self,
         store: &O,
@@ -342,7 +343,7 @@ impl SparseArray {
         store.size(key).await
     }
 
-    async fn set<O: Reads + Writes + Lists + TakesTurns>(
+    async fn set<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -350,10 +351,10 @@ impl SparseArray {
     ) -> Result<(), StorageError> {
         self.check_writable(key.as_str())?;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
-            let _turn = store.turn(self.frames.turns(), key).await;
+            let _lock = store.lock_key(self.frames.key_locks(), key).await;
             self.write_chunk(store, &chunk, Entry::Data(value)).await
         } else if *key == self.metadata {
-            let _turn = store.turn(self.frames.turns(), key).await;
+            let _lock = store.lock_key(self.frames.key_locks(), key).await;
             self.set_metadata(store, &value).await
         } else {
             store.set(key, value).await
@@ -376,7 +377,7 @@ impl SparseArray {
         self.replace(store, key, Some(value.into())).await
     }
 
-    async fn set_ranges<O: Reads + Writes + Lists + TakesTurns>(
+    async fn set_ranges<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -386,7 +387,7 @@ impl SparseArray {
         if !self.is_own(key) {
             return store.set_ranges(key, parts).await;
         }
-        let _turn = store.turn(self.frames.turns(), key).await;
+        let _lock = store.lock_key(self.frames.key_locks(), key).await;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let (shard, number) = self.place(&chunk)?;
             let value = self.read(store, &shard, number, None).await?;
@@ -399,7 +400,7 @@ impl SparseArray {
         }
     }
 
-    async fn erase<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         key: &StoreKey,
@@ -408,11 +409,11 @@ impl SparseArray {
         let Some(chunk) = self.keys.parse(key.as_str()) else {
             return store.erase(key).await;
         };
-        let _turn = store.turn(self.frames.turns(), key).await;
+        let _lock = store.lock_key(self.frames.key_locks(), key).await;
         self.write_chunk(store, &chunk, Entry::Tombstone).await
     }
 
-    async fn erase_each<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase_each<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         keys: &[StoreKey],
@@ -423,7 +424,7 @@ impl SparseArray {
         Ok(())
     }
 
-    async fn erase_prefix<O: Reads + Writes + Lists + TakesTurns>(
+    async fn erase_prefix<O: Reads + Writes + Lists + LocksKeys>(
         &self,
         store: &O,
         prefix: &StorePrefix,
@@ -436,7 +437,7 @@ impl SparseArray {
             }
             // In a frame nothing is seen that could be erased.
             Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
-            // Shards and frames lie there, all of them or none.
+            // All shards and frames have this prefix, or none.
             _ => {
                 // The marker may be among them.
                 self.frames.marker().forget(false);
@@ -492,7 +493,7 @@ where
         let stored = stored.and_then(|()| store.rename(&temporary, key));
         let stored = stored.and_then(|()| sync());
         if stored.is_err() && is_shared {
-            // Its name is not used again. The first error is more important than an error of this.
+            // The name of the temporary is not used again. The first error is more important than an error here.
             let _ = store.erase(&temporary);
         }
         stored
@@ -507,7 +508,7 @@ fn unreadable(key: &StoreKey, source: StorageError) -> Error {
     }
 }
 
-/// The key of the metadata of the array at `path`.
+/// Returns the key of the metadata of the array at `path`.
 fn metadata_of(path: &str) -> Result<StoreKey, Error> {
     Ok(meta_key_v3(&node_path(path)?))
 }

@@ -9,7 +9,7 @@ use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits};
 use super::SparseShardStore;
 use crate::store::durable::Names;
 
-/// All elements, as readers through the adapter see them.
+/// Returns all elements, as readers through the adapter see them.
 fn read<S>(sparse: Arc<SparseShardStore<S>>) -> Vec<u8>
 where
     S: ReadableStorageTraits + ListableStorageTraits + 'static,

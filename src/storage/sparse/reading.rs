@@ -8,7 +8,7 @@ use zarrs_storage::{AsyncListableStorageTraits, AsyncReadableStorageTraits};
 use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey};
 
 use super::frame::{Entry, Listing};
-use super::protocol::Found;
+use super::protocol::newest::NewestVersion;
 use super::{SparseArray, SparseShardStore};
 use crate::reader::frames::{Later, ListedFrame, ListsFrames, Newest};
 use crate::store::{Lists, Reads};
@@ -57,7 +57,7 @@ where
     }
 }
 
-/// The frame of `shard` in `store`.
+/// Returns the frame of `shard` in `store`.
 pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     array: &'a SparseArray,
     store: O,
@@ -81,7 +81,7 @@ struct Listed<'a, O> {
     listing: Arc<Listing>,
 }
 
-/// A subchunk as frames count it.
+/// Returns a subchunk as frames count it.
 fn to_u32(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))
 }
@@ -100,10 +100,10 @@ impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
             let frames = &self.array.frames;
             let newest = frames.newest(&self.store, self.shard, to_u32(number)?, &self.listing);
             Ok(match newest.await? {
-                Found::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
-                Found::Valid(Entry::Tombstone) => Newest::Empty,
-                Found::Nothing => Newest::InShard,
-                Found::Gone => Newest::Gone,
+                NewestVersion::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
+                NewestVersion::Valid(Entry::Tombstone) => Newest::Empty,
+                NewestVersion::Nothing => Newest::InShard,
+                NewestVersion::Gone => Newest::Gone,
             })
         })
     }

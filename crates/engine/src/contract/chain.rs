@@ -16,7 +16,7 @@ pub enum Chain<'a> {
 }
 
 impl Chain<'_> {
-    /// The order of the axes in which a decoded subchunk is stored, of `dimensions` axes.
+    /// Returns the order of the axes in which a decoded subchunk is stored, of `dimensions` axes.
     pub fn order(&self, dimensions: usize) -> Vec<usize> {
         match self {
             Self::Known(chain) => chain.order.clone(),
@@ -82,7 +82,7 @@ pub enum Shuffle {
 }
 
 impl Stage {
-    /// The name of the codec, as errors and `explain` show it.
+    /// Returns the name of the codec, as errors and `explain` show it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Zstd { .. } => "zstd",
@@ -92,7 +92,7 @@ impl Stage {
         }
     }
 
-    /// Whether the output's size depends on nothing but the input's size.
+    /// Returns whether the output's size depends on nothing but the input's size.
     pub fn is_fixed_size(&self) -> bool {
         matches!(self, Self::Crc32c)
     }
@@ -128,7 +128,7 @@ impl fmt::Display for Stage {
 }
 
 impl Cname {
-    /// The name in Blosc's metadata.
+    /// Returns the name in Blosc's metadata.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::BloscLz => "blosclz",
@@ -142,7 +142,7 @@ impl Cname {
 }
 
 impl KnownChain {
-    /// Whether every subchunk encodes to the same number of bytes.
+    /// Returns whether every subchunk encodes to the same number of bytes.
     pub fn is_fixed_size(&self) -> bool {
         self.stages.iter().all(Stage::is_fixed_size)
     }
@@ -150,9 +150,9 @@ impl KnownChain {
 
 /// Encodes and decodes one subchunk with codecs that the engines do not know.
 pub trait SubchunkCodec: fmt::Debug + Send + Sync {
-    /// Encode the elements of a subchunk, given in C order.
+    /// Encodes the elements of a subchunk, given in C order.
     fn encode<'b>(&self, decoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError>;
 
-    /// Decode a subchunk to its elements, in C order.
+    /// Decodes a subchunk to its elements, in C order.
     fn decode<'b>(&self, encoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError>;
 }

@@ -25,7 +25,7 @@ use crate::layout::{Extent, SubchunkGrid};
 
 /// A job: everything about a shard that is to be encoded or decoded, but its bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
+pub struct ShardJob<'a> {
     /// How the shard divides into subchunks.
     pub grid: &'a SubchunkGrid,
     /// How one subchunk is encoded.
@@ -53,8 +53,8 @@ pub struct EncodedShard {
 
 /// The decoded contents of a subchunk.
 #[derive(Debug)]
-pub enum Decoded<'a> {
-    /// Its elements, in C order.
+pub enum DecodedSubchunk<'a> {
+    /// The elements of the subchunk, in C order.
     Bytes(&'a [u8]),
     /// The fill value in every element.
     Fill,
@@ -68,22 +68,23 @@ pub struct EncodedSubchunk<'a> {
 }
 
 /// Takes single decoded subchunks, by number, from several threads and in any order.
-pub type Sink<'a> = dyn Fn(usize, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
+pub type SubchunkSink<'a> =
+    dyn Fn(usize, DecodedSubchunk<'_>) -> Result<(), EngineError> + Sync + 'a;
 
 /// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in
 /// any order. A row becomes longer runs of the output than its subchunks one by one.
 pub trait RowSink: Sync {
-    /// How many of the `count` neighbours from subchunk `first` on are worth writing at once; at
-    /// least 1.
+    /// Returns how many of the `count` neighbours from subchunk `first` on are worth writing at
+    /// once; at least 1.
     fn row_len(&self, first: usize, count: usize) -> usize;
 
-    /// The most bytes of decoded subchunks that are worth keeping until their row is written: the
-    /// copy that follows should find them in the cache.
+    /// Returns the most bytes of decoded subchunks that are worth keeping until their row is
+    /// written: the copy that follows should find them in the cache.
     fn most_bytes(&self) -> usize {
         256 << 10
     }
 
-    /// Write the neighbours from `first` on, whose elements are `sources`, with the axes in the
+    /// Writes the neighbours from `first` on, whose elements are `sources`, with the axes in the
     /// order of their chain. `buffer` belongs to the thread: a sink may copy through it.
     ///
     /// # Errors
@@ -96,7 +97,7 @@ pub trait RowSink: Sync {
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError>;
 
-    /// Write `element` into every element of the `count` neighbours from `first` on.
+    /// Writes `element` into every element of the `count` neighbours from `first` on.
     ///
     /// # Errors
     /// As [`write_row`](Self::write_row).
@@ -105,10 +106,10 @@ pub trait RowSink: Sync {
 
 /// Encodes and decodes shards.
 pub trait Engine: fmt::Debug + Send + Sync {
-    /// The name of the engine, as `explain` shows it.
+    /// Returns the name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
-    /// Encode the decoded shard `decoded` (C order), leaving room for `head` bytes before the
+    /// Encodes the decoded shard `decoded` (C order), leaving room for `head` bytes before the
     /// subchunks and for `tail` bytes after them.
     ///
     /// # Errors
@@ -116,26 +117,26 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// a codec fails.
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
     ) -> Result<EncodedShard, EngineError>;
 
-    /// Decode a whole shard into new memory. `extents` has one entry per subchunk.
+    /// Decodes a whole shard into new memory. `extents` has one entry per subchunk.
     ///
     /// # Errors
     /// An [`EngineError`] if an extent is outside `encoded`, memory cannot be allocated, or a codec
     /// fails.
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Whether the engine can decode whole shards. If not, [`decode`](Self::decode) need not be
-    /// tried.
+    /// Returns whether the engine can decode whole shards. If not, [`decode`](Self::decode) need
+    /// not be tried.
     fn decodes_whole_shards(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
 //! The contract of engines for streams: slices in, encoded parts of shards out.
 //!
 //! A stream's bytes are the bytes of its slices, one after the other. They are written to an
-//! [`Input`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
+//! [`BatchInput`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
 //! Encoders run on threads of their own, one at a time; inputs are filled on the caller's thread. Neither holds a
 //! lock of the other. Neither runs on rayon's global pool, whose threads the caller may all be
 //! using.
@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{Chain, EngineError, Job, KnownChain, SubchunkCodec};
+use super::{Chain, EngineError, KnownChain, ShardJob, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
 use crate::process::account::{Debtor, Lender};
 use crate::reduce::Reducer;
@@ -85,14 +85,14 @@ pub struct Windows<'i> {
     /// Whether the first slice is the one that was [kept](StreamEngine::keep).
     pub kept: bool,
     /// An input of the level above, and slices of its batch. `None`: the kept slice is a window.
-    pub above: Option<(&'i mut (dyn Input + 'static), Range<usize>)>,
+    pub above: Option<(&'i mut (dyn BatchInput + 'static), Range<usize>)>,
 }
 
 impl StreamJob {
-    /// The job of a batch as one shard of `chain`. The batch is padded to the whole subchunks of
-    /// `padded`.
-    pub fn as_shard<'a>(&'a self, padded: &'a SubchunkGrid, chain: &'a KnownChain) -> Job<'a> {
-        Job {
+    /// Returns the job of a batch as one shard of `chain`. The batch is padded to the whole
+    /// subchunks of `padded`.
+    pub fn as_shard<'a>(&'a self, padded: &'a SubchunkGrid, chain: &'a KnownChain) -> ShardJob<'a> {
+        ShardJob {
             grid: padded,
             chain: Chain::Known(chain),
             fill_value: &self.fill_value,
@@ -112,7 +112,7 @@ pub enum StreamChain {
 }
 
 impl StreamChain {
-    /// Whether every subchunk encodes to the same number of bytes.
+    /// Returns whether every subchunk encodes to the same number of bytes.
     pub fn is_fixed_size(&self) -> bool {
         matches!(self, Self::Known(chain) if chain.is_fixed_size())
     }
@@ -129,7 +129,7 @@ pub struct Room {
 pub type OnRead<'a> = dyn Fn(&Range<usize>) + Sync + 'a;
 
 /// A buffer for the slices of one batch.
-pub trait Input: Send + fmt::Debug {
+pub trait BatchInput: Send + fmt::Debug {
     /// Writes `bytes` at byte `at` of the batch, whose bytes are its slices one after the other.
     /// Writes come in any order, and may replace earlier ones. When the batch is
     /// [submitted](Encoder::submit), everything up to the end of its last epoch was written.
@@ -176,10 +176,10 @@ pub trait Input: Send + fmt::Debug {
         ))
     }
 
-    /// The input as `Any`, from which an engine gets its own type.
+    /// Returns the input as `Any`, from which an engine gets its own type.
     fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
 
-    /// The input as `Any`, from which the engine gets its own type back.
+    /// Returns the input as `Any`, from which the engine gets its own type back.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
 }
 
@@ -202,18 +202,18 @@ pub trait Reusable: Send + Sync + fmt::Debug {
     /// Blocks until the bytes were read.
     fn wait(&self) -> Result<(), EngineError>;
 
-    /// Whether the bytes were read.
+    /// Returns whether the bytes were read.
     fn query(&self) -> Result<bool, EngineError>;
 
-    /// The driver's handle of an event that happens when the bytes were read. A stream of the
-    /// application may wait for it. The event is the engine's, which uses it for other bytes after
-    /// this is dropped.
+    /// Returns the driver's handle of an event that happens when the bytes were read. A stream of
+    /// the application may wait for it. The event is the engine's, which uses it for other bytes
+    /// after this is dropped.
     fn event(&self) -> u64;
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
-pub trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
-    /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
+pub trait BatchOutput: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
+    /// Returns whether the buffer is scarce (page-locked), so that a store must not keep it.
     fn is_scarce(&self) -> bool {
         false
     }
@@ -226,7 +226,7 @@ pub trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
 /// An encoded batch.
 #[derive(Debug)]
 pub struct EncodedBatch {
-    pub output: Box<dyn Output>,
+    pub output: Box<dyn BatchOutput>,
     /// For each part of the batch ([`BatchGrid::parts`]).
     pub parts: Vec<EncodedPart>,
 }
@@ -242,7 +242,7 @@ pub struct EncodedPart {
 }
 
 impl EncodedPart {
-    /// How many bytes it has.
+    /// Returns how many bytes it has.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(Range::len).sum()
     }
@@ -253,7 +253,7 @@ impl EncodedPart {
 pub struct FailedBatch {
     pub error: EngineError,
     /// The input of the batch, to try again.
-    pub input: Box<dyn Input>,
+    pub input: Box<dyn BatchInput>,
 }
 
 /// Encodes the batches on which an engine has failed. An engine without a fallback hands them back.
@@ -262,7 +262,7 @@ pub trait BatchFallback: Send + Sync + fmt::Debug {
     /// will succeed there.
     fn tell(&self, error: &EngineError, lost: bool);
 
-    /// Encode `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
+    /// Encodes `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
     /// parts, and the bytes that they take, with the room around them.
     ///
     /// # Errors
@@ -277,16 +277,17 @@ pub trait BatchFallback: Send + Sync + fmt::Debug {
 
 /// Encodes batches, in the order in which they are submitted. Used by one thread at a time.
 pub trait Encoder: Send + fmt::Debug {
-    /// How many batches can be under way at once.
+    /// Returns how many batches can be under way at once.
     fn depth(&self) -> usize;
 
-    /// Takes the buffers that [`complete`](Self::complete) needs, without waiting. Returns whether there were
-    /// any: then it does not wait for buffers. [`Returned`] tells when one comes back.
+    /// Takes the buffers that [`complete`](Self::complete) needs, without waiting. Returns whether
+    /// there were enough: then `complete` does not wait for buffers. [`Returned`] tells when a
+    /// buffer comes back.
     fn prepare(&mut self) -> bool;
 
     /// Begins to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
     /// batches are under way. [`complete`](Self::complete) returns the errors.
-    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
+    fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>);
 
     /// Blocks until the batch that was submitted first is complete, and a buffer for it is free; `None` if
     /// none is under way.
@@ -296,7 +297,7 @@ pub trait Encoder: Send + fmt::Debug {
 
 /// An engine, set up for one stream.
 pub trait StreamEngine: Send + Sync + fmt::Debug {
-    /// The name of the engine, as `explain` shows it.
+    /// Returns the name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
     /// Takes a buffer for the next batch; `None` if all are in use. [`Returned`] tells when one
@@ -305,18 +306,18 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and the device's errors.
-    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError>;
+    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError>;
 
-    /// The encoder of the stream; made once.
+    /// Returns the encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
 
-    /// The pools of buffers on the host that are lent, if there are any.
+    /// Returns the pools of buffers on the host that are lent, if there are any.
     fn pools(&self) -> Vec<Arc<dyn Debtor>> {
         Vec::new()
     }
 
-    /// Whether the device that encodes this stream can [reduce](Self::reduce) slices of `above`,
-    /// which it encodes, too. No fault so far: it may fail later.
+    /// Returns whether the device that encodes this stream can [reduce](Self::reduce) slices of
+    /// `above`, which it encodes, too. No fault so far: it may fail later.
     fn can_reduce_from(&self, _above: &dyn StreamEngine) -> bool {
         false
     }
@@ -325,18 +326,18 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// `windows`. This blocks for nothing but the copy of the fill value to the padding of an input's
     /// memory, once for each memory. The slices above are complete, do not change any more, and their
     /// batch is not submitted yet: afterwards writing to them is an error. The slices that are made
-    /// are only on the device, as those of [`Input::write_from_device`] are.
+    /// are only on the device, as those of [`BatchInput::write_from_device`] are.
     ///
     /// # Errors
     /// [`EngineError::Unsuitable`] if the two streams do not run on the same device,
     /// [`EngineError::Internal`] if slices leave their batches or no slice was kept, and the device's
     /// errors. Nothing was made then, and a kept slice is still there: the caller may
-    /// [read](Input::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
+    /// [read](BatchInput::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
     /// the host.
     fn reduce(
         &self,
         _windows: Windows<'_>,
-        _input: &mut dyn Input,
+        _input: &mut dyn BatchInput,
         _at: usize,
     ) -> Result<(), EngineError> {
         Err(no_device())
@@ -349,7 +350,7 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`reduce`](Self::reduce), and [`EngineError::Internal`] if a slice is kept already, or
     /// windows have one slice. Nothing is kept then.
-    fn keep(&self, _above: &mut dyn Input, _slice: usize) -> Result<(), EngineError> {
+    fn keep(&self, _above: &mut dyn BatchInput, _slice: usize) -> Result<(), EngineError> {
         Err(no_device())
     }
 
@@ -362,7 +363,7 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
         Err(no_device())
     }
 
-    /// The engine as `Any`, from which an engine gets its own type.
+    /// Returns the engine as `Any`, from which an engine gets its own type.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
@@ -389,7 +390,7 @@ impl fmt::Debug for Returned {
 }
 
 impl Returned {
-    /// How often a buffer came back until now. Read this before trying to take a buffer.
+    /// Returns how often a buffer came back until now. Read this before trying to take a buffer.
     pub fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }

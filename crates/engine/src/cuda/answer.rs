@@ -38,12 +38,12 @@ impl Answer {
         })
     }
 
-    /// Whether the compressor failed on a subchunk; `None` if there is no compressor.
+    /// Returns whether the compressor failed on a subchunk; `None` if there is no compressor.
     pub(super) fn has_failed(&self, subchunk: usize) -> Option<bool> {
         self.failed.get(subchunk).copied()
     }
 
-    /// The subchunks that the host has to encode, in ascending order.
+    /// Returns the subchunks that the host has to encode, in ascending order.
     pub(super) fn failed(&self) -> impl Iterator<Item = usize> {
         let failed = self.failed.iter().enumerate();
         failed.filter_map(|(number, failed)| failed.then_some(number))
@@ -101,7 +101,7 @@ impl Answer {
     }
 }
 
-/// The error of an impossible answer from the device.
+/// Returns the error of an impossible answer from the device.
 pub(super) fn wrong_answer(session: &Session<'_>, what: &str) -> DriverError {
     let reason = format!("the device returned an impossible table of offsets: {what}");
     session.refused("aggregating subchunks", &reason)

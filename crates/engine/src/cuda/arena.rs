@@ -67,7 +67,7 @@ impl Tuning {
     /// The most streams of kernels.
     pub const STREAMS: usize = 3;
 
-    /// The same, with the slabs of shards of `bytes`.
+    /// Returns the same, with the slabs of shards of `bytes`.
     #[must_use]
     pub fn for_shards_of(self, bytes: usize) -> Self {
         let slab = (bytes / Self::SLABS).min(self.long_slab).max(self.slab);
@@ -79,7 +79,7 @@ impl Tuning {
         }
     }
 
-    /// The number of streams of kernels.
+    /// Returns the number of streams of kernels.
     pub(super) fn kernel_streams(&self) -> usize {
         self.streams.clamp(1, Self::STREAMS)
     }
@@ -131,7 +131,7 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// The number of bytes that were divided so far.
+    /// Returns the number of bytes that were divided so far.
     pub(super) fn capacity(&self) -> Capacity {
         Capacity {
             device: self.device.0,
@@ -143,7 +143,7 @@ impl Arenas {
 }
 
 impl Arena {
-    /// The next `len` bytes; `None` if they are more than this machine can address.
+    /// Returns the next `len` bytes; `None` if they are more than this machine can address.
     pub(super) fn region(&mut self, len: usize) -> Option<Region> {
         let offset = self.0;
         self.0 = offset
@@ -172,7 +172,7 @@ impl Capacity {
         self.pinned_in + self.pinned_out
     }
 
-    /// The memory of a lane of this capacity.
+    /// Returns the memory of a lane of this capacity.
     pub(super) fn takes(&self) -> BufferBytes {
         BufferBytes {
             device: self.device,
@@ -181,7 +181,7 @@ impl Capacity {
         }
     }
 
-    /// Whether a lane of this capacity has room for one of `other`.
+    /// Returns whether a lane of this capacity has room for one of `other`.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.device >= other.device
             && self.pinned_in >= other.pinned_in

@@ -13,12 +13,14 @@
 //! byte, and their streams are not used. A subchunk on which nvCOMP fails gets no frame, and its
 //! flag in `failed` is set.
 
-use super::compression::{Buffers, Frame, Prepared};
+use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, StreamId};
-use super::kernels::chunk_tables::{Tables, chunk_tables};
+use super::kernels::chunk_tables::{ChunkTables, chunk_tables};
+use super::kernels::compressed_frames::{
+    CompressedFrames, Streams, frame_blosc, frame_gzip, frame_zstd,
+};
 use super::kernels::crc32::crc32;
-use super::kernels::frames::{Frames, Streams, frame_blosc, frame_gzip, frame_zstd};
 use super::kernels::shuffle::shuffle;
 use super::kernels::spans::{Lengths, Slots, sub_span};
 use super::nvcomp::CompressBatch;
@@ -35,7 +37,7 @@ pub(super) fn compress(
     stored: Option<DeviceSpan>,
     failed: DeviceSpan,
     timed: &mut Vec<Timed>,
-) -> Result<Frames, DriverError> {
+) -> Result<CompressedFrames, DriverError> {
     for first in (0..slots.count).step_by(buffers.at_once) {
         let some = first..slots.count.min(first + buffers.at_once);
         let flags = |span| sub_span(span, some.start * 4..some.end * 4);
@@ -57,10 +59,15 @@ pub(super) fn compress(
     ))
 }
 
-/// The frames of `count` subchunks.
-fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: DeviceSpan) -> Frames {
+/// Returns the frames of `count` subchunks.
+fn frames(
+    session: &Session<'_>,
+    buffers: &Buffers,
+    count: usize,
+    failed: DeviceSpan,
+) -> CompressedFrames {
     let lane = session.lane;
-    Frames {
+    CompressedFrames {
         slots: Slots {
             span: lane.device(buffers.frames),
             stride: buffers.frame_stride,
@@ -109,7 +116,7 @@ fn compress_some(
         sizes: lane.device(buffers.output_sizes),
         statuses: lane.device(buffers.statuses),
     };
-    let tables = Tables {
+    let tables = ChunkTables {
         input_pointers: lane.device(buffers.input_pointers),
         input_sizes: lane.device(buffers.input_sizes),
         output_pointers: lane.device(buffers.output_pointers),
@@ -150,15 +157,17 @@ fn compress_some(
     // SAFETY: the lane's regions, in one stream.
     run(TimedStage::Frame, &|| unsafe {
         match compression.frame {
-            Frame::Zstd => frame_zstd(driver, stream, streams, chunking.bytes, stored, frames),
-            Frame::Gzip => {
+            CompressedFrameFormat::Zstd => {
+                frame_zstd(driver, stream, streams, chunking.bytes, stored, frames)
+            }
+            CompressedFrameFormat::Gzip => {
                 let checksums = lane.device(buffers.checksums);
                 let lengths = Lengths::All(chunking.bytes);
                 crc32(driver, stream, slots, lengths, stored, checksums)?;
                 let content = (chunking.bytes, checksums);
                 frame_gzip(driver, stream, streams, content, stored, frames)
             }
-            Frame::Blosc(format) => {
+            CompressedFrameFormat::Blosc(format) => {
                 frame_blosc(driver, stream, format, inputs, streams, stored, frames)
             }
         }

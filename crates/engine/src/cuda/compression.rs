@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::arena::{Arena, Region, SLOT_ALIGNMENT};
-use super::frame_parts::{Layout, beside_streams, most_encoded};
+use super::compressed_frame_parts::{CompressedFrameLayout, beside_streams, most_encoded};
 use super::kernels::chunk_tables::Chunking;
-use super::kernels::crc32c::CHECKSUM;
-use super::kernels::frames::{
+use super::kernels::compressed_frames::{
     BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,
 };
+use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::{Compressor, Format, Nvcomp, Requirements};
 use crate::contract::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
@@ -19,7 +19,7 @@ const BLOSC_BLOCK: usize = 64 << 10;
 
 /// The format of the frames around compressed streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(super) enum CompressedFrameFormat {
     Zstd,
     Gzip,
     Blosc(BloscFormat),
@@ -32,12 +32,12 @@ pub struct Compression {
     pub before: usize,
     pub after: usize,
     format: Format,
-    pub(super) frame: Frame,
+    pub(super) frame: CompressedFrameFormat,
     pub chunking: Chunking,
 }
 
 impl Compression {
-    /// The compressor of `chain`, if it has one.
+    /// Returns the compressor of `chain`, if it has one.
     ///
     /// # Errors
     /// The reason why the compressor runs on the host.
@@ -65,12 +65,16 @@ impl Compression {
         let (format, frame, block) = match stage {
             Stage::Zstd { level, checksum } => {
                 zstd(*level, *checksum, levels)?;
-                (Format::Zstd, Frame::Zstd, bytes)
+                (Format::Zstd, CompressedFrameFormat::Zstd, bytes)
             }
-            Stage::Gzip { level } => (gzip(*level, levels)?, Frame::Gzip, bytes),
+            Stage::Gzip { level } => (gzip(*level, levels)?, CompressedFrameFormat::Gzip, bytes),
             Stage::Blosc(stage) => {
                 let (format, frame) = blosc(stage, bytes, levels)?;
-                (format, Frame::Blosc(frame), frame.blocks.block)
+                (
+                    format,
+                    CompressedFrameFormat::Blosc(frame),
+                    frame.blocks.block,
+                )
             }
             Stage::Crc32c => return Err("a checksum does not compress".to_string()),
         };
@@ -89,16 +93,20 @@ impl Compression {
         }))
     }
 
-    /// The layout of the frames that this compressor makes, for decompression.
-    pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
-        let raw = matches!(self.frame, Frame::Blosc(_));
+    /// Returns the layout of the frames that this compressor makes, for decompression.
+    pub(super) fn as_layout(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> CompressedFrameLayout {
+        let raw = matches!(self.frame, CompressedFrameFormat::Blosc(_));
         let beside = if raw {
             beside_streams(self.chunking)
         } else {
             0
         };
         let most = most_encoded(grid, chain).unwrap_or(usize::MAX);
-        Layout {
+        CompressedFrameLayout {
             before: self.before,
             format: self.format,
             chunking: self.chunking,
@@ -108,10 +116,10 @@ impl Compression {
         }
     }
 
-    /// How Blosc shuffles, if it does.
+    /// Returns how Blosc shuffles, if it does.
     pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
-            Frame::Blosc(BloscFormat {
+            CompressedFrameFormat::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
                 blocks,
                 ..
@@ -123,9 +131,9 @@ impl Compression {
     /// The most bytes of a frame whose streams have at most `stream` bytes.
     fn frame_bound(&self, stream: usize) -> Option<usize> {
         match self.frame {
-            Frame::Zstd => stream.checked_add(ZSTD_OVERHEAD),
-            Frame::Gzip => stream.checked_add(GZIP_OVERHEAD),
-            Frame::Blosc(format) => blosc_bound(format.blocks),
+            CompressedFrameFormat::Zstd => stream.checked_add(ZSTD_OVERHEAD),
+            CompressedFrameFormat::Gzip => stream.checked_add(GZIP_OVERHEAD),
+            CompressedFrameFormat::Blosc(format) => blosc_bound(format.blocks),
         }
     }
 }
@@ -278,12 +286,12 @@ impl Prepared {
         })
     }
 
-    /// The alignment of slots, in bytes.
+    /// Returns the alignment of slots, in bytes.
     pub(super) fn slot_alignment(&self) -> usize {
         self.compressor.alignments().input.max(SLOT_ALIGNMENT)
     }
 
-    /// The requirements for `count` subchunks at once.
+    /// Returns the requirements for `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -398,8 +406,9 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which
-    /// `at_once` are compressed at once; `None` if they are more than this machine can address.
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of
+    /// which `at_once` are compressed at once; `None` if they are more than this machine can
+    /// address.
     pub(super) fn new(
         arena: &mut Arena,
         compression: &Compression,
@@ -422,7 +431,7 @@ impl Buffers {
             None => 0,
         };
         let checksums = match compression.frame {
-            Frame::Gzip => at_once.checked_mul(4)?,
+            CompressedFrameFormat::Gzip => at_once.checked_mul(4)?,
             _ => 0,
         };
         Some(Self {
@@ -446,7 +455,8 @@ impl Buffers {
         })
     }
 
-    /// The same buffers, with `frames`, `sizes` and `framed` for the subchunks `range` alone.
+    /// Returns the same buffers, with `frames`, `sizes` and `framed` for the subchunks `range`
+    /// alone.
     pub(super) fn part(&self, range: &Range<usize>) -> Self {
         let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
         Self {

@@ -52,7 +52,7 @@ unsafe impl Send for Copy<'_> {}
 unsafe impl Sync for Copy<'_> {}
 
 impl Copy<'_> {
-    /// Copy `len` bytes.
+    /// Copies `len` bytes.
     ///
     /// # Safety
     /// During `'a`, the bytes at `from` can be read, nothing else writes the bytes at `to`, and the
@@ -101,7 +101,7 @@ impl Copy<'_> {
         }
     }
 
-    /// The number of bytes from the first one that is written to the end of the last one.
+    /// Returns the number of bytes from the first one that is written to the end of the last one.
     fn reach(&self) -> usize {
         if self.rows() == 0 || self.row == 0 {
             return 0;
@@ -114,21 +114,21 @@ impl Copy<'_> {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
-    /// The pieces of a row that are copied at once: `(pieces per row, bytes per piece)`. Shares
-    /// have about `share` bytes.
+    /// Returns the pieces of a row that are copied at once: `(pieces per row, bytes per piece)`.
+    /// Shares have about `share` bytes.
     fn pieces_of_row(&self, share: usize) -> (usize, usize) {
         let pieces = self.row.div_ceil(share).max(1);
         (pieces, self.row.div_ceil(pieces).max(1))
     }
 
-    /// How many shares of about `share` bytes there are, and how many pieces each has.
+    /// Returns how many shares of about `share` bytes there are, and how many pieces each has.
     fn shares(&self, share: usize) -> (usize, usize) {
         let (pieces, bytes) = self.pieces_of_row(share);
         let per_share = (share / bytes).max(1);
         ((self.rows() * pieces).div_ceil(per_share), per_share)
     }
 
-    /// Copy share `number` of those of about `share` bytes.
+    /// Copies share `number` of those of about `share` bytes.
     fn run(&self, number: usize, share: usize) {
         let (pieces, bytes) = self.pieces_of_row(share);
         let (_, per_share) = self.shares(share);
@@ -173,9 +173,12 @@ impl Default for Copiers {
 impl Copiers {
     /// Returns copiers with `processors` threads, the caller among them: at least two, and at most
     /// the limit of a [`Crew`]. Each thread but the caller calls `start` first.
-    pub(super) fn on(processors: usize, start: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(super) fn for_processors(
+        processors: usize,
+        start: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         // One at least, since the caller may run elsewhere.
-        let crew = Crew::on(NAME, processors.max(2));
+        let crew = Crew::for_processors(NAME, processors.max(2));
         Self {
             crew: crew.spinning().starting(start),
             copies: true,

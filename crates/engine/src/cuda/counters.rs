@@ -122,7 +122,7 @@ impl Counters {
         *fallbacks.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// The number of encoded shards. Works in a forked child, too.
+    /// Returns the number of encoded shards. Works in a forked child, too.
     #[cfg(any(test, feature = "fakes"))]
     pub fn encoded(&self) -> u64 {
         self.shards_encoded.load(Ordering::Relaxed)
@@ -171,7 +171,7 @@ impl Counters {
 
 #[cfg(test)]
 impl Counters {
-    /// Hold the lock while `work` runs.
+    /// Holds the lock while `work` runs.
     pub(super) fn while_locked(&self, work: impl FnOnce()) {
         let fallbacks = self.fallbacks.lock();
         work();

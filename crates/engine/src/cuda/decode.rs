@@ -42,7 +42,7 @@ use super::kernels::{crc32c, split};
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::layout;
 use crate::layout::{Batch, Extent, Slab};
 use crate::memory::allocate;
@@ -61,7 +61,7 @@ const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 const OUTPUT: &str = "a decoded shard";
 
 /// A batch whose kernels were enqueued.
-struct Decoded {
+struct EnqueuedBatch {
     number: usize,
     batch: Batch,
     slabs: Vec<Slab>,
@@ -80,7 +80,7 @@ struct NextSlab;
 
 struct Decoder<'a, 'l> {
     session: &'a Session<'l>,
-    job: &'a Job<'a>,
+    job: &'a ShardJob<'a>,
     kind: &'a ShardKind,
     decompression: Option<Decompression<'a>>,
     encoded: &'a [u8],
@@ -89,15 +89,15 @@ struct Decoder<'a, 'l> {
     /// The pages of the output.
     fresh: Fresh,
     uploads: Uploads,
-    batches: VecDeque<Decoded>,
+    batches: VecDeque<EnqueuedBatch>,
     slabs: Downloads<NextSlab>,
     /// Bytes that were copied to the output.
     written: usize,
 }
 
-/// Check that every subchunk lies in the shard and has the size that the chain gives it.
+/// Checks that every subchunk lies in the shard and has the size that the chain gives it.
 pub(super) fn check(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
@@ -123,7 +123,7 @@ pub(super) fn check(
 /// frames were parsed for the `decompression`.
 pub(super) fn decode(
     session: &Session<'_>,
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     kind: &ShardKind,
     encoded: &[u8],
     extents: &[Extent],
@@ -281,7 +281,7 @@ impl Decoder<'_, '_> {
         Ok(len)
     }
 
-    /// Enqueue the kernels of a batch.
+    /// Enqueues the kernels of a batch.
     fn decode(&mut self, number: usize, batch: Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
@@ -344,7 +344,7 @@ impl Decoder<'_, '_> {
             Ok(())
         })?;
         let unscattered = Some(session.record(stream, UNSCATTERED)?);
-        self.batches.push_back(Decoded {
+        self.batches.push_back(EnqueuedBatch {
             number,
             slabs: layout::slabs(self.job.grid, &batch, session.sizing.slab),
             batch,
@@ -357,7 +357,7 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// Enqueue the comparison of the checksums of a batch.
+    /// Enqueues the comparison of the checksums of a batch.
     fn verify(
         &self,
         number: usize,
@@ -388,7 +388,7 @@ impl Decoder<'_, '_> {
         })
     }
 
-    /// The slots of batch `number`, which has `count` subchunks.
+    /// Returns the slots of batch `number`, which has `count` subchunks.
     fn slots(&self, number: usize, count: usize) -> Slots {
         let session = self.session;
         let (workspace, _) = session.workspace(session.batch(number));
@@ -399,7 +399,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// How many checksums slots have behind their elements.
+    /// Returns how many checksums slots have behind their elements.
     fn checksums(&self) -> usize {
         match &self.decompression {
             Some(decompression) => decompression.parts.layout.before,
@@ -407,13 +407,13 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Whether there are checksums to compare.
+    /// Returns whether there are checksums to compare.
     fn validates(&self) -> bool {
         self.job.validate_checksums && self.checksums() > 0
     }
 
-    /// Where the results of comparing the checksums of `count` subchunks are: on the device, and in
-    /// pinned memory.
+    /// Returns where the results of comparing the checksums of `count` subchunks are: on the
+    /// device, and in pinned memory.
     fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
         let len = self.checksums() * count * 4;
@@ -431,7 +431,7 @@ impl Decoder<'_, '_> {
         self.finish(slab, copies)
     }
 
-    /// Start copies of slabs from the device, as many as there is room for. The first slab of a
+    /// Starts copies of slabs from the device, as many as there is room for. The first slab of a
     /// batch comes after the results of the batch. Until then nothing of the batch is in the
     /// stream, where slabs of an earlier batch would wait behind it for this batch's kernels.
     fn issue(&mut self) -> Result<(), DriverError> {
@@ -460,7 +460,7 @@ impl Decoder<'_, '_> {
     }
 
     /// Starts the copies of a batch's results from the device.
-    fn issue_results(&self, batch: &Decoded) -> Result<(), DriverError> {
+    fn issue_results(&self, batch: &EnqueuedBatch) -> Result<(), DriverError> {
         let session = self.session;
         let lane = session.lane;
         if self.validates() {
@@ -533,7 +533,7 @@ impl Decoder<'_, '_> {
     ///
     /// # Errors
     /// A checksum is wrong. With a compressor, the host has the last word on that.
-    fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
+    fn check_checksums(&self, batch: &EnqueuedBatch) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
         }
@@ -561,7 +561,7 @@ impl Decoder<'_, '_> {
     }
 }
 
-/// The subchunks of batch `number`.
+/// Returns the subchunks of batch `number`.
 fn subchunks(number: usize, batch: &Batch) -> Subchunks {
     Subchunks {
         batch: number,
@@ -570,7 +570,7 @@ fn subchunks(number: usize, batch: &Batch) -> Subchunks {
     }
 }
 
-/// The length of a span of pinned memory.
+/// Returns the length of a span of pinned memory.
 fn span_len(span: super::driver::PinnedSpan) -> usize {
     span.len
 }

@@ -8,15 +8,15 @@
 //! slots -> CRC-32                                              crc32, for gzip
 //! ```
 //!
-//! The host has found the streams (`frame_parts`), and writes the tables that nvCOMP reads: it
+//! The host has found the streams (`compressed_frame_parts`), and writes the tables that nvCOMP reads: it
 //! knows all addresses. The results of the chunks go back to the host with the batch. If a chunk
 //! could not be decompressed, or does not match its frame, the host decodes the shard.
 
 use super::arena::Region;
+use super::compressed_frame_parts::{CompressedFramePart, CompressedFrameParts, chunk_len};
 use super::counters::TimedStage;
 use super::decompression::{Buffers, CRC32, NUMBER, PER_STREAM, Prepared, STATUS};
 use super::driver::{DeviceSpan, DriverError, Span};
-use super::frame_parts::{Part, Parts, chunk_len};
 use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;
@@ -90,7 +90,7 @@ impl Results {
 #[derive(Clone, Copy)]
 pub(super) struct Decompression<'a> {
     pub(super) prepared: &'a Prepared,
-    pub(super) parts: &'a Parts,
+    pub(super) parts: &'a CompressedFrameParts,
 }
 
 /// Some subchunks of the shard, whose encoded bytes are on the device or in flight to it.
@@ -103,7 +103,7 @@ pub(super) struct Subchunks {
 }
 
 impl Decompression<'_> {
-    /// The buffers that the kernels of a batch use.
+    /// Returns the buffers that the kernels of a batch use.
     fn buffers<'s>(
         session: &'s Session<'_>,
         subchunks: Subchunks,
@@ -117,9 +117,12 @@ impl Decompression<'_> {
         self.parts.layout.chunking
     }
 
-    /// The chunks of those `subchunks` that are stored, each with the number of its subchunk and
-    /// its own number. Both count from the first of `subchunks`.
-    fn chunks(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
+    /// Returns the chunks of those `subchunks` that are stored, each with the number of its
+    /// subchunk and its own number. Both count from the first of `subchunks`.
+    fn chunks(
+        &self,
+        subchunks: Subchunks,
+    ) -> impl Iterator<Item = (usize, usize, CompressedFramePart)> {
         let blocks = self.chunking().blocks();
         (0..subchunks.count).flat_map(move |subchunk| {
             let parts = self.parts.of_subchunk(subchunks.first + subchunk);
@@ -129,7 +132,10 @@ impl Decompression<'_> {
         })
     }
 
-    fn streams(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
+    fn streams(
+        &self,
+        subchunks: Subchunks,
+    ) -> impl Iterator<Item = (usize, usize, CompressedFramePart)> {
         self.chunks(subchunks).filter(|(_, _, part)| !part.raw)
     }
 
@@ -156,8 +162,8 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// The destinations of the decompressed chunks of `slots`, as slots that lie one after the
-    /// other.
+    /// Returns the destinations of the decompressed chunks of `slots`, as slots that lie one after
+    /// the other.
     fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(buffers.shuffled),
@@ -195,7 +201,7 @@ impl Decompression<'_> {
         let tables = self.tables(session, subchunks);
         let buffers = Self::buffers(session, subchunks)?;
         let chunk_slots = self.chunk_slots(session, buffers, slots);
-        let place = |(subchunk, _, part): (usize, usize, Part)| {
+        let place = |(subchunk, _, part): (usize, usize, CompressedFramePart)| {
             offsets.get(subchunk).copied().unwrap_or(0) + part.start as u64
         };
         let address = |span: DeviceSpan, at: usize| span.memory.0 + (span.offset + at) as u64;

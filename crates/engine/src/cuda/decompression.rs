@@ -1,8 +1,8 @@
 //! A chain's decompressor on a device: nvCOMP's requirements, and its buffers.
 
 use super::arena::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};
+use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::BatchRequirements;
-use super::frame_parts::Layout;
 use super::kernels::chunk_tables::Chunking;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
@@ -18,7 +18,7 @@ pub(super) const CRC32: usize = 4;
 /// A decompressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
-    pub(super) layout: Layout,
+    pub(super) layout: CompressedFrameLayout,
     pub(super) decompressor: Decompressor,
     requirements: BatchRequirements,
 }
@@ -26,7 +26,11 @@ pub(super) struct Prepared {
 impl Prepared {
     /// Prepares the decompressor for batches of up to `most` subchunks. The context of a device is
     /// current.
-    pub(super) fn new(layout: Layout, nvcomp: &Nvcomp, most: usize) -> Result<Self, String> {
+    pub(super) fn new(
+        layout: CompressedFrameLayout,
+        nvcomp: &Nvcomp,
+        most: usize,
+    ) -> Result<Self, String> {
         let decompressor = nvcomp.decompressor(layout.format)?;
         let Chunking { bytes, block } = layout.chunking;
         let alignment = decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -43,8 +47,8 @@ impl Prepared {
         })
     }
 
-    /// Bytes from one slot to the next. In a slot of several chunks, each has room for a whole
-    /// block.
+    /// Returns the number of bytes from one slot to the next. In a slot of several chunks, each has
+    /// room for a whole block.
     pub(super) fn slot_stride(&self) -> Option<usize> {
         let Chunking { bytes, block } = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -55,7 +59,7 @@ impl Prepared {
         }
     }
 
-    /// The requirements for `count` subchunks at once.
+    /// Returns the requirements for `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -90,11 +94,11 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None` if they
-    /// are more than this machine can address.
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None`
+    /// if they are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
-        layout: Layout,
+        layout: CompressedFrameLayout,
         requirements: Requirements,
         count: usize,
         slot_stride: usize,

@@ -12,14 +12,14 @@ use super::numa::Node;
 pub(super) struct Process(u32);
 
 impl Process {
-    /// Whether this process is a forked child of the owner.
+    /// Returns whether this process is a forked child of the owner.
     pub(super) fn forked(self) -> bool {
         self.0 != std::process::id()
     }
 }
 
 impl Default for Process {
-    /// The current process.
+    /// Returns the current process.
     fn default() -> Self {
         Self(std::process::id())
     }
@@ -87,7 +87,7 @@ impl Device {
         self.driver.device()
     }
 
-    /// Why the device cannot be used by this process, if it cannot.
+    /// Returns why the device cannot be used by this process, if it cannot.
     pub(super) fn unusable(&self) -> Option<String> {
         if self.process.forked() {
             return Some(format!(
@@ -98,7 +98,7 @@ impl Device {
         self.quarantine.get().cloned()
     }
 
-    /// Make the device current on this thread until the guard is dropped.
+    /// Makes the device current on this thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
         if let Some(reason) = self.unusable() {
             return Err(DriverError {

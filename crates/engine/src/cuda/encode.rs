@@ -8,6 +8,7 @@
 //!         slab -> slots, stored?              stream `compute`: scatter
 //!     slots -> slots with checksums           stream `compute`: crc32c
 //!     slots -> frames                         stream `compute`: compression
+//!     frames -> frames with checksums         stream `compute`: crc32c
 //!     slots or frames -> offsets, dense bytes           stream `compute`: permute, scan, gather
 //!     offsets, failed? -> pinned              stream `answers`
 //!     subchunks that failed -> caller's memory      by the host, on this thread
@@ -35,11 +36,11 @@ use std::sync::Arc;
 use super::answer::{Answer, wrong_answer};
 use super::copiers::Copy;
 use super::driver::{DriverError, EventId, Site};
-use super::enqueue::{self, Encoding};
+use super::enqueue::{self, DeviceEncoding};
 use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Staging, Uploads};
-use crate::contract::{EncodedShard, EngineError, Job};
+use crate::contract::{EncodedShard, EngineError, ShardJob};
 use crate::layout;
 use crate::layout::{Batch, Extent, ShardPermutation};
 use crate::memory::allocate;
@@ -99,7 +100,7 @@ struct Places {
 }
 
 impl Places {
-    /// The parts of the range `bytes`, as ranges within it, and where they go in the shard.
+    /// Returns the parts of the range `bytes`, as ranges within it, and where they go in the shard.
     fn of(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let first = self
             .parts
@@ -124,7 +125,7 @@ impl Places {
 }
 
 /// A piece of a batch's dense bytes.
-struct Piece {
+struct DensePiece {
     /// The number of its batch.
     batch: usize,
     /// Where it begins in the dense bytes.
@@ -132,10 +133,10 @@ struct Piece {
 }
 
 /// An encoder of one shard.
-struct Encoder<'a, 'l> {
+struct ShardEncoder<'a, 'l> {
     session: &'a Session<'l>,
-    job: &'a Job<'a>,
-    encoding: Encoding<'a>,
+    job: &'a ShardJob<'a>,
+    encoding: DeviceEncoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
     /// The pages of the output.
@@ -151,15 +152,15 @@ struct Encoder<'a, 'l> {
     /// The stages of the batch whose slabs are being enqueued.
     timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
-    pieces: Downloads<Piece>,
+    pieces: Downloads<DensePiece>,
     /// The number of subchunks on which the compressor failed.
     on_host: usize,
 }
 
-/// Encode `decoded`, whose length was checked, in the lane of `session`.
+/// Encodes `decoded`, whose length was checked, in the lane of `session`.
 pub fn encode(
     session: &Session<'_>,
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     kind: &ShardKind,
     decoded: &[u8],
     (head, tail): (usize, usize),
@@ -176,10 +177,10 @@ pub fn encode(
         })?;
     let mut output = allocate::with_capacity(bound, OUTPUT, job.huge_pages)?;
     output.resize(head, 0);
-    let mut encoder = Encoder {
+    let mut encoder = ShardEncoder {
         session,
         job,
-        encoding: Encoding {
+        encoding: DeviceEncoding {
             kind,
             fill_value: job.fill_value,
             store_empty: job.store_empty,
@@ -206,7 +207,7 @@ pub fn encode(
             "nvCOMP failed on subchunks: the host compressed them"
         );
     }
-    let Encoder {
+    let ShardEncoder {
         output,
         extents,
         end,
@@ -222,7 +223,7 @@ pub fn encode(
     Ok(EncodedShard { bytes, extents })
 }
 
-impl Encoder<'_, '_> {
+impl ShardEncoder<'_, '_> {
     fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         let (grid, fill_value) = (self.job.grid, self.job.fill_value);
@@ -389,7 +390,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Copies a piece to the shard, and gives it back.
-    fn take_back_piece(&mut self, piece: Download<Piece>) -> Result<(), EngineError> {
+    fn take_back_piece(&mut self, piece: Download<DensePiece>) -> Result<(), EngineError> {
         let copies = self.copies_of(Some(&piece))?;
         self.copy(&copies, self.end);
         Ok(self.came_back(piece)?)
@@ -416,10 +417,10 @@ impl Encoder<'_, '_> {
                 if self.pieces.is_full(session) {
                     return Ok(());
                 }
-                let len = Downloads::<Piece>::most(session).min(total - batch.issued);
+                let len = Downloads::<DensePiece>::most(session).min(total - batch.issued);
                 let from = session.batch(batch.number).dense;
                 let from = from.part(batch.issued..batch.issued + len);
-                let piece = Piece {
+                let piece = DensePiece {
                     batch: batch.number,
                     start: batch.issued,
                 };
@@ -484,7 +485,7 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Copy `bytes` to `start` of the shard.
+    /// Copies `bytes` to `start` of the shard.
     fn write(&mut self, start: usize, bytes: &[u8]) -> Result<(), DriverError> {
         self.check_place(start, bytes.len())?;
         // SAFETY: within the capacity, by the check, and behind the head; no bytes from the device
@@ -511,7 +512,7 @@ impl Encoder<'_, '_> {
         work: impl FnOnce(&mut Self) -> T,
     ) -> T {
         let (session, threads) = (self.session, self.job.threads);
-        let ahead = (Downloads::<Piece>::most(session), end);
+        let ahead = (Downloads::<DensePiece>::most(session), end);
         let mut fresh = std::mem::take(&mut self.fresh);
         // SAFETY: the memory is the output's. Only copies of this function write behind the head.
         let result = unsafe {
@@ -536,10 +537,10 @@ impl Encoder<'_, '_> {
         }
     }
 
-    /// The copies of a piece to the shard.
+    /// Returns the copies of a piece to the shard.
     fn copies_of<'c>(
         &mut self,
-        piece: Option<&Download<Piece>>,
+        piece: Option<&Download<DensePiece>>,
     ) -> Result<Vec<Copy<'c>>, EngineError> {
         let mut copies = Vec::new();
         let Some(piece) = piece else {
@@ -547,7 +548,7 @@ impl Encoder<'_, '_> {
         };
         let from = piece.bytes(self.session)?;
         let output = self.output.as_mut_ptr();
-        // Not always a piece of the first batch: a batch without encoded bytes has no pieces.
+        // The piece may be of a later batch than the first: a batch without encoded bytes has no pieces.
         let mut batches = self.batches.iter();
         let places = batches
             .find(|batch| batch.number == piece.to.batch)
@@ -567,7 +568,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Gives back a piece whose bytes are in the shard, and drops batches that are complete.
-    fn came_back(&mut self, piece: Download<Piece>) -> Result<(), DriverError> {
+    fn came_back(&mut self, piece: Download<DensePiece>) -> Result<(), DriverError> {
         let len = piece.len();
         let number = piece.finish(self.session)?.batch;
         let mut batches = self.batches.iter_mut();
@@ -589,7 +590,8 @@ impl Encoder<'_, '_> {
     }
 }
 
-/// The order of a batch's subchunks in the output: within one shard, they are in C order already.
+/// Returns the order of a batch's subchunks in the output: within one shard, they are in C order
+/// already.
 fn in_order(session: &Session<'_>, batch: &Batch) -> Result<ShardPermutation, DriverError> {
     ShardPermutation::new(&[batch.len()], &[batch.len()])
         .map_err(|error| session.refused("planning an aggregation", &error))

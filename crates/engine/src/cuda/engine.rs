@@ -4,17 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::arena::Tuning;
+use super::compressed_frame_parts::{self, CompressedFrameLayout};
 use super::compression::Prepared;
 use super::counters::Counters;
 use super::decompress::Decompression;
 use super::decompression;
-use super::frame_parts::{self, Layout};
-use super::lanes::{Devices, Limits};
+use super::lanes::{DeviceLimits, Devices};
 use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
 use crate::contract::BufferBytes;
-use crate::contract::{EncodedShard, Engine, EngineError, Job, KnownChain};
+use crate::contract::{EncodedShard, Engine, EngineError, KnownChain, ShardJob};
 use crate::cuda::HighestLevels;
 use crate::error::DriverError;
 use crate::layout::{Extent, SubchunkGrid};
@@ -23,7 +23,7 @@ use crate::layout::{Extent, SubchunkGrid};
 #[derive(Clone, Debug)]
 pub struct CudaEngine {
     pub devices: Arc<Devices>,
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     pub tuning: Tuning,
     /// Whether the times of stages are taken, for the metrics.
     pub(super) times: bool,
@@ -40,7 +40,7 @@ pub struct CudaShards {
 }
 
 impl CudaEngine {
-    pub fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+    pub fn new(devices: Arc<Devices>, limits: DeviceLimits, tuning: Tuning) -> Self {
         Self {
             devices,
             limits,
@@ -51,7 +51,7 @@ impl CudaEngine {
         }
     }
 
-    /// The engine with or without times of stages in the metrics.
+    /// Returns the engine with or without times of stages in the metrics.
     #[must_use]
     pub fn with_times(mut self, times: bool) -> Self {
         self.times = times;
@@ -70,11 +70,11 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
-    /// says so: decompressors on a device have undefined behaviour on corrupt data.
+    /// Returns the engine for shards of `chain`. It decodes shards with a compressor only if
+    /// `compressors` says so: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
-        self.decodes =
-            chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
+        self.decodes = chain.is_fixed_size()
+            || compressors.decode && compressed_frame_parts::suits(chain).is_ok();
         self.compressors = compressors;
         self
     }
@@ -94,7 +94,8 @@ impl CudaEngine {
         })
     }
 
-    /// The most subchunks of `grid` to compress or decompress at once in one stream of kernels.
+    /// Returns the most subchunks of `grid` to compress or decompress at once in one stream of
+    /// kernels.
     fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
         Sizing::of_shard(
             grid,
@@ -146,7 +147,7 @@ impl CudaEngine {
         &self,
         grid: &SubchunkGrid,
         chain: &KnownChain,
-        layout: Layout,
+        layout: CompressedFrameLayout,
     ) -> Result<Arc<ShardKind>, EngineError> {
         let most = self.compressed_at_once(grid);
         self.kept_kind(grid, chain, most, Some(layout), || {
@@ -164,7 +165,7 @@ impl CudaEngine {
         grid: &SubchunkGrid,
         chain: &KnownChain,
         most: usize,
-        layout: Option<Layout>,
+        layout: Option<CompressedFrameLayout>,
         prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
     ) -> Result<Arc<ShardKind>, EngineError> {
         // A forked child fails here, before it takes a lock.
@@ -207,7 +208,8 @@ impl CudaEngine {
         answer.map_err(EngineError::Unsuitable)
     }
 
-    /// The memory of a lane for shards of `grid` and `chain`: the numbers by which it is allocated.
+    /// Returns the memory of a lane for shards of `grid` and `chain`: the numbers by which it is
+    /// allocated.
     ///
     /// # Errors
     /// No device is usable, or none can hold such a lane; the reason.
@@ -229,7 +231,7 @@ impl CudaEngine {
         found.map_err(|error| error.to_string())
     }
 
-    /// The counters of the CUDA engine.
+    /// Returns the counters of the CUDA engine.
     pub fn counters(&self) -> &Counters {
         &self.devices.counters
     }
@@ -279,7 +281,7 @@ impl CudaEngine {
 }
 
 impl CudaShards {
-    /// The memory that a lane takes now: the numbers by which it is allocated.
+    /// Returns the memory that a lane takes now: the numbers by which it is allocated.
     ///
     /// # Errors
     /// No device is usable, or none can hold such a lane; the reason.
@@ -315,7 +317,7 @@ impl CudaShards {
     /// # Errors
     /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its
     /// chain.
-    fn check_job(&self, job: &Job<'_>) -> Result<(), EngineError> {
+    fn check_job(&self, job: &ShardJob<'_>) -> Result<(), EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
         if *job.grid == self.kind.grid && *chain == self.kind.chain {
             return Ok(());
@@ -331,12 +333,12 @@ impl CudaShards {
     /// [`EngineError::Unsuitable`] if the host has to decode the shard, and errors of the device.
     fn decompress(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         let chain = &self.kind.chain;
-        let parts = frame_parts::parse(job, chain, encoded, extents)
+        let parts = compressed_frame_parts::parse(job, chain, encoded, extents)
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
         let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
         self.engine.in_lane(&kind, |session| {
@@ -359,7 +361,7 @@ impl Engine for CudaShards {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -384,7 +386,7 @@ impl Engine for CudaShards {
     /// that.
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
@@ -431,7 +433,7 @@ impl Engine for CudaEngine {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -443,7 +445,7 @@ impl Engine for CudaEngine {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {

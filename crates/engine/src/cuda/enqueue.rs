@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::compress::compress;
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, EventId, Site, Span, StreamId};
-use super::kernels::scatter::Scatter;
+use super::kernels::scatter::SlabScatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::lane::Running;
@@ -52,7 +52,7 @@ pub(super) fn prepare(
             lane.zero(*stream, workspace.slots)?;
         }
     }
-    let pattern = Scatter::fill_pattern(fill_value);
+    let pattern = SlabScatter::fill_pattern(fill_value);
     let staging = lane.pinned_in(sizing.fill_staging);
     let staging = lane.write_values(staging, pattern.iter().map(|byte| [*byte]))?;
     let to = lane.device(sizing.fill.part(0..staging.len));
@@ -61,14 +61,14 @@ pub(super) fn prepare(
 
 /// How the subchunks of a shard, or of a stream, are encoded.
 #[derive(Clone, Copy)]
-pub(super) struct Encoding<'a> {
+pub(super) struct DeviceEncoding<'a> {
     pub(super) kind: &'a ShardKind,
     pub(super) fill_value: &'a [u8],
     pub(super) store_empty: bool,
 }
 
-impl Encoding<'_> {
-    /// The flags that say which subchunks are stored; `None` if all are.
+impl DeviceEncoding<'_> {
+    /// Returns the flags that say which subchunks are stored; `None` if all are.
     fn stored(&self, session: &Session<'_>, regions: &BatchRegions) -> Option<DeviceSpan> {
         (!self.store_empty).then(|| session.lane.device(regions.stored))
     }
@@ -86,7 +86,7 @@ impl Encoding<'_> {
         session.lane.zero(stream, regions.stored)
     }
 
-    /// The slabs of a batch.
+    /// Returns the slabs of a batch.
     pub(super) fn slabs(
         &self,
         session: &Session<'_>,

@@ -1,4 +1,22 @@
 //! A lane: everything that one shard in flight needs on a device.
+//!
+//! ```text
+//! caller's memory          pinned memory                       device memory
+//!
+//!                        +--- pinned_in --------+           +--- memory ------------------+
+//!  elements, or          | ring of slabs        |   `up`    | ring of slabs               |
+//!  encoded bytes ======> | fill value           | --------> | fill value                  |
+//!                        | tables of batches    |           | batches: encoded bytes,     |
+//!                        +----------------------+           |     sizes, offsets, tables  |
+//!                        +--- pinned_out -------+  `down`   | workspaces: slots,          | <--- kernels, in
+//!  encoded bytes, or     | ring of pieces       | <-------- |     compressor's buffers    |     `kernel_streams`
+//!  elements      <====== | answers of batches   | <-------- |     (one for each stream    |
+//!                        +----------------------+ `answers` |     of kernels)             |
+//!                                                           +-----------------------------+
+//!  ====>  copiers: threads of the host          ---->  copies: one stream each
+//!
+//!  events: `untimed` events order the streams and the host, `timed` events also take the time
+//! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +41,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// The events that take the time, or the others.
+    /// Returns the events that take the time, or the others.
     pub(super) fn of(&mut self, timed: bool) -> &mut Vec<EventId> {
         if timed {
             &mut self.timed
@@ -63,7 +81,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Allocate a lane. The caller has entered the device.
+    /// Allocates a lane. The caller has entered the device.
     ///
     /// # Errors
     /// The driver's error, and the memory that was leaked. Everything else that was allocated is
@@ -187,7 +205,7 @@ impl Lane {
         }
     }
 
-    /// The memory that is allocated at present.
+    /// Returns the memory that is allocated at present.
     fn held(&self) -> BufferBytes {
         let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
         BufferBytes {
@@ -306,7 +324,7 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// The events of the lane.
+    /// Returns the events of the lane.
     pub(super) fn events(&self) -> Events {
         lock(self.events).clone()
     }
@@ -345,19 +363,19 @@ impl Running<'_> {
         }
     }
 
-    /// Copy between device and pinned memory of this lane.
+    /// Copies between device and pinned memory of this lane.
     pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
         // `write` and `read` keep the host off them meanwhile.
         unsafe { self.driver.copy(stream, from, to) }
     }
 
-    /// Zero device memory of this lane.
+    /// Zeros device memory of this lane.
     pub(super) fn zero(&self, stream: StreamId, region: Region) -> Result<(), DriverError> {
         self.set(stream, region, 0)
     }
 
-    /// Set every byte of device memory of this lane.
+    /// Sets every byte of device memory of this lane.
     pub(super) fn set(
         &self,
         stream: StreamId,
@@ -375,7 +393,7 @@ impl Running<'_> {
         Ok(unsafe { span.memory.0.as_ptr().add(span.offset) })
     }
 
-    /// Write `values` to pinned memory, and return the span that they fill.
+    /// Writes `values` to pinned memory, and returns the span that they fill.
     pub(super) fn write_values<const N: usize>(
         &self,
         mut span: PinnedSpan,
@@ -390,7 +408,7 @@ impl Running<'_> {
         Ok(span)
     }
 
-    /// The bytes of pinned memory that the device has written.
+    /// Returns the bytes of pinned memory that the device has written.
     pub(super) fn read(&self, span: PinnedSpan) -> Result<&[u8], DriverError> {
         self.driver.host_access(span, Access::Read)?;
         // SAFETY: the span is a region of the lane's allocation. The device's writes were

@@ -8,7 +8,7 @@
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
-//! | `frame_parts` | where the compressed streams of a shard's frames are |
+//! | `compressed_frame_parts` | where the compressed streams of a shard's frames are |
 //! | `decompression` | a chain's decompressor on a device, and its buffers |
 //! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
 //! | `lane` | a lane: streams, events, pinned and device memory |
@@ -22,7 +22,7 @@
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
-//! | `counters`, `kept` | the metrics; a cache of recent answers |
+//! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
 //! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
@@ -31,6 +31,7 @@ mod answer;
 pub mod arena;
 #[allow(unsafe_code)]
 mod compress;
+pub mod compressed_frame_parts;
 pub mod compression;
 #[allow(unsafe_code)]
 pub mod copiers;
@@ -47,8 +48,6 @@ pub mod encode;
 mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
-pub mod frame_parts;
-mod kept;
 #[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]
@@ -61,6 +60,7 @@ mod metrics;
 mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
+mod recent_answers;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;
@@ -77,7 +77,7 @@ pub use arena::Tuning;
 pub use compression::HighestLevels;
 pub use engine::CudaEngine;
 pub use engine::check_chain;
-pub use lanes::{Devices, Limits};
+pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
 pub use sizing::Compressors;
 

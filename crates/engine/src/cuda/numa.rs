@@ -40,7 +40,7 @@ pub(super) struct Node {
 impl Node {
     fn new(cpus: Vec<usize>) -> Self {
         Self {
-            copiers: Copiers::on(cpus.len(), {
+            copiers: Copiers::for_processors(cpus.len(), {
                 let cpus = cpus.clone();
                 move || bind(&cpus)
             }),
@@ -259,7 +259,8 @@ mod tests {
         [Some(address(0, 0x3b, 0)), Some(address(0, 0xaf, 0))]
     }
 
-    /// The nodes of devices A and B on a made-up machine, for a process that may use `allowed`.
+    /// Returns the nodes of devices A and B on a made-up machine, for a process that may use
+    /// `allowed`.
     fn found(
         nodes: &[&str],
         numa_nodes: &[(&str, &str)],

@@ -9,7 +9,7 @@ use super::counters::{Counters, TimedStage};
 use super::driver::{DriverError, EventId, Fault, Site, StreamId};
 use super::lane::{Events, Running};
 use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing, Workspace};
-use crate::contract::Job;
+use crate::contract::ShardJob;
 use crate::layout::{Batch, Slab};
 
 /// The byte that fills sizes and statuses before they are written: no valid size, and no success.
@@ -85,7 +85,7 @@ pub struct Session<'l> {
 }
 
 impl Session<'_> {
-    /// The buffers of batch `number` of the shard.
+    /// Returns the buffers of batch `number` of the shard.
     pub(super) fn batch(&self, number: usize) -> &BatchRegions {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
@@ -170,7 +170,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The error of an operation that was not even tried.
+    /// Returns the error of an operation that was not even tried.
     pub(super) fn refused(&self, operation: &str, reason: &dyn Display) -> DriverError {
         DriverError {
             operation: operation.to_string(),
@@ -186,7 +186,7 @@ impl Session<'_> {
 /// # Safety
 /// For as long as the copy is used, the slab can be read, and nothing else writes its dense form.
 pub(super) unsafe fn copy_of_slab<'c>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     shard: *const u8,
     batch: &Batch,
     slab: &Slab,
@@ -210,7 +210,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 /// # Safety
 /// For as long as the copy is used, the dense form can be read, and nothing else writes the slab.
 pub(super) unsafe fn copy_to_slab<'c>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     from: *const u8,
     batch: &Batch,
     slab: &Slab,
@@ -229,8 +229,8 @@ pub(super) unsafe fn copy_to_slab<'c>(
     }
 }
 
-/// The strides of the decoded shard, and the offset of a slab in it, in bytes.
-fn place_of_slab(job: &Job<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usize) {
+/// Returns the strides of the decoded shard, and the offset of a slab in it, in bytes.
+fn place_of_slab(job: &ShardJob<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usize) {
     let strides = c_order(job.grid.shard(), job.grid.element_size());
     let offset = std::iter::zip(&batch.origin, &slab.start)
         .zip(&strides)
@@ -239,7 +239,7 @@ fn place_of_slab(job: &Job<'_>, batch: &Batch, slab: &Slab) -> (Vec<usize>, usiz
     (strides, offset)
 }
 
-/// The strides of a C-order array, in bytes.
+/// Returns the strides of a C-order array, in bytes.
 fn c_order(shape: &[usize], element_size: usize) -> Vec<usize> {
     let mut strides = vec![element_size; shape.len()];
     for d in (1..shape.len()).rev() {

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT, Tuning};
+use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
-use super::frame_parts::Layout;
-use super::kept::Kept;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
-use super::kernels::scatter::Scatter;
+use super::kernels::scatter::SlabScatter;
 use super::nvcomp::Requirements;
+use super::recent_answers::RecentAnswers;
 use crate::contract::BufferBytes;
 use crate::contract::{Chain, KnownChain};
 use crate::cuda::HighestLevels;
@@ -84,7 +84,7 @@ pub(super) struct KernelRegions {
 }
 
 impl KernelRegions {
-    /// The regions for batches of `subchunks` subchunks and `places` places.
+    /// Returns the regions for batches of `subchunks` subchunks and `places` places.
     pub(super) fn new(subchunks: usize, places: usize, device: &mut Arena) -> Option<Self> {
         Some(Self {
             stored: device.region(subchunks.checked_mul(4)?)?,
@@ -145,7 +145,7 @@ pub(super) struct KindQuestion {
     /// The most subchunks at once.
     pub(super) most: usize,
     /// When decoding: the layout of the frames, which the chain does not determine.
-    pub(super) layout: Option<Layout>,
+    pub(super) layout: Option<CompressedFrameLayout>,
 }
 
 /// A kind of shards: everything on which the size of a lane depends.
@@ -160,16 +160,16 @@ pub struct ShardKind {
     /// The most subchunks of a batch that nvCOMP was asked about.
     pub(super) most: usize,
     /// A cache of the largest lanes within given budgets.
-    sizings: Kept<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
+    sizings: RecentAnswers<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
     /// A cache of the slabs of batches.
-    slabs: Kept<SlabsQuestion, Arc<[PlannedSlab]>>,
+    slabs: RecentAnswers<SlabsQuestion, Arc<[PlannedSlab]>>,
 }
 
 /// A slab, and how a device moves it between its dense form and the slots.
 #[derive(Debug)]
 pub(super) struct PlannedSlab {
     pub(super) slab: Slab,
-    pub(super) scatter: Scatter,
+    pub(super) scatter: SlabScatter,
 }
 
 /// The inputs of planning the slabs of a batch: the key of the cache.
@@ -184,7 +184,7 @@ struct SlabsQuestion {
 }
 
 impl ShardKind {
-    /// A kind without a compressor and without a decompressor.
+    /// Returns a kind without a compressor and without a decompressor.
     pub(super) fn new(grid: SubchunkGrid, chain: KnownChain) -> Self {
         Self {
             grid,
@@ -192,8 +192,8 @@ impl ShardKind {
             compressor: None,
             decompressor: None,
             most: usize::MAX,
-            sizings: Kept::default(),
-            slabs: Kept::default(),
+            sizings: RecentAnswers::default(),
+            slabs: RecentAnswers::default(),
         }
     }
 
@@ -234,7 +234,7 @@ impl ShardKind {
                         shape: &slab.shape,
                     };
                     let lift = Lift::new(&of_batch, &of_slab).map_err(|error| error.to_string())?;
-                    let scatter = Scatter::new(&lift, self.chain.swap, fill_value)
+                    let scatter = SlabScatter::new(&lift, self.chain.swap, fill_value)
                         .map_err(|error| error.to_string())?;
                     Ok(PlannedSlab { slab, scatter })
                 };
@@ -272,13 +272,13 @@ impl ShardKind {
         Ok(())
     }
 
-    /// Whether there is a compressor or a decompressor.
+    /// Returns whether there is a compressor or a decompressor.
     fn compresses(&self) -> bool {
         self.compressor.is_some() || self.decompressor.is_some()
     }
 
-    /// Bytes that a slot holds, and bytes from one slot to the next; `None` if they are more than
-    /// this machine can address.
+    /// Returns the number of bytes that a slot holds, and bytes from one slot to the next; `None`
+    /// if they are more than this machine can address.
     pub(super) fn slot(&self) -> Option<(usize, usize)> {
         let checksums = match (&self.compressor, &self.decompressor) {
             (Some(prepared), _) => prepared.compression.before,
@@ -306,7 +306,7 @@ impl ShardKind {
     }
 }
 
-/// The chain of a job, or the reason why a device cannot run it.
+/// Returns the chain of a job, or the reason why a device cannot run it.
 pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     match *chain {
         Chain::Known(chain) => Ok(chain),
@@ -316,7 +316,7 @@ pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     }
 }
 
-/// The compressor of `chain`, if it has one.
+/// Returns the compressor of `chain`, if it has one.
 ///
 /// # Errors
 /// The reason why a device cannot run the chain, or should not by `levels`.
@@ -350,7 +350,7 @@ pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<
 }
 
 impl Sizing {
-    /// The buffers for shards of a kind, with batches of at most `batch` subchunks.
+    /// Returns the buffers for shards of a kind, with batches of at most `batch` subchunks.
     ///
     /// # Errors
     /// The shard is too large for any device, or nvCOMP cannot take the batch; the reason.
@@ -444,7 +444,7 @@ impl Sizing {
         Some(sizing)
     }
 
-    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks in
+    /// Returns the regions that kernels use, in a lane that encodes batches of `batch` subchunks in
     /// `kernel_streams` streams, scattered in slabs of `slab` elements. The compressor takes some
     /// subchunks at a time. Buffers of batches and rings are left out. `None` if this machine cannot
     /// address the regions.
@@ -497,8 +497,8 @@ impl Sizing {
         })
     }
 
-    /// The buffers of one batch of `subchunks` subchunks and `places` places, whose kernels use
-    /// `regions`. The answer has room for at least `answer` bytes.
+    /// Returns the buffers of one batch of `subchunks` subchunks and `places` places, whose kernels
+    /// use `regions`. The answer has room for at least `answer` bytes.
     pub(super) fn batch_regions(
         &self,
         kind: &ShardKind,
@@ -530,20 +530,20 @@ impl Sizing {
         })
     }
 
-    /// Whether subchunks are compressed.
+    /// Returns whether subchunks are compressed.
     pub(super) fn compresses(&self) -> bool {
         let mut workspaces = self.workspaces.iter();
         workspaces.any(|workspace| workspace.compression.is_some())
     }
 
-    /// Whether subchunks are decompressed.
+    /// Returns whether subchunks are decompressed.
     pub(super) fn decompresses(&self) -> bool {
         let mut workspaces = self.workspaces.iter();
         workspaces.any(|workspace| workspace.decompression.is_some())
     }
 
-    /// The number of subchunks that `tuning` asks to compress at once in one stream, on devices of
-    /// up to `multiprocessors`.
+    /// Returns the number of subchunks that `tuning` asks to compress at once in one stream, on
+    /// devices of up to `multiprocessors`.
     pub(super) fn compressed_at_once(
         grid: &SubchunkGrid,
         multiprocessors: usize,
@@ -554,9 +554,9 @@ impl Sizing {
         bytes.max(to_fill).div_ceil(tuning.kernel_streams()).max(1)
     }
 
-    /// The number of subchunks of a shard that `tuning` asks to compress at once in one stream. To
-    /// fill a device it is raised only as far as a shard keeps three batches: one that goes up, one
-    /// in the kernels and one that comes back.
+    /// Returns the number of subchunks of a shard that `tuning` asks to compress at once in one
+    /// stream. To fill a device it is raised only as far as a shard keeps three batches: one that
+    /// goes up, one in the kernels and one that comes back.
     pub(super) fn of_shard(grid: &SubchunkGrid, multiprocessors: usize, tuning: Tuning) -> usize {
         let third = grid.num_subchunks().div_ceil(3);
         let by_bytes = Self::compressed_at_once(grid, 0, tuning);
@@ -565,8 +565,8 @@ impl Sizing {
             .clamp(1, grid.num_subchunks().max(1))
     }
 
-    /// The buffers with the largest batches and slabs, up to the ones that `tuning` asks for, whose
-    /// lane is within `most`.
+    /// Returns the buffers with the largest batches and slabs, up to the ones that `tuning` asks
+    /// for, whose lane is within `most`.
     ///
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
@@ -592,9 +592,9 @@ impl Sizing {
         }
     }
 
-    /// A smaller lane for shards of the same kind. It has one stream of kernels less, or half the
-    /// batch, or, at one subchunk, one batch at a time, then half the slabs, then a smaller ring.
-    /// `None` if this is the smallest lane.
+    /// Returns a smaller lane for shards of the same kind. It has one stream of kernels less, or
+    /// half the batch, or, at one subchunk, one batch at a time, then half the slabs, then a
+    /// smaller ring. `None` if this is the smallest lane.
     pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if self.workspaces.len() > 1 {
@@ -616,7 +616,7 @@ impl Sizing {
         Self::new(kind, batch, tuning).map(Some)
     }
 
-    /// The memory that the lane takes.
+    /// Returns the memory that the lane takes.
     pub(super) fn estimate(&self) -> BufferBytes {
         self.capacity.takes()
     }

@@ -75,14 +75,14 @@ impl Staging {
         session.lane.driver.host_access(self.span, Access::Write)
     }
 
-    /// Bytes to copy to the device.
+    /// Returns the number of bytes to copy to the device.
     pub(super) fn len(&self) -> usize {
         self.span.len
     }
 }
 
 impl Uploads {
-    /// Whether [`reserve`](Self::reserve) would wait for the device.
+    /// Returns whether [`reserve`](Self::reserve) would wait for the device.
     pub(super) fn would_wait(&self, session: &Session<'_>) -> Result<bool, DriverError> {
         match self.copying.front() {
             Some(oldest) if self.is_full(session) => {
@@ -92,7 +92,7 @@ impl Uploads {
         }
     }
 
-    /// Whether all places are reserved or being copied.
+    /// Returns whether all places are reserved or being copied.
     fn is_full(&self, session: &Session<'_>) -> bool {
         let waiting = self.reserved - self.started;
         self.copying.len() + waiting >= session.sizing.staging_in.len()
@@ -174,17 +174,17 @@ impl<T> Default for Downloads<T> {
 }
 
 impl<T> Downloads<T> {
-    /// Whether no copy is in flight.
+    /// Returns whether no copy is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.copying.is_empty()
     }
 
-    /// Whether no place is free.
+    /// Returns whether no place is free.
     pub(super) fn is_full(&self, session: &Session<'_>) -> bool {
         self.copying.len() == session.sizing.staging_out.len()
     }
 
-    /// The bytes of one place.
+    /// Returns the bytes of one place.
     pub(super) fn most(session: &Session<'_>) -> usize {
         session.sizing.staging_out[0].len
     }
@@ -235,12 +235,12 @@ impl<T> Downloads<T> {
 }
 
 impl<T> Download<T> {
-    /// The bytes that came from the device.
+    /// Returns the bytes that came from the device.
     pub(super) fn bytes<'s>(&self, session: &'s Session<'_>) -> Result<&'s [u8], DriverError> {
         session.lane.read(session.lane.pinned_out(self.place))
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub(super) fn len(&self) -> usize {
         self.place.len
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Numbers;
 use crate::contract::EngineError;
-use crate::contract::stream::{DeviceBytes, Input, Reusable};
+use crate::contract::stream::{BatchInput, DeviceBytes, Reusable};
 use crate::cuda::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
@@ -78,7 +78,7 @@ impl Application {
     /// host if the write from the device fails.
     pub fn write(
         &mut self,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
@@ -104,7 +104,7 @@ impl Application {
         Ok(self.made(bytes.len()))
     }
 
-    /// The first `len` bytes of the buffer.
+    /// Returns the first `len` bytes of the buffer.
     fn made(&self, len: usize) -> DeviceBytes {
         DeviceBytes {
             device: self.driver.device().ordinal,

@@ -25,7 +25,7 @@ use crate::memory::disjoint::{Segment, Segments};
 
 /// A batch of consecutive subchunks, encoded one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct EncodedRun {
     /// Encoded subchunks, and room for more.
     buffer: Vec<u8>,
     used: usize,
@@ -33,13 +33,13 @@ pub(super) struct Batch {
     pub(super) extents: Vec<Extent>,
 }
 
-impl Batch {
-    /// The encoded subchunks.
+impl EncodedRun {
+    /// Returns the encoded subchunks.
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.used]
     }
 
-    /// Append what `encode` writes to the start of `bound` bytes; it returns how many.
+    /// Appends what `encode` writes to the start of `bound` bytes; it returns how many.
     ///
     /// # Errors
     /// What `encode` returns.
@@ -58,7 +58,7 @@ impl Batch {
         Ok(start..self.used)
     }
 
-    /// Append `bytes`.
+    /// Appends `bytes`.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Range<usize> {
         let start = self.used;
         self.buffer.truncate(start);
@@ -67,12 +67,12 @@ impl Batch {
         start..self.used
     }
 
-    /// The size of the encoded subchunks, in bytes.
+    /// Returns the size of the encoded subchunks, in bytes.
     pub(super) fn len(&self) -> usize {
         self.used
     }
 
-    /// Give back the room for more.
+    /// Gives back the room for more.
     fn shrink(&mut self) {
         self.buffer.truncate(self.used);
         self.buffer.shrink_to_fit();
@@ -88,23 +88,23 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct Aggregate<'a> {
     output: &'a Segments,
-    state: Mutex<State>,
+    state: Mutex<AggregateState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct AggregateState {
     next: usize,
-    waiting: BTreeMap<usize, Batch>,
+    waiting: BTreeMap<usize, EncodedRun>,
     extents: Vec<Extent>,
-    idle: Vec<Batch>,
+    idle: Vec<EncodedRun>,
 }
 
 impl<'a> Aggregate<'a> {
-    /// Collect into `output`, for a shard of `num_subchunks`.
+    /// Collects into `output`, for a shard of `num_subchunks`.
     pub(super) fn new(output: &'a Segments, num_subchunks: usize) -> Self {
         Self {
             output,
-            state: Mutex::new(State {
+            state: Mutex::new(AggregateState {
                 next: 0,
                 waiting: BTreeMap::new(),
                 extents: Vec::with_capacity(num_subchunks),
@@ -113,13 +113,13 @@ impl<'a> Aggregate<'a> {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, AggregateState> {
         // A thread that panicked while it held the lock has left numbers that add up.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An empty batch, with the memory of one that is done.
-    pub(super) fn empty_batch(&self) -> Batch {
+    /// Returns an empty batch, with the memory of one that is done.
+    pub(super) fn empty_batch(&self) -> EncodedRun {
         let mut batch = self.state().idle.pop().unwrap_or_default();
         batch.clear();
         batch
@@ -129,10 +129,10 @@ impl<'a> Aggregate<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the output is too small.
-    pub(super) fn push(&self, number: usize, mut batch: Batch) -> Result<(), EngineError> {
+    pub(super) fn push(&self, number: usize, mut batch: EncodedRun) -> Result<(), EngineError> {
         /// More waiting batches than this are a queue behind a slow one: their memory adds up.
         const FEW: usize = 4;
-        let mut placed: Vec<(Batch, Segment<'_>)> = Vec::new();
+        let mut placed: Vec<(EncodedRun, Segment<'_>)> = Vec::new();
         {
             let mut state = self.state();
             if state.waiting.len() >= FEW {
@@ -164,7 +164,7 @@ impl<'a> Aggregate<'a> {
         Ok(())
     }
 
-    /// Where each subchunk lies in the output.
+    /// Returns where each subchunk lies in the output.
     pub(super) fn finish(self) -> Vec<Extent> {
         self.state
             .into_inner()
@@ -177,8 +177,8 @@ impl<'a> Aggregate<'a> {
 mod tests {
     use super::*;
 
-    fn batch(bytes: &[u8]) -> Batch {
-        let mut batch = Batch::default();
+    fn batch(bytes: &[u8]) -> EncodedRun {
+        let mut batch = EncodedRun::default();
         let extent = batch.append(bytes);
         batch.extents = vec![None, Some(extent)];
         batch

@@ -5,21 +5,22 @@ use std::borrow::Cow;
 use super::encode::{compress_schedule, copy_schedule};
 use super::workers::make_pages;
 use crate::contract::{
-    Chain, Decoded, EncodedSubchunk, EngineError, Job, RowSink, Sink, SubchunkCodec,
+    Chain, DecodedSubchunk, EncodedSubchunk, EngineError, RowSink, ShardJob, SubchunkCodec,
+    SubchunkSink,
 };
 use crate::layout::{Extent, StridedBox};
 use crate::memory::allocate;
 use crate::memory::disjoint;
 use crate::memory::disjoint::{Boxes, Row};
 use crate::subchunk::scatter::swap_bytes;
-use crate::subchunk::scratch::Buffers;
+use crate::subchunk::scratch::ThreadBuffers;
 use crate::subchunk::stages;
 
 /// The purpose of the memory, in errors.
 const OUTPUT: &str = "a decoded shard";
 
 pub(super) fn decode(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     encoded: &[u8],
     extents: &[Extent],
 ) -> Result<Vec<u8>, EngineError> {
@@ -36,7 +37,7 @@ pub(super) fn decode(
 }
 
 pub(super) fn decode_shard(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     encoded: &[u8],
     extents: &[Extent],
     output: &dyn RowSink,
@@ -64,7 +65,7 @@ pub(super) fn decode_shard(
 }
 
 pub(super) fn decode_some(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
     output: &dyn RowSink,
 ) -> Result<(), EngineError> {
@@ -72,9 +73,9 @@ pub(super) fn decode_some(
 }
 
 pub(super) fn decode_each(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
-    sink: &Sink<'_>,
+    sink: &SubchunkSink<'_>,
 ) -> Result<(), EngineError> {
     let order = job.chain.order(job.grid.shard().len());
     let boxed = StridedBox::new(&job.grid.one_subchunk(), &order);
@@ -83,7 +84,7 @@ pub(super) fn decode_each(
 
 /// Decodes the subchunks `subchunk(0)..subchunk(count)`, whose numbers ascend, in rows.
 fn decode_rows<'b>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     count: usize,
     subchunk: impl Fn(usize) -> Result<EncodedSubchunk<'b>, EngineError> + Sync,
     output: &dyn RowSink,
@@ -127,13 +128,13 @@ fn decode_rows<'b>(
     })
 }
 
-/// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
+/// Decodes the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
 fn decode_row(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     first: usize,
     bytes: &[&[u8]],
     output: &dyn RowSink,
-    buffers: &mut Buffers,
+    buffers: &mut ThreadBuffers,
 ) -> Result<(), EngineError> {
     match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
@@ -182,7 +183,7 @@ fn decode_row(
 struct OneByOne<'a> {
     /// A subchunk in the order of axes in which it is stored.
     boxed: StridedBox,
-    sink: &'a Sink<'a>,
+    sink: &'a SubchunkSink<'a>,
 }
 
 impl RowSink for OneByOne<'_> {
@@ -198,21 +199,21 @@ impl RowSink for OneByOne<'_> {
     ) -> Result<(), EngineError> {
         (first..).zip(sources).try_for_each(|(number, stored)| {
             if self.boxed.is_contiguous() {
-                return (self.sink)(number, Decoded::Bytes(stored));
+                return (self.sink)(number, DecodedSubchunk::Bytes(stored));
             }
             let elements = allocate::at_least(buffer, stored.len())?;
             disjoint::unscatter(stored, &self.boxed, elements)?;
-            (self.sink)(number, Decoded::Bytes(elements))
+            (self.sink)(number, DecodedSubchunk::Bytes(elements))
         })
     }
 
     fn fill_row(&self, first: usize, count: usize, _element: &[u8]) -> Result<(), EngineError> {
-        (first..first + count).try_for_each(|number| (self.sink)(number, Decoded::Fill))
+        (first..first + count).try_for_each(|number| (self.sink)(number, DecodedSubchunk::Fill))
     }
 }
 
 fn decode_foreign<'b>(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
     subchunk: usize,
     bytes: &'b [u8],

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
-use super::aggregate::{Aggregate, Batch};
+use super::aggregate::{Aggregate, EncodedRun};
 use super::workers::{Schedule, make_pages};
-use crate::contract::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
+use crate::contract::{Chain, EncodedShard, EngineError, KnownChain, ShardJob, SubchunkCodec};
 use crate::memory::allocate;
 use crate::memory::disjoint::{Row, Segment, Segments};
-use crate::subchunk::scatter::Scatter;
+use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
 /// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
@@ -18,8 +18,8 @@ pub(super) const COPY_BATCH: usize = 8 << 20;
 /// The same where encoding takes long: enough to hide the cost of taking turns.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// How many subchunks to copy together around a compressor: they stay in cache.
-fn most_in_cache(job: &Job<'_>) -> usize {
+/// Returns how many subchunks to copy together around a compressor: they stay in cache.
+fn most_in_cache(job: &ShardJob<'_>) -> usize {
     const CACHE: usize = 256 << 10;
     (CACHE / job.grid.subchunk_bytes()).max(1)
 }
@@ -28,7 +28,7 @@ fn most_in_cache(job: &Job<'_>) -> usize {
 const OUTPUT: &str = "an encoded shard";
 
 pub(super) fn encode(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     decoded: &[u8],
     head: usize,
     tail: usize,
@@ -61,7 +61,7 @@ fn too_large() -> EngineError {
 /// Its pages are made if the chain `is_fixed_size`: then all are used, and encoding takes little
 /// longer than making them.
 fn output(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     head: usize,
     encoded: Option<usize>,
     tail: usize,
@@ -81,13 +81,13 @@ fn output(
 
 /// Chains whose output size is known before they run: every subchunk goes straight to its place.
 fn encode_fixed_size(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     // A fixed-size chain has no other stage than checksums.
     let trailer = chain.stages.len() * crc32c::LEN;
@@ -131,7 +131,7 @@ fn encode_fixed_size(
     })
 }
 
-/// Split ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
+/// Splits ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
 /// `longest(first, count)` allows.
 fn runs(
     numbers: &[usize],
@@ -152,10 +152,10 @@ fn runs(
     })
 }
 
-/// The numbers of the subchunks that are stored, in order.
+/// Returns the numbers of the subchunks that are stored, in order.
 fn stored_subchunks(
-    job: &Job<'_>,
-    scatter: &Scatter<'_>,
+    job: &ShardJob<'_>,
+    scatter: &ShardScatter<'_>,
     decoded: &[u8],
 ) -> Result<Vec<usize>, EngineError> {
     let all = 0..job.grid.num_subchunks();
@@ -178,13 +178,13 @@ fn stored_subchunks(
 
 /// Chains with a compressor: scatter, compress, and take turns for a place.
 fn encode_known(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
     let output = output(job, head, all, tail, false)?;
@@ -224,17 +224,17 @@ fn encode_known(
 
 /// Chains of the layer above, which do not say how large their output is: collect, then copy.
 fn encode_foreign(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
     decoded: &[u8],
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = Scatter::in_c_order(job.grid, job.fill_value);
+    let scatter = ShardScatter::in_c_order(job.grid, job.fill_value);
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
-    let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
+    let batches: Vec<Mutex<EncodedRun>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, number, subchunks| {
-        let mut batch = Batch::default();
+        let mut batch = EncodedRun::default();
         for subchunk in subchunks {
             if !job.store_empty && scatter.is_empty(decoded, subchunk) {
                 batch.extents.push(None);
@@ -250,7 +250,7 @@ fn encode_foreign(
             .unwrap_or_else(PoisonError::into_inner) = batch;
         Ok(())
     })?;
-    let batches: Vec<Batch> = batches
+    let batches: Vec<EncodedRun> = batches
         .into_iter()
         .map(|batch| batch.into_inner().unwrap_or_else(PoisonError::into_inner))
         .collect();
@@ -270,13 +270,13 @@ fn encode_foreign(
     })
 }
 
-/// How the subchunks of a shard are shared where encoding or decoding one takes long.
-pub(super) fn compress_schedule(job: &Job<'_>, count: usize, batch: usize) -> Schedule {
+/// Returns how the subchunks of a shard are shared where encoding or decoding one takes long.
+pub(super) fn compress_schedule(job: &ShardJob<'_>, count: usize, batch: usize) -> Schedule {
     let batch = batch.max(COMPRESS_BATCH);
     Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
 }
 
-/// How the subchunks of a shard are shared where decoding is little more than copying.
-pub(super) fn copy_schedule(job: &Job<'_>, count: usize) -> Schedule {
+/// Returns how the subchunks of a shard are shared where decoding is little more than copying.
+pub(super) fn copy_schedule(job: &ShardJob<'_>, count: usize) -> Schedule {
     Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }

@@ -3,18 +3,18 @@
 //! thread, and nothing is kept.
 
 use super::encode::{compress_schedule, copy_schedule};
-use crate::contract::{Chain, EngineError, Job};
+use crate::contract::{Chain, EngineError, ShardJob};
 use crate::layout::{Extent, StridedBox};
 use crate::memory::allocate::at_least;
-use crate::subchunk::scatter::Scatter;
+use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
-/// Gather and encode every subchunk of `decoded`.
-pub fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
+/// Gathers and encodes every subchunk of `decoded`.
+pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
     };
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes())
         .ok_or(EngineError::Internal("a limit is for shards that fit"))?;
     compress_schedule(job, job.grid.num_subchunks(), 0).run(|scratch, _, subchunks| {
@@ -39,8 +39,8 @@ pub fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     })
 }
 
-/// Decode every subchunk of `encoded`, and copy it in pieces as long as those in the shard.
-pub fn decode(job: &Job<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
+/// Decodes every subchunk of `encoded`, and copies it in pieces as long as those in the shard.
+pub fn decode(job: &ShardJob<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
     };

@@ -17,7 +17,9 @@ mod workers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::contract::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, RowSink, Sink};
+use crate::contract::{
+    EncodedShard, EncodedSubchunk, Engine, EngineError, RowSink, ShardJob, SubchunkSink,
+};
 use crate::layout::Extent;
 
 /// How often this engine encoded or decoded subchunks in this process.
@@ -38,14 +40,14 @@ fn count_coding() {
 pub struct HostEngine;
 
 impl HostEngine {
-    /// Decode a whole shard into `output`. `extents` has one entry per subchunk.
+    /// Decodes a whole shard into `output`. `extents` has one entry per subchunk.
     ///
     /// # Errors
     /// An [`EngineError`] if an extent is outside `encoded`, or from a codec, or from `output`.
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_shard(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
         output: &dyn RowSink,
@@ -54,14 +56,14 @@ impl HostEngine {
         decode::decode_shard(job, encoded, extents, output)
     }
 
-    /// Decode some subchunks, whose numbers ascend, into `output`.
+    /// Decodes some subchunks, whose numbers ascend, into `output`.
     ///
     /// # Errors
     /// An [`EngineError`] from a codec, or from `output`.
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_some(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
         output: &dyn RowSink,
     ) -> Result<(), EngineError> {
@@ -69,16 +71,16 @@ impl HostEngine {
         decode::decode_some(job, subchunks, output)
     }
 
-    /// Decode some subchunks, and hand each to `sink`.
+    /// Decodes some subchunks, and hands each to `sink`.
     ///
     /// # Errors
     /// An [`EngineError`] from a codec, or the first that `sink` returns.
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_each(
         self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
-        sink: &Sink<'_>,
+        sink: &SubchunkSink<'_>,
     ) -> Result<(), EngineError> {
         count_coding();
         decode::decode_each(job, subchunks, sink)
@@ -92,7 +94,7 @@ impl Engine for HostEngine {
 
     fn encode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         decoded: &[u8],
         head: usize,
         tail: usize,
@@ -103,7 +105,7 @@ impl Engine for HostEngine {
 
     fn decode(
         &self,
-        job: &Job<'_>,
+        job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {

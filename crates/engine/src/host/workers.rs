@@ -53,18 +53,18 @@ impl Schedule {
         }
     }
 
-    /// The items of batch `number`.
+    /// Returns the items of batch `number`.
     fn items_of(&self, number: usize) -> Option<Range<usize>> {
         let start = number.checked_mul(self.batch)?;
         (start < self.items).then(|| start..self.items.min(start + self.batch))
     }
 
-    /// The items of each batch, in order.
+    /// Returns the items of each batch, in order.
     pub(super) fn batches(&self) -> impl Iterator<Item = Range<usize>> {
         (0..).map_while(|number| self.items_of(number))
     }
 
-    /// Give each batch to `work`, with its number, its items and the buffers of the thread that it
+    /// Gives each batch to `work`, with its number, its items and the buffers of the thread that it
     /// runs on. Batches are started in order.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ pub struct Batch {
     pub(crate) first: usize,
     /// Subchunks along each axis.
     pub(crate) counts: Vec<usize>,
-    /// Its first element, as coordinates in the shard.
+    /// The first element of the batch, as coordinates in the shard.
     pub(crate) origin: Vec<usize>,
 }
 
@@ -17,19 +17,19 @@ pub struct Batch {
 /// axis crosses the border of a subchunk unless it covers whole ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// Its first element, as coordinates in the batch.
+    /// The first element of the slab, as coordinates in the batch.
     pub start: Vec<usize>,
     /// Elements along each axis.
     pub shape: Vec<usize>,
 }
 
 impl Batch {
-    /// The number of subchunks.
+    /// Returns the number of subchunks.
     pub(crate) fn len(&self) -> usize {
         self.counts.iter().product()
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub(crate) fn shape(&self, grid: &SubchunkGrid) -> Vec<usize> {
         std::iter::zip(&self.counts, grid.subchunk())
             .map(|(count, extent)| count * extent)
@@ -38,14 +38,14 @@ impl Batch {
 }
 
 impl Slab {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// Divide the subchunks of `grid` into batches of at most `most` subchunks, in C order. A batch has
-/// at least one.
+/// Divides the subchunks of `grid` into batches of at most `most` subchunks, in C order. A batch
+/// has at least one.
 pub fn batches(grid: &SubchunkGrid, most: usize) -> Vec<Batch> {
     let steps = boxes(grid.counts(), &vec![1; grid.counts().len()], most.max(1));
     let mut first = 0;
@@ -65,13 +65,13 @@ pub fn batches(grid: &SubchunkGrid, most: usize) -> Vec<Batch> {
         .collect()
 }
 
-/// Divide the elements of a batch into slabs of at most `most` elements, in C order. A slab has at
+/// Divides the elements of a batch into slabs of at most `most` elements, in C order. A slab has at
 /// least one.
 pub fn slabs(grid: &SubchunkGrid, batch: &Batch, most: usize) -> Vec<Slab> {
     boxes(&batch.shape(grid), grid.subchunk(), most.max(1))
 }
 
-/// Divide a box of `shape` into boxes of at most `most` elements that follow one another in C
+/// Divides a box of `shape` into boxes of at most `most` elements that follow one another in C
 /// order: `(1, …, 1, n, full, …)`, where `n` is whole multiples of `unit` along its axis, or
 /// divides one unit.
 pub fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
@@ -110,7 +110,7 @@ pub fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
     boxes
 }
 
-/// Divide `0..extent` into as few parts of at most `most` as possible, `(first, len)`: about equal
+/// Divides `0..extent` into as few parts of at most `most` as possible, `(first, len)`: about equal
 /// numbers of units, or of steps within each unit.
 fn parts(extent: usize, unit: usize, most: usize) -> Vec<(usize, usize)> {
     let most = most.max(1);
@@ -145,7 +145,7 @@ mod tests {
         })
     }
 
-    /// The elements of a box in C order, as linear indices of a C-order array of `shape`.
+    /// Returns the elements of a box in C order, as linear indices of a C-order array of `shape`.
     fn elements(shape: &[usize], slab: &Slab) -> Vec<usize> {
         (0..slab.len())
             .map(|mut number| {

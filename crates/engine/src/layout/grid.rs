@@ -60,7 +60,7 @@ pub struct SubchunkGrid {
 }
 
 impl SubchunkGrid {
-    /// Divide `shard` (elements per axis) into subchunks of shape `subchunk`, of elements of
+    /// Divides `shard` (elements per axis) into subchunks of shape `subchunk`, of elements of
     /// `element_size` bytes.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl SubchunkGrid {
         })
     }
 
-    /// The grid of a shard that is one subchunk of this one.
+    /// Returns the grid of a shard that is one subchunk of this one.
     pub(crate) fn one_subchunk(&self) -> Self {
         Self {
             shard: self.subchunk.clone(),
@@ -129,7 +129,7 @@ impl SubchunkGrid {
         }
     }
 
-    /// The grid of a shard of `num_subchunks` of these subchunks, one after the other.
+    /// Returns the grid of a shard of `num_subchunks` of these subchunks, one after the other.
     ///
     /// # Errors
     /// A [`GridError`] if that shard is not addressable.
@@ -144,57 +144,57 @@ impl SubchunkGrid {
         Self::new(&shard, &subchunk, self.element_size)
     }
 
-    /// The shard's extents, in elements.
+    /// Returns the shard's extents, in elements.
     pub fn shard(&self) -> &[usize] {
         &self.shard
     }
 
-    /// A subchunk's extents, in elements.
+    /// Returns a subchunk's extents, in elements.
     pub fn subchunk(&self) -> &[usize] {
         &self.subchunk
     }
 
-    /// The number of subchunks along each axis.
+    /// Returns the number of subchunks along each axis.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// The size of an element, in bytes.
+    /// Returns the size of an element, in bytes.
     pub fn element_size(&self) -> usize {
         self.element_size
     }
 
-    /// The number of subchunks in the shard.
+    /// Returns the number of subchunks in the shard.
     pub fn num_subchunks(&self) -> usize {
         self.num_subchunks
     }
 
-    /// The size of a decoded subchunk, in bytes.
+    /// Returns the size of a decoded subchunk, in bytes.
     pub fn subchunk_bytes(&self) -> usize {
         self.subchunk_bytes
     }
 
-    /// The size of the decoded shard, in bytes.
+    /// Returns the size of the decoded shard, in bytes.
     pub fn shard_bytes(&self) -> usize {
         self.shard_bytes
     }
 
-    /// The first element of subchunk `number` (C order), as coordinates in the shard.
+    /// Returns the first element of subchunk `number` (C order), as coordinates in the shard.
     pub fn origin(&self, number: usize) -> Vec<usize> {
         let coordinates = c_order::coordinates(number, &self.counts);
         let origin = std::iter::zip(coordinates, &self.subchunk);
         origin.map(|(at, extent)| at * extent).collect()
     }
 
-    /// How many subchunks there are from subchunk `number` to the end of its row along the last axis,
-    /// itself among them.
+    /// Returns how many subchunks there are from subchunk `number` to the end of its row along the
+    /// last axis, itself among them.
     pub(crate) fn neighbours(&self, number: usize) -> usize {
         let along_last_axis = self.counts.last().copied().unwrap_or(1).max(1);
         along_last_axis - number % along_last_axis
     }
 
-    /// The numbers of the subchunks that the box from `start` of shape `shape` meets, in elements,
-    /// in C order.
+    /// Returns the numbers of the subchunks that the box from `start` of shape `shape` meets, in
+    /// elements, in C order.
     pub fn numbers_in(&self, start: &[usize], shape: &[usize]) -> Vec<usize> {
         if shape.contains(&0) {
             return Vec::new();
@@ -215,7 +215,7 @@ impl SubchunkGrid {
         numbers
     }
 
-    /// The number, in C order, of the subchunk at `coordinates` of the grid of subchunks.
+    /// Returns the number, in C order, of the subchunk at `coordinates` of the grid of subchunks.
     pub fn number(&self, coordinates: impl IntoIterator<Item = usize>) -> usize {
         c_order::number(coordinates, self.counts.iter().copied())
     }

@@ -91,7 +91,7 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// The first `len` entries of `bytes`; `None` if `bytes` has fewer.
+    /// Returns the first `len` entries of `bytes`; `None` if `bytes` has fewer.
     pub fn new(bytes: Cow<'a, [u8]>, len: usize, order: ByteOrder) -> Option<Self> {
         let is_long_enough = bytes.as_chunks::<ENTRY_LEN>().0.len() >= len;
         is_long_enough.then_some(Self { bytes, len, order })
@@ -106,12 +106,12 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// The bytes that were given for the entries, with all that follows the entries.
+    /// Returns the bytes that were given for the entries, with all that follows the entries.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The number of subchunks.
+    /// Returns the number of subchunks.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -120,14 +120,14 @@ impl<'a> Entries<'a> {
         &self.bytes.as_chunks().0[..self.len]
     }
 
-    /// The offset and size of each subchunk, unchecked; `None` for an empty one.
+    /// Returns the offset and size of each subchunk, unchecked; `None` for an empty one.
     pub fn words(&self) -> impl Iterator<Item = Option<[u64; 2]>> {
         let order = self.order;
         let words = self.encoded().iter().map(move |&entry| order.words(entry));
         words.map(|words| (words != [EMPTY; 2]).then_some(words))
     }
 
-    /// Check the entries against a shard of `limit` bytes.
+    /// Checks the entries against a shard of `limit` bytes.
     ///
     /// Where the size of the shard is not known, `limit` is the largest that it could be.
     ///
@@ -168,12 +168,12 @@ impl<'a> Entries<'a> {
         })
     }
 
-    /// Where subchunk `number` lies. The caller has [checked](Self::check) the entries.
+    /// Returns where subchunk `number` lies. The caller has [checked](Self::check) the entries.
     pub fn get(&self, number: usize) -> Extent {
         extent(self.order.words(*self.encoded().get(number)?))
     }
 
-    /// Where each subchunk lies. The caller has [checked](Self::check) the entries.
+    /// Returns where each subchunk lies. The caller has [checked](Self::check) the entries.
     pub fn iter(&self) -> impl Iterator<Item = Extent> {
         let order = self.order;
         self.encoded()
@@ -181,7 +181,7 @@ impl<'a> Entries<'a> {
             .map(move |&entry| extent(order.words(entry)))
     }
 
-    /// The encoded entries after `changes`, with capacity for `spare` bytes behind them.
+    /// Returns the encoded entries after `changes`, with capacity for `spare` bytes behind them.
     pub fn with(
         &self,
         changes: impl IntoIterator<Item = (usize, Extent)>,
@@ -198,8 +198,8 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The encoded entries of subchunks that lie at `extents`, with capacity for `spare` bytes behind
-/// them.
+/// Returns the encoded entries of subchunks that lie at `extents`, with capacity for `spare` bytes
+/// behind them.
 pub fn encode_entries(extents: &[Extent], order: ByteOrder, spare: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(extents.len() * ENTRY_LEN + spare);
     for extent in extents {

@@ -97,7 +97,7 @@ impl fmt::Display for LiftError {
 impl std::error::Error for LiftError {}
 
 impl Lift {
-    /// Lift `slab` into the slots of `batch`.
+    /// Lifts `slab` into the slots of `batch`.
     pub fn new(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Result<Self, LiftError> {
         let rank = batch.counts.len();
         let lengths = [
@@ -176,7 +176,7 @@ impl Lift {
         Ok(lift)
     }
 
-    /// Append a digit that is faster than the others.
+    /// Appends a digit that is faster than the others.
     fn push(&mut self, digit: LiftDigit) {
         if digit.extent == 1 {
             return;
@@ -194,28 +194,28 @@ impl Lift {
         }
     }
 
-    /// The counter over the pieces, slowest digit first.
+    /// Returns the counter over the pieces, slowest digit first.
     pub(crate) fn digits(&self) -> &[LiftDigit] {
         &self.digits
     }
 
-    /// The size of a piece, in bytes.
+    /// Returns the size of a piece, in bytes.
     pub(crate) fn run(&self) -> usize {
         self.run
     }
 
-    /// The slot of the slab's first element. No other element has a lower one.
+    /// Returns the slot of the slab's first element. No other element has a lower one.
     pub(crate) fn first_slot(&self) -> usize {
         self.first_slot
     }
 
-    /// The slot of the slab's last element. No other element has a higher one.
+    /// Returns the slot of the slab's last element. No other element has a higher one.
     pub(crate) fn last_slot(&self) -> usize {
         self.last_slot
     }
 
-    /// The offset of the slab's first element in its slot, in bytes. In every slot that the slab
-    /// touches, this is the first byte that it touches.
+    /// Returns the offset of the slab's first element in its slot, in bytes. In every slot that the
+    /// slab touches, this is the first byte that it touches.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
@@ -225,7 +225,7 @@ impl Lift {
         self.end
     }
 
-    /// The size of the slab, in bytes.
+    /// Returns the size of the slab, in bytes.
     pub(crate) fn slab_len(&self) -> usize {
         self.slab_len
     }
@@ -235,7 +235,7 @@ impl Lift {
         self.element_size
     }
 
-    /// Bytes from one slot to the next.
+    /// Returns the number of bytes from one slot to the next.
     pub(crate) fn slot_stride(&self) -> usize {
         self.slot_stride
     }
@@ -420,7 +420,8 @@ mod tests {
         );
     }
 
-    /// Slot and offset in it of every byte of the slab, one element after the other.
+    /// Returns, for every byte of the slab, the slot and the offset in the slot, one element after
+    /// the other.
     fn naive(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Vec<(usize, usize)> {
         let rank = batch.counts.len();
         let mut places = Vec::new();

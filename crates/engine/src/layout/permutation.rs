@@ -71,8 +71,8 @@ impl ShardPermutation {
     /// which there are at most `u32::MAX`.
     pub(crate) const MAX_DIGITS: usize = 31;
 
-    /// The permutation of `subchunks` along each axis, slowest first, `per_shard` of which are in
-    /// one shard.
+    /// Returns the permutation of `subchunks` along each axis, slowest first, `per_shard` of which
+    /// are in one shard.
     ///
     /// # Errors
     /// A [`PermutationError`] if the shapes do not fit each other, or if there are too many slots.
@@ -132,18 +132,18 @@ impl ShardPermutation {
         &self.digits
     }
 
-    /// The number of subchunks.
+    /// Returns the number of subchunks.
     pub(crate) fn subchunks(&self) -> usize {
         self.subchunks
     }
 
-    /// The number of slots in all shards; every place is below it.
+    /// Returns the number of slots in all shards; every place is below it.
     pub(crate) fn padded_slots(&self) -> usize {
         self.padded_slots
     }
 
-    /// The padded slot of subchunk `number`, which is less than [`subchunks`](Self::subchunks): what
-    /// the kernel computes.
+    /// Returns the padded slot of subchunk `number`, which is less than
+    /// [`subchunks`](Self::subchunks): what the kernel computes.
     #[cfg(test)]
     pub(crate) fn place(&self, number: usize) -> usize {
         let (mut number, mut place) = (number as u64, 0);
@@ -163,7 +163,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Subchunks along each axis, and subchunks per shard.
+    /// Returns subchunks along each axis, and subchunks per shard.
     pub(crate) fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         proptest::collection::vec((0usize..6, 1usize..4), 0..5).prop_map(|axes| {
             // No subchunks at all is one case, and not the usual one.

@@ -12,20 +12,20 @@ use super::{Extent, RECORD_LEN};
 
 /// Where changed subchunks may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// Behind everything.
+pub enum PlacementRule {
+    /// Subchunks go behind everything.
     Append,
-    /// Into bytes that nothing uses, or behind everything.
+    /// Subchunks go into bytes that nothing uses, or behind everything.
     Reuse,
-    /// Where they were, if they fit; else as `Reuse`.
+    /// Subchunks go where they were, if they fit, and otherwise as by `Reuse`.
     InPlace,
-    /// Into slots of `size` bytes each.
+    /// Each subchunk goes into its own slot of `size` bytes.
     Slots { size: usize },
 }
 
 /// A shard before an update.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
+pub struct ShardBeforeUpdate<'a> {
     pub num_subchunks: usize,
     /// The bytes that its subchunks use; none if there is no shard.
     pub space: &'a Space,
@@ -37,11 +37,11 @@ pub struct Stored<'a> {
 
 /// A changed subchunk.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct ChangedSubchunk {
     pub number: usize,
     /// Where it lies in the stored shard.
     pub old: Extent,
-    /// Its new encoded size, unless it is empty.
+    /// The new encoded size of the subchunk; `None` if the subchunk is empty.
     pub len: Option<usize>,
     /// Whether it may overwrite its old bytes, if the rule would do that. A subchunk in a slot has no
     /// other place.
@@ -74,20 +74,20 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
 
-impl Stored<'_> {
-    /// Where subchunks may begin.
+impl ShardBeforeUpdate<'_> {
+    /// Returns where subchunks may begin.
     fn first(&self) -> usize {
         if self.index_at_end { 0 } else { self.index_len }
     }
 
-    /// The bytes at the end of an object that an index is rewritten with: the copy of the new index,
-    /// the record, and the index if it is at the end.
+    /// Returns the bytes at the end of an object that an index is rewritten with: the copy of the
+    /// new index, the record, and the index if it is at the end.
     fn reserve(&self) -> usize {
         let indexes = if self.index_at_end { 2 } else { 1 };
         RECORD_LEN + indexes * self.index_len
     }
 
-    /// The bytes of the old index, if it is at the end.
+    /// Returns the bytes of the old index, if it is at the end.
     fn index_at_end(&self) -> Range<usize> {
         if self.index_at_end {
             self.size.saturating_sub(self.index_len)..self.size
@@ -97,11 +97,15 @@ impl Stored<'_> {
     }
 }
 
-/// Find places for `changes` of the shard `stored`.
-pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Placement, TooLarge> {
+/// Finds places for `changes` of the shard `stored`.
+pub fn place(
+    stored: &ShardBeforeUpdate<'_>,
+    changes: &[ChangedSubchunk],
+    rule: PlacementRule,
+) -> Result<Placement, TooLarge> {
     // Bytes that subchunks share have no single owner.
     let rule = if stored.space.overlaps() {
-        Rule::Append
+        PlacementRule::Append
     } else {
         rule
     };
@@ -110,7 +114,7 @@ pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Plac
         space: stored.space,
         changes,
         slots_end: match rule {
-            Rule::Slots { size } => size
+            PlacementRule::Slots { size } => size
                 .checked_mul(stored.num_subchunks)
                 .and_then(|len| len.checked_add(stored.first()))
                 .ok_or(TooLarge)?,
@@ -119,33 +123,33 @@ pub fn place(stored: &Stored<'_>, changes: &[Change], rule: Rule) -> Result<Plac
         rule,
     };
     let within = match rule {
-        Rule::Append => None,
+        PlacementRule::Append => None,
         // One write is better than two.
-        Rule::Reuse if stored.index_at_end => None,
+        PlacementRule::Reuse if stored.index_at_end => None,
         _ => placing.within(),
     };
     within.map_or_else(|| placing.growing(), Ok)
 }
 
 struct Placing<'a> {
-    stored: &'a Stored<'a>,
+    stored: &'a ShardBeforeUpdate<'a>,
     space: &'a Space,
-    changes: &'a [Change],
-    rule: Rule,
+    changes: &'a [ChangedSubchunk],
+    rule: PlacementRule,
     /// Where the last slot ends; 0 if there are none.
     slots_end: usize,
 }
 
 impl Placing<'_> {
-    /// The gaps in `limits`, if the rule uses them.
+    /// Returns the gaps in `limits`, if the rule uses them.
     fn gaps(&self, limits: Range<usize>) -> Gaps {
         match self.rule {
-            Rule::Append | Rule::Slots { .. } => Gaps::default(),
-            Rule::Reuse | Rule::InPlace => self.space.gaps(limits),
+            PlacementRule::Append | PlacementRule::Slots { .. } => Gaps::default(),
+            PlacementRule::Reuse | PlacementRule::InPlace => self.space.gaps(limits),
         }
     }
 
-    /// Find places in the object as it is; `None` if there are not enough.
+    /// Finds places in the object as it is; `None` if there are not enough.
     fn within(&self) -> Option<Placement> {
         let stored = self.stored;
         let reserved_from = stored.size.checked_sub(stored.reserve());
@@ -192,14 +196,14 @@ impl Placing<'_> {
         })
     }
 
-    /// Find places in an object that grows.
+    /// Finds places in an object that grows.
     fn growing(&self) -> Result<Placement, TooLarge> {
         let stored = self.stored;
         let add = |a: usize, b: usize| {
             let sum = a.checked_add(b);
             sum.filter(|&n| isize::try_from(n).is_ok()).ok_or(TooLarge)
         };
-        let with_slots = matches!(self.rule, Rule::Slots { .. });
+        let with_slots = matches!(self.rule, PlacementRule::Slots { .. });
         // Behind the slots there is always room to rewrite the index.
         let room_for_copy = if with_slots && stored.index_at_end {
             stored.index_len
@@ -208,7 +212,7 @@ impl Placing<'_> {
         };
         let record = if stored.size == 0 {
             match self.rule {
-                Rule::Slots { .. } => add(self.slots_end, room_for_copy)?,
+                PlacementRule::Slots { .. } => add(self.slots_end, room_for_copy)?,
                 _ => stored.first(),
             }
         } else {
@@ -241,7 +245,7 @@ impl Placing<'_> {
                 start
             } else {
                 let room = match self.rule {
-                    Rule::Slots { size } => size.max(len),
+                    PlacementRule::Slots { size } => size.max(len),
                     _ => len,
                 };
                 let start = appended_end;
@@ -275,13 +279,13 @@ impl Placing<'_> {
         })
     }
 
-    /// A place for the `len` bytes of `change`, other than behind everything.
-    fn find(&self, change: &Change, len: usize, free: &mut Free) -> Option<usize> {
+    /// Returns a place for the `len` bytes of `change`, other than behind everything.
+    fn find(&self, change: &ChangedSubchunk, len: usize, free: &mut Free) -> Option<usize> {
         let old = change.old.as_ref().filter(|extent| !extent.is_empty());
         match self.rule {
-            Rule::Append => None,
-            Rule::Reuse => free.gaps.take(len),
-            Rule::InPlace => old
+            PlacementRule::Append => None,
+            PlacementRule::Reuse => free.gaps.take(len),
+            PlacementRule::InPlace => old
                 .filter(|_| change.may_overwrite)
                 .filter(|old| {
                     // Into the gap behind it, too.
@@ -289,7 +293,7 @@ impl Placing<'_> {
                 })
                 .map(|old| old.start)
                 .or_else(|| free.gaps.take(len)),
-            Rule::Slots { size } => {
+            PlacementRule::Slots { size } => {
                 let size = size.max(len);
                 let slot = self.slot(change.number, size);
                 let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, old))
@@ -309,11 +313,11 @@ impl Placing<'_> {
         }
     }
 
-    /// The slot of subchunk `number`.
+    /// Returns the slot of subchunk `number`.
     fn slot(&self, number: usize, size: usize) -> Range<usize> {
         match self.rule {
             // Cannot overflow: the end of the last slot did not.
-            Rule::Slots { size: each } => {
+            PlacementRule::Slots { size: each } => {
                 let start = self.stored.first() + number * each;
                 start..start.saturating_add(size)
             }

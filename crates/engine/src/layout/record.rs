@@ -72,14 +72,15 @@ impl Record {
         bytes
     }
 
-    /// The record at `offset` of `object`, of a shard whose encoded index has `index_len` bytes.
+    /// Returns the record at `offset` of `object`, of a shard whose encoded index has `index_len`
+    /// bytes.
     #[cfg(test)]
     fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
         Self::parse(object.get(offset..)?, offset, index_len)
     }
 
-    /// The record that lies directly before the index, or its copy, at the end of an object, of which
-    /// `end` is the end: it says where the object ends.
+    /// Returns the record that lies directly before the index, or its copy, at the end of an object,
+    /// of which `end` is the end: it says where the object ends.
     pub fn before_index(end: &[u8], index_len: usize) -> Option<Self> {
         let start = end.len().checked_sub(RECORD_LEN + index_len)?;
         let record = Self::read(&end[start..])?;
@@ -88,7 +89,7 @@ impl Record {
         (is_there && record.index_len == index_len as u64).then_some(record)
     }
 
-    /// The record that `bytes`, which lie at `offset`, begin with.
+    /// Returns the record that `bytes`, which lie at `offset`, begin with.
     fn parse(bytes: &[u8], offset: usize, index_len: usize) -> Option<Self> {
         let record = Self::read(bytes)?;
         let here = record.offset == offset as u64 && record.index_len == index_len as u64;
@@ -96,7 +97,7 @@ impl Record {
         (here && record.new_end >= after).then_some(record)
     }
 
-    /// The record that `bytes` begin with, wherever they lie.
+    /// Returns the record that `bytes` begin with, wherever they lie.
     fn read(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; RECORD_LEN] = bytes.first_chunk()?;
         if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != word(bytes, 60) {
@@ -113,12 +114,12 @@ impl Record {
         (record.to_bytes() == *bytes).then_some(record)
     }
 
-    /// All records in `object`, the last one first.
+    /// Returns all records in `object`, the last one first.
     pub fn all(object: &[u8], index_len: usize) -> impl Iterator<Item = Self> {
         Self::all_at(object, 0, index_len)
     }
 
-    /// All records in `part`, which lies at `start` of an object; the last one first.
+    /// Returns all records in `part`, which lies at `start` of an object; the last one first.
     pub fn all_at(part: &[u8], start: usize, index_len: usize) -> impl Iterator<Item = Self> {
         let mut end = part.len();
         std::iter::from_fn(move || {
@@ -132,7 +133,7 @@ impl Record {
         })
     }
 
-    /// Whether `bytes`, fewer than a record has, are how a record begins that is written at
+    /// Returns whether `bytes`, fewer than a record has, are how a record begins that is written at
     /// `offset`, after a shard that ends at `old_end` and whose encoded index has the fingerprint
     /// `old_index`.
     pub fn begins_with(bytes: &[u8], offset: u64, old_end: u64, old_index: u64) -> bool {
@@ -165,7 +166,7 @@ fn long(bytes: &[u8; RECORD_LEN], at: usize) -> u64 {
         .map_or(0, u64::from_le_bytes)
 }
 
-/// The last place where `MAGIC` is in `bytes`.
+/// Returns the last place where `MAGIC` is in `bytes`.
 fn rfind_magic(bytes: &[u8]) -> Option<usize> {
     /// How many places are tried at once.
     const BLOCK: usize = 1 << 10;

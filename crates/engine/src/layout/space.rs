@@ -16,7 +16,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// The bytes of subchunks that lie at `extents`.
+    /// Returns the bytes of subchunks that lie at `extents`.
     pub fn of(extents: impl IntoIterator<Item = Extent>) -> Self {
         let mut areas: Vec<Range<usize>> = Vec::new();
         let mut num_stored = 0;
@@ -61,33 +61,33 @@ impl Space {
         }
     }
 
-    /// Whether two subchunks share bytes. That is legal.
+    /// Returns whether two subchunks share bytes. That is legal.
     pub fn overlaps(&self) -> bool {
         self.overlaps
     }
 
-    /// How many subchunks are stored.
+    /// Returns how many subchunks are stored.
     pub fn num_stored(&self) -> usize {
         self.num_stored
     }
 
-    /// How many bytes are used. What subchunks share counts once.
+    /// Returns how many bytes are used. What subchunks share counts once.
     pub fn used(&self) -> usize {
         self.areas.iter().map(Range::len).sum()
     }
 
-    /// Where the first used byte is.
+    /// Returns where the first used byte is.
     pub fn start(&self) -> usize {
         self.areas.first().map_or(usize::MAX, |area| area.start)
     }
 
-    /// Where the last used byte ends.
+    /// Returns where the last used byte ends.
     pub fn end(&self) -> usize {
         self.areas.last().map_or(0, |area| area.end)
     }
 
-    /// Whether `range` has no used bytes except those of one subchunk, which lies at `own`. Nothing may
-    /// overlap.
+    /// Returns whether `range` has no used bytes except those of one subchunk, which lies at `own`.
+    /// Nothing may overlap.
     pub fn is_free(&self, range: &Range<usize>, own: Option<&Range<usize>>) -> bool {
         let common = |other: &Range<usize>| {
             let (start, end) = (range.start.max(other.start), range.end.min(other.end));
@@ -102,7 +102,7 @@ impl Space {
         used == own.map_or(0, common)
     }
 
-    /// The unused bytes in `limits`.
+    /// Returns the unused bytes in `limits`.
     pub(crate) fn gaps(&self, limits: Range<usize>) -> Gaps {
         let mut gaps = Gaps::default();
         let mut free_from = limits.start;
@@ -136,7 +136,7 @@ impl Gaps {
         Some(len)
     }
 
-    /// Take `len` bytes from the end of the last gap, or else from the smallest gap that has them.
+    /// Takes `len` bytes from the end of the last gap, or else from the smallest gap that has them.
     ///
     /// The end of the last gap is near to the other bytes that an update writes, so that a disk is busy in
     /// one place.
@@ -154,7 +154,7 @@ impl Gaps {
         Some(start)
     }
 
-    /// Take `len` bytes from the gap that begins at `start`; whether it has them.
+    /// Takes `len` bytes from the gap that begins at `start`; whether it has them.
     pub(crate) fn take_at(&mut self, start: usize, len: usize) -> bool {
         if len == 0 {
             return true;

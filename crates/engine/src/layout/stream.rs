@@ -36,7 +36,7 @@ pub struct StreamGrid {
 /// Why an array cannot be written as a stream of slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamGridError {
-    /// It has no axis.
+    /// The array has no axis.
     NoAxis,
     /// The array and its shards have different ranks.
     Rank { array: usize, shard: usize },
@@ -103,7 +103,7 @@ impl StreamGrid {
         if padded.is_none() {
             return Err(too_large);
         }
-        // Not more than the padded ones.
+        // These products do not overflow: they are at most the padded sizes, which were checked.
         let slice_bytes = inner.iter().product::<usize>() * shard.element_size();
         let epoch_bytes = slice_bytes * shard.subchunk()[0];
         Ok(Self {
@@ -114,17 +114,17 @@ impl StreamGrid {
         })
     }
 
-    /// How one shard divides into subchunks.
+    /// Returns how one shard divides into subchunks.
     pub fn shard(&self) -> &SubchunkGrid {
         &self.shard
     }
 
-    /// Elements along each axis but the first.
+    /// Returns the number of elements along each axis but the first.
     pub(crate) fn inner(&self) -> &[usize] {
         &self.inner
     }
 
-    /// Bytes of one slice.
+    /// Returns the number of bytes of one slice.
     pub fn slice_bytes(&self) -> usize {
         self.slice_bytes
     }
@@ -134,7 +134,7 @@ impl StreamGrid {
         self.shard.subchunk()[0]
     }
 
-    /// Bytes of an epoch.
+    /// Returns the number of bytes of an epoch.
     pub fn epoch_bytes(&self) -> usize {
         self.epoch_bytes
     }
@@ -149,12 +149,12 @@ impl StreamGrid {
         self.shard.shard()[0]
     }
 
-    /// Subchunks along each axis but the first.
+    /// Returns the number of subchunks along each axis but the first.
     pub fn subchunks(&self) -> Vec<usize> {
         self.per_axis(&self.shard.subchunk()[1..])
     }
 
-    /// Subchunks of an epoch.
+    /// Returns the number of subchunks of an epoch.
     pub fn subchunks_per_epoch(&self) -> usize {
         self.subchunks().iter().product()
     }
@@ -175,8 +175,9 @@ impl StreamGrid {
             .collect()
     }
 
-    /// The nearest number of epochs, at most `epochs` and at least 1, that a batch can have so that
-    /// none crosses the border of a shard epoch: a divisor of a shard epoch, or several whole ones.
+    /// Returns the nearest number of epochs, at most `epochs` and at least 1, that a batch can have
+    /// so that none crosses the border of a shard epoch: a divisor of a shard epoch, or several
+    /// whole ones.
     pub fn whole_batch(&self, epochs: usize) -> usize {
         let per_shard = self.epochs_per_shard();
         if epochs >= per_shard {
@@ -193,8 +194,8 @@ impl StreamGrid {
         best
     }
 
-    /// How many subchunks a batch of `epochs` has, and of how many shards it has parts; `None` if that
-    /// cannot be said.
+    /// Returns how many subchunks a batch of `epochs` has, and of how many shards it has parts; `None`
+    /// if that cannot be said.
     pub(crate) fn batch_counts(&self, epochs: usize) -> Option<(usize, usize)> {
         let subchunks = self.subchunks_per_epoch().checked_mul(epochs)?;
         let shard_epochs = epochs.div_ceil(self.epochs_per_shard());
@@ -204,8 +205,8 @@ impl StreamGrid {
         ))
     }
 
-    /// A batch of `epochs`: at most one shard epoch, or several whole ones with a last that may be
-    /// short.
+    /// Returns a batch of `epochs`: at most one shard epoch, or several whole ones with a last that
+    /// may be short.
     ///
     /// # Errors
     /// [`StreamGridError::TooLarge`] if they are not addressable.
@@ -213,22 +214,22 @@ impl StreamGrid {
         BatchGrid::new(self, epochs)
     }
 
-    /// Subchunks of a batch of `epochs` along each axis.
+    /// Returns the number of subchunks of a batch of `epochs` along each axis.
     pub(crate) fn batch_subchunks(&self, epochs: usize) -> Vec<usize> {
         let mut counts = vec![epochs];
         counts.extend(self.subchunks());
         counts
     }
 
-    /// Subchunks that a shard has in such a batch along each axis. A batch that is shorter than a
-    /// shard has no places for the epochs that are in others.
+    /// Returns the number of subchunks that a shard has in such a batch along each axis. A batch
+    /// that is shorter than a shard has no places for the epochs that are in others.
     pub(crate) fn batch_subchunks_per_shard(&self, epochs: usize) -> Vec<usize> {
         let mut per_shard = self.shard.counts().to_vec();
         per_shard[0] = per_shard[0].min(epochs);
         per_shard
     }
 
-    /// The places of such a batch's subchunks: of the slots that its shards have in it.
+    /// Returns the places of such a batch's subchunks: of the slots that its shards have in it.
     ///
     /// # Errors
     /// There are too many.
@@ -275,7 +276,7 @@ pub struct ShardPart {
 }
 
 impl ShardPart {
-    /// The number of subchunks.
+    /// Returns the number of subchunks.
     pub fn len(&self) -> usize {
         self.counts.iter().product()
     }
@@ -320,7 +321,7 @@ impl BatchGrid {
         })
     }
 
-    /// How many epochs it has.
+    /// Returns how many epochs it has.
     pub fn epochs(&self) -> usize {
         self.epochs
     }
@@ -330,7 +331,7 @@ impl BatchGrid {
         &self.parts
     }
 
-    /// The number of subchunks.
+    /// Returns the number of subchunks.
     pub(crate) fn subchunks(&self) -> usize {
         self.subchunks
     }

@@ -6,7 +6,7 @@
 //! merged, so that most boxes are a few digits over long contiguous runs.
 
 use super::SubchunkGrid;
-use super::part::strides;
+use super::subchunk_part::strides;
 
 /// One digit of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub struct StridedBox {
 }
 
 impl StridedBox {
-    /// The box of any subchunk of `grid`, read with axis `order[0]` slowest and
-    /// `order[n - 1]` fastest.
+    /// Returns the box of any subchunk of `grid`, read with axis `order[0]` slowest and `order[n -
+    /// 1]` fastest.
     ///
     /// The caller guarantees that `order` is a permutation of the axes.
     pub(crate) fn new(grid: &SubchunkGrid, order: &[usize]) -> Self {
@@ -72,28 +72,28 @@ impl StridedBox {
         Self { digits, run, steps }
     }
 
-    /// The box in C order: how a decoded subchunk lies in a decoded shard.
+    /// Returns the box in C order: how a decoded subchunk lies in a decoded shard.
     pub(crate) fn in_c_order(grid: &SubchunkGrid) -> Self {
         let order: Vec<usize> = (0..grid.shard().len()).collect();
         Self::new(grid, &order)
     }
 
-    /// The counter over the pieces, slowest digit first.
+    /// Returns the counter over the pieces, slowest digit first.
     pub(crate) fn digits(&self) -> &[Digit] {
         &self.digits
     }
 
-    /// The size of a piece, in bytes.
+    /// Returns the size of a piece, in bytes.
     pub(crate) fn run(&self) -> usize {
         self.run
     }
 
-    /// Whether the box is a single piece.
+    /// Returns whether the box is a single piece.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.digits.is_empty()
     }
 
-    /// The offset in the array of the first byte of subchunk `number`.
+    /// Returns the offset in the array of the first byte of subchunk `number`.
     pub(crate) fn offset(&self, mut number: usize) -> usize {
         let mut offset = 0;
         for step in self.steps.iter().rev() {
@@ -103,7 +103,7 @@ impl StridedBox {
         offset
     }
 
-    /// The size of the box, in bytes.
+    /// Returns the size of the box, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.digits
             .iter()
@@ -112,7 +112,7 @@ impl StridedBox {
             * self.run
     }
 
-    /// Call `f` with the offset of each piece from the first byte of the box, in order, until it
+    /// Calls `f` with the offset of each piece from the first byte of the box, in order, until it
     /// returns `false`. Returns whether it never did.
     pub(crate) fn all_pieces(&self, mut f: impl FnMut(usize) -> bool) -> bool {
         let mut counter = vec![0; self.digits.len()];
@@ -138,7 +138,8 @@ impl StridedBox {
         }
     }
 
-    /// The number of bytes of the array from the first byte of the box to its last, inclusive.
+    /// Returns the number of bytes of the array from the first byte of the box to its last,
+    /// inclusive.
     pub(crate) fn span(&self) -> usize {
         self.run
             + self

@@ -4,8 +4,8 @@
 
 use super::{RECORD_LEN, Record, fingerprint};
 
-/// The writes, in this order, that make a shard of `size` bytes end with its index `old` again, after the
-/// update of `record` was torn. The record itself is whole. `tail` is how the shard ends now.
+/// Returns the writes, in this order, that make a shard of `size` bytes end with its index `old` again,
+/// after the update of `record` was torn. The record itself is whole. `tail` is how the shard ends now.
 ///
 /// The shard does not get longer each time that these writes are torn.
 pub fn undo_growth(
@@ -32,8 +32,8 @@ pub fn undo_growth(
     writes
 }
 
-/// A record at `offset` and `index`: an update, of a shard that ends at `old_end`, which changes nothing
-/// and is whole.
+/// Returns a record at `offset` and `index`: an update, of a shard that ends at `old_end`, which changes
+/// nothing and is whole.
 pub fn update_of_nothing(index: &[u8], (offset, old_end): (u64, u64)) -> Vec<u8> {
     let index_len = index.len() as u64;
     let print = fingerprint(index);

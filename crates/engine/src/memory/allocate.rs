@@ -12,7 +12,7 @@ use crate::contract::EngineError;
 /// A huge page on every system where this matters (x86-64, and 64-bit Arm with 4 KiB base pages).
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
-/// An empty vector with room for `bytes`.
+/// Returns an empty vector with room for `bytes`.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if the allocation fails.
@@ -30,7 +30,7 @@ pub fn with_capacity(
     Ok(vec)
 }
 
-/// The first `len` bytes of `buffer`, which grows if it is shorter.
+/// Returns the first `len` bytes of `buffer`, which grows if it is shorter.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if the buffer cannot grow.
@@ -47,8 +47,8 @@ pub fn at_least(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8], EngineErr
     Ok(&mut buffer[..len])
 }
 
-/// A vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is first
-/// written to. So several threads share that cost, and nothing is zeroed twice.
+/// Returns a vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is
+/// first written to. So several threads share that cost, and nothing is zeroed twice.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if the allocation fails.
@@ -60,7 +60,7 @@ pub(crate) fn zeroed(
     zeros(bytes, huge_pages).ok_or(EngineError::OutOfMemory { what, bytes })
 }
 
-/// A vector of `len` zeroed elements, as [`zeroed`]; `None` if there is no memory.
+/// Returns a vector of `len` zeroed elements, as [`zeroed`]; `None` if there is no memory.
 pub fn zeros<T: bytemuck::Zeroable>(len: usize, huge_pages: bool) -> Option<Vec<T>> {
     let layout = Layout::array::<T>(len).ok()?;
     if layout.size() == 0 {
@@ -83,7 +83,7 @@ pub fn zeros<T: bytemuck::Zeroable>(len: usize, huge_pages: bool) -> Option<Vec<
     Some(unsafe { Box::from_raw(slice) }.into_vec())
 }
 
-/// Set the length of `vec` to `len`.
+/// Sets the length of `vec` to `len`.
 ///
 /// # Safety
 /// The first `len` bytes of the allocation are initialised, and `len` is within the capacity.
@@ -94,7 +94,8 @@ pub unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
     vec
 }
 
-/// Why large outputs are not on huge pages, if they are not; `wanted` is what the options say.
+/// Returns why large outputs are not on huge pages, if they are not; `wanted` is what the options
+/// say.
 pub fn why_no_huge_pages(wanted: bool) -> Option<&'static str> {
     #[cfg(target_os = "linux")]
     let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -111,7 +112,7 @@ pub fn why_no_huge_pages(wanted: bool) -> Option<&'static str> {
     }
 }
 
-/// Ask for huge pages behind the whole pages inside `memory`. Advice: a refusal changes nothing.
+/// Asks for huge pages behind the whole pages inside `memory`. Advice: a refusal changes nothing.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(memory: &mut [MaybeUninit<u8>]) {
     let start = memory.as_mut_ptr().align_offset(HUGE_PAGE);

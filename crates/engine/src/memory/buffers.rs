@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::contract::EngineError;
-use crate::contract::stream::{Output, Returned};
+use crate::contract::stream::{BatchOutput, Returned};
 use crate::memory::allocate;
 use crate::process::account::{Debtor, Lender};
 
@@ -20,12 +20,12 @@ pub struct Pool {
     /// How many of them are its own; the others are lent by this lender.
     own: Option<(usize, Lender)>,
     huge_pages: bool,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     returned: Arc<Returned>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     free: Vec<Vec<u8>>,
     in_use: usize,
     /// How many buffers are lent, in use or free.
@@ -55,7 +55,7 @@ pub struct Lease {
 }
 
 impl Pool {
-    /// A pool that has all of its buffers as its own.
+    /// Returns a pool that has all of its buffers as its own.
     #[cfg(any(test, feature = "fakes"))]
     pub fn new(
         len: usize,
@@ -67,7 +67,8 @@ impl Pool {
         Self::lending(len, contents, most, None, huge_pages, returned)
     }
 
-    /// A pool that has some of its buffers as its `own`, and is lent the others, if there is memory.
+    /// Returns a pool that has some of its buffers as its `own`, and is lent the others, if there is
+    /// memory.
     pub fn lending(
         len: usize,
         contents: Contents,
@@ -92,7 +93,7 @@ impl Pool {
         pool
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,7 +148,7 @@ impl Pool {
     }
 
     /// Notes that there are fewer buffers now: those that were lent go first.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut PoolState) {
         let Some((own, lender)) = self.own else {
             return;
         };
@@ -204,12 +205,12 @@ impl Patience {
         }
     }
 
-    /// The time that is left.
+    /// Returns the time that is left.
     pub fn left(&self) -> Duration {
         self.time.saturating_sub(self.begin.elapsed())
     }
 
-    /// Whether no time is left.
+    /// Returns whether no time is left.
     pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
@@ -241,7 +242,7 @@ impl Drop for Pool {
 }
 
 impl Lease {
-    /// Whether the buffer was newly allocated.
+    /// Returns whether the buffer was newly allocated.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }
@@ -293,7 +294,7 @@ impl AsMut<[u8]> for Lease {
     }
 }
 
-impl Output for Lease {
+impl BatchOutput for Lease {
     fn keep(&self) {
         self.forget();
     }
@@ -320,7 +321,7 @@ mod tests {
         let first = pool.take(true).expect("memory").expect("free");
         assert!(!first.is_new());
         assert_eq!(first.as_ref()[..2], [1, 0]);
-        // Another buffer takes the place of one that is kept.
+        // A new buffer takes the place of the buffer that is kept.
         second.forget();
         second.forget();
         let third = pool.take(true).expect("memory").expect("free");

@@ -41,13 +41,13 @@ impl Default for Fresh {
 }
 
 impl Fresh {
-    /// The memory of `vec` behind its contents. Short memory counts as made: it is not on huge
-    /// pages.
+    /// Returns the memory of `vec` behind its contents. Short memory counts as made: it is not on
+    /// huge pages.
     pub fn of(vec: &mut Vec<u8>) -> Self {
         Self::over(vec.as_mut_ptr(), vec.len(), vec.capacity())
     }
 
-    /// The `len` bytes from `start` on, of which the first ones are `written`.
+    /// Returns the `len` bytes from `start` on, of which the first ones are `written`.
     fn over(start: *mut u8, written: usize, len: usize) -> Self {
         let made = if len - written < 2 * HUGE_PAGE {
             len
@@ -62,13 +62,13 @@ impl Fresh {
         }
     }
 
-    /// Where the memory begins whose pages were not made yet.
+    /// Returns where the memory begins whose pages were not made yet.
     #[cfg(test)]
     pub(crate) fn made(&self) -> usize {
         self.made
     }
 
-    /// Where the `len` bytes at `to` lie in this memory; `None` if they are elsewhere.
+    /// Returns where the `len` bytes at `to` lie in this memory; `None` if they are elsewhere.
     pub fn place(&self, to: *const u8, len: usize) -> Option<Range<usize>> {
         let start = to.addr().checked_sub(self.start.addr())?;
         let end = start.checked_add(len)?;
@@ -137,8 +137,8 @@ unsafe impl Send for Pages<'_> {}
 unsafe impl Sync for Pages<'_> {}
 
 impl Pages<'_> {
-    /// The pages of the next `len` bytes of `vec`, as far as it has room for them. There are none to
-    /// make in short memory, as for [`Fresh::of`].
+    /// Returns the pages of the next `len` bytes of `vec`, as far as it has room for them. There are
+    /// none to make in short memory, as for [`Fresh::of`].
     pub(crate) fn behind(vec: &mut Vec<u8>, len: usize) -> Pages<'_> {
         let spare = vec.spare_capacity_mut();
         let len = len.min(spare.len());
@@ -149,7 +149,7 @@ impl Pages<'_> {
         }
     }
 
-    /// How many shares there are.
+    /// Returns how many shares there are.
     pub fn shares(&self) -> usize {
         if self.len == 0 {
             return 0;
@@ -205,7 +205,7 @@ fn populate(start: *mut u8, len: usize) -> bool {
     from(len - 1) && from(0)
 }
 
-/// Whether a page of this process is there. `false` on any error.
+/// Returns whether a page of this process is there. `false` on any error.
 #[cfg(target_os = "linux")]
 fn is_there(byte: *const u8) -> bool {
     let page = byte.wrapping_sub(byte.addr() % PAGE);
@@ -249,7 +249,7 @@ mod tests {
         (vec, fresh)
     }
 
-    /// How many of the pages in `range` of the memory are there.
+    /// Returns how many of the pages in `range` of the memory are there.
     #[cfg(target_os = "linux")]
     fn resident(memory: *const u8, range: Range<usize>) -> (usize, usize) {
         let in_page = (memory.addr() + range.start) % PAGE;

@@ -25,7 +25,7 @@ struct Account {
 
 /// A pool with buffers that were lent.
 pub trait Debtor: fmt::Debug + Send + Sync {
-    /// Whether buffers are lent to it.
+    /// Returns whether buffers are lent to it.
     fn has_lent(&self) -> bool;
 
     /// Frees the lent buffers that are not in use.
@@ -43,7 +43,7 @@ pub struct Reserved {
     pub bytes: usize,
 }
 
-/// The memory that open writers have reserved.
+/// Returns the memory that open writers have reserved.
 pub fn reserved() -> Reserved {
     let account = lock();
     Reserved {

@@ -17,15 +17,15 @@ pub struct Along<'a> {
 type Make<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
 
 struct Share<'a> {
-    /// The bytes of the input that it depends on.
+    /// The bytes of the input on which the share depends.
     from: Range<usize>,
-    /// Its place, until it is made.
+    /// The place of the share, until the share is made.
     place: Mutex<Option<&'a mut [u8]>>,
 }
 
 impl<'a> Along<'a> {
-    /// The bytes of the input that each share depends on, and its place. `make` makes a share, by its number.
-    /// The ranges begin, and end, in ascending order.
+    /// Returns the bytes of the input that each share depends on, and its place. `make` makes a share, by its
+    /// number. The ranges begin, and end, in ascending order.
     pub(crate) fn new(
         shares: impl Iterator<Item = (Range<usize>, &'a mut [u8])>,
         make: impl Fn(usize, &mut [u8]) + Sync + 'a,

@@ -42,7 +42,7 @@ unsafe impl Sync for Share {}
 /// And the caller returns after it saw, under the lock of `done`, that every share was added there
 /// by the thread that did it. So `next`, `seats` and `added` are only numbers and order nothing:
 /// they are relaxed.
-struct Work {
+struct CrewWork {
     share: Share,
     total: usize,
     next: AtomicUsize,
@@ -63,7 +63,7 @@ struct Done {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-impl Work {
+impl CrewWork {
     fn new(share: Share, total: usize, seats: usize) -> Self {
         Self {
             share,
@@ -76,7 +76,7 @@ impl Work {
         }
     }
 
-    /// Take shares until there are none.
+    /// Takes shares until there are none.
     fn help(&self) {
         let mut completed = 0;
         let mut panic = None;
@@ -156,7 +156,7 @@ impl Waiting {
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<Arc<Work>>,
+    work: VecDeque<Arc<CrewWork>>,
     threads: usize,
     spinning: Waiting,
     sleeping: Waiting,
@@ -164,7 +164,7 @@ struct Queue {
     closed: bool,
 }
 
-struct Shared {
+struct CrewState {
     queue: Mutex<Queue>,
     arrived: Condvar,
     /// How often work was queued. Threads that spin look at it without the lock. It changes under
@@ -181,7 +181,7 @@ struct Shared {
     woken: AtomicUsize,
 }
 
-impl Shared {
+impl CrewState {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             queue: Mutex::default(),
@@ -195,8 +195,8 @@ impl Shared {
         })
     }
 
-    /// How long threads of this process spin. In a forked child, the threads that would be waited for
-    /// may not exist.
+    /// Returns how long threads of this process spin. In a forked child, the threads that would be
+    /// waited for may not exist.
     fn spin(&self) -> Duration {
         if self.spin.is_zero() || self.process != std::process::id() {
             return Duration::ZERO;
@@ -208,7 +208,7 @@ impl Shared {
 /// The threads. They start when there is work, and end when there was none for a while.
 pub struct Crew {
     name: &'static str,
-    shared: Arc<Shared>,
+    shared: Arc<CrewState>,
     most: usize,
 }
 
@@ -233,11 +233,11 @@ impl Crew {
     /// them, up to a limit.
     pub fn new(name: &'static str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self::on(name, cores)
+        Self::for_processors(name, cores)
     }
 
     /// Returns a crew with `processors` threads, the caller among them, up to a limit.
-    pub(crate) fn on(name: &'static str, processors: usize) -> Self {
+    pub(crate) fn for_processors(name: &'static str, processors: usize) -> Self {
         Self::of(name, processors.clamp(1, MOST_THREADS) - 1)
     }
 
@@ -245,14 +245,14 @@ impl Crew {
     pub fn of(name: &'static str, most: usize) -> Self {
         Self {
             name,
-            shared: Shared::new(),
+            shared: CrewState::new(),
             most,
         }
     }
 
-    /// The crew, but its threads look for more work for [`SPIN`] before they sleep, and callers as
-    /// long for the end of their work. This is for short shares of work that come one after the
-    /// other. On one processor nothing spins.
+    /// Returns the crew, but its threads look for more work for [`SPIN`] before they sleep, and
+    /// callers as long for the end of their work. This is for short shares of work that come one
+    /// after the other. On one processor nothing spins.
     pub(crate) fn spinning(self) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.spinning_on(cores)
@@ -267,7 +267,7 @@ impl Crew {
         self
     }
 
-    /// The crew, but each of its threads calls `start` first.
+    /// Returns the crew, but each of its threads calls `start` first.
     pub(crate) fn starting(mut self, start: impl Fn() + Send + Sync + 'static) -> Self {
         if let Some(shared) = self.without_threads() {
             shared.start = Some(Box::new(start));
@@ -276,11 +276,11 @@ impl Crew {
     }
 
     /// Returns the state that the threads will share, before there are any threads.
-    fn without_threads(&mut self) -> Option<&mut Shared> {
+    fn without_threads(&mut self) -> Option<&mut CrewState> {
         Arc::get_mut(&mut self.shared)
     }
 
-    /// Do `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
+    /// Does `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
     /// Returns when all are done.
     ///
     /// # Panics
@@ -312,9 +312,9 @@ impl Crew {
         }
         // SAFETY: only the lifetime changes. It is over for others when this function returns or
         // unwinds: before that it waits until every share was done, and a thread that still has the
-        // `Work` finds no share in it.
+        // `CrewWork` finds no share in it.
         let share: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(share) };
-        let shares = Arc::new(Work::new(Share(share), total, helpers));
+        let shares = Arc::new(CrewWork::new(Share(share), total, helpers));
         self.call(&shares, helpers);
         // A panic of `work` must not free what the shares use.
         let result = catch_unwind(AssertUnwindSafe(work));
@@ -330,7 +330,7 @@ impl Crew {
 
     /// Queues `work` for up to `helpers` threads. Calls those that spin, wakes as many sleeping
     /// ones as are missing, and starts others.
-    fn call(&self, work: &Arc<Work>, helpers: usize) {
+    fn call(&self, work: &Arc<CrewWork>, helpers: usize) {
         let mut queue = lock(&self.shared.queue);
         queue.work.push_back(work.clone());
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
@@ -360,7 +360,7 @@ impl Crew {
 }
 
 /// Runs a thread until there is no more work.
-fn serve(shared: &Weak<Shared>) {
+fn serve(shared: &Weak<CrewState>) {
     let spin = match shared.upgrade() {
         Some(shared) => {
             if let Some(start) = &shared.start {
@@ -384,7 +384,7 @@ fn serve(shared: &Weak<Shared>) {
 /// No thread misses work that it could join. A caller that queues work calls threads that spin or
 /// sleep, each for one work. No thread spins or sleeps before it looked at the queue, and busy
 /// threads look when they are done.
-fn next_work(shared: &Shared, spin: Duration) -> Option<Arc<Work>> {
+fn next_work(shared: &CrewState, spin: Duration) -> Option<Arc<CrewWork>> {
     let mut queue = lock(&shared.queue);
     let mut spin_until = (!spin.is_zero()).then(|| Instant::now() + spin);
     loop {
@@ -453,8 +453,8 @@ fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Whether one more thread may join.
-fn take_seat(work: &Work) -> bool {
+/// Returns whether one more thread may join.
+fn take_seat(work: &CrewWork) -> bool {
     work.seats
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seats| {
             seats.checked_sub(1)
@@ -466,7 +466,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The threads that copy slices and pieces, shared by all streams of the process.
+/// Returns the threads that copy slices and pieces, shared by all streams of the process.
 pub(crate) fn of_slices() -> &'static Crew {
     static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda slices").spinning());
     CREW.get()
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// A crew that spins, and one that does not.
+    /// Returns a crew that spins, and one that does not.
     fn both(most: usize) -> [Crew; 2] {
         [
             Crew::of("test", most),
@@ -552,16 +552,17 @@ mod tests {
     /// Shares that take a while, enough of them that no thread is late.
     const ENDLESS: usize = 1 << 40;
 
-    fn endless(helpers: usize) -> Arc<Work> {
+    fn endless(helpers: usize) -> Arc<CrewWork> {
         let nothing: &'static (dyn Fn(usize) + Sync) = &|_| std::thread::yield_now();
-        Arc::new(Work::new(Share(nothing), ENDLESS, helpers))
+        Arc::new(CrewWork::new(Share(nothing), ENDLESS, helpers))
     }
 
-    fn end(work: &Work) {
+    fn end(work: &CrewWork) {
         work.next.store(ENDLESS, Ordering::Relaxed);
     }
 
-    /// All that may help come, whether they sleep, spin or do not exist yet.
+    /// All threads that may help come: those that sleep, those that spin, and those that do not
+    /// exist yet.
     #[test]
     fn all_that_are_wanted_come() {
         const HELPERS: usize = 6;
@@ -600,7 +601,7 @@ mod tests {
                 wait("some do not go to sleep", &|| {
                     lock(&crew.shared.queue).sleeping.threads == HELPERS
                 });
-                // They are about to.
+                // The threads are about to sleep.
                 std::thread::sleep(Duration::from_millis(5));
                 let before = crew.shared.woken.load(Ordering::Relaxed);
                 let works = [endless(1), endless(2), endless(1)];

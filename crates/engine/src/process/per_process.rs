@@ -18,7 +18,7 @@ impl<T> fmt::Debug for PerProcess<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// A value that `make` makes when it is first needed.
+    /// Returns a value that `make` makes when it is first needed.
     pub const fn new(make: fn() -> T) -> Self {
         Self {
             make,
@@ -26,7 +26,7 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// The value of this process.
+    /// Returns the value of this process.
     pub fn get(&self) -> &T {
         let this = std::process::id();
         loop {

@@ -28,7 +28,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// The bytes of an element.
+    /// Returns the bytes of an element.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::Int8 | Self::UInt8 => 1,
@@ -40,7 +40,7 @@ impl Elements {
         }
     }
 
-    /// Whether they can be reduced so.
+    /// Returns whether they can be reduced so.
     pub fn can(self, reduction: Reduction) -> bool {
         match reduction {
             Reduction::Mode | Reduction::Decimate => matches!(self.size(), 1 | 2 | 4 | 8 | 16),

@@ -153,12 +153,12 @@ pub(super) trait Number: Element + PartialEq {
         false
     }
 
-    /// Whether it is not a number.
+    /// Returns whether it is not a number.
     fn is_nan(self) -> bool {
         false
     }
 
-    /// The one bit pattern that a result has if it is not a number.
+    /// Returns the one bit pattern that a result has if it is not a number.
     fn nan() -> Self {
         Self::default()
     }

@@ -56,7 +56,7 @@ impl Reduction {
         Self::Decimate,
     ];
 
-    /// The name, in lower case.
+    /// Returns the name, in lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// A reducer of slices of `shape`, all of whose axes have a factor of 1 or 2.
+    /// Returns a reducer of slices of `shape`, all of whose axes have a factor of 1 or 2.
     ///
     /// # Errors
     /// Why not, if elements of this kind have no such reduction, or there are too many axes.
@@ -131,7 +131,7 @@ impl Reducer {
         })
     }
 
-    /// How windows are reduced.
+    /// Returns how windows are reduced.
     pub(crate) fn reduction(&self) -> Reduction {
         self.reduction
     }
@@ -148,12 +148,12 @@ impl Reducer {
         rows.chain([(self.row, self.row_factor)])
     }
 
-    /// The bytes of a slice that is given.
+    /// Returns the bytes of a slice that is given.
     pub fn bytes(&self) -> usize {
         self.rows.iter().product::<usize>() * self.row * self.elements.size()
     }
 
-    /// The bytes of a slice that is made.
+    /// Returns the bytes of a slice that is made.
     pub fn reduced_bytes(&self) -> usize {
         self.reduced_rows().product::<usize>() * self.reduced_row()
     }
@@ -163,7 +163,7 @@ impl Reducer {
         axes.map(|(extent, factor)| extent.div_ceil(*factor))
     }
 
-    /// The bytes of a row that is made.
+    /// Returns the bytes of a row that is made.
     fn reduced_row(&self) -> usize {
         self.row.div_ceil(self.row_factor) * self.elements.size()
     }

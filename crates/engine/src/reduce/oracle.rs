@@ -31,7 +31,8 @@ pub const KINDS: [Elements; 18] = [
     Elements::Bytes(4),
     Elements::Bytes(16),
 ];
-/// One element of the level below, from exact integers, or floating point numbers and how they are rounded.
+/// Returns one element of the level below, from exact integers, or floating point numbers and how they are
+/// rounded.
 pub(super) fn of_window(kind: Elements, reduction: Reduction, window: &[Vec<u8>]) -> Vec<u8> {
     match reduction {
         Reduction::Decimate => return window[0].clone(),
@@ -122,7 +123,8 @@ impl Narrow for f32 {
     }
 }
 
-/// The nearest of some numbers around `near`, by their bits. Of two that are as near, the even one.
+/// Returns the nearest of some numbers around `near`, by their bits. Of two that are as near, the
+/// even one.
 fn nearest(wide: f64, near: u16, value: impl Fn(u16) -> f64) -> u16 {
     if !wide.is_finite() {
         return near;
@@ -275,7 +277,7 @@ pub fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> 
     prop::collection::vec(one, count).prop_map(|elements| elements.concat())
 }
 
-/// The elements of the window at `at`, in C order.
+/// Returns the elements of the window at `at`, in C order.
 pub(super) fn window(
     slices: &[Vec<u8>],
     size: usize,
@@ -298,7 +300,7 @@ pub(super) fn window(
         .collect()
 }
 
-/// An array of `shape` reduced along all its axes, and the shape that it has then.
+/// Returns an array of `shape` reduced along all its axes, and the shape that it has then.
 pub fn reduced(
     kind: Elements,
     reduction: Reduction,

@@ -10,7 +10,7 @@ use super::oracle::{KINDS, elements, of_window, window};
 use super::{Elements, Reducer, Reduction};
 use crate::layout::c_order;
 
-/// The kind, the reduction, the shape of a slice, the factors, and one or two slices.
+/// Returns the kind, the reduction, the shape of a slice, the factors, and one or two slices.
 fn cases() -> impl Strategy<Value = (Elements, Reduction, Vec<usize>, Vec<usize>, Vec<Vec<u8>>)> {
     let axes = prop_oneof![
         4 => prop::collection::vec((1_usize..6, 1_usize..3), 0..4).boxed(),

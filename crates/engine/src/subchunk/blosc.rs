@@ -18,20 +18,20 @@ use blosc_src::{
 use crate::contract::{BloscStage, Cname, Shuffle};
 
 use super::not_decoded::{NotDecoded, check_memory};
-use frame::Frame;
+use frame::BloscFrame;
 
 /// Blosc's state.
 #[derive(Default)]
 pub(super) struct Blosc {
-    frame: Frame,
+    frame: BloscFrame,
 }
 
-/// The most bytes that a frame of `len` bytes can have.
+/// Returns the most bytes that a frame of `len` bytes can have.
 pub(super) fn bound(len: usize) -> usize {
     len.saturating_add(BLOSC_MAX_OVERHEAD as usize)
 }
 
-/// The number of bytes that the frame `from` has as content, by its header.
+/// Returns the number of bytes that the frame `from` has as content, by its header.
 pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
     let mut len = 0;
     // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
@@ -44,7 +44,7 @@ pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
 }
 
 impl Blosc {
-    /// Compress `from` into `to`, as one frame. Returns the frame's size.
+    /// Compresses `from` into `to`, as one frame. Returns the frame's size.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,
@@ -57,7 +57,7 @@ impl Blosc {
         }
     }
 
-    /// Decompress the frame `from` into `to`. Returns the number of bytes.
+    /// Decompresses the frame `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
     /// The reason, also if the content is longer than `to`; or that there is no memory.
@@ -82,10 +82,10 @@ impl Blosc {
     }
 }
 
-/// The memory that C-Blosc takes to decompress the frame `from`, whose header was checked, to `room` bytes, in
-/// bytes. A frame with larger blocks is invalid, and C-Blosc takes none for it.
+/// Returns the memory that C-Blosc takes to decompress the frame `from`, whose header was checked, to `room`
+/// bytes, in bytes. A frame with larger blocks is invalid, and C-Blosc takes no memory for it.
 fn block_memory(from: &[u8], room: usize) -> usize {
-    /// Beside each block, for each byte of an element: four bytes.
+    /// The bytes beside each block: four for each byte of an element.
     const EXTRA: usize = 4 * 255;
     let (mut content, mut frame, mut block) = (0, 0, 0);
     // SAFETY: the header was checked, so `from` has its 16 bytes, and the function reads no more. It writes
@@ -101,7 +101,7 @@ fn block_memory(from: &[u8], room: usize) -> usize {
     block.min(room).saturating_mul(2).saturating_add(EXTRA)
 }
 
-/// Compress with C-Blosc.
+/// Compresses with C-Blosc.
 fn compress(parameters: &BloscStage, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
     let shuffle = match parameters.shuffle {
         Shuffle::None => BLOSC_NOSHUFFLE,

@@ -8,7 +8,7 @@ use crate::memory::allocate::at_least;
 
 /// A format that this engine decompresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
+pub enum DecompressedFormat {
     /// Zstandard frames.
     Zstd,
     /// A gzip member.
@@ -19,13 +19,14 @@ pub enum Compression {
     Blosc,
 }
 
-impl Compression {
-    /// Whether a value says how long its content is, before it is decompressed.
+impl DecompressedFormat {
+    /// Returns whether a value says how long its content is, before it is decompressed.
     pub fn says_how_long(self) -> bool {
         matches!(self, Self::Zstd | Self::Blosc)
     }
 
-    /// The most bytes that `len` bytes of this format can be decompressed to, whatever they say.
+    /// Returns the most bytes that `len` bytes of this format can be decompressed to, whatever they
+    /// say.
     fn most(self, len: usize) -> usize {
         let (content, encoded) = match self {
             // A match of 258 bytes takes two bits at least, and a dynamic block has a header.
@@ -37,8 +38,8 @@ impl Compression {
         len.div_ceil(encoded).saturating_mul(content)
     }
 
-    /// Decompress `from`, which has at most `most` bytes as content. Memory is allocated for the least
-    /// of `most`, what the value says, and what its format can make of so many bytes.
+    /// Decompresses `from`, which has at most `most` bytes as content. Memory is allocated for the
+    /// least of `most`, what the value says, and what its format can make of so many bytes.
     ///
     /// # Errors
     /// [`NotDecoded::Invalid`] if the content is longer than that, or `from` is invalid.
@@ -87,13 +88,22 @@ mod tests {
             let zstd = &mut contexts.contexts.zstd;
             let written = zstd.compress(1, false, &content, &mut frame).unwrap();
             let frame = &frame[..written];
-            assert_eq!(Compression::Zstd.decompress(frame, len).unwrap(), content);
+            assert_eq!(
+                DecompressedFormat::Zstd.decompress(frame, len).unwrap(),
+                content
+            );
             let again = [frame, frame].concat();
-            let twice = Compression::Zstd.decompress(&again, 2 * len).unwrap();
+            let twice = DecompressedFormat::Zstd
+                .decompress(&again, 2 * len)
+                .unwrap();
             assert_eq!(twice.len(), 2 * len);
             if len > 0 {
-                assert!(Compression::Zstd.decompress(frame, len - 1).is_err());
-                assert!(Compression::Zstd.decompress(&again, 2 * len - 1).is_err());
+                assert!(DecompressedFormat::Zstd.decompress(frame, len - 1).is_err());
+                assert!(
+                    DecompressedFormat::Zstd
+                        .decompress(&again, 2 * len - 1)
+                        .is_err()
+                );
             }
         }
     }

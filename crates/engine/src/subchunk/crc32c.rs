@@ -5,7 +5,7 @@
 /// The size of the checksum, in bytes.
 pub(crate) const LEN: usize = 4;
 
-/// The checksum of `bytes`, as it is stored.
+/// Returns the checksum of `bytes`, as it is stored.
 pub(crate) fn checksum(bytes: &[u8]) -> [u8; LEN] {
     crc32c::crc32c(bytes).to_le_bytes()
 }
@@ -19,7 +19,7 @@ pub(crate) enum Invalid {
     Mismatch,
 }
 
-/// The bytes before the checksum, which is compared if `validate`.
+/// Returns the bytes before the checksum, which is compared if `validate`.
 pub(crate) fn strip(encoded: &[u8], validate: bool) -> Result<&[u8], Invalid> {
     let (bytes, stored) = encoded
         .split_last_chunk::<LEN>()

@@ -1,9 +1,9 @@
 //! One subchunk, encoded on this thread alone.
 
-use super::scatter::Scatter;
+use super::scatter::ShardScatter;
 use super::scratch::Scratch;
 use super::stages;
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::memory::allocate;
 
 /// Subchunk number `subchunk` of the decoded shard `decoded`, encoded, whether or not it is empty.
@@ -11,12 +11,12 @@ use crate::memory::allocate;
 /// # Errors
 /// [`EngineError::OutOfMemory`], or [`EngineError::Encode`] from a stage.
 pub(crate) fn encode_subchunk(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     subchunk: usize,
 ) -> Result<Vec<u8>, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).unwrap_or(usize::MAX);
     let mut encoded = allocate::with_capacity(bound, "an encoded subchunk", false)?;
     encoded.resize(bound, 0);
@@ -32,13 +32,13 @@ pub(crate) fn encode_subchunk(
 /// Encodes a subchunk like [`encode_subchunk`]. Returns `None` if the subchunk is empty, and the
 /// job does not store empty subchunks.
 pub(crate) fn encode_stored_subchunk(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     subchunk: usize,
 ) -> Result<Option<Vec<u8>>, EngineError> {
     if !job.store_empty
-        && Scatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
+        && ShardScatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
     {
         return Ok(None);
     }

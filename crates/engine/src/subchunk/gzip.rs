@@ -13,7 +13,7 @@ pub(super) struct Gzip {
     decompressor: Option<Decompressor>,
 }
 
-/// The most bytes that a member of `len` bytes can have.
+/// Returns the most bytes that a member of `len` bytes can have.
 ///
 /// libdeflate's own bound: stored blocks of at least 5 000 bytes, 5 bytes each, one more of slack,
 /// and 18 bytes of header and trailer.
@@ -23,7 +23,7 @@ pub(super) fn bound(len: usize) -> usize {
 }
 
 impl Gzip {
-    /// Compress `from` into `to`, as one member. Returns the member's size.
+    /// Compresses `from` into `to`, as one member. Returns the member's size.
     ///
     /// Level 0 to 9. libdeflate's levels mean what zlib's do, a little smaller and much faster.
     pub(super) fn compress(
@@ -47,7 +47,7 @@ impl Gzip {
             .map_err(|_| "the output buffer is too small".to_string())
     }
 
-    /// Decompress the member at the start of `from` into `to`. Returns the number of bytes.
+    /// Decompresses the member at the start of `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
     /// The reason, also if the content is longer than `to`; or that there is no memory.
@@ -57,7 +57,7 @@ impl Gzip {
             .map_err(|error| reason(&error, "gzip member").into())
     }
 
-    /// Decompress the zlib stream at the start of `from` into `to`. Returns the number of bytes.
+    /// Decompresses the zlib stream at the start of `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
     /// The errors of [`decompress`](Self::decompress).

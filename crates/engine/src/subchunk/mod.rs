@@ -23,5 +23,5 @@ pub(super) mod scratch;
 pub(super) mod stages;
 mod zstd;
 
-pub use bounded::Compression;
+pub use bounded::DecompressedFormat;
 pub use not_decoded::NotDecoded;

@@ -13,7 +13,7 @@ pub enum NotDecoded {
 }
 
 impl NotDecoded {
-    /// The error of `stage` for the subchunk of this number.
+    /// Returns the error of `stage` for the subchunk of this number.
     pub(super) fn at(self, subchunk: usize, stage: &'static str) -> EngineError {
         match self {
             Self::Invalid(reason) => EngineError::Decode {
@@ -32,7 +32,8 @@ impl From<String> for NotDecoded {
     }
 }
 
-/// Check that `bytes` can be had for `what`, where a library allocates them that does not return an error.
+/// Checks that `bytes` can be had for `what`, where a library allocates them that does not return an
+/// error.
 ///
 /// # Errors
 /// [`NotDecoded::Memory`].

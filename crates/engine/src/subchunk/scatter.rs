@@ -8,15 +8,16 @@ use crate::memory::disjoint::{Row, Segment};
 
 /// How the subchunks of one shard are cut out of it, and put back.
 #[derive(Debug)]
-pub(crate) struct Scatter<'a> {
+pub(crate) struct ShardScatter<'a> {
     grid: &'a SubchunkGrid,
     boxed: StridedBox,
     swap: usize,
     fill: FillTest<'a>,
 }
 
-impl<'a> Scatter<'a> {
-    /// Subchunks as `chain` stores them: axes in its order, bytes in its byte order.
+impl<'a> ShardScatter<'a> {
+    /// Describes subchunks as `chain` stores them: the axes in the order of the chain, the bytes in the byte
+    /// order of the chain.
     pub(crate) fn of_chain(
         grid: &'a SubchunkGrid,
         chain: &KnownChain,
@@ -31,7 +32,7 @@ impl<'a> Scatter<'a> {
         }
     }
 
-    /// Subchunks as they are in memory, in C order.
+    /// Describes subchunks as they are in memory, in C order.
     pub(crate) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
         let boxed = StridedBox::in_c_order(grid);
         Self {
@@ -42,7 +43,7 @@ impl<'a> Scatter<'a> {
         }
     }
 
-    /// Whether subchunk `number` of `shard` is bitwise equal to the fill value.
+    /// Returns whether subchunk `number` of `shard` is bitwise equal to the fill value.
     pub(crate) fn is_empty(&self, shard: &[u8], number: usize) -> bool {
         let start = self.boxed.offset(number);
         self.boxed.all_pieces(|offset| {
@@ -52,12 +53,12 @@ impl<'a> Scatter<'a> {
         })
     }
 
-    /// Whether subchunks are stored as they are in memory.
+    /// Returns whether subchunks are stored as they are in memory.
     pub(crate) fn is_identity(&self) -> bool {
         self.boxed.is_contiguous() && self.swap == 1
     }
 
-    /// How many subchunks from `first` on, at most `count`, are worth copying together.
+    /// Returns how many subchunks from `first` on, at most `count`, are worth copying together.
     pub(crate) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
@@ -67,8 +68,8 @@ impl<'a> Scatter<'a> {
             .ok_or(EngineError::Internal("subchunks are no neighbours"))
     }
 
-    /// Subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they lie there
-    /// as they are stored, else copied to `buffer`, which is made long enough.
+    /// Returns the bytes of subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they
+    /// lie there as they are stored, else copied to `buffer`, which is made long enough.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk is not in the shard, and
@@ -93,7 +94,7 @@ impl<'a> Scatter<'a> {
         Ok(buffer)
     }
 
-    /// Append subchunks `first..first + count` of `shard`, which are neighbours, to `segment`, as
+    /// Appends subchunks `first..first + count` of `shard`, which are neighbours, to `segment`, as
     /// they are stored. Each is followed by `trailer` bytes, and `finish` may change both.
     ///
     /// # Errors
@@ -114,7 +115,7 @@ impl<'a> Scatter<'a> {
     }
 }
 
-/// Reverse every `unit` bytes.
+/// Reverses every `unit` bytes.
 pub(crate) fn swap_bytes(bytes: &mut [u8], unit: usize) {
     fn swap<const N: usize>(bytes: &mut [u8]) {
         for unit in bytes.as_chunks_mut::<N>().0 {
@@ -182,7 +183,7 @@ mod tests {
     fn empty_means_bitwise_equal() {
         let grid = SubchunkGrid::new(&[2, 300], &[1, 150], 8).expect("divides");
         let zero = 0.0_f64.to_ne_bytes();
-        let scatter = Scatter::in_c_order(&grid, &zero);
+        let scatter = ShardScatter::in_c_order(&grid, &zero);
         let mut shard = zero.repeat(600);
         for number in 0..4 {
             assert!(scatter.is_empty(&shard, number));

@@ -9,7 +9,7 @@ use super::zstd::Zstd;
 
 /// The memory that a thread needs to encode or decode subchunks.
 #[derive(Default)]
-pub(crate) struct Buffers {
+pub(crate) struct ThreadBuffers {
     /// A subchunk as it is stored, before any compression.
     pub(crate) subchunk: Vec<u8>,
     /// Parts of neighbouring subchunks, side by side.
@@ -27,7 +27,7 @@ pub(crate) struct Contexts {
     pub(super) blosc: Blosc,
 }
 
-impl Buffers {
+impl ThreadBuffers {
     /// Buffers for subchunks that a thread keeps between shards, beside its contexts.
     const KEEP: usize = 32 << 20;
 
@@ -55,14 +55,14 @@ impl Buffers {
 
 thread_local! {
     /// More than one only if shards were encoded inside each other on this thread.
-    static IDLE: RefCell<Vec<Buffers>> = const { RefCell::new(Vec::new()) };
+    static IDLE: RefCell<Vec<ThreadBuffers>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The buffers of this thread, as long as they are in use.
-pub(crate) struct Scratch(Buffers);
+pub(crate) struct Scratch(ThreadBuffers);
 
 impl Scratch {
-    /// This thread's buffers if they are idle, else new ones.
+    /// Takes idle buffers of this thread, or else makes new ones.
     pub(crate) fn take() -> Self {
         let idle = IDLE.with_borrow_mut(Vec::pop);
         Self(idle.unwrap_or_default())
@@ -79,15 +79,15 @@ impl Drop for Scratch {
 }
 
 impl Deref for Scratch {
-    type Target = Buffers;
+    type Target = ThreadBuffers;
 
-    fn deref(&self) -> &Buffers {
+    fn deref(&self) -> &ThreadBuffers {
         &self.0
     }
 }
 
 impl DerefMut for Scratch {
-    fn deref_mut(&mut self) -> &mut Buffers {
+    fn deref_mut(&mut self) -> &mut ThreadBuffers {
         &mut self.0
     }
 }

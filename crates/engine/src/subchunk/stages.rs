@@ -7,7 +7,7 @@ use super::{crc32c, gzip, zstd};
 use crate::contract::{EngineError, KnownChain, Stage};
 use crate::memory::allocate::at_least;
 
-/// The most bytes that `stage` makes of `len` bytes; `None` if no machine has that many.
+/// Returns the most bytes that `stage` makes of `len` bytes; `None` if no machine has that many.
 fn bound(stage: &Stage, len: usize) -> Option<usize> {
     match stage {
         Stage::Zstd { .. } => Some(zstd::bound(len)),
@@ -18,7 +18,8 @@ fn bound(stage: &Stage, len: usize) -> Option<usize> {
     .filter(|&bound| bound >= len && isize::try_from(bound).is_ok())
 }
 
-/// The most bytes that a subchunk of `len` bytes encodes to; `None` if no machine has that many.
+/// Returns the most bytes that a subchunk of `len` bytes encodes to; `None` if no machine has that
+/// many.
 pub(crate) fn encoded_bound(chain: &KnownChain, len: usize) -> Option<usize> {
     chain
         .stages
@@ -34,14 +35,14 @@ enum At {
 }
 
 /// Two buffers and an input that take turns.
-struct Turns<'a> {
+struct AlternatingBuffers<'a> {
     input: &'a [u8],
     buffers: &'a mut [Vec<u8>; 2],
     at: At,
 }
 
-impl<'a> Turns<'a> {
-    /// The current bytes, and the buffer that is free with room for `len`.
+impl<'a> AlternatingBuffers<'a> {
+    /// Returns the current bytes, and the buffer that is free with room for `len`.
     fn next(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), EngineError> {
         let [first, second] = &mut *self.buffers;
         Ok(match self.at {
@@ -67,7 +68,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Drop the checksum from the current bytes, without copying them.
+    /// Drops the checksum from the current bytes, without copying them.
     fn strip(&mut self, subchunk: usize, validate: bool) -> Result<(), EngineError> {
         match &mut self.at {
             At::Input => self.input = strip(subchunk, self.input, validate)?,
@@ -86,7 +87,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Encode subchunk number `subchunk`, whose stored elements are `input`, to the start of `output`,
+/// Encodes subchunk number `subchunk`, whose stored elements are `input`, to the start of `output`,
 /// which has [`encoded_bound`] bytes. Returns the encoded size.
 ///
 /// # Errors
@@ -113,7 +114,7 @@ pub(crate) fn encode(
             input.len()
         }
         Some((last, stages)) => {
-            let mut turns = Turns {
+            let mut turns = AlternatingBuffers {
                 input,
                 buffers,
                 at: At::Input,
@@ -132,7 +133,7 @@ pub(crate) fn encode(
                 turns.turn(written);
             }
             let from = turns.current();
-            // Not more than its bound: given more room, Blosc makes use of it.
+            // The stage gets at most the room of its bound, because Blosc would use more room.
             let to = &mut output[..bound_of(last, from.len())?];
             run(last, subchunk, from, to, contexts)?
         }
@@ -145,7 +146,7 @@ pub(crate) fn encode(
     Ok(written)
 }
 
-/// Run one stage, and return how many bytes it wrote.
+/// Runs one stage, and returns how many bytes it wrote.
 fn run(
     stage: &Stage,
     subchunk: usize,
@@ -171,7 +172,7 @@ fn run(
     })
 }
 
-/// Decode subchunk number `subchunk`, whose stored elements fill `stored`.
+/// Decodes subchunk number `subchunk`, whose stored elements fill `stored`.
 ///
 /// # Errors
 /// [`EngineError::Decode`], [`EngineError::DecodedLength`] or [`EngineError::Checksum`] if the
@@ -192,7 +193,7 @@ pub(crate) fn decode(
         got,
         expected,
     };
-    let mut turns = Turns {
+    let mut turns = AlternatingBuffers {
         input: encoded,
         buffers,
         at: At::Input,
@@ -254,7 +255,7 @@ pub(crate) fn decode_fixed_size<'b>(
     }
 }
 
-/// Drop the checksum from `encoded`, and compare it if `validate`.
+/// Drops the checksum from `encoded`, and compares it if `validate`.
 ///
 /// # Errors
 /// [`EngineError::Checksum`], or [`EngineError::Decode`] if there is none.
@@ -269,9 +270,9 @@ pub(crate) fn strip(subchunk: usize, encoded: &[u8], validate: bool) -> Result<&
     })
 }
 
-/// The most bytes that a stage may decode to, if `inner` are the stages before it (in the order of
-/// encoding) and `expected` is the size of a subchunk. Exact unless a compressor is among them;
-/// then twice what ours would need, since another writer's may need more.
+/// Returns the most bytes that a stage may decode to, if `inner` are the stages before it (in the
+/// order of encoding) and `expected` is the size of a subchunk. Exact unless a compressor is among
+/// them; then twice what ours would need, since another writer's may need more.
 fn decoded_limit(inner: &[Stage], expected: usize) -> Option<usize> {
     const SLACK: usize = 4096;
     inner.iter().try_fold(expected, |len, stage| {

@@ -15,12 +15,12 @@ pub(super) struct Zstd {
     decompressor: Option<DCtx<'static>>,
 }
 
-/// The most bytes that a frame of `len` bytes can have.
+/// Returns the most bytes that a frame of `len` bytes can have.
 pub(super) fn bound(len: usize) -> usize {
     zstd_safe::compress_bound(len)
 }
 
-/// The most bytes that the frames in `from` can have as content, by their headers.
+/// Returns the most bytes that the frames in `from` can have as content, by their headers.
 ///
 /// # Errors
 /// The library's reason, if they are no complete frames.
@@ -30,7 +30,7 @@ pub(super) fn content_bound(from: &[u8]) -> Result<usize, String> {
 }
 
 impl Zstd {
-    /// Compress `from` into `to`, as one frame with its content size. Returns the frame's size.
+    /// Compresses `from` into `to`, as one frame with its content size. Returns the frame's size.
     ///
     /// # Errors
     /// The library's reason.
@@ -55,7 +55,7 @@ impl Zstd {
         context.compress2(to, from).map_err(reason)
     }
 
-    /// Decompress the frames in `from` into `to`. Returns the number of bytes.
+    /// Decompresses the frames in `from` into `to`. Returns the number of bytes.
     ///
     /// # Errors
     /// The library's reason, also if the content is longer than `to`; or that there is no memory.

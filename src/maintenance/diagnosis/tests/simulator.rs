@@ -100,7 +100,7 @@ impl Kind {
         )
     }
 
-    /// Where the index of a whole object is.
+    /// Returns where the index of a whole object is.
     pub(super) fn index_in(self, object: &[u8]) -> Range<usize> {
         match self.location {
             Start => 0..self.index_len(),
@@ -115,7 +115,7 @@ impl Kind {
         Some(extents.into_iter().map(subchunk).collect())
     }
 
-    /// Bytes that end as a nested shard of as many subchunks does.
+    /// Returns bytes that end as a nested shard of as many subchunks does.
     pub(super) fn like_a_shard(self, rng: &mut Rng) -> Vec<u8> {
         let mut shard = bytes(rng, 3);
         let extents: Vec<_> = (0..self.subchunks).map(|_| Some(0..rng.below(4))).collect();
@@ -131,7 +131,7 @@ pub(super) fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
 /// One call of a store: ranges, written in this order.
 pub(super) type Write = Vec<(u64, Vec<u8>)>;
 
-/// Write the first `len` bytes of what `writes` write.
+/// Writes the first `len` bytes of what `writes` write.
 pub(super) fn tear(object: &mut Vec<u8>, writes: &[Write], mut len: usize) {
     for (offset, bytes) in writes.iter().flatten() {
         let bytes = &bytes[..bytes.len().min(len)];
@@ -188,7 +188,7 @@ fn find(rng: &mut Rng, live: &[bool], bytes: Range<usize>, len: usize) -> Option
         .find(|place| live[place.clone()].iter().all(|live| !live))
 }
 
-/// Change some subchunks of `object`, which is a shard or empty, in some of the ways that there are.
+/// Changes some subchunks of `object`, which is a shard or empty, in some of the ways that there are.
 #[allow(
     clippy::too_many_lines,
     reason = "one update, from its data to its index"
@@ -207,7 +207,7 @@ pub(super) fn update(rng: &mut Rng, kind: Kind, object: &[u8], scale: usize) -> 
         touched.push(rng.below(kind.subchunks));
     }
 
-    // How many bytes at the end have to be unused for a rewrite of the index where it is.
+    // The number of bytes at the end that must be unused, so that the index can be rewritten where it is.
     let reserve = match kind.location {
         Start => index_len + RECORD_LEN,
         End => 2 * index_len + RECORD_LEN,
@@ -326,7 +326,7 @@ pub(super) fn update(rng: &mut Rng, kind: Kind, object: &[u8], scale: usize) -> 
     }
 }
 
-/// A shard where nothing was, perhaps with slots.
+/// Returns a shard where nothing was, perhaps with slots.
 fn create(rng: &mut Rng, kind: Kind, scale: usize) -> Update {
     let index_len = kind.index_len();
     let head = index_len * usize::from(kind.location == Start);
@@ -391,7 +391,7 @@ fn create(rng: &mut Rng, kind: Kind, scale: usize) -> Update {
     }
 }
 
-/// A shard as other software stores it: no record, perhaps with unused bytes.
+/// Returns a shard as other software stores it: no record, perhaps with unused bytes.
 pub(super) fn foreign(rng: &mut Rng, kind: Kind, scale: usize) -> Vec<u8> {
     let index_len = kind.index_len();
     let mut object = match kind.location {

@@ -16,7 +16,7 @@ fn kind(location: ShardingIndexLocation, big_endian: bool, checksum: bool) -> Ki
     }
 }
 
-/// A shard of one subchunk, and so many unused bytes behind it.
+/// Returns a shard of one subchunk, and so many unused bytes behind it.
 fn shard(kind: Kind, subchunk: &[u8], unused: usize) -> Vec<u8> {
     let head = kind.index_len() * usize::from(kind.location == Start);
     let mut object = vec![0; head];
@@ -123,7 +123,7 @@ fn an_index_of_other_software_stays() {
         object[index.start] ^= 1;
         let completed = Complete(vec![(index.start as u64, copy)]);
         assert_eq!(kind.diagnose(&object), completed);
-        // And a copy that is something else is nothing.
+        // A copy with other bytes does not count as a copy.
         object[at] ^= 1;
         assert!(is_unrecoverable(&kind.diagnose(&object)));
     }

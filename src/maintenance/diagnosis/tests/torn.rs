@@ -82,8 +82,8 @@ fn repair(kind: Kind, object: &[u8]) -> Result<Option<Write>, String> {
     }
 }
 
-/// Recover, and check; then the same where the recovery itself is torn, `depth` times. Torn recoveries
-/// leave the same few objects again and again: `tried` has each, and the depth to which it was tried.
+/// Recovers, and checks; then the same where the recovery itself is torn, `depth` times. Torn recoveries leave
+/// the same few objects again and again: `tried` has each, and the depth to which it was tried.
 fn recover(
     promise: &Promise<'_>,
     object: &[u8],
@@ -140,7 +140,7 @@ struct Effort {
     depth: usize,
 }
 
-/// Try histories of `seeds`: how often each protocol was used.
+/// Tries histories of `seeds`: how often each protocol was used.
 fn histories(kind: Kind, effort: &Effort, seeds: Range<u64>) -> [usize; 4] {
     let mut seen = [0; 4];
     for seed in seeds {
@@ -193,7 +193,7 @@ fn histories(kind: Kind, effort: &Effort, seeds: Range<u64>) -> [usize; 4] {
     seen
 }
 
-/// Try histories until each protocol was used: few seeds may not use a rare one.
+/// Tries histories until each protocol was used: few seeds may not use a rare one.
 fn all_kinds(effort: &Effort) {
     let mut seen = [0; 4];
     let mut seeds = zarrs_cuda_testing::effort::seeds(effort.seeds);

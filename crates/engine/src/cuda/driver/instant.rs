@@ -38,7 +38,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// All calls, without the creation of events.
+    /// Returns all calls, without the creation of events.
     pub fn all(&self) -> u64 {
         self.copies
             + self.fills
@@ -56,12 +56,12 @@ pub struct InstantDevice {
     info: DeviceInfo,
     /// Bytes of an encoded subchunk.
     encoded: u64,
-    state: Mutex<State>,
+    state: Mutex<InstantState>,
     next: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct InstantState {
     calls: Calls,
     /// The pinned allocations, by address.
     pinned: HashMap<usize, Layout>,
@@ -76,7 +76,7 @@ impl fmt::Debug for InstantDevice {
 }
 
 impl InstantDevice {
-    /// A device that encodes every subchunk to `encoded` bytes.
+    /// Returns a device that encodes every subchunk to `encoded` bytes.
     pub fn new(encoded: usize) -> Self {
         Self {
             info: DeviceInfo {
@@ -94,12 +94,12 @@ impl InstantDevice {
         }
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub fn calls(&self) -> Calls {
         self.lock().calls
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InstantState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +138,7 @@ impl Driver for InstantDevice {
         Ok(self.info.total_memory)
     }
 
-    /// The memory has addresses and no bytes.
+    /// Returns memory that has addresses and no bytes.
     fn allocate(&self, _: usize) -> Result<DeviceMemory, DriverError> {
         Ok(DeviceMemory(self.id() << 44))
     }

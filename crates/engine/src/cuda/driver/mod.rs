@@ -125,7 +125,7 @@ pub enum Span {
 }
 
 impl Span {
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(self) -> usize {
         match self {
             Self::Device(span) => span.len,
@@ -145,7 +145,7 @@ pub struct RowsShape {
 }
 
 impl RowsShape {
-    /// Bytes of all rows, without the bytes between them.
+    /// Returns the number of bytes of all rows, without the bytes between them.
     pub fn len(self) -> usize {
         self.planes * self.rows * self.row
     }
@@ -198,7 +198,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Where each row begins, in bytes from the beginning of the span.
+    /// Returns where each row begins, in bytes from the beginning of the span.
     #[cfg(any(test, feature = "fakes"))]
     fn starts(&self, shape: RowsShape) -> impl Iterator<Item = usize> + use<> {
         let Self { pitch, height, .. } = *self;
@@ -270,7 +270,7 @@ pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> 
 /// returns a [`DriverError`] if its operation or an earlier one on the same device failed.
 #[allow(unsafe_code)]
 pub trait Driver: fmt::Debug + Send + Sync {
-    /// The device.
+    /// Returns the device.
     fn device(&self) -> &DeviceInfo;
 
     /// Makes the device's context current on this thread, until [`leave`](Self::leave). Calls nest.

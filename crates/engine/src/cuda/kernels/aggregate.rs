@@ -8,7 +8,7 @@ use crate::layout::ShardPermutation;
 const BLOCK: u32 = 256;
 
 /// How launches divide their work.
-pub struct Tuning {
+pub struct AggregateTuning {
     /// Sizes that a block scans at a time, as in the kernels.
     scan_tile: usize,
     /// Sizes up to which one block scans all of them: one launch instead of three.
@@ -19,7 +19,7 @@ pub struct Tuning {
     permute_most: Most,
 }
 
-const TUNING: Tuning = Tuning {
+const TUNING: AggregateTuning = AggregateTuning {
     scan_tile: 2048,
     scan_alone: 16 * 1024,
     gather_bytes: 32 * 1024,

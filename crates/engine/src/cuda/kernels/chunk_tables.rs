@@ -26,7 +26,7 @@ impl Chunking {
 
 /// The tables that a batched compressor reads. Each has a `u64` for each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tables {
+pub struct ChunkTables {
     /// The addresses of the chunks.
     pub input_pointers: DeviceSpan,
     /// The sizes of the chunks in bytes.
@@ -53,7 +53,7 @@ pub unsafe fn chunk_tables(
     chunking: Chunking,
     stored: Option<DeviceSpan>,
     outputs: Slots,
-    tables: Tables,
+    tables: ChunkTables,
 ) -> Result<(), DriverError> {
     let launch = Launch {
         driver,
@@ -180,7 +180,7 @@ pub(crate) mod tests {
         let buffers = &mut [&mut inputs, &mut outputs, &mut flags, pointers, sizes, to];
         on(driver, buffers, |stream, spans| {
             addresses.set((spans[0].memory.0, spans[1].memory.0));
-            let tables = Tables {
+            let tables = ChunkTables {
                 input_pointers: spans[3],
                 input_sizes: spans[4],
                 output_pointers: spans[5],
@@ -281,7 +281,7 @@ pub(crate) mod tests {
                     ..spans[0]
                 };
                 let chunking = Chunking { bytes, block };
-                let tables = Tables {
+                let tables = ChunkTables {
                     input_pointers: part(at, tables_len),
                     input_sizes: part(at + 64, tables_len),
                     output_pointers: part(at + 128, tables_len),

@@ -11,7 +11,7 @@ const WARPS: usize = BLOCK as usize / 32;
 pub const CHECKSUM: usize = 4;
 
 /// How the launch divides its work.
-pub struct Tuning {
+pub struct ChecksumTuning {
     /// The most blocks. Each block fills 16 KiB of tables before it starts.
     most: Most,
     /// The number of warps per multiprocessor below which several warps share a subchunk.
@@ -23,7 +23,7 @@ pub struct Tuning {
 /// The most blocks of a launch.
 pub(super) const MOST: Most = Most::PerMultiprocessor(8);
 
-const TUNING: Tuning = Tuning {
+const TUNING: ChecksumTuning = ChecksumTuning {
     most: Most::PerMultiprocessor(8),
     warps: 32,
     bytes: 4096,

@@ -2,10 +2,10 @@
 
 pub mod aggregate;
 pub mod chunk_tables;
+pub mod compressed_frames;
 pub mod crc32;
 pub mod crc32c;
 mod fast_division;
-pub mod frames;
 pub mod reduce;
 pub mod scatter;
 pub mod shuffle;

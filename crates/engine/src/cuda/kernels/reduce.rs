@@ -119,7 +119,8 @@ impl Parameters {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reduce {
     kernel: &'static str,
-    /// All but the number of windows along the first axis, which is the first digit.
+    /// The parameters of the kernel, without the number of windows along the first axis, which is
+    /// the first digit.
     parameters: Box<Parameters>,
     /// Bytes of an element, as the kernel has them.
     size: usize,
@@ -159,7 +160,7 @@ impl std::error::Error for ReduceError {}
 
 /// Windows along the first axis. Each has one slice, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Windows {
+pub(crate) struct ReduceWindows {
     /// From the first slice of the first window on.
     pub(crate) first: DeviceSpan,
     /// From the second slice of the first window on.
@@ -184,7 +185,7 @@ impl Axis {
         self.extent.div_ceil(self.factor)
     }
 
-    /// Whether windows have two elements along it, but for one at the end.
+    /// Returns whether windows have two elements along it, but for one at the end.
     fn is_halved(&self) -> bool {
         self.factor == 2 && self.extent > 1
     }
@@ -272,7 +273,7 @@ impl Reduce {
         &self,
         driver: &dyn Driver,
         stream: StreamId,
-        windows: Windows,
+        windows: ReduceWindows,
         reduced: DeviceSpan,
     ) -> Result<(), DriverError> {
         if self.per_slice == 0 {
@@ -295,7 +296,7 @@ impl Reduce {
         &self,
         driver: &dyn Driver,
         stream: StreamId,
-        windows: Windows,
+        windows: ReduceWindows,
         reduced: DeviceSpan,
         begin: usize,
         count: usize,
@@ -356,7 +357,7 @@ impl Reduce {
     }
 }
 
-/// The axes of slices of elements of `size` bytes, `parts` of which follow one another.
+/// Returns the axes of slices of elements of `size` bytes, `parts` of which follow one another.
 fn axes(
     reducer: &Reducer,
     above: &[usize],

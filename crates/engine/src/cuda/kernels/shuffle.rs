@@ -7,13 +7,13 @@ use crate::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 const BLOCK: u32 = 256;
 
 /// How launches divide their work.
-pub struct Tuning {
+pub struct ShuffleTuning {
     /// The most bytes that a block of threads moves at a time, as in the kernels.
     tile: usize,
     most: Most,
 }
 
-const TUNING: Tuning = Tuning {
+const TUNING: ShuffleTuning = ShuffleTuning {
     tile: 16 * 1024,
     most: Most::PerMultiprocessor(32),
 };

@@ -7,13 +7,13 @@ use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId
 const BLOCK: u32 = 256;
 
 /// How the launch divides its work.
-pub struct Tuning {
+pub struct SplitTuning {
     /// Bytes of a slot that a warp writes at a time, as in the kernel.
     piece: usize,
     most: Most,
 }
 
-const TUNING: Tuning = Tuning {
+const TUNING: SplitTuning = SplitTuning {
     piece: 4096,
     most: Most::PerMultiprocessor(32),
 };

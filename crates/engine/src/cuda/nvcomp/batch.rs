@@ -10,7 +10,7 @@ use std::ptr;
 /// Chunks to compress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct CompressBatch<'a> {
-    /// The requirements of such a batch, or of a larger one.
+    /// The requirements of a batch of as many chunks, or of more.
     pub requirements: &'a Requirements,
     pub chunks: usize,
     /// `u64`: the address of each chunk.
@@ -33,7 +33,7 @@ pub struct CompressBatch<'a> {
 /// Chunks to decompress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct DecompressBatch<'a> {
-    /// The requirements of such a batch, or of a larger one.
+    /// The requirements of a batch of as many chunks, or of more.
     pub(crate) requirements: &'a Requirements,
     pub(crate) chunks: usize,
     /// `u64`: the address of each compressed chunk.
@@ -73,7 +73,7 @@ impl Compressor {
         stream: StreamId,
         batch: &CompressBatch<'_>,
     ) -> Result<(), DriverError> {
-        let call = Call::new(&self.library, driver, batch.requirements, batch.chunks);
+        let call = CheckedCall::new(&self.library, driver, batch.requirements, batch.chunks);
         if batch.chunks == 0 {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl Decompressor {
         stream: StreamId,
         batch: &DecompressBatch<'_>,
     ) -> Result<(), DriverError> {
-        let call = Call::new(&self.library, driver, batch.requirements, batch.chunks);
+        let call = CheckedCall::new(&self.library, driver, batch.requirements, batch.chunks);
         if batch.chunks == 0 {
             return Ok(());
         }
@@ -216,14 +216,14 @@ fn address<T>(span: DeviceSpan) -> *mut T {
 }
 
 /// A call that is being checked.
-struct Call<'a> {
+struct CheckedCall<'a> {
     library: &'a OneDirection,
     driver: &'a dyn Driver,
     requirements: &'a Requirements,
     chunks: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> CheckedCall<'a> {
     fn new(
         library: &'a OneDirection,
         driver: &'a dyn Driver,

@@ -204,7 +204,7 @@ impl Nvcomp {
         let symbols = Symbols { library: &library };
 
         // SAFETY: this is the function's type, which has never changed.
-        let properties = unsafe { symbols.get::<sys::GetProperties>("nvcompGetProperties") };
+        let properties = unsafe { symbols.function::<sys::GetProperties>("nvcompGetProperties") };
         let get = properties
             .map_err(|symbol| format!("{} is not nvCOMP: it has no {symbol}", path.display()))?;
         let mut properties = sys::Properties::default();
@@ -226,7 +226,7 @@ impl Nvcomp {
         // SAFETY: as above. The function is only for messages: the oldest releases of version 5 may
         // lack it.
         let status_string =
-            unsafe { symbols.get::<sys::GetStatusString>("nvcompGetStatusString") }.ok();
+            unsafe { symbols.function::<sys::GetStatusString>("nvcompGetStatusString") }.ok();
         let functions = |name| Functions {
             compress: symbols.compress(name, version).map_err(absent(version)),
             decompress: symbols.decompress(name, version).map_err(absent(version)),
@@ -264,7 +264,7 @@ impl Symbols<'_> {
     ///
     /// # Safety
     /// `T` is the function's type.
-    unsafe fn get<T: Copy>(&self, name: &str) -> Result<T, String> {
+    unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, String> {
         // SAFETY: the caller promises that the type is right.
         let symbol = unsafe { self.library.get(name) };
         symbol.ok_or_else(|| name.to_owned())
@@ -276,10 +276,10 @@ impl Symbols<'_> {
         unsafe {
             if version.major >= 6 {
                 let name = format!("{prefix}GetTempSize");
-                self.get(&name).map(TempSize::Six)
+                self.function(&name).map(TempSize::Six)
             } else {
                 let name = format!("{prefix}GetTempSizeAsync");
-                self.get(&name).map(TempSize::Five)
+                self.function(&name).map(TempSize::Five)
             }
         }
     }
@@ -289,10 +289,10 @@ impl Symbols<'_> {
         // SAFETY: as above.
         unsafe {
             Ok(Compress {
-                alignments: self.get(&format!("{prefix}GetRequiredAlignments"))?,
+                alignments: self.function(&format!("{prefix}GetRequiredAlignments"))?,
                 temp_size: self.temp_size(&prefix, version)?,
-                max_output: self.get(&format!("{prefix}GetMaxOutputChunkSize"))?,
-                run: self.get(&format!("{prefix}Async"))?,
+                max_output: self.function(&format!("{prefix}GetMaxOutputChunkSize"))?,
+                run: self.function(&format!("{prefix}Async"))?,
             })
         }
     }
@@ -302,9 +302,9 @@ impl Symbols<'_> {
         // SAFETY: as above.
         unsafe {
             Ok(Decompress {
-                alignments: self.get(&format!("{prefix}GetRequiredAlignments"))?,
+                alignments: self.function(&format!("{prefix}GetRequiredAlignments"))?,
                 temp_size: self.temp_size(&prefix, version)?,
-                run: self.get(&format!("{prefix}Async"))?,
+                run: self.function(&format!("{prefix}Async"))?,
             })
         }
     }

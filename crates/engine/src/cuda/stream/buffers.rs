@@ -9,9 +9,9 @@ use super::from_device::read_from_device;
 use super::padding::Padding;
 use super::ranges::Ranges;
 use super::reading::Reading;
-use super::shared::{InputMemory, OutputMemory, Shared};
+use super::shared::{InputMemory, OutputMemory, StreamLane};
 use crate::contract::EngineError;
-use crate::contract::stream::{DeviceBytes, Input, Output, Reusable};
+use crate::contract::stream::{BatchInput, BatchOutput, DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
 use crate::cuda::copiers::Copy;
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
@@ -25,15 +25,15 @@ const BROUGHT_BACK: Site = Site("synchronise: bytes of an input before the host 
 /// The slices of a batch: in pinned memory, or on the device if an application handed them over
 /// there.
 pub(super) struct CudaInput {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StreamLane>,
     /// The memory of this input, until this is dropped.
     memory: Option<InputMemory>,
     region: Region,
     raw: Region,
     /// Bytes of the batch that only the device has.
     on_device: Ranges,
-    /// Bytes of the batch that reductions on the device read. They are there, whoever else has them,
-    /// and do not change any more.
+    /// Bytes of the batch that reductions on the device read. The device has these bytes, and they
+    /// do not change any more.
     read: Ranges,
     /// The reductions that read them.
     readings: Vec<Reading>,
@@ -61,7 +61,8 @@ impl Drop for CudaInput {
     }
 }
 
-/// The copies of padded slices at `from`, from byte `at` of them without padding on, to `bytes`.
+/// Returns the copies of padded slices at `from`, from byte `at` of them without padding on, to
+/// `bytes`.
 ///
 /// # Safety
 /// The slices can be read, and nothing writes them, for as long as the copies are used.
@@ -89,7 +90,7 @@ pub(super) unsafe fn unpadded<'c>(
 
 impl CudaInput {
     /// Takes a free input, if there is one.
-    pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
+    pub(super) fn take(shared: &Arc<StreamLane>) -> Option<Self> {
         let mut memory = shared.take_input()?;
         let number = memory.number;
         let mut input = Self {
@@ -119,7 +120,7 @@ impl CudaInput {
         self.shared.input(self.region)
     }
 
-    /// The regions of the input in the lane: in pinned memory, and on the device.
+    /// Returns the regions of the input in the lane: in pinned memory, and on the device.
     pub(super) fn regions(&self) -> (Region, Region) {
         (self.region, self.raw)
     }
@@ -135,7 +136,8 @@ impl CudaInput {
         }
     }
 
-    /// The ranges of the padded bytes that come from the host, in the first `epochs` epochs.
+    /// Returns the ranges of the padded bytes that come from the host, in the first `epochs`
+    /// epochs.
     pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
         if self.on_device.is_empty() && self.read.is_empty() {
@@ -145,7 +147,7 @@ impl CudaInput {
         gaps.iter().map(|gap| padding.around(gap)).collect()
     }
 
-    /// The ranges of the batch's bytes `whole` that the device does not have.
+    /// Returns the ranges of the batch's bytes `whole` that the device does not have.
     fn not_there(&self, whole: Range<usize>) -> Vec<Range<usize>> {
         let mut there = self.on_device.clone();
         for range in self.read.iter() {
@@ -183,7 +185,7 @@ impl CudaInput {
         self.readings.push(reading);
     }
 
-    /// The reductions that read this input.
+    /// Returns the reductions that read this input.
     pub(super) fn readings(&self) -> &[Reading] {
         &self.readings
     }
@@ -207,7 +209,7 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Whether the device has bytes that the host does not.
+    /// Returns whether the device has bytes that the host does not.
     pub(super) fn is_partly_on_device(&self) -> bool {
         !self.on_device.is_empty()
     }
@@ -232,8 +234,8 @@ impl CudaInput {
         Ok(())
     }
 
-    /// The padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the device
-    /// writes them in [`bring_back`](Self::bring_back) alone.
+    /// Returns the padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the
+    /// device writes them in [`bring_back`](Self::bring_back) alone.
     pub(super) fn bytes(&self, epochs: usize) -> &[u8] {
         let len = epochs
             * self.shared.job.grid.epoch_slices()
@@ -245,7 +247,7 @@ impl CudaInput {
         unsafe { std::slice::from_raw_parts(self.address(), region.len) }
     }
 
-    /// Check that `len` bytes at `at` are in the batch.
+    /// Checks that `len` bytes at `at` are in the batch.
     pub(super) fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
         let job = &self.shared.job;
         match at.checked_add(len) {
@@ -271,7 +273,7 @@ impl CudaInput {
     }
 }
 
-impl Input for CudaInput {
+impl BatchInput for CudaInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         let range = self.check(at, bytes.len())?;
         self.check_unread(&range)?;
@@ -377,7 +379,7 @@ impl Input for CudaInput {
 
 /// An encoded batch, in memory of the stream.
 pub(super) struct CudaOutput {
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     /// The memory of this output, until this is dropped.
     memory: Option<OutputMemory>,
     len: usize,
@@ -396,7 +398,7 @@ impl CudaOutput {
     ///
     /// # Errors
     /// No memory will ever be free, or the stream was given up.
-    pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, EngineError> {
+    pub(super) fn take(shared: &Arc<StreamLane>) -> Result<Self, EngineError> {
         let mut memory = shared.take_output()?;
         if let OutputMemory::Pinned { region, written } = &mut memory
             && !std::mem::replace(written, true)
@@ -412,7 +414,7 @@ impl CudaOutput {
         })
     }
 
-    /// The region of the output in the lane, if it is pinned.
+    /// Returns the region of the output in the lane, if it is pinned.
     pub(super) fn region(&self) -> Option<Region> {
         match self.memory {
             Some(OutputMemory::Pinned { region, .. }) => Some(region),
@@ -425,7 +427,8 @@ impl CudaOutput {
         self.len = self.len.min(len);
     }
 
-    /// Bytes of the output: all that it has room for, until it is [truncated](Self::truncate).
+    /// Returns the number of bytes of the output: all that it has room for, until it is
+    /// [truncated](Self::truncate).
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -483,7 +486,7 @@ impl Drop for CudaOutput {
     }
 }
 
-impl Output for CudaOutput {
+impl BatchOutput for CudaOutput {
     /// All outputs are scarce. Memory that replaces pinned memory after a device was lost is
     /// counted like it.
     fn is_scarce(&self) -> bool {

@@ -8,6 +8,7 @@
 //!             slab -> slots, stored?              stream `compute`: scatter
 //!         slots -> slots with checksums           stream `compute`: crc32c
 //!         slots -> frames                         stream `compute`: compression, some at a time
+//!         frames -> frames with checksums         stream `compute`: crc32c
 //!         slots or frames -> offsets, dense bytes by shards     stream `compute`: permute, scan, gather
 //!         offsets, failed? -> pinned              stream `answers`
 //!     complete
@@ -46,9 +47,9 @@ use std::sync::Arc;
 use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::{Enqueued, enqueue};
 use super::fetch::fetch;
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::EngineError;
-use crate::contract::stream::{EncodedBatch, Encoder, FailedBatch, Input};
+use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch};
 use crate::cuda::driver::{DriverError, EventId, Fault};
 use crate::cuda::lane::Events;
 use crate::cuda::session::{FreeEvents, Session};
@@ -71,7 +72,7 @@ struct UnderWay {
 /// The encoder of a stream.
 #[derive(Debug)]
 pub(super) struct CudaEncoder {
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     under_way: VecDeque<UnderWay>,
     /// The numbers of the buffers that no batch has.
     flights: Vec<usize>,
@@ -80,7 +81,7 @@ pub(super) struct CudaEncoder {
 }
 
 impl CudaEncoder {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<StreamLane>) -> Self {
         Self {
             under_way: VecDeque::new(),
             flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
@@ -224,7 +225,7 @@ impl Encoder for CudaEncoder {
         self.shared.has_output()
     }
 
-    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
+    fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>) {
         let _span = tracing::debug_span!("submit", epochs = batch.epochs()).entered();
         let input = input.into_any().downcast::<CudaInput>().ok();
         let input = input.filter(|input| Arc::ptr_eq(&input.shared, &self.shared));
@@ -317,7 +318,7 @@ impl CudaEncoder {
 #[derive(Debug)]
 struct NoInput;
 
-impl Input for NoInput {
+impl BatchInput for NoInput {
     fn write(&mut self, _: usize, _: &[u8]) -> Result<(), EngineError> {
         Err(EngineError::Internal(ANOTHER))
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::buffers::CudaInput;
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::cuda::counters::TimedStage;
 use crate::cuda::driver::{DriverError, EventId, Site, Span};
@@ -34,7 +34,7 @@ impl Enqueued {
 /// Enqueues a batch, up to the copy of its offsets.
 pub(super) fn enqueue(
     session: &Session<'_>,
-    shared: &Shared,
+    shared: &StreamLane,
     input: &CudaInput,
     batch: &BatchGrid,
     flight: usize,
@@ -64,7 +64,7 @@ pub(super) fn enqueue(
 /// `timed`.
 fn scatter(
     session: &Session<'_>,
-    shared: &Shared,
+    shared: &StreamLane,
     input: &CudaInput,
     batch: &BatchGrid,
     regions: &BatchRegions,
@@ -102,7 +102,7 @@ fn scatter(
     Ok(())
 }
 
-/// The parts of `ranges` that are in `whole`.
+/// Returns the parts of `ranges` that are in `whole`.
 fn within(ranges: &[Range<usize>], whole: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let parts = ranges
         .iter()

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::Enqueued;
 use super::layout::{Layout, Transfer, transfers};
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::cuda::answer::{Answer, wrong_answer};
 use crate::cuda::arena::Region;
@@ -25,7 +25,7 @@ const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is r
 /// Copies an encoded batch to its output.
 pub(super) fn fetch(
     session: &Session<'_>,
-    shared: &Shared,
+    shared: &StreamLane,
     enqueued: Enqueued,
     input: &mut CudaInput,
     batch: &BatchGrid,
@@ -79,7 +79,7 @@ pub(super) fn fetch(
 /// order.
 fn encode_failed(
     session: &Session<'_>,
-    shared: &Shared,
+    shared: &StreamLane,
     input: &mut CudaInput,
     batch: &BatchGrid,
     answer: &Answer,
@@ -110,7 +110,7 @@ fn encode_failed(
     Ok(encoded)
 }
 
-/// Bytes of an output in `region`.
+/// Returns a span of pinned memory for bytes of an output in `region`.
 fn pinned(session: &Session<'_>, region: Region, bytes: Range<usize>) -> PinnedSpan {
     session.lane.pinned_out(region.part(bytes))
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::padding::{Place, RowsCopy};
-use super::shared::Shared;
+use super::padding::{RowsCopy, RowsPlace};
+use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
@@ -18,7 +18,7 @@ const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
 const TAKEN: Site = Site("record: an application's bytes were copied");
 const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
 
-/// Copy an application's bytes to `at` of the batch whose padded slices are in `raw`.
+/// Copies an application's bytes to `at` of the batch whose padded slices are in `raw`.
 ///
 /// # Safety
 /// The requirements of [`DeviceBytes`].
@@ -26,7 +26,7 @@ const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it wri
 /// # Errors
 /// The driver's; some of the copies may then be in flight.
 pub(super) unsafe fn read_from_device(
-    shared: &Arc<Shared>,
+    shared: &Arc<StreamLane>,
     lane: Running<'_>,
     raw: Region,
     at: usize,
@@ -64,7 +64,7 @@ pub(super) unsafe fn read_from_device(
 }
 
 /// Rows within `span`.
-fn rows(place: Place, span: DeviceSpan, shape: RowsShape) -> Rows {
+fn rows(place: RowsPlace, span: DeviceSpan, shape: RowsShape) -> Rows {
     let bytes = place.bytes(shape);
     Rows {
         span: Span::Device(sub_span(span, bytes)),
@@ -76,7 +76,7 @@ fn rows(place: Place, span: DeviceSpan, shape: RowsShape) -> Rows {
 /// An event for which an application waits.
 #[derive(Debug)]
 pub(super) struct CudaReusable {
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     event: EventId,
     /// The driver's handle of the event.
     handle: u64,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::stream::EncodedPart;
 use crate::cuda::answer::{Answer, wrong_answer};
 use crate::cuda::driver::DriverError;
@@ -33,7 +33,7 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// The bytes of the output that the parts take, with the room between them.
+    /// Returns the bytes of the output that the parts take, with the room between them.
     pub(super) fn place(&self) -> Range<usize> {
         let first = self.parts.first().map_or(self.to, |(_, to)| *to);
         first..self.to + self.from.len()
@@ -79,7 +79,7 @@ impl Layout {
     /// The answer is impossible.
     pub(super) fn new(
         session: &Session<'_>,
-        shared: &Shared,
+        shared: &StreamLane,
         batch: &BatchGrid,
         answer: &Answer,
         on_host: &dyn Fn(usize) -> usize,
@@ -139,8 +139,8 @@ impl Layout {
     }
 }
 
-/// The number of the subchunk in a place of a shard, in C order of the batch. `None` if the shard
-/// has no subchunk in that place.
+/// Returns the number of the subchunk in a place of a shard, in C order of the batch. `None` if the
+/// shard has no subchunk in that place.
 fn subchunk(
     mut place: usize,
     per_shard: &[usize],

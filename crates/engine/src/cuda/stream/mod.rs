@@ -39,22 +39,22 @@ use super::sizing::ShardKind;
 use crate::contract::BufferBytes;
 use crate::contract::EngineError;
 use crate::contract::stream::{
-    BatchFallback, Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob, Windows,
+    BatchFallback, BatchInput, Encoder, Returned, StreamChain, StreamEngine, StreamJob, Windows,
 };
 use buffers::CudaInput;
 use encoder::CudaEncoder;
-use shared::{Plan, Shared};
+use shared::{StreamLane, StreamPlan};
 use sizing::StreamSizing;
 
 /// A stream on a device.
 #[derive(Debug)]
 pub(crate) struct CudaStream {
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     has_encoder: AtomicBool,
 }
 
 impl CudaEngine {
-    /// The memory that a stream takes: the numbers by which it is allocated.
+    /// Returns the memory that a stream takes: the numbers by which it is allocated.
     ///
     /// # Errors
     /// No device can run the stream, or none within its budget; the reason, and what would help.
@@ -75,7 +75,7 @@ impl CudaEngine {
         fallback: Option<Arc<dyn BatchFallback>>,
     ) -> Result<Arc<dyn StreamEngine>, EngineError> {
         let (kind, sizing) = self.plan_stream(&job)?;
-        let plan = Plan {
+        let plan = StreamPlan {
             devices: self.devices.clone(),
             kind,
             sizing,
@@ -87,11 +87,11 @@ impl CudaEngine {
         let shared = self.devices.on_first(&self.limits, |device, budget| {
             let check = plan.sizing.check(&plan.job, budget);
             check.map_err(EngineError::Unsuitable)?;
-            match Shared::open(device, &plan) {
+            match StreamLane::open(device, &plan) {
                 Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
                     // Idle lanes may have the missing memory.
                     self.devices.release_idle();
-                    Shared::open(device, &plan)
+                    StreamLane::open(device, &plan)
                 }
                 opened => opened,
             }
@@ -117,7 +117,7 @@ impl CudaEngine {
     }
 }
 
-/// The chain of a job, if the CUDA engine knows it.
+/// Returns the chain of a job, if the CUDA engine knows it.
 fn known(job: &StreamJob) -> Result<&crate::contract::KnownChain, EngineError> {
     match &job.chain {
         StreamChain::Known(chain) => Ok(chain),
@@ -133,8 +133,8 @@ impl StreamEngine for CudaStream {
     }
 
     /// Takes a free input. All inputs were allocated with the stream.
-    fn input(&self, _new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
-        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn Input>))
+    fn input(&self, _new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
+        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn BatchInput>))
     }
 
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {
@@ -159,13 +159,13 @@ impl StreamEngine for CudaStream {
     fn reduce(
         &self,
         windows: Windows<'_>,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
     ) -> Result<(), EngineError> {
         self.shared.reduce(windows, input, at)
     }
 
-    fn keep(&self, above: &mut dyn Input, slice: usize) -> Result<(), EngineError> {
+    fn keep(&self, above: &mut dyn BatchInput, slice: usize) -> Result<(), EngineError> {
         self.shared.keep(above, slice)
     }
 

@@ -34,7 +34,7 @@ struct Axis {
 
 /// A box of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct RowsBox {
     /// Where it begins in the given bytes, and in the padded bytes.
     pub(super) from: usize,
     pub(super) to: usize,
@@ -45,18 +45,18 @@ pub(super) struct Piece {
     pub(super) to_strides: Vec<usize>,
 }
 
-/// Rows of a [`Piece`], which one operation of the driver copies.
+/// Rows of a [`RowsBox`], which one operation of the driver copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowsCopy {
     pub(super) shape: RowsShape,
-    /// In the given bytes, and in the padded bytes.
-    pub(super) from: Place,
-    pub(super) to: Place,
+    /// Where the rows lie in the given bytes, and in the padded bytes.
+    pub(super) from: RowsPlace,
+    pub(super) to: RowsPlace,
 }
 
 /// Where the rows of a [`RowsCopy`] lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RowsPlace {
     /// Where the first row begins.
     pub(super) start: usize,
     /// Bytes from one row to the next.
@@ -65,8 +65,8 @@ pub(super) struct Place {
     pub(super) height: usize,
 }
 
-impl Place {
-    /// The bytes from the beginning of the first row to the end of the last one.
+impl RowsPlace {
+    /// Returns the bytes from the beginning of the first row to the end of the last one.
     pub(super) fn bytes(&self, shape: RowsShape) -> Range<usize> {
         let last = ((shape.planes - 1) * self.height + shape.rows - 1) * self.pitch;
         self.start..self.start + last + shape.row
@@ -117,17 +117,17 @@ impl Padding {
         }
     }
 
-    /// Whether there is any padding.
+    /// Returns whether there is any padding.
     pub(super) fn exists(&self) -> bool {
         !self.axes.is_empty()
     }
 
-    /// Bytes of a slice with its padding.
+    /// Returns the number of bytes of a slice with its padding.
     pub(super) fn padded_slice(&self) -> usize {
         self.padded_slice
     }
 
-    /// The place of the byte `at` among the padded bytes.
+    /// Returns the place of the byte `at` among the padded bytes.
     pub(super) fn padded(&self, at: usize) -> usize {
         if !self.exists() {
             return at;
@@ -141,7 +141,8 @@ impl Padding {
         padded
     }
 
-    /// The padded bytes from the first to the last of `bytes`, with the padding between them.
+    /// Returns the padded bytes from the first to the last of `bytes`, with the padding between
+    /// them.
     pub(super) fn around(&self, bytes: &Range<usize>) -> Range<usize> {
         if bytes.is_empty() {
             return 0..0;
@@ -150,20 +151,20 @@ impl Padding {
     }
 
     /// Divides the bytes `at..at + len` into boxes of rows: few boxes, however many rows there are.
-    pub(super) fn pieces(&self, at: usize, len: usize) -> Vec<Piece> {
+    pub(super) fn pieces(&self, at: usize, len: usize) -> Vec<RowsBox> {
         let mut pieces = Vec::new();
         if len == 0 {
             return pieces;
         }
         if !self.exists() {
-            pieces.push(Piece::bytes(0, at, len));
+            pieces.push(RowsBox::bytes(0, at, len));
             return pieces;
         }
         let end = at + len;
         let (mut first, last) = (at / self.row, end / self.row);
         if !at.is_multiple_of(self.row) || first == last {
             let len = len.min(self.row - at % self.row);
-            pieces.push(Piece::bytes(0, self.padded(at), len));
+            pieces.push(RowsBox::bytes(0, self.padded(at), len));
             first += 1;
         }
         if first < last {
@@ -172,7 +173,7 @@ impl Padding {
         }
         if first <= last && !end.is_multiple_of(self.row) {
             let start = last * self.row;
-            pieces.push(Piece::bytes(start - at, self.padded(start), end - start));
+            pieces.push(RowsBox::bytes(start - at, self.padded(start), end - start));
         }
         pieces
     }
@@ -184,7 +185,7 @@ impl Padding {
         axes: &[Axis],
         (from, to): (usize, usize),
         rows: Range<usize>,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<RowsBox>,
     ) {
         let Some((axis, faster)) = axes.split_first() else {
             return;
@@ -215,7 +216,7 @@ impl Padding {
                 let of_rows = axes.iter().map(|axis| stride(axis, self.row));
                 of_rows.chain([1]).collect()
             };
-            pieces.push(Piece {
+            pieces.push(RowsBox {
                 from: from + (whole * step - rows.start) * self.row,
                 to: to + whole * axis.padded,
                 shape,
@@ -233,7 +234,7 @@ impl Padding {
     }
 }
 
-impl Piece {
+impl RowsBox {
     fn bytes(from: usize, to: usize, len: usize) -> Self {
         Self {
             from,
@@ -249,21 +250,21 @@ impl Piece {
     /// farther from each other than the largest pitch are copied one by one.
     pub(super) fn copies(&self, largest_pitch: usize) -> impl Iterator<Item = RowsCopy> + use<> {
         let (row, mut axes) = self.merged();
-        let alone = |rows: Step| Step {
+        let alone = |rows: RepeatedAxis| RepeatedAxis {
             extent: 1,
             from: rows.from * rows.extent,
             to: rows.to * rows.extent,
         };
-        let bytes = Step {
+        let bytes = RepeatedAxis {
             extent: row,
             from: 1,
             to: 1,
         };
-        let are_rows = |step: &mut Step| {
+        let are_rows = |step: &mut RepeatedAxis| {
             step.from.min(step.to) >= row && step.from.max(step.to) <= largest_pitch
         };
         let rows = axes.pop_if(are_rows).unwrap_or(alone(bytes));
-        let are_planes = |step: &mut Step| {
+        let are_planes = |step: &mut RepeatedAxis| {
             let heights = (step.from / rows.from, step.to / rows.to);
             (heights.0 * rows.from, heights.1 * rows.to) == (step.from, step.to)
                 && heights.0.min(heights.1) >= rows.extent
@@ -276,7 +277,7 @@ impl Piece {
             row,
         };
         let (from, to) = (self.from, self.to);
-        let place = |start, pitch, plane| Place {
+        let place = |start, pitch, plane| RowsPlace {
             start,
             pitch,
             height: plane / pitch,
@@ -296,11 +297,11 @@ impl Piece {
         })
     }
 
-    /// The bytes of a row, and the axes over which rows repeat, slowest first. An axis that both
-    /// sides step through without a gap is part of the row, or of the axis behind it.
-    fn merged(&self) -> (usize, Vec<Step>) {
+    /// Returns the bytes of a row, and the axes over which rows repeat, slowest first. An axis that
+    /// both sides step through without a gap is part of the row, or of the axis behind it.
+    fn merged(&self) -> (usize, Vec<RepeatedAxis>) {
         let mut row = 1;
-        let mut axes: Vec<Step> = Vec::new();
+        let mut axes: Vec<RepeatedAxis> = Vec::new();
         let strides = std::iter::zip(&self.from_strides, &self.to_strides);
         for (&extent, (&from, &to)) in std::iter::zip(&self.shape, strides).rev() {
             if extent == 1 {
@@ -313,15 +314,15 @@ impl Piece {
                 {
                     faster.extent *= extent;
                 }
-                _ => axes.push(Step { extent, from, to }),
+                _ => axes.push(RepeatedAxis { extent, from, to }),
             }
         }
         axes.reverse();
         (row, axes)
     }
 
-    /// The rows of the piece: the offset of each in the given bytes and in the padded bytes, and
-    /// its length.
+    /// Returns the rows of the piece: the offset of each in the given bytes and in the padded
+    /// bytes, and its length.
     #[cfg(test)]
     fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, outer) = self
@@ -343,7 +344,7 @@ impl Piece {
 
 /// An axis over which rows repeat: bytes from one step to the next, on both sides.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct RepeatedAxis {
     extent: usize,
     from: usize,
     to: usize,
@@ -368,7 +369,7 @@ mod tests {
     fn without_padding_all_of_it_is_one_piece() {
         let padding = Padding::new(&grid(2, &[(6, 3), (8, 4)], 2));
         assert!(!padding.exists());
-        assert_eq!(padding.pieces(5, 500), [Piece::bytes(0, 5, 500)]);
+        assert_eq!(padding.pieces(5, 500), [RowsBox::bytes(0, 5, 500)]);
         assert_eq!(padding.padded(77), 77);
     }
 
@@ -384,7 +385,7 @@ mod tests {
         assert!(padding.pieces(slice + 7, 2 * slice).len() <= 6);
     }
 
-    /// The copies of the slices from the second to before the fourth.
+    /// Returns the copies of the slices from the second to before the fourth.
     fn copies(axes: &[(u64, u64)], largest_pitch: usize) -> Vec<RowsCopy> {
         let grid = grid(1, axes, 2);
         let (padding, slice) = (Padding::new(&grid), grid.slice_bytes());
@@ -396,7 +397,7 @@ mod tests {
     #[test]
     fn whole_slices_are_one_copy_of_rows() {
         let shape = |planes, rows, row| RowsShape { planes, rows, row };
-        let place = |start, pitch, height| Place {
+        let place = |start, pitch, height| RowsPlace {
             start,
             pitch,
             height,
@@ -484,7 +485,7 @@ mod tests {
                         prop_assert!(shape.rows == 1 || place.pitch <= largest_pitch);
                     }
                     for number in 0..shape.planes * shape.rows {
-                        let start = |place: Place| {
+                        let start = |place: RowsPlace| {
                             let row = number / shape.rows * place.height + number % shape.rows;
                             place.start + row * place.pitch
                         };

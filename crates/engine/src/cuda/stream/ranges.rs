@@ -49,7 +49,7 @@ impl Ranges {
             .collect();
     }
 
-    /// The parts of `whole` that are in no range.
+    /// Returns the parts of `whole` that are in no range.
     pub(super) fn gaps(&self, whole: Range<usize>) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut start = whole.start;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::cuda::driver::{DriverError, EventId, Fault, Site};
 use crate::cuda::lane::Running;
 
@@ -15,7 +15,7 @@ const REDUCED_HOST: Site = Site("synchronise: a reduction before its slices are 
 #[derive(Debug)]
 pub(super) struct Reading {
     /// The stream below.
-    shared: Arc<Shared>,
+    shared: Arc<StreamLane>,
     event: EventId,
 }
 
@@ -27,7 +27,7 @@ impl Drop for Reading {
 
 impl Reading {
     /// Records everything that is now in the stream `up` of the lane of `shared`, which is entered.
-    pub(super) fn record(shared: &Arc<Shared>, lane: Running<'_>) -> Result<Self, DriverError> {
+    pub(super) fn record(shared: &Arc<StreamLane>, lane: Running<'_>) -> Result<Self, DriverError> {
         let reading = Self {
             event: shared.take_reusable(lane)?,
             shared: shared.clone(),

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use super::buffers::{CudaInput, unpadded};
 use super::reading::Reading;
 use super::reduction::Reduction;
-use super::shared::Shared;
+use super::shared::StreamLane;
 use crate::contract::EngineError;
-use crate::contract::stream::{Input, Windows};
+use crate::contract::stream::{BatchInput, Windows};
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
-use crate::cuda::kernels::reduce::Windows as Launched;
+use crate::cuda::kernels::reduce::ReduceWindows;
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
@@ -24,8 +24,8 @@ const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level ab
 /// The slice that was kept is in pinned memory.
 const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
 
-/// The input of another stream as one of this engine.
-fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
+/// Returns the input of another stream as one of this engine.
+fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     (input.as_any_mut().downcast_mut()).ok_or_else(|| {
         EngineError::Unsuitable(
             "the slices of the other level are not on a CUDA device".to_string(),
@@ -33,8 +33,8 @@ fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
     })
 }
 
-/// The plan of this stream, if it has one.
-fn planned(shared: &Shared) -> Result<&Reduction, EngineError> {
+/// Returns the plan of this stream, if it has one.
+fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     (shared.sizing.reduction.as_ref()).ok_or_else(|| {
         EngineError::Unsuitable(
             "this stream is not reduced from another one on a device".to_string(),
@@ -64,12 +64,12 @@ fn wait_for_source(
     done
 }
 
-impl Shared {
+impl StreamLane {
     /// See [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
     pub(super) fn reduce(
         self: &Arc<Self>,
         windows: Windows<'_>,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
     ) -> Result<(), EngineError> {
         let reduction = planned(self)?;
@@ -128,7 +128,7 @@ impl Shared {
     /// See [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
     pub(super) fn keep(
         self: &Arc<Self>,
-        above: &mut dyn Input,
+        above: &mut dyn BatchInput,
         slice: usize,
     ) -> Result<(), EngineError> {
         let reduction = planned(self)?;
@@ -230,7 +230,7 @@ impl Shared {
         let given = from.map_or(0, |from| from.len / above);
         let rest = |slices: usize| from.map(|from| sub_span(from, slices * above..from.len));
         let (mut used, mut made) = (0, first);
-        let mut run = |windows: Launched| {
+        let mut run = |windows: ReduceWindows| {
             let count = windows.count;
             let reduced = sub_span(to, made * below..(made + count) * below);
             made += count;
@@ -239,7 +239,7 @@ impl Shared {
             unsafe { (reduction.plan).enqueue(lane.driver, lane.up, windows, reduced) }
         };
         if kept && let Some((region, _)) = reduction.kept {
-            run(Launched {
+            run(ReduceWindows {
                 first: lane.device(region),
                 second: rest(0).filter(|_| given > 0),
                 slices: 1,
@@ -252,7 +252,7 @@ impl Shared {
         if count > 0
             && let Some(first) = rest(used)
         {
-            run(Launched {
+            run(ReduceWindows {
                 first,
                 second: rest(used + 1).filter(|_| per_window == 2),
                 slices: per_window,
@@ -263,7 +263,7 @@ impl Shared {
         if used < given
             && let Some(first) = rest(used)
         {
-            run(Launched {
+            run(ReduceWindows {
                 first,
                 second: None,
                 slices: 1,

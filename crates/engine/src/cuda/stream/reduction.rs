@@ -18,7 +18,7 @@ pub(super) struct Reduction {
     pub(super) kept: Option<(Region, Region)>,
 }
 
-/// The elements along each axis of a slice, with its padding.
+/// Returns the elements along each axis of a slice, with its padding.
 fn padded(grid: &StreamGrid) -> Vec<usize> {
     std::iter::zip(grid.inner(), &grid.shard().subchunk()[1..])
         .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
@@ -60,7 +60,7 @@ impl Reduction {
         Some(self)
     }
 
-    /// Whether the level above is `grid`.
+    /// Returns whether the level above is `grid`.
     pub(super) fn is_from(&self, grid: &StreamGrid) -> bool {
         self.from.above == *grid
     }

@@ -10,7 +10,7 @@ use crate::contract::stream::{BatchFallback, Returned, StreamJob};
 use crate::cuda::arena::Region;
 use crate::cuda::device::{Device, Entered};
 use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
-use crate::cuda::enqueue::{Encoding, prepare};
+use crate::cuda::enqueue::{DeviceEncoding, prepare};
 use crate::cuda::lane::{Events, Lane, Running};
 use crate::cuda::lanes::Devices;
 use crate::cuda::sizing::ShardKind;
@@ -23,7 +23,7 @@ const OUTPUT: &str = "an encoded batch";
 
 /// A stream's lane and buffers. Every owner of a buffer also has this, so the lane is freed when
 /// the last owner is dropped, on any thread.
-pub(super) struct Shared {
+pub(super) struct StreamLane {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
@@ -80,7 +80,7 @@ struct Reusables {
     all: Vec<EventId>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for StreamLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
             .field("lane", &self.lane)
@@ -89,7 +89,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for StreamLane {
     fn drop(&mut self) {
         let leaked = self.lane.give_up();
         self.devices.counters.lane_released();
@@ -101,7 +101,7 @@ impl Drop for Shared {
 
 /// Everything about a stream but its device.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct StreamPlan {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
@@ -112,13 +112,13 @@ pub(super) struct Plan {
     pub(super) times: bool,
 }
 
-impl Shared {
-    /// Allocate the lane of a stream on `device`.
+impl StreamLane {
+    /// Allocates the lane of a stream on `device`.
     ///
     /// # Errors
     /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
     /// was planned.
-    pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
+    pub(super) fn open(device: &Arc<Device>, plan: &StreamPlan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
         (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
         let counters = &plan.devices.counters;
@@ -138,7 +138,7 @@ impl Shared {
         Ok(Arc::new(shared))
     }
 
-    fn with_lane(lane: Lane, plan: &Plan) -> Result<Self, DriverError> {
+    fn with_lane(lane: Lane, plan: &StreamPlan) -> Result<Self, DriverError> {
         let sizing = plan.sizing.clone();
         let pinned = lane.pinned()?;
         let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {
@@ -171,9 +171,9 @@ impl Shared {
         })
     }
 
-    /// How the stream's subchunks are encoded.
-    pub(super) fn encoding(&self) -> Encoding<'_> {
-        Encoding {
+    /// Returns how the stream's subchunks are encoded.
+    pub(super) fn encoding(&self) -> DeviceEncoding<'_> {
+        DeviceEncoding {
             kind: &self.kind,
             fill_value: &self.job.fill_value,
             store_empty: self.job.store_empty,
@@ -184,7 +184,7 @@ impl Shared {
         self.lane.device()
     }
 
-    /// The reason why the lane cannot be used any more, if that is so.
+    /// Returns the reason why the lane cannot be used any more, if that is so.
     pub(super) fn lost(&self) -> Option<DriverError> {
         if let Some(error) = self.lost.get() {
             return Some(error.clone());
@@ -236,7 +236,8 @@ impl Shared {
         }
     }
 
-    /// Whether a slice of the level above is kept. While this is held, that does not change.
+    /// Returns whether a slice of the level above is kept. While this is held, that does not
+    /// change.
     pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
         lock(&self.kept)
     }
@@ -253,7 +254,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The events of the lane, without the events for which applications wait.
+    /// Returns the events of the lane, without the events for which applications wait.
     pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
         let running = self.lane.running();
@@ -277,12 +278,12 @@ impl Shared {
         lock(&self.reusables).free.push(event);
     }
 
-    /// The address of an input's pinned memory.
+    /// Returns the address of an input's pinned memory.
     pub(super) fn input(&self, region: Region) -> *mut u8 {
         self.pinned[0].0.as_ptr().wrapping_add(region.offset)
     }
 
-    /// The address of an output's pinned memory.
+    /// Returns the address of an output's pinned memory.
     pub(super) fn output(&self, region: Region) -> *mut u8 {
         self.pinned[1].0.as_ptr().wrapping_add(region.offset)
     }
@@ -296,7 +297,7 @@ impl Shared {
         self.returned.came_back();
     }
 
-    /// Whether [`take_output`](Self::take_output) does not block.
+    /// Returns whether [`take_output`](Self::take_output) does not block.
     pub(super) fn has_output(&self) -> bool {
         let outputs = lock(&self.outputs);
         !outputs.free.is_empty() || outputs.all == 0

@@ -33,13 +33,13 @@ pub(super) struct StreamSizing {
     pub(super) small_part: usize,
 }
 
-/// The streams of kernels of a stream: not more than batches in flight.
+/// Returns the streams of kernels of a stream: not more than batches in flight.
 fn kernel_streams(job: &StreamJob, tuning: Tuning) -> usize {
     tuning.kernel_streams().min(job.inputs.clamp(1, DEPTH))
 }
 
 impl StreamSizing {
-    /// The buffers for `job`, whose chain and subchunks are those of `kind`.
+    /// Returns the buffers for `job`, whose chain and subchunks are those of `kind`.
     ///
     /// # Errors
     /// A batch is too large for any device, or nvCOMP cannot take it; the reason.
@@ -55,7 +55,7 @@ impl StreamSizing {
         })
     }
 
-    /// How many subchunks of a batch are compressed at once.
+    /// Returns how many subchunks of a batch are compressed at once.
     pub(super) fn compressed_at_once(
         job: &StreamJob,
         multiprocessors: usize,
@@ -149,7 +149,7 @@ impl StreamSizing {
         })())
     }
 
-    /// The memory that the stream takes.
+    /// Returns the memory that the stream takes.
     pub(super) fn estimate(&self) -> BufferBytes {
         self.lane.capacity.takes()
     }

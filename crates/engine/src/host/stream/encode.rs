@@ -11,13 +11,13 @@ use crate::host::encode as shards;
 use crate::host::workers::Schedule;
 use crate::layout::BatchGrid;
 use crate::memory::buffers::Lease;
-use crate::subchunk::scatter::Scatter;
+use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
 /// Decoded bytes of subchunks that one thread compresses before it looks for more.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// Encode what `input` holds of `batch`: to `output`, or in place if there is none.
+/// Encodes what `input` holds of `batch`: to `output`, or in place if there is none.
 pub(super) fn encode(
     stream: &HostStream,
     input: &mut HostInput,
@@ -47,7 +47,7 @@ pub(super) fn encode(
     }
 }
 
-/// The slots of `batch`, in shard-major order.
+/// Returns the slots of `batch`, in shard-major order.
 fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
     let len = stream.slots.stride;
     std::iter::zip(batch.parts(), &stream.slots.starts)
@@ -60,7 +60,7 @@ fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
 /// A buffer in pieces, each of which one thread takes.
 type Pieces<'a> = Vec<Mutex<Option<&'a mut [u8]>>>;
 
-/// Divide `buffer` into `ranges`, which ascend.
+/// Divides `buffer` into `ranges`, which ascend.
 fn divide(buffer: &mut [u8], ranges: impl Iterator<Item = Range<usize>>) -> Option<Pieces<'_>> {
     let mut rest = buffer;
     let mut end = 0;
@@ -92,7 +92,7 @@ fn encode_in_place(
 ) -> Result<Vec<EncodedPart>, EngineError> {
     let job = &stream.job;
     let one = job.grid.shard().one_subchunk();
-    let scatter = Scatter::of_chain(&one, chain, &job.fill_value);
+    let scatter = ShardScatter::of_chain(&one, chain, &job.fill_value);
     let len = one.subchunk_bytes();
     let stride = stream.slots.stride;
     let slots = slots(stream, batch);
@@ -173,7 +173,7 @@ fn compress(
 ) -> Result<Vec<EncodedPart>, EngineError> {
     let job = &stream.job;
     let one = job.grid.shard().one_subchunk();
-    let scatter = Scatter::of_chain(&one, chain, &job.fill_value);
+    let scatter = ShardScatter::of_chain(&one, chain, &job.fill_value);
     let len = one.subchunk_bytes();
     let bound = stages::encoded_bound(chain, len).ok_or_else(too_large)?;
     let slots = slots(stream, batch);
@@ -249,7 +249,7 @@ fn encode_foreign(
 ) -> Result<Vec<EncodedPart>, EngineError> {
     let job = &stream.job;
     let one = job.grid.shard().one_subchunk();
-    let scatter = Scatter::in_c_order(&one, &job.fill_value);
+    let scatter = ShardScatter::in_c_order(&one, &job.fill_value);
     let slots = slots(stream, batch);
     let input: &[u8] = input.lease.bytes();
     let schedule = Schedule::new(

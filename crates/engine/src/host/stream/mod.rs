@@ -24,15 +24,15 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::contract::EngineError;
-use crate::contract::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
+use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch, StreamEngine};
 use crate::layout::BatchGrid;
 use crate::memory::buffers::Lease;
 use crate::process::account::Debtor;
 use crate::process::per_process::PerProcess;
 use slots::HostInput;
 
-/// The threads that encode streams. They are not rayon's global ones: all of those may be waiting for
-/// a stream to take what they append.
+/// Returns the threads that encode streams. They are not rayon's global ones: all of those may be
+/// waiting for a stream to take what they append.
 ///
 /// # Errors
 /// [`EngineError::Unsuitable`] if no threads can be started.
@@ -55,7 +55,7 @@ impl StreamEngine for Arc<HostStream> {
         "host"
     }
 
-    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
+    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
         let Some(mut lease) = self.inputs.take(new)? else {
             return Ok(None);
         };
@@ -96,7 +96,7 @@ impl StreamEngine for Arc<HostStream> {
 #[derive(Debug)]
 struct HostEncoder {
     stream: Arc<HostStream>,
-    submitted: Option<(Box<dyn Input>, Arc<BatchGrid>)>,
+    submitted: Option<(Box<dyn BatchInput>, Arc<BatchGrid>)>,
     /// The output for it.
     output: Option<Lease>,
 }
@@ -123,7 +123,7 @@ impl Encoder for HostEncoder {
         }
     }
 
-    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
+    fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>) {
         self.submitted = Some((input, batch));
     }
 

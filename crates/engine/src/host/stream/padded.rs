@@ -1,12 +1,12 @@
 //! A batch of a stream in memory that is padded to whole subchunks, as another engine holds it.
 //!
-//! It is not for speed, and it is not on rayon: the threads are its own, and end with the batch.
+//! Speed does not matter here. The threads are not those of rayon: they begin and end with the batch.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::contract::stream::{EncodedPart, StreamChain, StreamJob};
-use crate::contract::{EngineError, Job, KnownChain};
+use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::layout::BatchGrid;
 use crate::subchunk::encode::encode_stored_subchunk;
 
@@ -14,8 +14,8 @@ use crate::subchunk::encode::encode_stored_subchunk;
 /// stream's own buffers is about that.
 const TOGETHER: usize = 4 << 20;
 
-/// Encode `batch`, which is `padded` to a box of whole subchunks, to the begin of `output`. Returns
-/// its parts, one piece each, and the bytes that they take, with the room around them.
+/// Encodes `batch`, which is `padded` to a box of whole subchunks, to the begin of `output`.
+/// Returns its parts, one piece each, and the bytes that they take, with the room around them.
 ///
 /// # Errors
 /// - [`EngineError::Internal`] if the engines do not know the job's chain, the batch is not one of the
@@ -76,9 +76,9 @@ pub fn encode_padded(
 /// The bytes of an encoded subchunk; `None` if the subchunk is not stored.
 type Encoded = Option<Vec<u8>>;
 
-/// Encode some subchunks, in their order, on as many threads as the job allows.
+/// Encodes some subchunks, in their order, on as many threads as the job allows.
 fn encode_all(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],
     numbers: &[usize],

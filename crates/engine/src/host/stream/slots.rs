@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use crate::contract::BufferBytes;
 use crate::contract::EngineError;
-use crate::contract::stream::{Input, Lending, OnRead, Returned, Room, StreamChain, StreamJob};
+use crate::contract::stream::{
+    BatchInput, Lending, OnRead, Returned, Room, StreamChain, StreamJob,
+};
 use crate::layout::BatchGrid;
 use crate::memory::buffers::{Contents, Lease, Pool};
-use crate::memory::disjoint::Slices;
+use crate::memory::disjoint::BatchSlices;
 use crate::memory::fill::fill;
 use crate::process::crew::of_slices;
 use crate::subchunk::crc32c;
@@ -19,7 +21,7 @@ pub struct HostStream {
     /// A batch of all its epochs. Shorter ones use the first slots of each part.
     pub(super) batch: BatchGrid,
     pub(super) slots: SlotLayout,
-    pub(super) slices: Slices,
+    pub(super) slices: BatchSlices,
     pub(super) inputs: Arc<Pool>,
     /// `None` if inputs become outputs.
     pub(super) outputs: Option<Arc<Pool>>,
@@ -57,7 +59,8 @@ impl SlotLayout {
     }
 }
 
-/// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
+/// Returns the number of bytes from one slot of a part to the next: a subchunk, and its checksums if
+/// it is encoded in place.
 fn slot_stride(job: &StreamJob) -> Option<usize> {
     let subchunk = job.grid.shard().subchunk_bytes();
     match &job.chain {
@@ -79,8 +82,8 @@ pub(super) fn too_large() -> EngineError {
 /// part of a shard. About.
 const TABLES: (usize, usize) = (160, 320);
 
-/// Bytes of an input, of an output (`None` if inputs become outputs), and of tables, for batches of all
-/// epochs.
+/// Returns the number of bytes of an input, of an output (`None` if inputs become outputs), and of
+/// tables, for batches of all epochs.
 fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let (subchunks, parts) = job.grid.batch_counts(job.epochs)?;
     let slots = subchunks.checked_mul(slot_stride(job)?)?;
@@ -129,7 +132,7 @@ pub fn stream_memory(job: &StreamJob) -> Result<BufferBytes, EngineError> {
 }
 
 impl HostStream {
-    /// Set up for a stream. Nothing is allocated yet.
+    /// Sets up for a stream. Nothing is allocated yet.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
@@ -139,7 +142,7 @@ impl HostStream {
         }
         let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
         let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
-        let slices = Slices::new(&job.grid, &batch, |place, part| {
+        let slices = BatchSlices::new(&job.grid, &batch, |place, part| {
             slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
         });
         let lending = job.lending;
@@ -165,7 +168,7 @@ impl HostStream {
         }))
     }
 
-    /// Fill what the edge of the array leaves of slots.
+    /// Fills what the edge of the array leaves of slots.
     pub(super) fn fill_edges(&self, buffer: &mut [u8]) {
         let len = self.job.grid.shard().subchunk_bytes();
         let mut starts: Vec<usize> = self.slices.cut_slots().collect();
@@ -191,7 +194,7 @@ pub(super) struct HostInput {
     pub(super) in_place: Vec<bool>,
 }
 
-impl Input for HostInput {
+impl BatchInput for HostInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         self.write_telling(at, bytes, &|_| ())
     }

@@ -41,7 +41,7 @@ impl Simulated {
         }
     }
 
-    /// A shard as other software writes it: dense.
+    /// Returns a shard as other software writes it: dense.
     fn dense(subchunks: usize, index_at_end: bool, rng: &mut Rng) -> Self {
         let mut shard = Self::new(subchunks, index_at_end);
         if !index_at_end {
@@ -68,38 +68,38 @@ impl Simulated {
         self.object[range].fill(value);
     }
 
-    /// Update some subchunks, by the protocol.
-    fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: Rule) -> Commit {
+    /// Updates some subchunks, by the protocol.
+    fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: PlacementRule) -> Commit {
         self.update_over(changes, rule, true)
     }
 
-    /// The same; old bytes of what changes are only overwritten if `may_overwrite`.
+    /// Returns the same; old bytes of what changes are only overwritten if `may_overwrite`.
     fn update_over(
         &mut self,
         changes: &[(usize, Option<(u8, usize)>)],
-        rule: Rule,
+        rule: PlacementRule,
         may_overwrite: bool,
     ) -> Commit {
         let changed = |number| changes.iter().find(|&&(n, _)| n == number);
         let new = |number| changed(number).map_or(self.expected[number], |&(_, new)| new);
         if (0..self.extents.len()).all(|number| new(number).is_none()) {
-            // Such a shard is erased.
+            // A shard without subchunks is erased.
             *self = Self::new(self.extents.len(), self.index_at_end);
             return Commit::DataOnly;
         }
         let old = self.object.clone();
         let old_extents = self.extents.clone();
         let space = Space::of(old_extents.clone());
-        let stored = Stored {
+        let stored = ShardBeforeUpdate {
             num_subchunks: old_extents.len(),
             space: &space,
             size: old.len(),
             index_len: self.index_len,
             index_at_end: self.index_at_end,
         };
-        let lens: Vec<Change> = changes
+        let lens: Vec<ChangedSubchunk> = changes
             .iter()
-            .map(|&(number, new)| Change {
+            .map(|&(number, new)| ChangedSubchunk {
                 number,
                 old: old_extents[number].clone(),
                 len: new.map(|(_, len)| len),
@@ -117,9 +117,9 @@ impl Simulated {
         }
         let index_len = self.index_len;
         let safe = match rule {
-            Rule::Append | Rule::Reuse => true,
-            Rule::InPlace => !may_overwrite,
-            Rule::Slots { .. } => false,
+            PlacementRule::Append | PlacementRule::Reuse => true,
+            PlacementRule::InPlace => !may_overwrite,
+            PlacementRule::Slots { .. } => false,
         };
         let index = match placement.commit {
             Commit::DataOnly => {
@@ -190,8 +190,8 @@ impl Simulated {
     }
 }
 
-fn change(old: Extent) -> Change {
-    Change {
+fn change(old: Extent) -> ChangedSubchunk {
+    ChangedSubchunk {
         number: 0,
         old,
         len: Some(10),
@@ -199,7 +199,7 @@ fn change(old: Extent) -> Change {
     }
 }
 
-const SLOTS: Rule = Rule::Slots { size: WORST };
+const SLOTS: PlacementRule = PlacementRule::Slots { size: WORST };
 
 #[test]
 fn every_subchunk_keeps_its_bytes() {
@@ -212,7 +212,12 @@ fn every_subchunk_keeps_its_bytes() {
         } else {
             Simulated::dense(subchunks, at_end, &mut rng)
         };
-        let rules = [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS];
+        let rules = [
+            PlacementRule::Append,
+            PlacementRule::Reuse,
+            PlacementRule::InPlace,
+            SLOTS,
+        ];
         let only = rng.below(5);
         for _ in 0..30 {
             let mut changes = Vec::new();
@@ -239,7 +244,7 @@ fn subchunks_of_one_size_stay_in_place() {
                 continue;
             };
             let size = shard.object.len();
-            for rule in [Rule::InPlace, SLOTS] {
+            for rule in [PlacementRule::InPlace, SLOTS] {
                 let same = [(number, Some((rng.below(200) as u8, len)))];
                 if rule == SLOTS && len < WORST {
                     continue; // Not yet in a slot.
@@ -294,7 +299,7 @@ fn rewriting_in_place_settles() {
         for _ in 0..400 {
             let number = rng.below(6);
             let len = 1 + rng.below(WORST);
-            shard.update(&[(number, Some((3, len)))], Rule::InPlace);
+            shard.update(&[(number, Some((3, len)))], PlacementRule::InPlace);
             sizes.push(shard.object.len());
         }
         assert_eq!(sizes[200], sizes[399]);
@@ -305,14 +310,19 @@ fn rewriting_in_place_settles() {
 fn shared_bytes_are_left_alone() {
     let extents = [Some(0..10), Some(5..15), None];
     let space = Space::of(extents.clone());
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: extents.len(),
         space: &space,
         size: 15 + 48,
         index_len: 48,
         index_at_end: true,
     };
-    for rule in [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS] {
+    for rule in [
+        PlacementRule::Append,
+        PlacementRule::Reuse,
+        PlacementRule::InPlace,
+        SLOTS,
+    ] {
         let placement = place(&stored, &[change(extents[0].clone())], rule).expect("small");
         assert_eq!(placement.extents[0], Some(63 + 64..63 + 74));
     }
@@ -322,7 +332,7 @@ fn shared_bytes_are_left_alone() {
 fn too_large_is_an_error() {
     let extents = [None, None];
     let space = Space::of(extents.clone());
-    let stored = Stored {
+    let stored = ShardBeforeUpdate {
         num_subchunks: extents.len(),
         space: &space,
         size: isize::MAX as usize - 10,
@@ -330,8 +340,8 @@ fn too_large_is_an_error() {
         index_at_end: true,
     };
     for rule in [
-        Rule::Append,
-        Rule::Slots {
+        PlacementRule::Append,
+        PlacementRule::Slots {
             size: usize::MAX / 2 + 1,
         },
     ] {

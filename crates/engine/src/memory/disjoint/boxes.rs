@@ -24,7 +24,7 @@ pub(crate) struct Boxes<'a> {
 unsafe impl Sync for Boxes<'_> {}
 
 impl<'a> Boxes<'a> {
-    /// Write the array of `grid` into `vec`, which is empty and has capacity for it, from
+    /// Writes the array of `grid` into `vec`, which is empty and has capacity for it, from
     /// subchunks whose axes are in `order`.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl<'a> Boxes<'a> {
         Ok(unsafe { allocate::assume_filled(self.vec, self.grid.shard_bytes()) })
     }
 
-    /// Write `element` into every element of subchunk `number`.
+    /// Writes `element` into every element of subchunk `number`.
     fn fill(&self, number: usize, element: &[u8]) -> Result<(), EngineError> {
         let run = self.boxed.run();
         if element.len() != self.grid.element_size() || element.is_empty() {

@@ -21,7 +21,7 @@ impl Claims {
         }
     }
 
-    /// Claim subchunk `number`: this succeeds once.
+    /// Claims subchunk `number`: this succeeds once.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was claimed before, or there is no such subchunk.

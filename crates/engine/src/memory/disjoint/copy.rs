@@ -1,7 +1,7 @@
 //! Copies boxes of an array to contiguous bytes and back.
 
 use crate::contract::EngineError;
-use crate::layout::{Digit, Part, StridedBox, SubchunkGrid};
+use crate::layout::{Digit, StridedBox, SubchunkGrid, SubchunkPart};
 
 /// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
 /// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
@@ -23,7 +23,7 @@ impl<'a> Row<'a> {
     /// Pieces side by side add up to about this many bytes.
     const BYTES: usize = 1024;
 
-    /// How many subchunks from `first` on, at most `count`, are worth copying side by side.
+    /// Returns how many subchunks from `first` on, at most `count`, are worth copying side by side.
     pub(crate) fn len(
         grid: &SubchunkGrid,
         boxed: &StridedBox,
@@ -34,7 +34,7 @@ impl<'a> Row<'a> {
         count.min(grid.neighbours(first)).min(worthwhile)
     }
 
-    /// The boxes of `count` subchunks from `first` on; `None` if they are not neighbours.
+    /// Returns the boxes of `count` subchunks from `first` on; `None` if they are not neighbours.
     pub(crate) fn new(
         grid: &SubchunkGrid,
         boxed: &'a StridedBox,
@@ -52,14 +52,14 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// The first byte of the first box, if all of them lie in `array`.
+    /// Returns the first byte of the first box, if all of them lie in `array`.
     pub(super) fn start_in(&self, array: &[u8]) -> Result<*const u8, EngineError> {
         box_in(array, self.start + (self.count - 1) * self.step, self.boxed)?;
         box_in(array, self.start, self.boxed)
     }
 }
 
-/// Copy the boxes of `row`, piece after piece, into `buffer`: one after the other.
+/// Copies the boxes of `row`, piece after piece, into `buffer`: one after the other.
 ///
 /// # Errors
 /// [`EngineError::Internal`] if a box leaves the array, or `buffer` has another length.
@@ -81,7 +81,7 @@ pub(crate) fn scatter(array: &[u8], row: Row<'_>, buffer: &mut [u8]) -> Result<(
     Ok(())
 }
 
-/// Copy `buffer`, piece after piece, into the box of a subchunk-sized C-order `array`.
+/// Copies `buffer`, piece after piece, into the box of a subchunk-sized C-order `array`.
 ///
 /// # Errors
 /// [`EngineError::Internal`] if the box is not as long as both.
@@ -107,7 +107,7 @@ pub(crate) fn unscatter(
     Ok(())
 }
 
-/// The first byte of the box at `offset`, if all of it lies in `array`.
+/// Returns the first byte of the box at `offset`, if all of it lies in `array`.
 fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, EngineError> {
     match offset.checked_add(boxed.span()) {
         // SAFETY: `offset` is within `array`, by the check.
@@ -229,7 +229,7 @@ unsafe fn unscatter_row<const N: usize>(
     }
 }
 
-/// Call `f` for each row of pieces (the fastest digit): its offset in the box, its offset in the
+/// Calls `f` for each row of pieces (the fastest digit): its offset in the box, its offset in the
 /// buffer, and the digit.
 fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
     let one = Digit {
@@ -272,7 +272,7 @@ fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
     }
 }
 
-/// Copy `count` pieces of `len` bytes from one stride to another.
+/// Copies `count` pieces of `len` bytes from one stride to another.
 ///
 /// # Safety
 /// Each piece is readable at the source and writable at the destination, and they do not overlap.
@@ -329,7 +329,7 @@ struct TwoStrides {
 }
 
 impl TwoStrides {
-    /// A box of shape `shape`, in elements of `element_size` bytes; strides in bytes.
+    /// Returns a box of shape `shape`, in elements of `element_size` bytes; strides in bytes.
     fn new(shape: &[usize], from: &[usize], to: &[usize], element_size: usize) -> Self {
         let mut run = element_size;
         let mut dimensions = shape.len();
@@ -348,7 +348,7 @@ impl TwoStrides {
         Self { digits, run }
     }
 
-    /// Bytes from the first that is read to the last, inclusive.
+    /// Returns the number of bytes from the first that is read to the last, inclusive.
     fn span_from(&self) -> usize {
         let steps = self
             .digits
@@ -357,14 +357,14 @@ impl TwoStrides {
         self.run + steps.sum::<usize>()
     }
 
-    /// Bytes from the first that is written to the last, inclusive.
+    /// Returns the number of bytes from the first that is written to the last, inclusive.
     fn span_to(&self) -> usize {
         let steps = self.digits.iter().map(|(extent, _, to)| (extent - 1) * to);
         self.run + steps.sum::<usize>()
     }
 }
 
-/// Copy a box.
+/// Copies a box.
 ///
 /// # Safety
 /// No extent is zero, `span_from` bytes at `from` are readable, `span_to` bytes at `to` are
@@ -427,7 +427,7 @@ impl<'m> Strided<'m> {
         }
     }
 
-    /// The part of the array from the element at `origin` on.
+    /// Returns the part of the array from the element at `origin` on.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the element is not in the memory.
@@ -445,9 +445,9 @@ impl<'m> Strided<'m> {
         })
     }
 
-    /// Write `part`, whose place in the array is its place in a window. Its elements are in `from`,
-    /// the first one first, with the strides `from_strides` in bytes: zeros repeat one element.
-    /// Returns how many bytes were written.
+    /// Writes `part`, whose place in the array is its place in a window. Its elements are in
+    /// `from`, the first one first, with the strides `from_strides` in bytes: zeros repeat one
+    /// element. Returns how many bytes were written.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if an element is not in `from`, or its place not in the memory.
@@ -456,7 +456,7 @@ impl<'m> Strided<'m> {
     /// Nothing else uses the places of the elements. They do not overlap `from`.
     pub(super) unsafe fn write(
         self,
-        part: &Part,
+        part: &SubchunkPart,
         from: &[u8],
         from_strides: &[usize],
     ) -> Result<usize, EngineError> {

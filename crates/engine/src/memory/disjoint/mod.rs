@@ -23,7 +23,7 @@ use claims::Claims;
 pub(crate) use copy::{Row, scatter, unscatter};
 pub(crate) use segments::{Segment, Segments};
 pub use shares::Shares;
-pub(crate) use slices::Slices;
+pub(crate) use slices::BatchSlices;
 pub use window::Window;
 
 use crate::contract::EngineError;

@@ -22,7 +22,7 @@ pub(crate) struct Segments {
 unsafe impl Sync for Segments {}
 
 impl Segments {
-    /// Hand out the capacity of `vec`, which is empty.
+    /// Hands out the capacity of `vec`, which is empty.
     pub(crate) fn new(mut vec: Vec<u8>) -> Self {
         vec.clear();
         Self {
@@ -33,7 +33,7 @@ impl Segments {
         }
     }
 
-    /// The next `len` bytes.
+    /// Returns the next `len` bytes.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the capacity does not have them.
@@ -88,12 +88,12 @@ pub(crate) struct Segment<'a> {
 unsafe impl Send for Segment<'_> {}
 
 impl Segment<'_> {
-    /// Where the segment starts in the buffer.
+    /// Returns where the segment starts in the buffer.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Append `bytes`.
+    /// Appends `bytes`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they do not fit.
@@ -140,7 +140,7 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// Claim the next `len` bytes: the caller fills them.
+    /// Claims the next `len` bytes: the caller fills them.
     fn advance(&mut self, len: usize) -> Result<*mut u8, EngineError> {
         if len > self.len - self.filled {
             return Err(EngineError::Internal(

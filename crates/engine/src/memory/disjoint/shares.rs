@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::copy::{Row, Strided};
 use super::{Claims, check_order};
 use crate::contract::EngineError;
-use crate::layout::{Part, Slab, SubchunkGrid, boxes, c_order, strides, strides_in};
+use crate::layout::{Slab, SubchunkGrid, SubchunkPart, boxes, c_order, strides, strides_in};
 
 /// A window of a shard, and the subchunks' shares of it. Each share can be claimed once. The shares
 /// of different subchunks do not overlap, because lifting an element gives exactly one subchunk.
@@ -23,8 +23,8 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// The window of the shard of `grid` from `start`, of shape `shape`, both in elements. Decoded
-    /// subchunks have their axes in `order`.
+    /// Returns the window of the shard of `grid` from `start`, of shape `shape`, both in elements.
+    /// Decoded subchunks have their axes in `order`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the window leaves the shard, or `order` is no permutation.
@@ -60,7 +60,7 @@ impl<'a> Shares<'a> {
         })
     }
 
-    /// The position of subchunk `number` among those that meet the window, if it does.
+    /// Returns the position of subchunk `number` among those that meet the window, if it does.
     fn position(&self, number: usize) -> Option<usize> {
         if number >= self.grid.num_subchunks() {
             return None;
@@ -74,29 +74,29 @@ impl<'a> Shares<'a> {
         Some(position)
     }
 
-    /// How the shard divides into subchunks.
+    /// Returns how the shard divides into subchunks.
     pub fn grid(&self) -> &'a SubchunkGrid {
         self.grid
     }
 
-    /// The extents of the window, in elements.
+    /// Returns the extents of the window, in elements.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The size of the window, in bytes.
+    /// Returns the size of the window, in bytes.
     pub(crate) fn len(&self) -> usize {
         // Cannot overflow: the window lies in the shard, whose size is addressable.
         self.shape.iter().product::<usize>() * self.grid.element_size()
     }
 
-    /// The share of subchunk `number`.
-    pub(super) fn part(&self, number: usize) -> Part {
-        Part::new(self.grid, number, &self.start, &self.shape)
+    /// Returns the share of subchunk `number`.
+    pub(super) fn part(&self, number: usize) -> SubchunkPart {
+        SubchunkPart::new(self.grid, number, &self.start, &self.shape)
     }
 
-    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
-    /// row, in ascending order.
+    /// Returns where the share of subchunk `number` lies in its bytes, as its elements are stored:
+    /// row after row, in ascending order.
     pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         let part = self.part(number);
         let element_size = part.element_size();
@@ -127,13 +127,13 @@ impl<'a> Shares<'a> {
         })
     }
 
-    /// The strides of a decoded subchunk, by axis, in bytes.
+    /// Returns the strides of a decoded subchunk, by axis, in bytes.
     pub(super) fn stored(&self) -> &[usize] {
         &self.stored
     }
 
-    /// How many of the `count` neighbours from subchunk `first` on have rows that add up to about
-    /// `bytes`; at least 1.
+    /// Returns how many of the `count` neighbours from subchunk `first` on have rows that add up to
+    /// about `bytes`; at least 1.
     pub fn row_len(&self, first: usize, count: usize, bytes: usize) -> usize {
         let worthwhile = (bytes / self.part(first).row_len().max(1)).clamp(1, Row::MOST);
         count
@@ -142,7 +142,7 @@ impl<'a> Shares<'a> {
             .max(1)
     }
 
-    /// Give the shares of the `count` neighbours from subchunk `first` on to this call alone.
+    /// Gives the shares of the `count` neighbours from subchunk `first` on to this call alone.
     /// Returns the box of the window that they make.
     ///
     /// # Errors
@@ -181,13 +181,14 @@ impl<'a> Shares<'a> {
             })
     }
 
-    /// Whether the elements of subchunk `number`, as they are stored, are its share in C order.
+    /// Returns whether the elements of subchunk `number`, as they are stored, are its share in C
+    /// order.
     pub fn is_dense(&self, number: usize) -> bool {
         self.part(number).is_whole()
             && self.stored == strides(self.grid.subchunk(), self.grid.element_size())
     }
 
-    /// Copy the elements that the neighbours from subchunk `first` on, whose elements are
+    /// Copies the elements that the neighbours from subchunk `first` on, whose elements are
     /// `sources`, have in `slab`, a box of the window, to the C-order array `to` of its shape.
     ///
     /// # Errors
@@ -213,9 +214,9 @@ impl<'a> Shares<'a> {
         Ok(())
     }
 
-    /// Write the elements that subchunk `number`, whose elements are `source`, has in `slab`, a box
-    /// of the window, to `memory`, whose first element is the first one of the slab. Returns how
-    /// many bytes were written.
+    /// Writes the elements that subchunk `number`, whose elements are `source`, has in `slab`, a
+    /// box of the window, to `memory`, whose first element is the first one of the slab. Returns
+    /// how many bytes were written.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if `source` has a wrong length, or the slab does not fit.
@@ -237,7 +238,7 @@ impl<'a> Shares<'a> {
         let start: Vec<usize> = std::iter::zip(&self.start, &slab.start)
             .map(|(window, slab)| window + slab)
             .collect();
-        let part = Part::new(self.grid, number, &start, &slab.shape);
+        let part = SubchunkPart::new(self.grid, number, &start, &slab.shape);
         let from = source.get(part.offset_in_subchunk(&self.stored)..);
         // SAFETY: the caller's contract.
         unsafe { memory.write(&part, from.unwrap_or(&[]), &self.stored) }

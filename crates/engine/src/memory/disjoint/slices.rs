@@ -31,7 +31,7 @@ const SHARE: usize = 256 << 10;
 
 /// Where the bytes of a batch's slices go.
 #[derive(Debug)]
-pub(crate) struct Slices {
+pub(crate) struct BatchSlices {
     /// Elements along each axis.
     shape: Vec<usize>,
     subchunk: Vec<usize>,
@@ -48,14 +48,14 @@ pub(crate) struct Slices {
 #[derive(Clone, Copy)]
 struct Start(*mut u8);
 
-// SAFETY: each user writes to places that no other thread uses: see `Slices::write`.
+// SAFETY: each user writes to places that no other thread uses: see `BatchSlices::write`.
 unsafe impl Send for Start {}
 // SAFETY: as above.
 unsafe impl Sync for Start {}
 
-impl Slices {
-    /// The slots of `batch` begin at `slot(place, part)`. A slot has the bytes of a subchunk, and
-    /// no two slots overlap.
+impl BatchSlices {
+    /// Makes the destination of the slices of `batch`, whose slots begin at `slot(place, part)`. A slot has
+    /// the bytes of a subchunk, and no two slots overlap.
     pub(crate) fn new(
         grid: &StreamGrid,
         batch: &BatchGrid,
@@ -84,7 +84,7 @@ impl Slices {
         }
     }
 
-    /// The slots of subchunks that the edge of the array cuts.
+    /// Returns the slots of subchunks that the edge of the array cuts.
     pub(crate) fn cut_slots(&self) -> impl Iterator<Item = usize> {
         (0..self.slots.len()).filter_map(|number| {
             let mut rest = number;
@@ -101,17 +101,18 @@ impl Slices {
         self.shape.len() - 1
     }
 
-    /// Bytes of a row.
+    /// Returns the number of bytes of a row.
     fn row(&self) -> usize {
         self.shape[self.last()] * self.element
     }
 
-    /// Bytes of a row of a subchunk.
+    /// Returns the number of bytes of a row of a subchunk.
     fn piece(&self) -> usize {
         self.subchunk[self.last()] * self.element
     }
 
-    /// The first subchunk that a row crosses, and where the row is in that subchunk, in bytes.
+    /// Returns the first subchunk that a row crosses, and where the row is in that subchunk, in
+    /// bytes.
     fn lift(&self, mut row: usize) -> (usize, usize) {
         let (mut number, mut within) = (0, 0);
         let (mut number_stride, mut within_stride) = (self.counts[self.last()], self.piece());
@@ -126,8 +127,8 @@ impl Slices {
         (number, within)
     }
 
-    /// The pieces of `len` bytes from `at` on, all of one row: where each begins, in the bytes and
-    /// in the buffer, and its length.
+    /// Returns the pieces of `len` bytes from `at` on, all of one row: where each begins, in the
+    /// bytes and in the buffer, and its length.
     fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, mut in_row) = (at / self.row(), at % self.row());
         let (number, within) = self.lift(row);
@@ -154,8 +155,8 @@ impl Slices {
         }
     }
 
-    /// The rows among `len` bytes from `at` on: bytes before the first whole row, and how many
-    /// whole rows there are.
+    /// Returns the rows among `len` bytes from `at` on: bytes before the first whole row, and how
+    /// many whole rows there are.
     fn rows(&self, at: usize, len: usize) -> (usize, usize) {
         let row = self.row();
         let before = (at.next_multiple_of(row) - at).min(len);
@@ -249,12 +250,12 @@ impl Slices {
         }
     }
 
-    /// The axis along which rows make a run, if there is one.
+    /// Returns the axis along which rows make a run, if there is one.
     fn run_axis(&self) -> Option<usize> {
         self.last().checked_sub(1)
     }
 
-    /// The run that a row is in.
+    /// Returns the run that a row is in.
     fn run_of(&self, row: usize) -> usize {
         self.run_axis().map_or(row, |axis| {
             let (outer, at) = (row / self.shape[axis], row % self.shape[axis]);
@@ -262,7 +263,7 @@ impl Slices {
         })
     }
 
-    /// The rows of a run.
+    /// Returns the rows of a run.
     fn rows_of(&self, run: usize) -> std::ops::Range<usize> {
         self.run_axis().map_or(run..run + 1, |axis| {
             let (outer, at) = (run / self.counts[axis], run % self.counts[axis]);
@@ -272,7 +273,7 @@ impl Slices {
         })
     }
 
-    /// Copy `bytes`, whole rows of one run from `row` on.
+    /// Copies `bytes`, whole rows of one run from `row` on.
     ///
     /// # Safety
     /// `start` is the start of a buffer of at least `end` bytes, and nothing else uses the places
@@ -393,7 +394,7 @@ mod tests {
             let epochs = epochs.min(grid.epochs_per_shard());
             let batch = grid.batch(epochs).expect("fits");
             let slot = grid.shard().subchunk_bytes() + room;
-            let slices = Slices::new(&grid, &batch, |place, _| place * slot);
+            let slices = BatchSlices::new(&grid, &batch, |place, _| place * slot);
             let len = epochs * grid.epoch_bytes();
             let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(len)).collect();
@@ -449,7 +450,7 @@ mod tests {
         let grid = grid(&[(0, 4, 1), (1000, 96, 3), (77, 10, 4)], 3);
         let batch = grid.batch(1).expect("fits");
         let slot = grid.shard().subchunk_bytes();
-        let slices = Slices::new(&grid, &batch, |place, _| place * slot);
+        let slices = BatchSlices::new(&grid, &batch, |place, _| place * slot);
         let bytes: Vec<u8> = (0..grid.epoch_bytes()).map(|n| (n % 251) as u8).collect();
         assert!(bytes.len() > 3 * SHARE);
         let (crew, two) = (Crew::of("test", 1), NonZeroUsize::MIN.saturating_add(1));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::copy::Strided;
 use super::shares::Shares;
 use crate::contract::{EngineError, RowSink};
-use crate::layout::{Part, SubchunkGrid, strides};
+use crate::layout::{SubchunkGrid, SubchunkPart, strides};
 use crate::memory::allocate;
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
@@ -56,8 +56,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The window in memory of the caller: `len` bytes from `data` on, in which the axes have
-    /// `strides`, in bytes.
+    /// Returns the window in memory of the caller: `len` bytes from `data` on, in which the axes
+    /// have `strides`, in bytes.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the window leaves the shard.
@@ -86,12 +86,12 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Whether every element was written.
+    /// Returns whether every element was written.
     pub fn is_complete(&self) -> bool {
         self.written.load(Ordering::Acquire) == self.shares.len()
     }
 
-    /// Write the share of subchunk `number`: just its elements, in C order.
+    /// Writes the share of subchunk `number`: just its elements, in C order.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
@@ -104,12 +104,12 @@ impl<'a> Window<'a> {
         self.write_share(number, &part, elements, &dense)
     }
 
-    /// Write `part`, the share of subchunk `number`. Its elements are in `from`, the first one first,
-    /// with the strides `from_strides`, in bytes.
+    /// Writes `part`, the share of subchunk `number`. Its elements are in `from`, the first one
+    /// first, with the strides `from_strides`, in bytes.
     fn write_share(
         &self,
         number: usize,
-        part: &Part,
+        part: &SubchunkPart,
         from: &[u8],
         from_strides: &[usize],
     ) -> Result<(), EngineError> {
@@ -120,22 +120,22 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// The size of the share of subchunk `number`, in bytes.
+    /// Returns the size of the share of subchunk `number`, in bytes.
     pub fn share_len(&self, number: usize) -> usize {
         self.shares.part(number).len()
     }
 
-    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
-    /// row, in ascending order.
+    /// Returns where the share of subchunk `number` lies in its bytes, as its elements are stored:
+    /// row after row, in ascending order.
     pub fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         self.shares.rows(number)
     }
 
-    /// Write the share of subchunk `number`, of which `bytes` are those from byte `first` on. Bytes
-    /// that are not in its [`rows`](Self::rows) do not matter.
+    /// Writes the share of subchunk `number`. `bytes` are the bytes of the subchunk from byte
+    /// `first` on. Only the bytes in its [`rows`](Self::rows) matter.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or an element is not in `bytes`.
+    /// [`EngineError::Internal`] if the share was written before, or an element is not in `bytes`.
     pub fn write_rows(&self, number: usize, bytes: &[u8], first: usize) -> Result<(), EngineError> {
         let (part, stored) = (self.shares.part(number), self.shares.stored());
         let start = part.offset_in_subchunk(stored);

@@ -36,14 +36,14 @@ const MAX_STREAMS: usize = 16;
 
 /// Compresses frames.
 #[derive(Default)]
-pub(super) struct Frame {
+pub(super) struct BloscFrame {
     zstd: Zstd,
     shuffled: Vec<u8>,
 }
 
-impl Frame {
-    /// Compress `from` into `to`, and return the frame's size; `None` if that is for C-Blosc: other
-    /// compressors, bit shuffle, and frames that are not compressed.
+impl BloscFrame {
+    /// Compresses `from` into `to`, and returns the frame's size; `None` if that is for C-Blosc:
+    /// other compressors, bit shuffle, and frames that are not compressed.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,
@@ -110,7 +110,7 @@ impl Frame {
     }
 }
 
-/// Write the stream of `content` and its size to `to`, and return how many bytes that are; `None`
+/// Writes the stream of `content` and its size to `to`, and returns how many bytes that are; `None`
 /// if there is no room.
 fn stream(
     zstd: &mut Zstd,
@@ -144,7 +144,7 @@ fn stream(
     Some(4 + len)
 }
 
-/// Write a little-endian integer; `None` if it does not fit, or has no room.
+/// Writes a little-endian integer; `None` if it does not fit, or has no room.
 fn write_u32(to: &mut [u8], at: usize, value: usize) -> Option<()> {
     let value = u32::try_from(value).ok()?;
     to.get_mut(at..at + 4)?
@@ -152,12 +152,12 @@ fn write_u32(to: &mut [u8], at: usize, value: usize) -> Option<()> {
     Some(())
 }
 
-/// Whether blocks of `blocksize` bytes are several streams.
+/// Returns whether blocks of `blocksize` bytes are several streams.
 fn is_split(cname: Cname, typesize: usize, blocksize: usize) -> bool {
     cname == Cname::Lz4 && typesize <= MAX_STREAMS && blocksize / typesize >= MIN_BUFFER
 }
 
-/// The size of a block, as C-Blosc chooses it.
+/// Returns the size of a block, as C-Blosc chooses it.
 fn block_size(parameters: &BloscStage, typesize: usize, len: usize) -> usize {
     /// The size of the L1 cache that C-Blosc assumes.
     const L1: usize = 32 << 10;
@@ -198,7 +198,7 @@ mod tests {
     /// Frames must be what C-Blosc writes, bit for bit: then every reader of those reads these.
     #[test]
     fn frames_equal_those_of_c_blosc() {
-        let mut ours = Frame::default();
+        let mut ours = BloscFrame::default();
         let mut state = 1_u32;
         let noise: Vec<u8> = (0..700_000)
             .map(|i| {

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-/// Compress `from` into `to` as one block; `None` if it does not fit. The larger `acceleration`, the
-/// faster, and the more bytes.
+/// Compresses `from` into `to` as one block; `None` if it does not fit. The larger `acceleration`,
+/// the faster, and the more bytes.
 pub(super) fn compress(acceleration: u8, from: &[u8], to: &mut [u8]) -> Option<usize> {
     let (len, room) = (c_int::try_from(from.len()), c_int::try_from(to.len()));
     let (len, room) = (len.ok()?, room.ok()?);

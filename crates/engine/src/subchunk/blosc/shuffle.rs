@@ -1,6 +1,6 @@
 //! Blosc's byte shuffle.
 
-/// Whether it is faster here than what C-Blosc was compiled to.
+/// Returns whether it is faster here than what C-Blosc was compiled to.
 pub(super) fn is_fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2");

@@ -100,7 +100,7 @@ impl CudaDriver {
 }
 
 impl Kernels {
-    /// The number of modules that the driver has not tried to compile. Takes no lock.
+    /// Returns the number of modules that the driver has not tried to compile. Takes no lock.
     pub(super) fn uncompiled(&self) -> usize {
         let names: BTreeSet<_> = KERNELS.iter().map(|(_, module)| module.name).collect();
         let tried = self.modules.load(Ordering::Relaxed);

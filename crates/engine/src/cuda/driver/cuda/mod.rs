@@ -8,6 +8,7 @@
 //! may come after the driver has shut down.
 
 mod arguments;
+mod calls;
 mod capture;
 mod codes;
 #[cfg(any(test, feature = "fakes"))]
@@ -33,7 +34,7 @@ use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUevent, CUevent_flags, CUevent_st,
     CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
 };
-use functions::{Code, Functions};
+use functions::Functions;
 use handles::{Handle, Handles, Kernels};
 use std::{
     ffi::c_void,
@@ -75,64 +76,6 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Calls a driver function, unless the device is broken.
-    fn run(
-        &self,
-        operation: impl Fn() -> String,
-        function: impl FnOnce(&Functions) -> Code,
-    ) -> Result<(), DriverError> {
-        match self.code(&operation, function)? {
-            SUCCESS => Ok(()),
-            code => Err(self.error(code, operation())),
-        }
-    }
-
-    /// Calls a driver function, unless the device is broken, and returns the function's code.
-    fn code(
-        &self,
-        operation: &impl Fn() -> String,
-        function: impl FnOnce(&Functions) -> Code,
-    ) -> Result<Code, DriverError> {
-        match self.broken.get() {
-            None => Ok(function(self.functions)),
-            Some(first) => Err(DriverError {
-                operation: operation(),
-                reason: format!("not tried, because the device failed before: {first}"),
-                ..first.clone()
-            }),
-        }
-    }
-
-    /// Returns the error of a code that is not [`SUCCESS`]. A sticky error breaks the device.
-    fn error(&self, code: Code, operation: String) -> DriverError {
-        let error = self.told(code, operation, codes::fault(code));
-        if error.fault == Fault::Sticky {
-            // Another thread may have set its error first. Either error will do.
-            let _ = self.broken.set(error.clone());
-        }
-        error
-    }
-
-    /// Returns the error of a code, with the driver's description as the reason.
-    fn told(&self, code: Code, operation: String, fault: Fault) -> DriverError {
-        DriverError {
-            operation,
-            device: Some(self.info.ordinal),
-            fault,
-            reason: codes::describe(self.functions, code),
-        }
-    }
-
-    /// Returns the error of an operation that is refused without calling the driver.
-    fn refused(&self, operation: String, reason: &str) -> DriverError {
-        DriverError {
-            operation,
-            device: Some(self.info.ordinal),
-            fault: Fault::Refused,
-            reason: reason.into(),
-        }
-    }
-
     /// Returns the primary context. The first call retains it.
     fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
         if let Some(context) = self.context.get() {
@@ -147,7 +90,7 @@ impl CudaDriver {
         if code != SUCCESS {
             return Err(self.told(code, operation(), codes::fault_without_context(code)));
         }
-        // If another thread was faster, it got the same context.
+        // A thread that was faster has got the same context.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
 

@@ -1,7 +1,8 @@
 //! The search for a usable driver and usable devices. It never panics.
 
+use super::functions::Code;
 use super::{
-    Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
+    CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
     functions,
 };
 use crate::cuda::driver::PciAddress;
@@ -55,7 +56,7 @@ pub(crate) fn version() -> Option<(u32, u32)> {
     (version > 0).then(|| parts(version))
 }
 
-/// The major and the minor version in 1000 × major + 10 × minor.
+/// Returns the major and the minor version in 1000 × major + 10 × minor.
 fn parts(version: u32) -> (u32, u32) {
     (version / 1000, version % 1000 / 10)
 }

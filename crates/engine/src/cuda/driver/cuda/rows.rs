@@ -8,7 +8,8 @@ use crate::cuda::driver::{Rows, RowsShape, Span};
 use cudarc::driver::sys::{CUDA_MEMCPY3D, CUdeviceptr, CUmemorytype};
 use std::{ffi::c_void, ptr};
 
-/// The kind of the memory, and the address of the first row: for the host, and for the device.
+/// Returns the kind of the memory, and the address of the first row: for the host, and for the
+/// device.
 fn place(rows: Rows) -> (CUmemorytype, *mut c_void, CUdeviceptr) {
     match rows.span {
         Span::Pinned(span) => (CUmemorytype::CU_MEMORYTYPE_HOST, pinned_address(span), 0),

@@ -32,9 +32,9 @@ enum Answer {
 
 #[derive(Default)]
 struct Answers {
-    /// By the hash of what a launch is.
+    /// The known output of each launch, by the hash of its kernel, arguments and inputs.
     known: HashMap<u64, Answer>,
-    /// The bytes of all that is known.
+    /// The bytes of all known outputs.
     bytes: usize,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Stamp {
 pub(super) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// Whether the operation is before whatever has this clock.
+    /// Returns whether the operation is before whatever has this clock.
     pub(super) fn knows(&self, stamp: Stamp) -> bool {
         self.0.get(stamp.stream).is_some_and(|t| *t >= stamp.time)
     }
@@ -38,7 +38,7 @@ impl Clock {
         }
     }
 
-    /// Include the operation itself.
+    /// Includes the operation itself.
     pub(super) fn include(&mut self, stamp: Stamp) {
         if self.0.len() <= stamp.stream {
             self.0.resize(stamp.stream + 1, 0);
@@ -73,7 +73,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// Forget what is before everything to come.
+    /// Forgets what is before everything to come.
     fn prune(&mut self, host: &Clock) {
         self.write.take_if(|w| host.knows(w.stamp));
         self.reads.retain(|r| !host.knows(r.stamp));
@@ -87,7 +87,7 @@ impl Segment {
 /// The operations that touched an allocation, as far as they can still conflict with another.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// By their first byte; disjoint.
+    /// The segments by their first byte. They do not overlap.
     segments: BTreeMap<usize, Segment>,
     /// How many segments there may be before it is worth to look for some to forget.
     limit: usize,
@@ -97,8 +97,9 @@ pub(super) struct History {
 const FEW: usize = 32;
 
 impl History {
-    /// The first operation that conflicts with an access to `bytes` by somebody who has waited as
-    /// far as `clock`: it touched one of the bytes, one of the two writes, and it is not before.
+    /// Returns the first operation that conflicts with an access to `bytes` by somebody who has
+    /// waited as far as `clock`: it touched one of the bytes, one of the two writes, and it is not
+    /// before.
     pub(super) fn conflict(
         &self,
         bytes: &Range<usize>,
@@ -120,7 +121,7 @@ impl History {
             })
     }
 
-    /// Enter an operation that conflicts with none, and whose stream's clock is `clock`.
+    /// Enters an operation that conflicts with none, and whose stream's clock is `clock`.
     pub(super) fn enter(&mut self, touch: &Touch, clock: &Clock, host: &Clock) {
         let bytes = touch.bytes.clone();
         if bytes.is_empty() {
@@ -169,7 +170,7 @@ impl History {
         }
     }
 
-    /// Forget what is before everything to come.
+    /// Forgets what is before everything to come.
     fn prune(&mut self, host: &Clock) {
         self.segments.retain(|_, segment| {
             segment.prune(host);
@@ -186,7 +187,7 @@ impl History {
         self.segments.insert(start, segment);
     }
 
-    /// Let no segment lie on both sides of `at`.
+    /// Lets no segment lie on both sides of `at`.
     fn split(&mut self, at: usize) {
         if let Some((_, segment)) = self.segments.range_mut(..at).next_back()
             && segment.end > at

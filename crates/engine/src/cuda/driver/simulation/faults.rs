@@ -7,16 +7,16 @@ use zarrs_cuda_emulator::device::Kind;
 use super::state::Failure;
 use crate::cuda::driver::Fault;
 
-/// A fault to inject. Numbers are from 0 since the simulation was made, see [`Counts`].
+/// A fault to inject. Numbers count from 0 since the simulation was made: see [`Counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inject {
-    /// There is no memory for this allocation, of either kind.
+    /// The allocation with this number runs out of memory. Allocations of both kinds are counted together.
     OutOfMemory { allocation: usize },
-    /// There is no memory for this allocation, among those of the kind.
+    /// The allocation with this number runs out of memory. Only allocations of this kind are counted.
     OutOfMemoryOf { kind: Kind, allocation: usize },
-    /// This launch, or call of a library, is refused.
+    /// The launch, or call of a library, with this number is refused.
     Refused { launch: usize },
-    /// This operation fails once, and does nothing. Not for sticky faults.
+    /// The operation with this number fails once, and does nothing. The fault is not a sticky one.
     Failed { operation: usize, fault: Fault },
     /// This call of `enter` fails once, and does nothing. The fault is not sticky.
     NotEntered { enter: usize, fault: Fault },
@@ -50,7 +50,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Count an operation, which may fail, or break everything.
+    /// Counts an operation, which may fail, or break everything.
     pub(super) fn operation(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
         let now = self.counts.operations;
         self.counts.operations += 1;
@@ -70,7 +70,7 @@ impl Faults {
         })
     }
 
-    /// Count an `enter`, which may fail.
+    /// Counts an `enter`, which may fail.
     pub(super) fn enter(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
         let now = self.counts.enters;
         self.counts.enters += 1;
@@ -80,7 +80,7 @@ impl Faults {
         })
     }
 
-    /// Fail if the fault of one that was injected says so.
+    /// Fails if the fault of one that was injected says so.
     fn once(
         &mut self,
         name: fmt::Arguments<'_>,
@@ -93,7 +93,7 @@ impl Faults {
         Err(Failure::Fault(fault, format!("{fault:?} (injected)")))
     }
 
-    /// Count an allocation; `false` if it fails.
+    /// Counts an allocation; `false` if it fails.
     pub(super) fn allocation(&mut self, kind: Kind) -> bool {
         let counts = &mut self.counts;
         let all = counts.device_allocations + counts.pinned_allocations;
@@ -113,7 +113,7 @@ impl Faults {
         })
     }
 
-    /// Count a launch; `false` if it is refused.
+    /// Counts a launch; `false` if it is refused.
     pub(super) fn launch(&mut self) -> bool {
         let now = self.counts.launches;
         self.counts.launches += 1;

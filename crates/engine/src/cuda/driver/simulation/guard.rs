@@ -18,7 +18,7 @@ use crate::cuda::driver::Access;
 
 /// Bytes of an allocation that an operation was given.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct AccessedBytes {
     pub(super) address: u64,
     pub(super) bytes: Range<usize>,
     pub(super) access: Access,
@@ -42,7 +42,7 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Hide, and remember, what an operation that runs now must leave alone.
-    pub(super) fn new(memory: &Memory<Uses>, places: &[Place]) -> Self {
+    pub(super) fn new(memory: &Memory<Uses>, places: &[AccessedBytes]) -> Self {
         let mut addresses: Vec<u64> = places.iter().map(|place| place.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -88,7 +88,7 @@ impl Guard {
         Self { addresses, watched }
     }
 
-    /// Uncover what was hidden; an error says what the operation wrote that it must not.
+    /// Uncovers what was hidden; an error says what the operation wrote that it must not.
     pub(super) fn check(self, memory: &Memory<Uses>) -> Result<(), String> {
         let mut found = Ok(());
         for watched in &self.watched {
@@ -132,7 +132,7 @@ impl Guard {
     }
 }
 
-/// The parts of a stretch that are watched.
+/// Returns the parts of a stretch that are watched.
 fn edges(bytes: Range<usize>) -> Vec<Range<usize>> {
     if bytes.len() <= 2 * EDGE {
         vec![bytes]

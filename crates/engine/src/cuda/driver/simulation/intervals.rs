@@ -47,7 +47,7 @@ impl Intervals {
         }
     }
 
-    /// The parts of `bytes` that are in the set, in order.
+    /// Returns the parts of `bytes` that are in the set, in order.
     pub(super) fn within(&self, bytes: Range<usize>) -> Vec<Range<usize>> {
         let before = self.ends.range(..bytes.start).next_back();
         let all = before.into_iter().chain(self.ends.range(bytes.clone()));
@@ -55,7 +55,7 @@ impl Intervals {
         parts.filter(|part| !part.is_empty()).collect()
     }
 
-    /// The parts of `bytes` that are not in the set, in order.
+    /// Returns the parts of `bytes` that are not in the set, in order.
     pub(super) fn gaps(&self, bytes: Range<usize>) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut at = bytes.start;
@@ -72,7 +72,7 @@ impl Intervals {
         gaps
     }
 
-    /// The first part of `bytes` that is not in the set.
+    /// Returns the first part of `bytes` that is not in the set.
     pub(super) fn first_gap(&self, bytes: Range<usize>) -> Option<Range<usize>> {
         if bytes.is_empty() {
             return None;

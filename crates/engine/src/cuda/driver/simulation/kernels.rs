@@ -85,8 +85,8 @@ pub(super) fn options(
     }
 }
 
-/// Run a kernel. Returns what it did; `None` if it did the same before, and wrote that. An error says which rule the
-/// kernel broke.
+/// Runs a kernel. Returns what it did; `None` if it did the same before, and wrote that. An error says which rule
+/// the kernel broke.
 ///
 /// # Safety
 /// The spans of `arguments` are live and nobody else uses them.

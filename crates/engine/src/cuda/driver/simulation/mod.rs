@@ -37,7 +37,7 @@ pub use self::faults::{Counts, Inject};
 pub use self::kernels::AccessCount;
 #[cfg(test)]
 pub(crate) use self::modules::kernel;
-use self::state::{Failure, State};
+use self::state::{Failure, SimulationState};
 use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
@@ -66,7 +66,7 @@ pub struct Config {
     pub sectors: bool,
     /// Seed of what is in memory that was not written.
     pub poison: u64,
-    /// Keep a trace of the operations; with [`Schedule::Eager`].
+    /// Whether to keep a trace of the operations. This needs [`Schedule::Eager`].
     pub trace: bool,
     /// Check each launch of a kernel in full, also where many before it were alike.
     pub checks_each: bool,
@@ -121,7 +121,7 @@ pub enum Rule {
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: Rule,
-    /// By what, and how.
+    /// The operation that broke the rule, and how.
     pub message: String,
 }
 
@@ -142,14 +142,14 @@ pub struct Live {
 /// A simulated device.
 pub struct Simulation {
     info: DeviceInfo,
-    state: Mutex<State>,
+    state: Mutex<SimulationState>,
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_allocate: OnceLock<Box<dyn Fn(Kind) + Send + Sync>>,
 }
 
 /// The kind of a call, which decides how faults affect the call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum CallKind {
     /// Tells the simulation something; a driver does not hear of it.
     Declare,
     Use,
@@ -169,7 +169,7 @@ impl Simulation {
                 largest_pitch: config.largest_pitch,
                 pci: config.pci,
             },
-            state: Mutex::new(State::new(config)),
+            state: Mutex::new(SimulationState::new(config)),
             on_free: OnceLock::new(),
             on_allocate: OnceLock::new(),
         }
@@ -183,12 +183,12 @@ impl Simulation {
         })
     }
 
-    /// The rules that were broken so far.
+    /// Returns the rules that were broken so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
     }
 
-    /// All sites that were used so far.
+    /// Returns all sites that were used so far.
     pub fn sites(&self) -> BTreeSet<Site> {
         self.lock().sites.clone()
     }
@@ -207,17 +207,18 @@ impl Simulation {
         }
     }
 
-    /// The most bytes of a kind that were allocated at a time.
+    /// Returns the most bytes of a kind that were allocated at a time.
     pub fn peak(&self, kind: Kind) -> usize {
         self.lock().memory.peak(kind)
     }
 
-    /// How many bytes the host has read of memory that it only writes: on a GPU that is slow.
+    /// Returns how many bytes the host has read of memory that it only writes: on a GPU that is
+    /// slow.
     pub fn uploads_read(&self) -> usize {
         self.lock().uploads_read
     }
 
-    /// How many bytes of pinned memory there are now that the host only writes.
+    /// Returns how many bytes of pinned memory there are now that the host only writes.
     pub fn for_uploads(&self) -> usize {
         let state = self.lock();
         let all = state.memory.live().map(|(_, allocation)| allocation);
@@ -225,27 +226,27 @@ impl Simulation {
         uploads.map(|allocation| allocation.block.len()).sum()
     }
 
-    /// How often each was asked for so far.
+    /// Returns how often each was asked for so far.
     pub fn counts(&self) -> Counts {
         self.lock().faults.counts
     }
 
-    /// Inject another fault; its number is from the beginning, see [`counts`](Self::counts).
+    /// Injects another fault; its number is from the beginning, see [`counts`](Self::counts).
     pub fn inject(&self, fault: Inject) {
         self.lock().faults.injected.push(fault);
     }
 
-    /// The operations that failed once, because that was injected.
+    /// Returns the operations that failed once, because that was injected.
     pub fn failed(&self) -> Vec<String> {
         self.lock().faults.failed.clone()
     }
 
-    /// Let the device have this much memory from now on, as if other processes took the rest.
+    /// Lets the device have this much memory from now on, as if other processes took the rest.
     pub fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
     }
 
-    /// Let the application capture a stream of its own into a graph from now on, or no more.
+    /// Lets the application capture a stream of its own into a graph from now on, or no more.
     pub fn capture(&self, stream: StreamId, is_captured: bool) {
         let captured = &mut self.lock().captured;
         if is_captured {
@@ -255,12 +256,13 @@ impl Simulation {
         }
     }
 
-    /// Let `hook` run whenever device memory is about to be freed.
+    /// Lets `hook` run whenever device memory is about to be freed.
     pub fn on_free(&self, hook: impl Fn() + Send + Sync + 'static) {
         assert!(self.on_free.set(Box::new(hook)).is_ok(), "there is one");
     }
 
-    /// Let `hook` run whenever memory of some kind is about to be allocated, on the thread that asks.
+    /// Lets `hook` run whenever memory of some kind is about to be allocated, on the thread that
+    /// asks.
     pub fn on_allocate(&self, hook: impl Fn(Kind) + Send + Sync + 'static) {
         let set = self.on_allocate.set(Box::new(hook));
         assert!(set.is_ok(), "there is one");
@@ -279,17 +281,17 @@ impl Simulation {
         state.trace.as_ref().map(Trace::lines).unwrap_or_default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SimulationState> {
         // A library function that panics leaves the state as it is before or after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Do what a call does, and turn its failure into an error of `operation`.
+    /// Does what a call does, and turns its failure into an error of `operation`.
     fn run<T>(
         &self,
-        call: Call,
+        call: CallKind,
         operation: fmt::Arguments<'_>,
-        function: impl FnOnce(&mut State) -> Result<T, Failure>,
+        function: impl FnOnce(&mut SimulationState) -> Result<T, Failure>,
     ) -> Result<T, DriverError> {
         let mut state = self.lock();
         if let Some(trace) = &mut state.trace {
@@ -299,7 +301,7 @@ impl Simulation {
         // An operation can fail after the call that enqueued it. A later call reports this failure,
         // but a call that frees does not: its caller would not know whether the call had freed.
         let result = match (result, call) {
-            (Ok(value), Call::Use) => state.failed.take().map_or(Ok(value), Err),
+            (Ok(value), CallKind::Use) => state.failed.take().map_or(Ok(value), Err),
             (result, _) => result,
         };
         let result = self.report(&mut state, operation, result);
@@ -309,21 +311,25 @@ impl Simulation {
         result
     }
 
-    /// Check the context, and count.
-    fn admit(state: &mut State, call: Call, operation: fmt::Arguments<'_>) -> Result<(), Failure> {
+    /// Checks the context, and counts the call.
+    fn admit(
+        state: &mut SimulationState,
+        call: CallKind,
+        operation: fmt::Arguments<'_>,
+    ) -> Result<(), Failure> {
         if !state.current.contains_key(&thread::current().id()) {
             let message = "the context is not current on this thread".to_owned();
             return Err(Failure::Violation(Rule::Context, message));
         }
         if let Some(reason) = state.faults.broken {
-            if call == Call::Free {
+            if call == CallKind::Free {
                 let message = format!("the context is broken, nothing may be freed: {reason}");
                 state.violations.push(Violation {
                     rule: Rule::Context,
                     message,
                 });
             }
-        } else if call != Call::Declare {
+        } else if call != CallKind::Declare {
             state.faults.operation(operation)?;
         }
         state.faults.check()
@@ -331,7 +337,7 @@ impl Simulation {
 
     fn report<T>(
         &self,
-        state: &mut State,
+        state: &mut SimulationState,
         operation: fmt::Arguments<'_>,
         result: Result<T, Failure>,
     ) -> Result<T, DriverError> {
@@ -402,7 +408,7 @@ impl Driver for Simulation {
 
     fn free_memory(&self) -> Result<usize, DriverError> {
         self.run(
-            Call::Use,
+            CallKind::Use,
             format_args!("ask for the free memory"),
             |state| {
                 Ok(state
@@ -415,7 +421,7 @@ impl Driver for Simulation {
 
     fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError> {
         let operation = format_args!("allocate {len} bytes of device memory");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.allocate(len, Kind::Device).map(DeviceMemory)
         })
     }
@@ -425,7 +431,7 @@ impl Driver for Simulation {
             hook();
         }
         let operation = format_args!("free the device memory at {:#x}", memory.0);
-        self.run(Call::Free, operation, |state| {
+        self.run(CallKind::Free, operation, |state| {
             state.free(memory.0, Kind::Device)
         })
     }
@@ -435,7 +441,7 @@ impl Driver for Simulation {
             hook(Kind::Pinned);
         }
         let operation = format_args!("allocate {len} bytes of pinned memory");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             let address = state.allocate(len, Kind::Pinned)?;
             if let Some(allocation) = state.memory.get_mut(address) {
                 allocation.known.is_for_uploads = pinned == PinnedUse::ToDevice;
@@ -450,31 +456,35 @@ impl Driver for Simulation {
 
     unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError> {
         let operation = format_args!("free the pinned memory at {:?}", memory.0);
-        self.run(Call::Free, operation, |state| {
+        self.run(CallKind::Free, operation, |state| {
             state.free(memory.0.addr().get() as u64, Kind::Pinned)
         })
     }
 
     fn create_stream(&self) -> Result<StreamId, DriverError> {
-        self.run(Call::Use, format_args!("create a stream"), |state| {
+        self.run(CallKind::Use, format_args!("create a stream"), |state| {
             Ok(state.create_stream())
         })
     }
 
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
         let operation = format_args!("destroy stream {}", stream.0);
-        self.run(Call::Free, operation, |state| state.destroy_stream(stream))
+        self.run(CallKind::Free, operation, |state| {
+            state.destroy_stream(stream)
+        })
     }
 
     fn create_event(&self, timed: bool) -> Result<EventId, DriverError> {
-        self.run(Call::Use, format_args!("create an event"), |state| {
+        self.run(CallKind::Use, format_args!("create an event"), |state| {
             Ok(state.create_event(timed))
         })
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
         let operation = format_args!("destroy event {}", event.0);
-        self.run(Call::Free, operation, |state| state.destroy_event(event))
+        self.run(CallKind::Free, operation, |state| {
+            state.destroy_event(event)
+        })
     }
 
     fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError> {
@@ -482,7 +492,7 @@ impl Driver for Simulation {
             "record event {} in stream {} ({})",
             event.0, stream.0, site.0
         );
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.record(event, stream, site)
         })
     }
@@ -490,7 +500,7 @@ impl Driver for Simulation {
     /// The application's streams are other streams of the simulation: a handle is the number.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("record event {} in stream {stream} ({})", event.0, site.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.check_not_captured(stream)?;
             state.record(event, StreamId(stream), site)
         })
@@ -498,7 +508,7 @@ impl Driver for Simulation {
 
     unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
         let operation = format_args!("ask whether stream {stream} is captured");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             Ok(state.captured.contains(&stream))
         })
     }
@@ -510,7 +520,7 @@ impl Driver for Simulation {
     /// The application's memory is other memory of the simulation.
     fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError> {
         let operation = format_args!("look for {len} bytes of device memory at {pointer:#x}");
-        self.run(Call::Declare, operation, |state| {
+        self.run(CallKind::Declare, operation, |state| {
             state.find(pointer, len).map(|(memory, offset)| DeviceSpan {
                 memory,
                 offset,
@@ -524,36 +534,40 @@ impl Driver for Simulation {
             "wait in stream {} for event {} ({})",
             stream.0, event.0, site.0
         );
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.wait(stream, event, site)
         })
     }
 
     fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
         let operation = format_args!("query event {}", event.0);
-        self.run(Call::Use, operation, |state| state.query(event))
+        self.run(CallKind::Use, operation, |state| state.query(event))
     }
 
     fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("synchronise with event {} ({})", event.0, site.0);
-        self.run(Call::Use, operation, |state| state.synchronize(event, site))
+        self.run(CallKind::Use, operation, |state| {
+            state.synchronize(event, site)
+        })
     }
 
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
         let operation = format_args!("synchronise with stream {} ({})", stream.0, site.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.synchronize_stream(stream, site)
         })
     }
 
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {
         let operation = format_args!("time from event {} to event {}", begin.0, end.0);
-        self.run(Call::Use, operation, |state| state.elapsed(begin, end))
+        self.run(CallKind::Use, operation, |state| state.elapsed(begin, end))
     }
 
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         let operation = format_args!("copy {from:?} to {to:?} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| state.copy(stream, from, to))
+        self.run(CallKind::Use, operation, |state| {
+            state.copy(stream, from, to)
+        })
     }
 
     unsafe fn copy_rows(
@@ -565,23 +579,27 @@ impl Driver for Simulation {
     ) -> Result<(), DriverError> {
         let stream_ = stream.0;
         let operation = format_args!("copy {shape:?}: {from:?} to {to:?} in stream {stream_}");
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.copy_rows(stream, shape, from, to)
         })
     }
 
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {
         let operation = format_args!("fill {span:?} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.fill(stream, Span::Device(span), byte)
         })
     }
 
     fn compile(&self) -> Result<(), DriverError> {
-        self.run(Call::Use, format_args!("compile the kernels"), |state| {
-            state.compiled = true;
-            Ok(())
-        })
+        self.run(
+            CallKind::Use,
+            format_args!("compile the kernels"),
+            |state| {
+                state.compiled = true;
+                Ok(())
+            },
+        )
     }
 
     /// Kernels need no compiling here, so only [`compile`](Driver::compile) changes the number.
@@ -598,7 +616,7 @@ impl Driver for Simulation {
     ) -> Result<(), DriverError> {
         let Dims { grid, block } = dims;
         let operation = format_args!("launch {name}<{grid}, {block}> in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.launch(stream, name, dims, args)
         })
     }
@@ -611,20 +629,20 @@ impl Driver for Simulation {
         function: LibraryCall,
     ) -> Result<(), DriverError> {
         let operation = format_args!("call {name} in stream {}", stream.0);
-        self.run(Call::Use, operation, |state| {
+        self.run(CallKind::Use, operation, |state| {
             state.call(stream, name, accesses, function)
         })
     }
 
     fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError> {
         let operation = format_args!("{access:?} by the host of {span:?}");
-        self.run(Call::Declare, operation, |state| {
+        self.run(CallKind::Declare, operation, |state| {
             state.host_access(Span::Pinned(span), access)
         })
     }
 
     fn discard(&self, span: Span) -> Result<(), DriverError> {
         let operation = format_args!("discard {span:?}");
-        self.run(Call::Declare, operation, |state| state.discard(span))
+        self.run(CallKind::Declare, operation, |state| state.discard(span))
     }
 }

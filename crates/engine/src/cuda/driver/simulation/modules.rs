@@ -29,7 +29,7 @@ fn parse(module: &ptx::Module) -> Result<Module, String> {
     parsed.map_err(|error| format!("module {}: {error}", module.name))
 }
 
-/// The kernel called `name`.
+/// Returns the kernel called `name`.
 pub(crate) fn kernel(name: &str) -> Result<&'static Kernel, String> {
     static MODULES: LazyLock<HashMap<&str, Result<Module, String>>> = LazyLock::new(|| {
         let mut modules = HashMap::new();
@@ -45,7 +45,7 @@ pub(crate) fn kernel(name: &str) -> Result<&'static Kernel, String> {
     kernel.ok_or_else(|| format!("kernel {name} is gone from its module"))
 }
 
-/// Remember which instructions of `kernel` were executed.
+/// Remembers which instructions of `kernel` were executed.
 pub(super) fn executed(kernel: &Kernel, report: &Report) {
     static FILE: LazyLock<Option<PathBuf>> =
         LazyLock::new(|| std::env::var_os("ZARRS_CUDA_TEST_EXECUTED").map(PathBuf::from));

@@ -14,7 +14,7 @@ use zarrs_cuda_emulator::device::{Memory, Scheduler, Ticket};
 
 use super::clocks::{Clock, History};
 use super::faults::Faults;
-use super::guard::Place;
+use super::guard::AccessedBytes;
 use super::intervals::Intervals;
 use super::kernels::{AccessCount, Argument};
 use super::trace::Trace;
@@ -70,11 +70,11 @@ struct Recorded {
 }
 
 /// The work of one operation in a stream.
-struct Work {
+struct OperationWork {
     /// When it was enqueued.
     enqueued: Time,
     /// The bytes that it reads and writes.
-    places: Vec<Place>,
+    places: Vec<AccessedBytes>,
     action: Action,
 }
 
@@ -96,7 +96,7 @@ enum Action {
     Wait(Arc<OnceLock<Time>>),
 }
 
-pub(super) struct State {
+pub(super) struct SimulationState {
     pub(super) config: Config,
     pub(super) faults: Faults,
     pub(super) memory: Memory<Uses>,
@@ -114,7 +114,7 @@ pub(super) struct State {
     pub(super) current: HashMap<ThreadId, usize>,
     /// The failure of an operation that ran after the call that enqueued it.
     pub(super) failed: Option<Failure>,
-    scheduler: Scheduler<Work>,
+    scheduler: Scheduler<OperationWork>,
     streams: Vec<Stream>,
     events: HashMap<EventId, Event>,
     /// The application's streams that are being captured into a graph.
@@ -126,7 +126,7 @@ pub(super) struct State {
     host_time: Time,
 }
 
-impl State {
+impl SimulationState {
     pub(super) fn new(config: Config) -> Self {
         Self {
             faults: Faults {
@@ -169,7 +169,7 @@ impl State {
         }
     }
 
-    /// Enter a site; `false` if it is the one that was removed.
+    /// Enters a site; `false` if it is the one that was removed.
     fn site(&mut self, site: Site) -> bool {
         self.sites.insert(site);
         self.config.removed != Some(site)

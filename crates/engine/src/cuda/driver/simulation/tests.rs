@@ -74,7 +74,7 @@ impl Bench {
         unsafe { self.0.copy(stream, Span::Device(from), Span::Pinned(to)) }
     }
 
-    /// Write a pinned span.
+    /// Writes a pinned span.
     fn write(&self, span: PinnedSpan, bytes: &[u8]) -> Result<(), DriverError> {
         assert_eq!(bytes.len(), span.len);
         self.0.host_access(span, Access::Write)?;
@@ -86,7 +86,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Read a pinned span.
+    /// Reads a pinned span.
     fn read(&self, span: PinnedSpan) -> Result<Vec<u8>, DriverError> {
         self.0.host_access(span, Access::Read)?;
         let mut bytes = vec![0; span.len];
@@ -161,7 +161,7 @@ fn refused<T: fmt::Debug>(bench: &Bench, result: Result<T, DriverError>, rule: R
     violation.message
 }
 
-/// All schedules, some of them with priorities.
+/// Returns all schedules, some of them with priorities.
 fn schedules() -> impl Iterator<Item = Schedule> {
     [Schedule::Eager, Schedule::Latest]
         .into_iter()
@@ -176,7 +176,7 @@ const WAIT_BACK: Site = Site("wait for the download before the next upload");
 const RECORD_BACK: Site = Site("record the download");
 const END: Site = Site("synchronise with the download");
 
-/// Move bytes through one pinned buffer and one device buffer, upwards in one stream and back in
+/// Moves bytes through one pinned buffer and one device buffer, upwards in one stream and back in
 /// another, three times. Right in each of its edges.
 fn ring(config: Config) -> (Bench, Result<Vec<u8>, DriverError>) {
     let bench = Bench::new(config);

@@ -93,7 +93,7 @@ impl Case {
                 let first = spans[usize::from(self.kept)];
                 let second =
                     (self.per_window == 2).then(|| sub_span(spans[0], above..spans[0].len));
-                let windows = Windows {
+                let windows = ReduceWindows {
                     first,
                     second,
                     slices: self.per_window,
@@ -275,7 +275,7 @@ fn wrong_geometry_is_an_error() {
                 len,
                 ..spans[number]
             };
-            let windows = Windows {
+            let windows = ReduceWindows {
                 first: span(0, first),
                 second: second.map(|second| span(0, second)),
                 slices: 1 + usize::from(second.is_some()),

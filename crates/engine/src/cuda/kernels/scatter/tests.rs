@@ -7,6 +7,7 @@ use zarrs_cuda_testing::effort;
 
 use super::super::spans::testing::{counting, noise, to_u32s, u32s};
 use super::super::testing::run as on;
+use super::tiles::SECTOR;
 use super::*;
 use crate::cuda::driver::simulation::{AccessCount, Simulation, kernel};
 use crate::layout::{LiftBatch, LiftSlab};
@@ -226,8 +227,8 @@ fn same(what: &str, got: &[u8], expected: &[u8], case: &Case) -> Result<(), Test
 }
 
 impl Case {
-    fn scatter(&self) -> Scatter {
-        Scatter::new(&self.geometry.lift(), self.swap, &self.fill).expect("within the limits")
+    fn scatter(&self) -> SlabScatter {
+        SlabScatter::new(&self.geometry.lift(), self.swap, &self.fill).expect("within the limits")
     }
 
     fn slab(&self, places: &[(usize, usize)]) -> Vec<u8> {
@@ -278,7 +279,7 @@ impl Case {
             behind(offset, &slab),
             behind(offset, &before),
             behind(offset, &u32s(&flags)),
-            behind(offset, &Scatter::fill_pattern(&self.fill)),
+            behind(offset, &SlabScatter::fill_pattern(&self.fill)),
         ];
         let [a, b, c, d] = &mut buffers;
         on(driver, &mut [a, b, c, d], |stream, spans| {
@@ -321,7 +322,7 @@ impl Case {
             behind(offset, &vec![0xcc; expected.len()]),
             behind(offset, &slots),
             behind(offset, &u32s(&present)),
-            behind(offset, &Scatter::fill_pattern(&self.fill)),
+            behind(offset, &SlabScatter::fill_pattern(&self.fill)),
         ];
         let [a, b, c, d] = &mut buffers;
         on(driver, &mut [a, b, c, d], |stream, spans| {
@@ -409,9 +410,9 @@ fn tiles_and_blocks_are_full_or_not() {
     check_shapes(&Simulation::eager());
 }
 
-fn plan(geometry: &Geometry) -> Scatter {
+fn plan(geometry: &Geometry) -> SlabScatter {
     let fill = vec![0; geometry.element_size];
-    Scatter::new(&geometry.lift(), 1, &fill).expect("within the limits")
+    SlabScatter::new(&geometry.lift(), 1, &fill).expect("within the limits")
 }
 
 /// Returns whether a slab is transposed in tiles, and in which units.
@@ -468,7 +469,7 @@ fn which_kernel() {
 
 /// Returns the worst number of threads of a warp that access different words of one bank of shared
 /// memory, when a full tile is processed in the order of the slots.
-fn bank_conflicts(scatter: &Scatter) -> usize {
+fn bank_conflicts(scatter: &SlabScatter) -> usize {
     let Kernels::Tiled(parameters) = &scatter.kernels else {
         panic!("not tiled");
     };
@@ -614,7 +615,7 @@ fn counts_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> Vec<Acces
     let mut slab = noise(1, geometry.elements() * geometry.element_size);
     let mut slots = noise(2, geometry.slots() * geometry.slot_stride);
     let mut flags = u32s(&vec![flag; geometry.slots()]);
-    let mut fill = Scatter::fill_pattern(&vec![0; geometry.element_size]);
+    let mut fill = SlabScatter::fill_pattern(&vec![0; geometry.element_size]);
     let buffers = &mut [&mut slab, &mut slots, &mut flags, &mut fill];
     on(&driver, buffers, |stream, spans| {
         let &[slab, slots, flags, fill] = spans else {
@@ -710,15 +711,15 @@ fn wrong_geometry_is_an_error() {
         got: 3,
         expected: 2,
     };
-    assert_eq!(Scatter::new(&lift, 1, &[0; 3]), Err(fill));
+    assert_eq!(SlabScatter::new(&lift, 1, &[0; 3]), Err(fill));
     for swap in [0, 3, 32] {
         let error = ScatterError::Swap { swap, unit: 8 };
-        assert_eq!(Scatter::new(&lift, swap, &[0; 2]), Err(error));
+        assert_eq!(SlabScatter::new(&lift, swap, &[0; 2]), Err(error));
     }
 
     // More than 2³¹ bytes, in units of one.
     let huge = Geometry::whole(&[1 << 16, 2], &[1 << 8, 129], 1, &[0, 1]);
-    let error = Scatter::new(&huge.lift(), 1, &[0]).expect_err("too large");
+    let error = SlabScatter::new(&huge.lift(), 1, &[0]).expect_err("too large");
     assert!(
         matches!(error, ScatterError::TooLarge { unit: 1, .. }),
         "{error}"
@@ -732,7 +733,7 @@ fn wrong_geometry_is_an_error() {
     assert_eq!(chosen(&deep), (true, 2));
 
     let driver = Simulation::eager();
-    let scatter = Scatter::new(&lift, 2, &[0; 2]).expect("within the limits");
+    let scatter = SlabScatter::new(&lift, 2, &[0; 2]).expect("within the limits");
     let launch = |change: &dyn Fn(&mut [DeviceSpan; 4])| {
         let mut bytes: [_; 4] = std::array::from_fn(|_| vec![0; 256]);
         let [a, b, c, d] = &mut bytes;

@@ -9,7 +9,7 @@ use std::{env, path::PathBuf};
 /// If this variable is 1, an absent library is a failure.
 const REQUIRE: &str = "ZARRS_CUDA_REQUIRE_NVCOMP";
 
-/// The installed library of a major version, or `None` where there is none.
+/// Returns the installed library of a major version, or `None` where there is none.
 fn installed(major: u32) -> Option<PathBuf> {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package.ancestors().nth(2).unwrap_or(package);

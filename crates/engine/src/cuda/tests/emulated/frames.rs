@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::contract::stream::DeviceBytes;
 
-/// How often each function was called on a device while `work` ran.
+/// Returns how often each function was called on a device while `work` ran.
 fn calls_of<T>(device: usize, work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     let before: BTreeMap<_, _> = driver::calls(device).into_iter().collect();
     let result = work();

@@ -35,7 +35,7 @@ fn child(test: &str, settings: &str) -> String {
     assert_passed(&output.unwrap())
 }
 
-/// The error that `open_all` returns in a process with these settings.
+/// Returns the error that `open_all` returns in a process with these settings.
 fn refusal(settings: &str) -> String {
     child("prints_the_devices", settings)
 }

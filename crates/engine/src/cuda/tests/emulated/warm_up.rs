@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use zarrs_cuda_emulator::driver::Inject;
 
 use super::*;
-use crate::cuda::Limits;
+use crate::cuda::DeviceLimits;
 use zarrs_cuda_kernels::KERNELS;
 
 fn files() -> usize {
@@ -28,9 +28,9 @@ fn every_file_is_compiled_once() {
     let driver = emulated::driver(config(Schedule::Eager));
     let devices = Devices::new(vec![driver.clone() as Arc<dyn Driver>]);
     assert_eq!(driver.uncompiled(), files());
-    devices.warm_up(&Limits::default()).unwrap();
+    devices.warm_up(&DeviceLimits::default()).unwrap();
     assert_eq!(driver.uncompiled(), 0);
-    devices.warm_up(&Limits::default()).unwrap();
+    devices.warm_up(&DeviceLimits::default()).unwrap();
     drop(devices);
     run(driver).expect("no panic").expect("no fault");
 }
@@ -53,7 +53,7 @@ fn a_device_that_cannot_compile_is_an_error_and_the_others_are_warmed_up() {
         .each_ref()
         .map(|driver| driver.clone() as Arc<dyn Driver>);
     let devices = Devices::new(devices.into());
-    let error = devices.warm_up(&Limits::default()).unwrap_err();
+    let error = devices.warm_up(&DeviceLimits::default()).unwrap_err();
     let device = drivers[0].device().ordinal;
     assert_eq!(error.device, Some(device), "{error}");
     assert!(error.to_string().contains("compile the module"), "{error}");

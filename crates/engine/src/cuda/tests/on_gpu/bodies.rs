@@ -10,9 +10,9 @@ use std::{iter, num::NonZeroUsize};
 
 use rayon::prelude::*;
 
-use crate::contract::{Chain, EncodedShard, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, EncodedShard, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::cuda::driver::Driver;
-use crate::cuda::{CudaEngine, Devices, Limits, Tuning};
+use crate::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use crate::host::HostEngine;
 use crate::layout::{SubchunkGrid, batches};
 
@@ -117,8 +117,8 @@ impl Subject {
         this
     }
 
-    fn job(&self, threads: usize) -> Job<'_> {
-        Job {
+    fn job(&self, threads: usize) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,
@@ -162,8 +162,8 @@ impl Subject {
 }
 
 /// Budgets that hold several lanes of any subject.
-fn limits(memory: Option<usize>) -> Limits {
-    Limits {
+fn limits(memory: Option<usize>) -> DeviceLimits {
+    DeviceLimits {
         devices: None,
         device_memory: memory,
         pinned_memory: 1 << 30,
@@ -226,7 +226,7 @@ pub(in crate::cuda) fn one_lane_and_nested_rayon(
     let one = CudaEngine::new(devices.clone(), limits(None), tuning)
         .memory_estimate(&subject.grid, &subject.chain)
         .unwrap();
-    let limits = Limits {
+    let limits = DeviceLimits {
         devices: None,
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
@@ -260,7 +260,7 @@ pub(in crate::cuda) fn one_lane_and_nested_rayon(
 pub(in crate::cuda) fn idle_lanes(driver: Arc<dyn Driver>, subject: &Subject, tuning: Tuning) {
     let devices = Devices::new(vec![driver]);
     let engine = |idle| {
-        let limits = Limits {
+        let limits = DeviceLimits {
             idle,
             ..limits(None)
         };

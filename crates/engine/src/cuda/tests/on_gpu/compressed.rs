@@ -11,11 +11,12 @@ use blosc_src::blosc_cbuffer_validate;
 use serde_json::{Map, Value, json};
 
 use crate::contract::{
-    BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, Job, KnownChain, Shuffle, Stage,
+    BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, KnownChain, ShardJob, Shuffle,
+    Stage,
 };
 use crate::cuda::HighestLevels;
 use crate::cuda::driver::Driver;
-use crate::cuda::{Compressors, CudaEngine, Devices, Limits, Tuning, check_chain};
+use crate::cuda::{Compressors, CudaEngine, DeviceLimits, Devices, Tuning, check_chain};
 use crate::fallback::WithFallback;
 use crate::host::HostEngine;
 use crate::layout::SubchunkGrid;
@@ -56,7 +57,7 @@ impl Setup {
     }
 
     fn engine(&self, chain: &KnownChain) -> CudaEngine {
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,
@@ -189,14 +190,14 @@ impl Subject {
         }
     }
 
-    /// A row of subchunks with `bytes` bytes each.
+    /// Returns a row of subchunks with `bytes` bytes each.
     fn row_of(bytes: usize, chain: KnownChain, contents: &[Content]) -> Self {
         let (subchunk, counts) = ([bytes as u64], [contents.len() as u64]);
         Self::new((&subchunk, &counts, 1), chain, contents)
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,
@@ -302,7 +303,7 @@ fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> S
     })
 }
 
-/// Every compressor with every choice that it has. Blosc has several blocks in a subchunk.
+/// Returns every compressor with every choice that it has. Blosc has several blocks in a subchunk.
 fn compressors(scale: Scale) -> Vec<Stage> {
     let groups = match scale {
         Scale::Large => 100,
@@ -323,8 +324,8 @@ fn compressors(scale: Scale) -> Vec<Stage> {
     stages
 }
 
-/// Every compressor combined in turn with other features of a chain: checksums before and after,
-/// other orders of axes, and reversed bytes.
+/// Returns every compressor combined in turn with other features of a chain: checksums before and
+/// after, other orders of axes, and reversed bytes.
 fn subjects(scale: Scale) -> Vec<Subject> {
     let stages = compressors(scale).into_iter().enumerate();
     stages
@@ -354,7 +355,7 @@ fn subjects(scale: Scale) -> Vec<Subject> {
         .collect()
 }
 
-/// One chain of each format that nvCOMP writes.
+/// Returns one chain of each format that nvCOMP writes.
 fn formats(scale: Scale) -> Vec<Subject> {
     let subjects = subjects(scale).into_iter().enumerate();
     let of_each = subjects.filter(|(number, subject)| {
@@ -426,7 +427,8 @@ pub(in crate::cuda) fn short_subchunks(setup: &Setup) {
     setup.assert_all_on_the_device(shards);
 }
 
-/// The longest chunks that nvCOMP accepts, and one byte more: bytes, stages, and whether they fit.
+/// Returns the longest chunks that nvCOMP accepts, and one byte more: bytes, stages, and whether
+/// they fit.
 fn limits(scale: Scale) -> Vec<(usize, Vec<Stage>, bool)> {
     let gzip = || vec![Stage::Gzip { level: 1 }];
     let after_crc32c = || vec![Stage::Crc32c, Stage::Gzip { level: 9 }];
@@ -660,7 +662,7 @@ impl Subject {
     }
 }
 
-/// The codec in the metadata of an array.
+/// Returns the codec in the metadata of an array.
 fn configuration(stage: &Stage) -> Value {
     let configuration = match stage {
         Stage::Crc32c => return json!({ "name": "crc32c" }),

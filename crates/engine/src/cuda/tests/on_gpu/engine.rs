@@ -22,7 +22,7 @@ pub(super) const MEDIUM: Tuning = Tuning {
 /// The environment variable with the number of streams of kernels of each lane; 1 by default.
 pub(in crate::cuda::tests) const STREAMS: &str = "ZARRS_CUDA_GPU_STREAMS";
 
-/// The parameters with the streams of kernels that [`STREAMS`] names.
+/// Returns the parameters with the streams of kernels that [`STREAMS`] names.
 pub(super) fn tuned(tuning: Tuning) -> Tuning {
     let streams = std::env::var(STREAMS).map_or(1, |streams| streams.parse().unwrap());
     Tuning { streams, ..tuning }

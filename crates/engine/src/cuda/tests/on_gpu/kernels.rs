@@ -4,7 +4,7 @@ use super::cases;
 use crate::cuda::driver::cuda::gpu_or_skip;
 use crate::cuda::kernels::shuffle::Shuffle;
 use crate::cuda::kernels::{
-    aggregate, chunk_tables, crc32, crc32c, frames, reduce, scatter, shuffle, split,
+    aggregate, chunk_tables, compressed_frames, crc32, crc32c, reduce, scatter, shuffle, split,
 };
 
 macro_rules! checks {
@@ -36,9 +36,9 @@ checks! {
     split: split::tests::check_split;
     chunk_tables: chunk_tables::tests::check_chunk_tables;
     crc32: crc32::tests::check_crc32;
-    frame_zstd: frames::tests::check_zstd;
-    frame_gzip: frames::tests::check_gzip;
-    frame_blosc: frames::tests::check_blosc;
+    frame_zstd: compressed_frames::tests::check_zstd;
+    frame_gzip: compressed_frames::tests::check_gzip;
+    frame_blosc: compressed_frames::tests::check_blosc;
 }
 
 #[test]

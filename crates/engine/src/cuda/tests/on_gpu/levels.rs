@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use super::stream::{Run, Subject, Write};
-use crate::contract::stream::{Input, ReducedFrom, StreamEngine, Windows};
+use crate::contract::stream::{BatchInput, ReducedFrom, StreamEngine, Windows};
 use crate::contract::{EngineError, KnownChain, Stage};
 use crate::fakes::Numbers;
 use crate::layout::BatchGrid;
@@ -121,11 +121,11 @@ impl Levels {
 }
 
 /// Reads from an input. Tries again, because a fault may be transient.
-fn read(input: &mut dyn Input, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+fn read(input: &mut dyn BatchInput, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
     input.read(at, bytes).or_else(|_| input.read(at, bytes))
 }
 
-/// One slice of the level below.
+/// Returns one slice of the level below.
 fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
     let slices: Vec<&[u8]> = window.chunks(slice).collect();
     let mut reduced = vec![0; from.reducer.reduced_bytes()];
@@ -138,8 +138,8 @@ fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
 struct Filled {
     first: usize,
     batch: Arc<BatchGrid>,
-    input: Box<dyn Input>,
-    /// Its slices so far.
+    input: Box<dyn BatchInput>,
+    /// The number of slices that the batch has so far.
     slices: usize,
 }
 
@@ -228,7 +228,7 @@ impl<'a> Both<'a> {
 
     fn pieces(
         &mut self,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         at: usize,
         bytes: &[u8],
         write: Write<'_>,
@@ -246,7 +246,7 @@ impl<'a> Both<'a> {
     /// Reduces `slices` of the batch above, or keeps the last one of them. Returns where they end.
     fn reduce(
         &mut self,
-        input: &mut Box<dyn Input>,
+        input: &mut Box<dyn BatchInput>,
         slices: std::ops::Range<usize>,
         is_last: bool,
     ) -> Result<usize, EngineError> {
@@ -280,7 +280,7 @@ impl<'a> Both<'a> {
         }
     }
 
-    /// The slices for which the batch below has room, and how many it has.
+    /// Returns the slices for which the batch below has room, and how many it has.
     fn below_input(&mut self) -> Result<(usize, usize), EngineError> {
         if self.filled.is_none() {
             let input = self.runs[1].input()?;
@@ -306,7 +306,7 @@ impl<'a> Both<'a> {
         Ok(())
     }
 
-    fn keep(&mut self, input: &mut dyn Input, slice: usize) -> Result<(), EngineError> {
+    fn keep(&mut self, input: &mut dyn BatchInput, slice: usize) -> Result<(), EngineError> {
         let is_here = self.mix == Mix::Both && self.numbers.below(4) == 0;
         if !is_here && self.below.keep(input, slice).is_ok() {
             self.kept = true;
@@ -322,7 +322,7 @@ impl<'a> Both<'a> {
     /// Makes `count` slices behind the first `made` ones of the batch below.
     fn windows(
         &mut self,
-        mut above: Option<(&mut (dyn Input + 'static), std::ops::Range<usize>)>,
+        mut above: Option<(&mut (dyn BatchInput + 'static), std::ops::Range<usize>)>,
         count: usize,
         made: usize,
     ) -> Result<(), EngineError> {

@@ -16,13 +16,13 @@ mod streams;
 
 const CASES: u32 = 256;
 
-/// How many cases of a property are tried. `ZARRS_CUDA_GPU_CASES` lowers the number for tools that
-/// watch every access, which are slow.
+/// Returns how many cases of a property are tried. `ZARRS_CUDA_GPU_CASES` lowers the number for
+/// tools that watch every access, which are slow.
 fn cases() -> u32 {
     std::env::var("ZARRS_CUDA_GPU_CASES").map_or(CASES, |cases| cases.parse().unwrap())
 }
 
-/// Whether a tool seems to watch every access. Shards are small then.
+/// Returns whether a tool seems to watch every access. Shards are small then.
 fn is_watched() -> bool {
     cases() < CASES
 }

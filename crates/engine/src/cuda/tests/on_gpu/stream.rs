@@ -5,10 +5,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::contract::stream::{
-    EncodedBatch, Encoder, FailedBatch, Input, Output, Returned, Room, StreamChain, StreamEngine,
-    StreamJob,
+    BatchInput, BatchOutput, EncodedBatch, Encoder, FailedBatch, Returned, Room, StreamChain,
+    StreamEngine, StreamJob,
 };
-use crate::contract::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::fakes::Numbers;
 use crate::host::HostEngine;
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
@@ -26,7 +26,7 @@ pub(in crate::cuda) struct Subject {
 pub(in crate::cuda) type Axis = (u64, u64, u64);
 
 impl Subject {
-    /// A stream with these `axes`. The extent of the first axis is left out.
+    /// Returns a stream with these `axes`. The extent of the first axis is left out.
     pub(in crate::cuda) fn new(
         axes: &[Axis],
         element: usize,
@@ -87,7 +87,7 @@ impl Subject {
         }
     }
 
-    /// A random stream.
+    /// Returns a random stream.
     pub(in crate::cuda) fn any(seed: u64, stages: Vec<Stage>) -> Self {
         let mut numbers = Numbers::new(seed);
         let rank = 1 + numbers.below(4);
@@ -134,7 +134,7 @@ impl Subject {
         }
     }
 
-    /// The elements along each axis.
+    /// Returns the elements along each axis.
     fn shape(&self) -> Vec<usize> {
         let grid = &self.job.grid;
         let mut shape = vec![self.epochs * grid.epoch_slices()];
@@ -171,7 +171,7 @@ impl Subject {
     /// Checks that every subchunk is there and has the expected content.
     pub(in crate::cuda) fn check(&self, encoded: &Subchunks) {
         let grid = self.job.grid.shard().one_subchunk();
-        let job = Job {
+        let job = ShardJob {
             grid: &grid,
             chain: Chain::Known(self.chain()),
             fill_value: &self.job.fill_value,
@@ -214,11 +214,11 @@ pub(in crate::cuda) type Subchunks = BTreeMap<Vec<usize>, Option<Vec<u8>>>;
 
 /// A function that writes bytes to an input.
 pub(in crate::cuda) type Write<'a> =
-    &'a mut dyn FnMut(&mut dyn Input, usize, &[u8]) -> Result<(), EngineError>;
+    &'a mut dyn FnMut(&mut dyn BatchInput, usize, &[u8]) -> Result<(), EngineError>;
 
 /// Writes from the host.
 pub(in crate::cuda) fn from_host(
-    input: &mut dyn Input,
+    input: &mut dyn BatchInput,
     at: usize,
     bytes: &[u8],
 ) -> Result<(), EngineError> {
@@ -236,7 +236,7 @@ pub(in crate::cuda) struct Run<'a> {
     pub(in crate::cuda) tries: usize,
     under_way: VecDeque<(usize, Arc<BatchGrid>)>,
     /// The outputs that are held for a while, as a store holds them.
-    held: VecDeque<Box<dyn Output>>,
+    held: VecDeque<Box<dyn BatchOutput>>,
     encoded: Subchunks,
 }
 
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
     }
 
     /// Takes an input. Completes batches until one is free.
-    pub(in crate::cuda) fn input(&mut self) -> Result<Box<dyn Input>, EngineError> {
+    pub(in crate::cuda) fn input(&mut self) -> Result<Box<dyn BatchInput>, EngineError> {
         loop {
             match self.engine.input(true)? {
                 Some(input) => return Ok(input),
@@ -291,7 +291,7 @@ impl<'a> Run<'a> {
         &mut self,
         first: usize,
         batch: Arc<BatchGrid>,
-        input: Box<dyn Input>,
+        input: Box<dyn BatchInput>,
     ) -> Result<(), EngineError> {
         while self.under_way.len() == self.encoder.depth() {
             self.complete()?;
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
     /// Writes in pieces. Sometimes other bytes are written first, and then overwritten.
     fn write(
         &mut self,
-        input: &mut dyn Input,
+        input: &mut dyn BatchInput,
         bytes: &[u8],
         write: Write<'_>,
     ) -> Result<(), EngineError> {
@@ -441,7 +441,7 @@ pub(in crate::cuda) fn encode(
     Ok(())
 }
 
-/// The notification of returned buffers that a stream needs.
+/// Returns the notification of returned buffers that a stream needs.
 pub(in crate::cuda) fn returned() -> Arc<Returned> {
     Arc::default()
 }

@@ -11,7 +11,7 @@ use crate::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage};
 use crate::cuda::HighestLevels;
 use crate::cuda::driver::Driver;
 use crate::cuda::driver::cuda::gpu_or_skip;
-use crate::cuda::{Compressors, CudaEngine, Devices, Limits, Tuning};
+use crate::cuda::{Compressors, CudaEngine, DeviceLimits, Devices, Tuning};
 use crate::fakes::Application;
 
 fn device(test: &str) -> Option<Arc<dyn Driver>> {
@@ -19,7 +19,7 @@ fn device(test: &str) -> Option<Arc<dyn Driver>> {
 }
 
 fn engine(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning) -> CudaEngine {
-    let limits = Limits {
+    let limits = DeviceLimits {
         devices: None,
         device_memory: None,
         pinned_memory: 1 << 30,

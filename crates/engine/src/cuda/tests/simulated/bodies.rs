@@ -11,8 +11,8 @@ use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-/// A device with as many multiprocessors as a large one: there several warps share the checksum of
-/// a long subchunk.
+/// Returns a device with as many multiprocessors as a large one: there several warps share the
+/// checksum of a long subchunk.
 fn large_device(schedule: Schedule) -> Arc<Simulation> {
     Arc::new(Simulation::new(Config {
         schedule,

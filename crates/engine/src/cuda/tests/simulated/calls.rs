@@ -3,7 +3,7 @@
 use super::*;
 use crate::cuda::driver::instant::{Calls, InstantDevice};
 
-/// The calls for a shard of 256 MiB: 8³ subchunks of 64³ elements of two bytes.
+/// Returns the calls for a shard of 256 MiB: 8³ subchunks of 64³ elements of two bytes.
 fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
     let grid = SubchunkGrid::new(&[512; 3], &[64; 3], 2).unwrap();
     let chain = KnownChain {
@@ -11,7 +11,7 @@ fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
         swap: 1,
         stages: vec![Stage::Crc32c; stages],
     };
-    let job = Job {
+    let job = ShardJob {
         grid: &grid,
         chain: Chain::Known(&chain),
         fill_value: &[0; 2],
@@ -21,10 +21,10 @@ fn calls(stages: usize, store_empty: bool, times: bool) -> Calls {
         huge_pages: true,
     };
     let device = Arc::new(InstantDevice::new(grid.subchunk_bytes() + 4 * stages));
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(4 << 30),
         pinned_memory: 1 << 30,
-        ..Limits::default()
+        ..DeviceLimits::default()
     };
     let engine = CudaEngine::new(Devices::new(vec![device.clone()]), limits, Tuning::DEFAULT);
     let engine = engine.with_times(times);

@@ -46,7 +46,8 @@ pub(super) fn compressors() -> Vec<Stage> {
 }
 
 impl Shard {
-    /// The same elements with a compressor, and with `before` and `after` checksums around it.
+    /// Returns the same elements with a compressor, and with `before` and `after` checksums around
+    /// it.
     pub(super) fn compressed(mut self, before: usize, stage: Stage, after: usize) -> Self {
         let crc32c = |number| std::iter::repeat_n(Stage::Crc32c, number);
         self.chain.stages = crc32c(before).chain([stage]).chain(crc32c(after)).collect();
@@ -81,7 +82,7 @@ impl Shard {
         Ok(encoded)
     }
 
-    /// One axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
+    /// Returns one axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
     fn of_bytes(bytes: usize, count: usize, content: Content) -> Self {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut noise = || {
@@ -111,7 +112,8 @@ impl Shard {
         }
     }
 
-    /// A shard without empty subchunks whose elements lie in memory in the order of compression.
+    /// Returns a shard without empty subchunks whose elements lie in memory in the order of
+    /// compression.
     fn markable(before: usize, stage: Stage, after: usize) -> Self {
         let mut shard = Self::with(0, Empty::First(0), false).compressed(before, stage, after);
         shard.chain.order = vec![0, 1, 2];
@@ -435,7 +437,7 @@ fn the_same_shard_again() {
         ] {
             let simulation = simulation(schedule);
             let engine = engine_with(&simulation, library, &shard.chain);
-            let job = Job {
+            let job = ShardJob {
                 threads: NonZeroUsize::new(threads).expect("positive"),
                 ..shard.job()
             };
@@ -520,7 +522,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
         let mut memory = 1 << 24;
         let (mut estimates, mut launches) = (Vec::new(), Vec::new());
         let error = loop {
-            let limits = Limits {
+            let limits = DeviceLimits {
                 device_memory: Some(memory),
                 ..limits()
             };

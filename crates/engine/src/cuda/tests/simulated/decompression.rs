@@ -10,7 +10,7 @@ use super::*;
 use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::cuda::driver::Site;
 use crate::cuda::driver::simulation::Inject;
-use crate::cuda::{Compressors, DeviceMetrics, frame_parts};
+use crate::cuda::{Compressors, DeviceMetrics, compressed_frame_parts};
 use crate::layout::Extent;
 
 fn decoding(library: StandIn) -> Compressors {
@@ -73,7 +73,7 @@ impl Shard {
             stages: Vec::new(),
             ..self.chain.clone()
         };
-        let job = Job {
+        let job = ShardJob {
             chain: Chain::Known(&chain),
             ..self.job()
         };
@@ -100,7 +100,8 @@ impl Shard {
         shard
     }
 
-    /// The shard without the content checksums of its zstd frames, which a device does not accept.
+    /// Returns the shard without the content checksums of its zstd frames, which a device does not
+    /// accept.
     fn without_zstd_checksums(&self, shard: &EncodedShard) -> EncodedShard {
         let mut stages = self.chain.stages.iter();
         let stage = stages
@@ -218,7 +219,7 @@ fn decode_all(
     (by_host, by_device)
 }
 
-/// Whether a device must be able to decode a shard that the host wrote.
+/// Returns whether a device must be able to decode a shard that the host wrote.
 fn is_for_device(stage: &Stage, library: StandIn) -> bool {
     match stage {
         Stage::Blosc(blosc) => {
@@ -485,7 +486,7 @@ fn compress_gzip(content: &[u8]) -> Vec<u8> {
     member
 }
 
-/// A gzip member with all of its optional fields.
+/// Returns a gzip member with all of its optional fields.
 fn with_all_fields(member: &[u8]) -> Vec<u8> {
     let mut with = member[..10].to_vec();
     with[3] = 0b1_1111;
@@ -680,8 +681,12 @@ fn every_truncation_is_for_the_host() {
                         shard.chain.stages,
                         end - extent.start
                     );
-                    let parts =
-                        frame_parts::parse(&shard.job(), &shard.chain, &encoded.bytes, &extents);
+                    let parts = compressed_frame_parts::parse(
+                        &shard.job(),
+                        &shard.chain,
+                        &encoded.bytes,
+                        &extents,
+                    );
                     assert!(parts.is_err(), "{what} is for a device");
                     check_as_host(&engine, &shard, &encoded.bytes, &extents, &what);
                 }
@@ -691,8 +696,8 @@ fn every_truncation_is_for_the_host() {
     }
 }
 
-/// Whether this byte lies outside of the compressed streams, which a wrong bit here does not
-/// change.
+/// Returns whether this byte lies outside of the compressed streams, which a wrong bit here does
+/// not change.
 fn is_beside_streams(stage: &Stage, at: usize, len: usize) -> bool {
     match stage {
         Stage::Gzip { .. } => at < 10 || at >= len - 8,
@@ -712,8 +717,12 @@ fn every_wrong_bit_is_for_the_host_or_harmless() {
             let simulation = simulation(Schedule::Eager);
             let engine = decoder(&simulation, StandIn::Six, &shard.chain);
             let (mut caught, mut passed) = (0, 0);
-            let parts =
-                frame_parts::parse(&shard.job(), &shard.chain, &encoded.bytes, &encoded.extents);
+            let parts = compressed_frame_parts::parse(
+                &shard.job(),
+                &shard.chain,
+                &encoded.bytes,
+                &encoded.extents,
+            );
             assert!(parts.is_ok(), "{stage}: {parts:?}");
             for extent in encoded.extents.iter().flatten() {
                 for (at, bit) in extent
@@ -722,8 +731,12 @@ fn every_wrong_bit_is_for_the_host_or_harmless() {
                 {
                     let mut bytes = encoded.bytes.clone();
                     bytes[at] ^= 1 << bit;
-                    let parts =
-                        frame_parts::parse(&shard.job(), &shard.chain, &bytes, &encoded.extents);
+                    let parts = compressed_frame_parts::parse(
+                        &shard.job(),
+                        &shard.chain,
+                        &bytes,
+                        &encoded.extents,
+                    );
                     let at = at - extent.start;
                     if parts.is_ok() {
                         passed += 1;
@@ -806,7 +819,7 @@ fn a_lane_takes_what_was_estimated() {
         let simulation = simulation(Schedule::Latest);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
         let engine = |device_memory, decode| {
-            let limits = Limits {
+            let limits = DeviceLimits {
                 device_memory: Some(device_memory),
                 ..limits()
             };
@@ -847,7 +860,7 @@ fn a_smaller_budget_makes_smaller_batches() {
     for memory in (1..120).map(|half| half << 9) {
         let simulation = simulation(Schedule::Latest);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-        let limits = Limits {
+        let limits = DeviceLimits {
             device_memory: Some(memory),
             ..limits()
         };

@@ -71,7 +71,7 @@ impl Subject {
         self.shard.run(engine)
     }
 
-    /// The device operations of one encoding, one decoding, and freeing the lane.
+    /// Returns the device operations of one encoding, one decoding, and freeing the lane.
     fn counts(&self) -> Counts {
         let simulation = simulation(Schedule::Latest);
         let engine = self.engine_on(&simulation);
@@ -80,7 +80,7 @@ impl Subject {
         simulation.counts()
     }
 
-    /// The same without freeing the lane.
+    /// Returns the same without freeing the lane.
     fn counts_until_then(&self) -> Counts {
         let simulation = simulation(Schedule::Latest);
         let engine = self.engine_on(&simulation);
@@ -156,8 +156,8 @@ fn assert_left(simulation: &Simulation, inject: Inject) {
     assert_eq!(simulation.live().entered, 0, "{inject:?}");
 }
 
-/// The resources that remain when an operation was refused: those that it should have freed. If a
-/// stream could not be synchronised, the memory that the device may still use.
+/// Returns the resources that remain when an operation was refused: those that it should have
+/// freed. If a stream could not be synchronised, the memory that the device may still use.
 fn leftovers(operation: &str) -> Live {
     let mut live = Live::default();
     if operation.starts_with("synchronise with stream") {
@@ -332,8 +332,8 @@ fn without_memory_for_a_large_batch_a_small_one_does() {
     }
 }
 
-/// The device has less memory than the options allow. That is found out once, and not by every
-/// shard.
+/// The device has less memory than the options allow. One shard finds out, and the others do not
+/// try.
 #[test]
 fn what_fitted_is_remembered() {
     let shard = Shard::new(1);
@@ -391,7 +391,7 @@ fn a_device_without_a_context_leaves_the_others() {
             });
         }
         let drivers = [&first, &second].map(|simulation| simulation.clone() as Arc<dyn Driver>);
-        let limits = Limits {
+        let limits = DeviceLimits {
             device_memory,
             ..limits()
         };
@@ -418,7 +418,7 @@ fn without_any_context_the_reason_is_that() {
         });
     }
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: None,
         ..limits()
     };

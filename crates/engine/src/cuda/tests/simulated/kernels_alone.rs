@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::cuda::kernels::aggregate;
-use crate::cuda::kernels::scatter::Scatter;
+use crate::cuda::kernels::scatter::SlabScatter;
 use crate::cuda::kernels::spans::Slots;
 use crate::cuda::kernels::testing::run;
 use crate::layout::{Lift, LiftBatch, LiftSlab};
@@ -30,9 +30,13 @@ fn kernels_alone() {
         start: &[0, 0, 0],
         shape: &[64, 128, 128],
     };
-    let scatter = Scatter::new(&Lift::new(&batch, &slab).unwrap(), 1, &[0; 2]).unwrap();
+    let scatter = SlabScatter::new(&Lift::new(&batch, &slab).unwrap(), 1, &[0; 2]).unwrap();
     let data: Vec<u8> = (0..len).map(|n| (n / 3) as u8).collect();
-    let mut buffers = [data.clone(), vec![0; len], Scatter::fill_pattern(&[0; 2])];
+    let mut buffers = [
+        data.clone(),
+        vec![0; len],
+        SlabScatter::fill_pattern(&[0; 2]),
+    ];
     let [from, to, fill] = &mut buffers;
     run(driver, &mut [from, to, fill], |stream, spans| {
         // SAFETY: the spans are those of the slab, the slots and the fill value.

@@ -28,7 +28,7 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
     let one = engine_with(simulation, StandIn::Failing, &shard.chain)
         .memory_estimate(&shard.grid, &shard.chain)
         .expect("fits");
-    let limits = Limits {
+    let limits = DeviceLimits {
         devices: None,
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
@@ -178,7 +178,7 @@ fn lanes_stay_within_the_budget() {
     let one = engine
         .memory_estimate(&shard.grid, &shard.chain)
         .expect("fits");
-    let limits = Limits {
+    let limits = DeviceLimits {
         devices: None,
         device_memory: Some(3 * one.device),
         pinned_memory: 2 * one.pinned + 1,
@@ -205,7 +205,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     let shard = Shard::new(1);
     let with_budget = |bytes| {
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: None,
             device_memory: Some(bytes),
             pinned_memory: 1 << 24,
@@ -263,7 +263,7 @@ fn a_device_is_asked_when_it_is_used() {
     let drivers = simulations
         .each_ref()
         .map(|simulation| simulation.clone() as Arc<dyn Driver>);
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: None,
         ..limits()
     };
@@ -283,7 +283,7 @@ fn a_device_is_asked_when_it_is_used() {
 fn a_device_that_does_not_exist_is_named() {
     let simulation = simulation(Schedule::Eager);
     let devices = Devices::new(vec![simulation as Arc<dyn Driver>]);
-    let limits = Limits {
+    let limits = DeviceLimits {
         devices: Some(vec![0, 7]),
         ..limits()
     };
@@ -362,7 +362,7 @@ fn idle_lanes_are_not_freed_in_vain() {
         .capacity
         .device;
     assert!(small < large && large <= 3 * small);
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(3 * small),
         ..limits()
     };
@@ -427,7 +427,7 @@ fn lanes_come_and_go() {
     let one = large
         .memory_estimate(&shard.grid, &shard.chain)
         .expect("fits");
-    let limits = Limits {
+    let limits = DeviceLimits {
         device_memory: Some(2 * one.device),
         ..limits()
     };

@@ -16,11 +16,11 @@ mod stream;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::contract::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Chain, Engine, EngineError, KnownChain, ShardJob, Stage};
 use crate::cuda::driver::Driver;
 use crate::cuda::driver::simulation::{Config, Live, Schedule, Simulation};
 use crate::cuda::sizing::ShardKind;
-use crate::cuda::{CudaEngine, Devices, Limits, Tuning};
+use crate::cuda::{CudaEngine, DeviceLimits, Devices, Tuning};
 use crate::fallback::WithFallback;
 use crate::host::HostEngine;
 use crate::layout::SubchunkGrid;
@@ -34,8 +34,8 @@ fn schedule_of(seed: u64) -> Schedule {
     }
 }
 
-pub(super) fn limits() -> Limits {
-    Limits {
+pub(super) fn limits() -> DeviceLimits {
+    DeviceLimits {
         devices: None,
         device_memory: Some(1 << 24),
         pinned_memory: 1 << 24,
@@ -122,13 +122,13 @@ impl Shard {
         Self::with(stages, empty, kind % 5 == 4)
     }
 
-    /// The device's view of the shard, without a compressor.
+    /// Returns the device's view of the shard, without a compressor.
     fn kind(&self) -> ShardKind {
         ShardKind::new(self.grid.clone(), self.chain.clone())
     }
 
-    fn job(&self) -> Job<'_> {
-        Job {
+    fn job(&self) -> ShardJob<'_> {
+        ShardJob {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,
@@ -166,7 +166,7 @@ fn strict<E: Engine + Clone>(engine: &E) -> WithFallback<E> {
     WithFallback::strict(engine.clone())
 }
 
-/// An engine on one simulated device.
+/// Returns an engine on one simulated device.
 fn engine_on(simulation: &Arc<Simulation>) -> CudaEngine {
     engine_on_all(std::slice::from_ref(simulation))
 }
@@ -179,7 +179,7 @@ fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
     CudaEngine::new(Devices::new(drivers), limits(), Tuning::TINY)
 }
 
-/// The engine with `streams` streams of kernels in each lane.
+/// Returns the engine with `streams` streams of kernels in each lane.
 fn with_streams(mut engine: CudaEngine, streams: usize) -> CudaEngine {
     engine.tuning.streams = streams;
     engine

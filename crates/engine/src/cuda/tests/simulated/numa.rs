@@ -43,7 +43,7 @@ fn who_asks(
     let drivers = [&first, &second].map(|simulation| simulation.clone() as Arc<dyn Driver>);
     let devices = Devices::on_machine(drivers.to_vec(), folder.path());
     for ordinal in [0, 1] {
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: Some(vec![ordinal]),
             ..limits()
         };

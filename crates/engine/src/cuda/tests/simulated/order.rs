@@ -49,8 +49,9 @@ struct Operation {
     after: BTreeSet<usize>,
 }
 
-/// The operations of a trace, and the sites at which the host has blocked from the first copy to the
-/// device to the last one back. What the host only asked for has not made it wait, and is left out.
+/// Returns the operations of a trace, and the sites at which the host has blocked from the first
+/// copy to the device to the last one back. What the host only asked for has not made it wait, and
+/// is left out.
 ///
 /// Operations of a batch are enqueued before the next batch's, and end with the kernel `gather`.
 fn operations(simulation: &Simulation) -> (Vec<Operation>, BTreeSet<String>) {
@@ -116,8 +117,8 @@ fn operations(simulation: &Simulation) -> (Vec<Operation>, BTreeSet<String>) {
     (operations, sites)
 }
 
-/// The uploads that have to wait for the kernels of a batch that is fewer than `apart` batches
-/// before, behind the scatter.
+/// Returns the uploads that have to wait for the kernels of a batch that is fewer than `apart`
+/// batches before, behind the scatter.
 fn waiting(operations: &[Operation], apart: usize) -> Vec<&Operation> {
     let waits = |upload: &&Operation| {
         upload.after.iter().any(|&number| {

@@ -6,12 +6,12 @@ use zarrs_cuda_emulator::device::{self, Kind, granules};
 
 use super::super::Rule;
 use super::super::clocks::{Clock, Label, Touch};
-use super::super::guard::Place;
+use super::super::guard::AccessedBytes;
 use super::Uses;
-use super::{Failure, State, violation};
+use super::{Failure, SimulationState, violation};
 use crate::cuda::driver::{Access, DeviceMemory, DeviceSpan, Fault, Span, StreamId};
 
-impl State {
+impl SimulationState {
     pub(crate) fn allocate(&mut self, len: usize, kind: Kind) -> Result<u64, Failure> {
         if len == 0 {
             return violation(Rule::Argument, "an allocation has at least 1 byte");
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    pub(super) fn place(&self, span: Span, access: Access) -> Result<Place, Failure> {
+    pub(super) fn place(&self, span: Span, access: Access) -> Result<AccessedBytes, Failure> {
         let (address, kind, offset, len) = match span {
             Span::Device(s) => (s.memory.0, Kind::Device, s.offset, s.len),
             Span::Pinned(s) => (
@@ -85,7 +85,7 @@ impl State {
         let allocation = self.allocation(address, kind)?;
         let size = allocation.block.len();
         match offset.checked_add(len) {
-            Some(end) if end <= size => Ok(Place {
+            Some(end) if end <= size => Ok(AccessedBytes {
                 address,
                 bytes: offset..end,
                 access,
@@ -100,10 +100,10 @@ impl State {
         }
     }
 
-    /// Check an access by somebody who has waited as far as `clock`: `None` is the host.
+    /// Checks an access by somebody who has waited as far as `clock`: `None` is the host.
     pub(super) fn check(
         &self,
-        place: &Place,
+        place: &AccessedBytes,
         by: Option<(&Clock, StreamId)>,
     ) -> Result<(), Failure> {
         if place.bytes.is_empty() {
@@ -184,7 +184,7 @@ impl State {
         Ok(())
     }
 
-    /// The device memory that has `len` bytes at an address, and where in it.
+    /// Returns the device memory that has `len` bytes at an address, and where in it.
     pub(crate) fn find(&self, pointer: u64, len: usize) -> Result<(DeviceMemory, usize), Failure> {
         let (address, offset) = self.memory.containing(pointer).unwrap_or((pointer, 0));
         let memory = DeviceMemory(address);
@@ -196,7 +196,7 @@ impl State {
         self.place(span, Access::Read).map(|_| (memory, offset))
     }
 
-    /// Let these bytes of an allocation be as if they had never been written.
+    /// Lets these bytes of an allocation be as if they had never been written.
     fn poison(&self, address: u64, written: Vec<Range<usize>>) {
         if let Some(allocation) = self.memory.get(address) {
             // The other bytes still have the pattern.

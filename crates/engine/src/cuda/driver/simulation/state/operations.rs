@@ -5,13 +5,13 @@ use zarrs_cuda_emulator::device::{Kind, Task, Ticket};
 
 use super::super::Rule;
 use super::super::clocks::{Label, Stamp, Touch};
-use super::super::guard::Place;
+use super::super::guard::AccessedBytes;
 use super::super::intervals::Intervals;
 use super::super::kernels::Argument;
-use super::{Action, Failure, State, Work, violation};
+use super::{Action, Failure, OperationWork, SimulationState, violation};
 use crate::cuda::driver::{Access, Arg, Dims, Fault, LibraryCall, Rows, RowsShape, Span, StreamId};
 
-impl State {
+impl SimulationState {
     pub(crate) fn copy(&mut self, stream: StreamId, from: Span, to: Span) -> Result<(), Failure> {
         let places = [
             self.place(from, Access::Read)?,
@@ -59,7 +59,7 @@ impl State {
             }
             places.extend(rows.starts(shape).map(|start| {
                 let start = whole.bytes.start + start;
-                Place {
+                AccessedBytes {
                     bytes: start..start + shape.row,
                     ..whole
                 }
@@ -87,9 +87,9 @@ impl State {
         Ok(())
     }
 
-    /// Where a copy goes.
-    fn direction(&self, from: &Place, to: &Place) -> &'static str {
-        let kind = |place: &Place| self.memory.get(place.address).map(|a| a.kind);
+    /// Returns where a copy goes.
+    fn direction(&self, from: &AccessedBytes, to: &AccessedBytes) -> &'static str {
+        let kind = |place: &AccessedBytes| self.memory.get(place.address).map(|a| a.kind);
         match (kind(from), kind(to)) {
             (Some(Kind::Pinned), Some(Kind::Device)) => "up",
             (Some(Kind::Device), Some(Kind::Pinned)) => "down",
@@ -170,7 +170,7 @@ impl State {
             name,
         };
         let of = |write: bool| -> usize {
-            let is_one = |place: &&Place| (place.access != Access::Read) == write;
+            let is_one = |place: &&AccessedBytes| (place.access != Access::Read) == write;
             let places = places.iter().filter(is_one);
             places.map(|place| place.bytes.len()).sum()
         };
@@ -191,12 +191,12 @@ impl State {
         Ok(())
     }
 
-    /// Put an operation into a stream, if it is ordered and what it reads was written.
+    /// Puts an operation into a stream, if it is ordered and what it reads was written.
     fn enqueue(
         &mut self,
         stream: StreamId,
         label: Label,
-        places: Vec<Place>,
+        places: Vec<AccessedBytes>,
         action: Action,
     ) -> Result<(), Failure> {
         let number = self.stream(stream)?;
@@ -211,7 +211,7 @@ impl State {
             stream: number,
             time: ticket.time,
         };
-        for Place {
+        for AccessedBytes {
             address,
             bytes,
             access,
@@ -237,15 +237,15 @@ impl State {
         Ok(())
     }
 
-    /// Put work into a stream, and say where it is.
+    /// Puts work into a stream, and notes where the work is.
     pub(super) fn push(
         &mut self,
         stream: usize,
         after: Option<Ticket>,
-        places: Vec<Place>,
+        places: Vec<AccessedBytes>,
         action: Action,
     ) -> Ticket {
-        let work = Work {
+        let work = OperationWork {
             enqueued: self.host_time,
             places,
             action,

@@ -2,14 +2,14 @@
 
 use zarrs_cuda_emulator::device::Ticket;
 
-use super::super::guard::{Guard, Place};
+use super::super::guard::{AccessedBytes, Guard};
 use super::super::kernels;
 use super::super::{Rule, Violation};
-use super::{Action, Failure, State, Time, Work};
+use super::{Action, Failure, OperationWork, SimulationState, Time};
 use crate::cuda::driver::Fault;
 
-impl State {
-    /// Run what the schedule runs now that something was enqueued.
+impl SimulationState {
+    /// Runs what the schedule runs now that something was enqueued.
     pub(super) fn enqueued(&mut self) {
         for _ in 0..self.scheduler.steps() {
             if !self.step(None) {
@@ -22,12 +22,12 @@ impl State {
         while !self.scheduler.is_done(ticket) && self.step(Some(ticket)) {}
     }
 
-    /// Run an operation; `false` if there is none.
+    /// Runs an operation; `false` if there is none.
     pub(super) fn step(&mut self, ticket: Option<Ticket>) -> bool {
         let Some((stream, work)) = self.scheduler.take(ticket) else {
             return false;
         };
-        let Work {
+        let OperationWork {
             enqueued,
             places,
             action,
@@ -54,13 +54,17 @@ impl State {
         true
     }
 
-    /// Do what an operation does; all that it names is live, or was freed in violation of the
+    /// Does what an operation does; all that it names is live, or was freed in violation of the
     /// rules. An error without a rule is a library's own.
-    fn act(&mut self, places: &[Place], action: Action) -> Result<(), (Option<Rule>, String)> {
+    fn act(
+        &mut self,
+        places: &[AccessedBytes],
+        action: Action,
+    ) -> Result<(), (Option<Rule>, String)> {
         if let Some(gone) = places.iter().find(|p| self.memory.get(p.address).is_none()) {
             return Err((Some(Rule::Lifetime), self.memory.absent(gone.address)));
         }
-        let at = |place: &Place| {
+        let at = |place: &AccessedBytes| {
             self.memory
                 .get(place.address)
                 .map(|a| a.block.at(place.bytes.start))

@@ -8,10 +8,10 @@ use zarrs_cuda_emulator::device::Ticket;
 
 use super::super::Rule;
 use super::super::clocks::Stamp;
-use super::{Action, Event, Failure, Recorded, State, Stream, violation};
+use super::{Action, Event, Failure, Recorded, SimulationState, Stream, violation};
 use crate::cuda::driver::{EventId, Site, StreamId};
 
-impl State {
+impl SimulationState {
     pub(crate) fn create_stream(&mut self) -> StreamId {
         self.created += 1;
         let id = StreamId(self.created);
@@ -147,7 +147,7 @@ impl State {
 
     pub(crate) fn query(&mut self, event: EventId) -> Result<bool, Failure> {
         let ticket = self.event(event)?.ticket;
-        // Let whoever asks again and again get an answer under every schedule.
+        // A thread that asks again and again gets an answer under every schedule.
         if !self.scheduler.is_done(ticket) {
             self.step(Some(ticket));
         }

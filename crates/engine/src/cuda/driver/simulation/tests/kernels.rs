@@ -6,7 +6,7 @@ use zarrs_cuda_emulator::device::host;
 
 use super::*;
 
-/// A library that writes `len` bytes from `offset` bytes from the first one of `span` on.
+/// Returns a library that writes `len` bytes from `offset` bytes from the first one of `span` on.
 fn writes(span: DeviceSpan, offset: isize, len: usize) -> LibraryCall {
     Box::new(move |_| {
         let first = host(span.memory.0);

@@ -31,15 +31,15 @@ impl Bytes {
 
 /// Where the rows of a copy are.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct BufferRows {
     buffer: usize,
     offset: usize,
     pitch: usize,
     height: usize,
 }
 
-impl Place {
-    /// All bytes from the first row to the last.
+impl BufferRows {
+    /// Returns all bytes from the first row to the last.
     fn whole(&self, shape: RowsShape) -> Bytes {
         let last = (shape.planes - 1) * self.height + shape.rows - 1;
         Bytes {
@@ -49,7 +49,7 @@ impl Place {
         }
     }
 
-    /// The bytes of each row.
+    /// Returns the bytes of each row.
     fn rows(&self, shape: RowsShape) -> Vec<Bytes> {
         let mut rows = Vec::new();
         for plane in 0..shape.planes {
@@ -75,8 +75,8 @@ enum Step {
     CopyRows {
         stream: usize,
         shape: RowsShape,
-        from: Place,
-        to: Place,
+        from: BufferRows,
+        to: BufferRows,
     },
     Fill {
         stream: usize,
@@ -107,7 +107,7 @@ enum Step {
 }
 
 impl Step {
-    /// The stream that it is in; `None` for what the host does.
+    /// Returns the stream that it is in; `None` for what the host does.
     fn stream(&self) -> Option<usize> {
         match *self {
             Step::Copy { stream, .. }
@@ -146,7 +146,8 @@ fn overlap(a: &[Bytes], b: &[Bytes]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.overlaps(b)))
 }
 
-/// The first step that conflicts with an earlier one, and is not after it; and the earlier one.
+/// Returns the first step that conflicts with an earlier one, and is not after it; and the earlier
+/// one.
 fn naive(program: &[Step]) -> Option<(usize, usize)> {
     let mut before: Vec<Vec<bool>> = Vec::new();
     let mut records = HashMap::new();
@@ -184,7 +185,7 @@ fn naive(program: &[Step]) -> Option<(usize, usize)> {
     None
 }
 
-/// The program with an edge before each step that lacks one.
+/// Returns the program with an edge before each step that lacks one.
 fn repaired(mut program: Vec<Step>) -> Vec<Step> {
     let mut events = EVENTS;
     while let Some((j, i)) = naive(&program) {
@@ -245,7 +246,7 @@ fn in_order(program: &[Step]) -> Seen {
     seen
 }
 
-/// Run the program: the step that was refused, or what was seen.
+/// Runs the program: the step that was refused, or what was seen.
 fn simulated(program: &[Step], schedule: Schedule) -> Result<Seen, usize> {
     let bench = Bench::new(Config {
         schedule,
@@ -346,19 +347,19 @@ fn bytes(buffers: std::ops::Range<usize>) -> impl Strategy<Value = Bytes> {
     })
 }
 
-/// A copy of rows; of one row, if those that were drawn do not fit into a buffer.
-fn rows() -> impl Strategy<Value = (RowsShape, Place, Place)> {
+/// Returns a copy of rows; of one row, if those that were drawn do not fit into a buffer.
+fn rows() -> impl Strategy<Value = (RowsShape, BufferRows, BufferRows)> {
     let shape = (1..=2_usize, 1..=3_usize, 1..=3_usize);
     let place = || (0..BUFFERS, 0..LEN, 0..3_usize, 0..2_usize);
     (shape, place(), place()).prop_map(|((planes, rows, row), from, to)| {
         let mut shape = RowsShape { planes, rows, row };
-        let place = |(buffer, offset, gap, more), shape: RowsShape| Place {
+        let place = |(buffer, offset, gap, more), shape: RowsShape| BufferRows {
             buffer,
             offset,
             pitch: shape.row + gap,
             height: shape.rows + more,
         };
-        let is_long = |place: Place, shape| place.whole(shape).len > LEN;
+        let is_long = |place: BufferRows, shape| place.whole(shape).len > LEN;
         if is_long(place(from, shape), shape) || is_long(place(to, shape), shape) {
             (shape.planes, shape.rows) = (1, 1);
         }

@@ -76,7 +76,7 @@ impl Case {
     }
 }
 
-/// Where the rows of the target begin in its allocation.
+/// Returns where the rows of the target begin in its allocation.
 fn starts() -> impl Iterator<Item = usize> {
     (0..6).map(|row| 11 + (row / 3 * HEIGHT + row % 3) * PITCH)
 }
@@ -112,7 +112,7 @@ fn rows_are_copied_and_gaps_are_left_alone() {
 #[test]
 fn a_missing_wait_is_found_for_each_row() {
     for row in 0..6 {
-        // Somebody else writes a row of the target, or of the source, before.
+        // Another stream writes a row of the target, or of the source, before.
         let start = starts().nth(row).unwrap();
         for of_target in [true, false] {
             let case = Case::new(Schedule::Latest);
@@ -130,7 +130,7 @@ fn a_missing_wait_is_found_for_each_row() {
             case.bench.0.wait(case.streams[0], event, SITE).unwrap();
             case.copy().unwrap();
         }
-        // Somebody else writes a row of either side afterwards.
+        // Another stream writes a row of either side afterwards.
         for of_target in [true, false] {
             let case = Case::new(Schedule::Latest);
             case.copy().unwrap();

@@ -16,7 +16,7 @@ pub(super) fn traced() -> Arc<Simulation> {
     }))
 }
 
-/// The steps that are enqueued, or waited for, while `work` runs.
+/// Returns the steps that are enqueued, or waited for, while `work` runs.
 pub(super) fn steps<T>(simulation: &Simulation, work: impl FnOnce() -> T) -> (T, Vec<Value>) {
     let before = simulation.trace().lines().count();
     let result = work();
@@ -153,8 +153,8 @@ fn a_frame_on_the_device_takes_four_operations() {
     assert_eq!(other[5..], ["record"]);
 }
 
-/// One batch of `parts` × `parts` shards of one subchunk of 24 bytes. Returns how many copies went
-/// to the host, and how many operations there were in all.
+/// Returns one batch of `parts` × `parts` shards of one subchunk of 24 bytes. Returns how many
+/// copies went to the host, and how many operations there were in all.
 fn one_batch(parts: u64, small_part: usize) -> (usize, usize) {
     let chain = KnownChain {
         order: vec![0, 1, 2],

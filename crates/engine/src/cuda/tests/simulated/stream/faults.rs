@@ -119,7 +119,7 @@ impl Case {
         }
     }
 
-    /// Whether the fault comes after the stream is complete.
+    /// Returns whether the fault comes after the stream is complete.
     fn is_late(&self, inject: Inject) -> bool {
         let (Inject::Sticky { operation } | Inject::Lost { operation }) = inject else {
             return false;
@@ -128,14 +128,15 @@ impl Case {
     }
 }
 
-/// Whether one of the failed operations would have given memory back, or let it be given back.
+/// Returns whether one of the failed operations would have given memory back, or let it be given
+/// back.
 pub(super) fn leaves_memory(failed: &[String]) -> bool {
     let starts = ["synchronise with stream", "free", "destroy"];
     let leaves = |operation: &String| starts.iter().any(|start| operation.starts_with(start));
     failed.iter().any(leaves)
 }
 
-/// Whether the fault comes when the context is only entered to free resources.
+/// Returns whether the fault comes when the context is only entered to free resources.
 pub(super) fn is_at_the_end(inject: Inject, counts: Counts) -> bool {
     matches!(inject, Inject::NotEntered { enter, .. } if enter + 4 >= counts.enters)
 }

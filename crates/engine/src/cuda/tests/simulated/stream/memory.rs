@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::contract::stream::{DeviceBytes, Input};
+use crate::contract::stream::{BatchInput, DeviceBytes};
 use crate::cuda::driver::Fault;
 use crate::cuda::driver::simulation::Kind;
 
@@ -58,7 +58,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
         (estimate.device - 1, estimate.pinned),
         (estimate.device, estimate.pinned - 1),
     ] {
-        let limits = Limits {
+        let limits = DeviceLimits {
             devices: None,
             device_memory: Some(device),
             pinned_memory: pinned,
@@ -118,7 +118,7 @@ fn lanes_that_nobody_uses_are_freed_for_a_stream() {
     assert_clean(&simulation);
 }
 
-fn fill(subject: &Subject, input: &mut dyn Input) {
+fn fill(subject: &Subject, input: &mut dyn BatchInput) {
     let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
     input
         .write(0, &subject.bytes[..bytes])

@@ -19,8 +19,8 @@ use crate::fakes::Application;
 use crate::fallback::HostBatches;
 
 /// Larger limits: compressors need temporary memory.
-fn stream_limits() -> Limits {
-    Limits {
+fn stream_limits() -> DeviceLimits {
+    DeviceLimits {
         device_memory: Some(1 << 29),
         pinned_memory: 1 << 29,
         ..limits()

@@ -27,15 +27,15 @@ pub(super) const MAX_CHUNKS: usize = 1 << 24;
 /// allocate what they are asked for.
 pub(super) const UNCHECKED: u64 = 16 << 20;
 
-/// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the
-/// chunks hold.
+/// The layout of encoded chunks in the bytes of a shard. It depends on the codec of the shard, and not on the
+/// content of the chunks.
 #[derive(Clone, Debug)]
-pub(super) struct Packing {
+pub(super) struct ChunkLayout {
     shards: Arc<Sharding>,
 }
 
-impl Packing {
-    /// Returns the packing of the chunks in `shards`.
+impl ChunkLayout {
+    /// Returns the layout of the chunks in `shards`.
     ///
     /// # Errors
     /// - [`Error::Codec`] if the index codecs cannot encode an index.
@@ -53,9 +53,9 @@ impl Packing {
         Ok(Self { shards })
     }
 
-    /// The `indexed` binary format of the sharding storage transformer draft: an index of little-endian
-    /// integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are those of
-    /// the codec `sharding_indexed`.
+    /// Returns the `indexed` binary format of the sharding storage transformer draft: an index of
+    /// little-endian integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are
+    /// those of the codec `sharding_indexed`.
     ///
     /// # Errors
     /// [`Error::Create`] and [`Error::Codec`], never: these are codecs that there are.
@@ -75,18 +75,18 @@ impl Packing {
         Self::of(shards)
     }
 
-    /// The size of an encoded index, in bytes.
+    /// Returns the size of an encoded index, in bytes.
     pub(super) fn index_len(&self) -> usize {
         self.shards.index.len()
     }
 
-    /// Where the index of a shard is.
+    /// Returns where the index of a shard is.
     pub(super) fn index_range(&self) -> ByteRange {
         self.shards.index.byte_range()
     }
 
-    /// Where the chunks of the shard at `key` lie, by its encoded index. The shard has at most `limit`
-    /// bytes.
+    /// Returns where the chunks of the shard at `key` lie, by its encoded index. The shard has at most
+    /// `limit` bytes.
     ///
     /// # Errors
     /// If the index is invalid, or a chunk ends beyond `limit`: [`ErrorKind::InvalidData`].
@@ -115,7 +115,7 @@ impl Packing {
             .map_err(|error| damaged(format!("the index of the shard {key} is invalid: {error}")))
     }
 
-    /// The chunks of the shard at `key`, which is `object`, in C order.
+    /// Returns the chunks of the shard at `key`, which is `object`, in C order.
     ///
     /// # Errors
     /// If it is shorter than its index, or the index is invalid: [`ErrorKind::InvalidData`].
@@ -133,7 +133,7 @@ impl Packing {
         Ok(entries.iter().map(chunk).collect())
     }
 
-    /// A shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
+    /// Returns a shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
     ///
     /// # Errors
     /// [`StorageError::Other`] if memory cannot be had.
@@ -153,7 +153,7 @@ impl Packing {
     }
 }
 
-/// Not the store is at fault, but what it has.
+/// Returns an error about stored bytes. The store itself works.
 fn damaged(what: String) -> StorageError {
     io::Error::new(ErrorKind::InvalidData, what).into()
 }
@@ -180,17 +180,17 @@ mod tests {
             expected.extend(u64::to_le_bytes(word));
         }
         for checksum in [false, true] {
-            let packing = Packing::indexed(&grid, checksum).unwrap();
+            let layout = ChunkLayout::indexed(&grid, checksum).unwrap();
             if checksum {
                 let crc = crc32c::crc32c(&expected[5..]);
                 expected.extend(crc.to_le_bytes());
             }
-            let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+            let packed = layout.pack(&key(), &chunks).unwrap().unwrap();
             assert_eq!(packed, expected);
-            assert_eq!(packing.index_len(), 64 + if checksum { 4 } else { 0 });
-            assert_eq!(packing.chunks(&key(), &packed).unwrap(), chunks);
+            assert_eq!(layout.index_len(), 64 + if checksum { 4 } else { 0 });
+            assert_eq!(layout.chunks(&key(), &packed).unwrap(), chunks);
             assert_eq!(
-                packing.pack(&key(), &[None, None, None, None]).unwrap(),
+                layout.pack(&key(), &[None, None, None, None]).unwrap(),
                 None
             );
         }
@@ -199,19 +199,19 @@ mod tests {
     #[test]
     fn invalid_shards_are_errors() {
         let grid = ShardGrid::new(&[2]).unwrap();
-        let packing = Packing::indexed(&grid, true).unwrap();
+        let layout = ChunkLayout::indexed(&grid, true).unwrap();
         let chunks = [
             Some(Bytes::from_static(b"abc")),
             Some(Bytes::from_static(b"d")),
         ];
-        let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+        let packed = layout.pack(&key(), &chunks).unwrap().unwrap();
         for len in 0..packed.len() {
-            assert!(packing.chunks(&key(), &packed.slice(..len)).is_err());
+            assert!(layout.chunks(&key(), &packed.slice(..len)).is_err());
         }
         for at in 4..packed.len() {
             let mut flipped = packed.to_vec();
             flipped[at] ^= 0x10;
-            let error = packing.chunks(&key(), &flipped.into()).unwrap_err();
+            let error = layout.chunks(&key(), &flipped.into()).unwrap_err();
             assert!(error.to_string().contains("a/c/3/9"), "{error}");
         }
     }

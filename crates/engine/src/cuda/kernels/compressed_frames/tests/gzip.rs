@@ -1,6 +1,6 @@
 //! Gzip members, read by the readers among the dependencies.
 
-use super::super::{Frames, GZIP_OVERHEAD, Streams, frame_gzip};
+use super::super::{CompressedFrames, GZIP_OVERHEAD, Streams, frame_gzip};
 use super::*;
 use crate::cuda::driver::simulation::Simulation;
 use crate::cuda::kernels::crc32::crc32;
@@ -45,7 +45,7 @@ fn check_readers(member: &[u8], content: &[u8]) {
 fn check_case(
     driver: &dyn Driver,
     (bytes, less): (usize, usize),
-    each: &[(u64, i32, Claim)],
+    each: &[(u64, i32, StandInReport)],
     stored: Option<Vec<bool>>,
     room: (usize, usize),
 ) {
@@ -71,7 +71,7 @@ fn check_case(
         driver,
         bound,
         &slots_and_checksums,
-        |stream, streams: Streams, stored, frames: Frames, extra| {
+        |stream, streams: Streams, stored, frames: CompressedFrames, extra| {
             let inputs = slots(extra, stride, each.len());
             let checksums = DeviceSpan {
                 offset: each.len() * stride,
@@ -108,10 +108,18 @@ pub(crate) fn check_gzip(driver: &dyn Driver, tries: u32) {
         check_case(driver, bytes, &each, stored, room);
         Ok(())
     });
-    let many: Vec<_> = (0..1000).map(|seed| (seed, 1, Claim::Done)).collect();
+    let many: Vec<_> = (0..1000)
+        .map(|seed| (seed, 1, StandInReport::Done))
+        .collect();
     check_case(driver, (9, 0), &many, None, (0, 0));
-    check_case(driver, (300_001, 0), &[(4, 1, Claim::Done)], None, (0, 0));
-    check_case(driver, (0, 0), &[(0, 1, Claim::Done)], None, (0, 0));
+    check_case(
+        driver,
+        (300_001, 0),
+        &[(4, 1, StandInReport::Done)],
+        None,
+        (0, 0),
+    );
+    check_case(driver, (0, 0), &[(0, 1, StandInReport::Done)], None, (0, 0));
 }
 
 #[test]
@@ -123,7 +131,7 @@ fn members_are_read_by_every_reader() {
 fn very_many_streams() {
     let driver = Simulation::eager();
     let stream = deflate(1, b"");
-    let batch = Batch::of(vec![(stream.clone(), Claim::Done); 100_000]);
+    let batch = Batch::of(vec![(stream.clone(), StandInReport::Done); 100_000]);
     let expected = Outcome::Frame(member(&stream, b""));
     let checksums = vec![0; 400_000];
     let outcomes = batch.frame(
@@ -150,7 +158,7 @@ fn expected_len(outcome: &Outcome) -> usize {
 #[test]
 fn contents_may_be_longer_than_four_gibibytes() {
     let driver = Simulation::eager();
-    let batch = Batch::of(vec![(vec![5; 20], Claim::Done)]);
+    let batch = Batch::of(vec![(vec![5; 20], StandInReport::Done)]);
     let bytes = usize::try_from((7u64 << 32) + 0x0102_0304).expect("64 bits");
     let outcomes = batch.frame(
         &driver,
@@ -171,7 +179,7 @@ fn contents_may_be_longer_than_four_gibibytes() {
 fn long_streams_are_moved_once() {
     let driver = counting();
     for size in [16_384, 16_389] {
-        let batch = Batch::of(vec![(noise(3, size), Claim::Done); 64]);
+        let batch = Batch::of(vec![(noise(3, size), StandInReport::Done); 64]);
         let checksums = vec![0; 4 * 64];
         batch.frame(
             &driver,

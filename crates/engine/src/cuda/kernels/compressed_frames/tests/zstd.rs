@@ -200,7 +200,7 @@ fn damages() -> impl Strategy<Value = Damage> {
     ]
 }
 
-type Each = (u64, Origin, Damage, Claim);
+type Each = (u64, Origin, Damage, StandInReport);
 
 /// Checks contents of `bytes` bytes, some of which fail on the way. If slots have `less` bytes less
 /// than a frame may need, frames that are too long fail.
@@ -289,7 +289,7 @@ pub(crate) fn check_zstd(driver: &dyn Driver, tries: u32) {
                 [library(12), library(19), by_hand]
             })
             .zip(0..)
-            .map(|(origin, seed)| (seed, origin, Damage::None, Claim::Done))
+            .map(|(origin, seed)| (seed, origin, Damage::None, StandInReport::Done))
             .collect();
         check_case(driver, (bytes, 0), &each, None, (0, 0));
     }
@@ -299,7 +299,7 @@ pub(crate) fn check_zstd(driver: &dyn Driver, tries: u32) {
         checksum: false,
         window_log: 10,
     };
-    let many = vec![(3, library, Damage::None, Claim::Done); 1000];
+    let many = vec![(3, library, Damage::None, StandInReport::Done); 1000];
     check_case(driver, (9, 0), &many, None, (0, 0));
 }
 
@@ -318,7 +318,7 @@ fn very_many_streams() {
     };
     let stream = by_hand.frame(b"1");
     let expected = Outcome::Frame(with_content_size(&stream, 1));
-    let batch = Batch::of(vec![(stream, Claim::Done); 100_000]);
+    let batch = Batch::of(vec![(stream, StandInReport::Done); 100_000]);
     // SAFETY: the spans cover the buffers.
     let outcomes = batch.frame(
         &driver,
@@ -394,7 +394,9 @@ fn contents_may_be_longer_than_four_gibibytes() {
                 }
             }
         }
-        let streams = streams.into_iter().map(|stream| (stream, Claim::Done));
+        let streams = streams
+            .into_iter()
+            .map(|stream| (stream, StandInReport::Done));
         let batch = Batch::of(streams.collect());
         // Also as frames of a content that is one byte longer: those with a size are other frames.
         for asked in [content, content.wrapping_add(1)] {
@@ -448,7 +450,7 @@ fn wrong_geometry_is_an_error() {
                 sizes: part(256, 24),
                 statuses: part(288, 12),
             };
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(part(frames_at, 96), frame_stride, 3),
                 sizes: part(320 + sizes.0, sizes.1),
                 framed: part(352, 12),
@@ -481,7 +483,7 @@ fn long_streams_are_moved_once() {
         };
         let bytes = 16_384;
         let stream = by_hand.frame(&noise(4, bytes));
-        let batch = Batch::of(vec![(stream, Claim::Done); 64]);
+        let batch = Batch::of(vec![(stream, StandInReport::Done); 64]);
         // SAFETY: the spans cover the buffers.
         batch.frame(
             &driver,

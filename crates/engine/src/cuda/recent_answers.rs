@@ -5,15 +5,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A cache of the answers to the questions that were asked last.
 #[derive(Debug)]
-pub(super) struct Kept<Q, A>(Mutex<VecDeque<(Q, A)>>);
+pub(super) struct RecentAnswers<Q, A>(Mutex<VecDeque<(Q, A)>>);
 
-impl<Q, A> Default for Kept<Q, A> {
+impl<Q, A> Default for RecentAnswers<Q, A> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<Q, A: Clone> Kept<Q, A> {
+impl<Q, A: Clone> RecentAnswers<Q, A> {
     /// How many answers are kept.
     const MOST: usize = 32;
 
@@ -53,8 +53,8 @@ mod tests {
 
     #[test]
     fn what_was_asked_last_is_kept() {
-        let kept = Kept::default();
-        let most = Kept::<usize, usize>::MOST;
+        let kept = RecentAnswers::default();
+        let most = RecentAnswers::<usize, usize>::MOST;
         let ask = |question: usize| {
             let mut asked = false;
             let answer: Result<_, ()> = kept.get_or(
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn errors_are_not_kept() {
-        let kept = Kept::default();
+        let kept = RecentAnswers::default();
         let refused: Result<u8, _> = kept.get_or(|()| true, || Err("not now"));
         assert_eq!(refused, Err("not now"));
         assert_eq!(kept.get_or(|()| true, || Ok::<_, &str>(((), 1))), Ok(1));

@@ -1,6 +1,6 @@
-//! Turns of codecs: encoders of this process that write to one shard do so one after the other.
+//! The queue of codecs: encoders of this process that write to one shard do so one after the other.
 //!
-//! A codec is not told the key of the shard that it writes. So a turn *claims* [names](Name) that all
+//! A codec is not told the key of the shard that it writes. So a turn takes [names](Name) that all
 //! encoders of one shard share: the index that they read, or, where there is no shard yet, the array's codec,
 //! shard shape, data type and fill value. Encoders of different shards that share a name wait for
 //! each other, too. That costs time and nothing else.
@@ -13,8 +13,8 @@
 //!    waited for might be the thread's own. Both end in a refusal ([`NoTurn`]).
 //! 4. A forked child has a line of its own: the threads that had turns are not there.
 //!
-//! The turns of adapters (`turns.rs`) are locks, and could not be built of this line: their writers know the key,
-//! wait without a limit, and may wait for one store while they have a turn of another.
+//! The locks of adapters (`key_locks.rs`) could not be built of this queue: the writers of adapters know the key,
+//! wait without a limit, and may wait for one store while they hold a lock of another.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -55,7 +55,7 @@ pub(crate) enum Mode {
 }
 
 /// A name to take, and how.
-pub(crate) type Claim = (Name, Mode);
+pub(crate) type NameToTake = (Name, Mode);
 
 /// Why there was no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) enum NoTurn {
     Nested,
 }
 
-/// The claims that are taken, and those that wait.
+/// The names that are taken, and those that wait.
 #[derive(Default)]
 struct Line {
     /// How many share a name; `None` is one that is alone.
@@ -79,8 +79,8 @@ struct Line {
 
 struct Waiting {
     ticket: u64,
-    claims: Arc<[Claim]>,
-    /// The claims are taken, and the encoder has not noticed yet.
+    names: Arc<[NameToTake]>,
+    /// The names are taken, and the encoder has not noticed yet.
     has_turn: bool,
     waker: Waker,
     /// When the clock has to wake an awaited encoder.
@@ -119,18 +119,16 @@ impl Process {
 }
 
 impl Line {
-    fn is_free(&self, claims: &[Claim]) -> bool {
-        claims
-            .iter()
-            .all(|(name, mode)| match self.taken.get(name) {
-                None => true,
-                Some(Some(_)) => *mode == Mode::Shared,
-                Some(None) => false,
-            })
+    fn is_free(&self, names: &[NameToTake]) -> bool {
+        names.iter().all(|(name, mode)| match self.taken.get(name) {
+            None => true,
+            Some(Some(_)) => *mode == Mode::Shared,
+            Some(None) => false,
+        })
     }
 
-    fn take(&mut self, claims: &[Claim]) {
-        for (name, mode) in claims {
+    fn take(&mut self, names: &[NameToTake]) {
+        for (name, mode) in names {
             match mode {
                 Mode::Alone => drop(self.taken.insert(*name, None)),
                 Mode::Shared => {
@@ -141,10 +139,10 @@ impl Line {
         }
     }
 
-    /// Give `claims` back. Returns the encoders to wake, as [`serve`](Self::serve) does.
+    /// Give `names` back. Returns the encoders to wake, as [`serve`](Self::serve) does.
     #[must_use]
-    fn release(&mut self, claims: &[Claim]) -> Vec<Waker> {
-        for (name, _) in claims {
+    fn release(&mut self, names: &[NameToTake]) -> Vec<Waker> {
+        for (name, _) in names {
             if let Some(Some(count)) = self.taken.get_mut(name)
                 && *count > 1
             {
@@ -156,43 +154,43 @@ impl Line {
         self.serve()
     }
 
-    /// Take the claims of every encoder that waits for none before it. Returns the encoders to wake,
+    /// Take the names of every encoder that waits for none before it. Returns the encoders to wake,
     /// without the lock: a waker is the application's code.
     #[must_use]
     fn serve(&mut self) -> Vec<Waker> {
         let mut woken = Vec::new();
-        // The claims of encoders before this one: a stream of others must not get ahead of them.
+        // The names of encoders before this one: a stream of others must not get ahead of them.
         let mut wanted = Line::default();
         let mut waiting = std::mem::take(&mut self.waiting);
         for one in waiting.iter_mut().filter(|one| !one.has_turn) {
-            if self.is_free(&one.claims) && wanted.is_free(&one.claims) {
-                self.take(&one.claims);
+            if self.is_free(&one.names) && wanted.is_free(&one.names) {
+                self.take(&one.names);
                 one.has_turn = true;
                 woken.push(one.waker.clone());
             } else {
-                wanted.want(&one.claims);
+                wanted.want(&one.names);
             }
         }
         self.waiting = waiting;
         woken
     }
 
-    /// Takes `claims` as [`take`](Self::take) does. These claims may conflict with each other.
-    fn want(&mut self, claims: &[Claim]) {
-        for claim @ (name, _) in claims {
+    /// Takes `names` as [`take`](Self::take) does. These names may conflict with each other.
+    fn want(&mut self, names: &[NameToTake]) {
+        for taken @ (name, _) in names {
             if self.taken.get(name) != Some(&None) {
-                self.take(&[*claim]);
+                self.take(&[*taken]);
             }
         }
     }
 
     /// Whether an encoder that comes now could begin.
-    fn would_serve(&self, claims: &[Claim]) -> bool {
+    fn would_serve(&self, names: &[NameToTake]) -> bool {
         let mut wanted = Line::default();
         for one in self.waiting.iter().filter(|one| !one.has_turn) {
-            wanted.want(&one.claims);
+            wanted.want(&one.names);
         }
-        self.is_free(claims) && wanted.is_free(claims)
+        self.is_free(names) && wanted.is_free(names)
     }
 }
 
@@ -220,14 +218,14 @@ impl Drop for Busy {
 /// A turn, until it is dropped.
 pub(crate) struct Turn {
     process: &'static Process,
-    claims: Arc<[Claim]>,
+    names: Arc<[NameToTake]>,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         // A forked child that drops a turn of its parent must not touch the parent's lock.
         if self.process.id == std::process::id() {
-            let woken = self.process.line().release(&self.claims);
+            let woken = self.process.line().release(&self.names);
             woken.iter().for_each(Waker::wake_by_ref);
         }
     }
@@ -236,7 +234,7 @@ impl Drop for Turn {
 /// The wait for a turn. Dropping it leaves the line.
 struct Taking {
     process: &'static Process,
-    claims: Arc<[Claim]>,
+    names: Arc<[NameToTake]>,
     limit: Duration,
     since: Instant,
     ticket: Option<u64>,
@@ -248,10 +246,10 @@ struct Taking {
 }
 
 impl Taking {
-    fn new(claims: &[Claim], limit: Duration, is_awaited: bool) -> Self {
+    fn new(names: &[NameToTake], limit: Duration, is_awaited: bool) -> Self {
         Self {
             process: Process::this(),
-            claims: claims.into(),
+            names: names.into(),
             limit,
             since: Instant::now(),
             ticket: None,
@@ -277,7 +275,7 @@ impl Taking {
         let left = self.left();
         let turn = || Turn {
             process: self.process,
-            claims: Arc::clone(&self.claims),
+            names: Arc::clone(&self.names),
         };
         if let Some(ticket) = self.ticket {
             let place = line.waiting.iter().position(|one| one.ticket == ticket);
@@ -301,8 +299,8 @@ impl Taking {
             _old = std::mem::replace(&mut line.waiting[place].waker, waker.clone());
             return Poll::Pending;
         }
-        if line.would_serve(&self.claims) {
-            line.take(&self.claims);
+        if line.would_serve(&self.names) {
+            line.take(&self.names);
             return Poll::Ready(Ok(turn()));
         }
         if TURNS.get() > 0 {
@@ -320,7 +318,7 @@ impl Taking {
         line.next_ticket += 1;
         line.waiting.push_back(Waiting {
             ticket,
-            claims: Arc::clone(&self.claims),
+            names: Arc::clone(&self.names),
             has_turn: false,
             waker: waker.clone(),
             #[cfg(feature = "async")]
@@ -348,7 +346,7 @@ impl Drop for Taking {
         let place = line.waiting.iter().position(|one| one.ticket == ticket);
         let removed = place.and_then(|place| line.waiting.remove(place));
         let woken = match &removed {
-            Some(removed) if removed.has_turn => line.release(&removed.claims),
+            Some(removed) if removed.has_turn => line.release(&removed.names),
             Some(_) => line.serve(),
             None => Vec::new(),
         };
@@ -374,9 +372,9 @@ pub(crate) struct BlockingTurn {
     _busy: Busy,
 }
 
-/// Block until `claims` are taken, for at most `limit`.
-pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<BlockingTurn, NoTurn> {
-    let mut taking = Taking::new(claims, limit, false);
+/// Block until `names` are taken, for at most `limit`.
+pub(super) fn take_blocking(names: &[NameToTake], limit: Duration) -> Result<BlockingTurn, NoTurn> {
+    let mut taking = Taking::new(names, limit, false);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         if let Poll::Ready(turn) = taking.poll(&waker) {
@@ -390,11 +388,11 @@ pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<Blockin
     }
 }
 
-/// Wait until `claims` are taken, for at most `limit`. Everything that the encoder awaits while it has the
+/// Wait until `names` are taken, for at most `limit`. Everything that the encoder awaits while it has the
 /// turn goes through [`during`].
 #[cfg(feature = "async")]
-pub(super) async fn take_awaited(claims: &[Claim], limit: Duration) -> Result<Turn, NoTurn> {
-    let mut taking = Taking::new(claims, limit, true);
+pub(super) async fn take_awaited(names: &[NameToTake], limit: Duration) -> Result<Turn, NoTurn> {
+    let mut taking = Taking::new(names, limit, true);
     std::future::poll_fn(|context| taking.poll(context.waker())).await
 }
 

@@ -16,7 +16,7 @@ use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use crate::contract::{Cname, EngineError, Job, KnownChain, Stage};
+use crate::contract::{Cname, EngineError, KnownChain, ShardJob, Stage};
 use crate::layout::{Extent, SubchunkGrid};
 use crate::subchunk::stages;
 use crate::subchunk::stages::encoded_bound;
@@ -26,7 +26,7 @@ pub(super) type Reason = &'static str;
 
 /// Where the encoded bytes of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct CompressedFramePart {
     /// The offset from the begin of the encoded subchunk, in bytes.
     pub start: usize,
     pub len: usize,
@@ -36,7 +36,7 @@ pub struct Part {
 
 /// The properties that all frames of a shard share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct CompressedFrameLayout {
     /// CRC32C stages in front of the compressor.
     pub(super) before: usize,
     pub format: Format,
@@ -49,9 +49,10 @@ pub struct Layout {
     pub(super) encoded: usize,
 }
 
-impl Layout {
-    /// The layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of
-    /// an encoded subchunk, without the bytes that Blosc has [beside its streams](beside_streams).
+impl CompressedFrameLayout {
+    /// Returns the layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most
+    /// bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+    /// streams](beside_streams).
     fn of_frame(
         stage: &Stage,
         frame: &[u8],
@@ -93,25 +94,25 @@ impl Layout {
     }
 }
 
-/// Bytes of a Blosc frame other than its streams and its header.
+/// Returns the number of bytes of a Blosc frame other than its streams and its header.
 pub(super) fn beside_streams(chunking: Chunking) -> usize {
     chunking.blocks().saturating_mul(8)
 }
 
 /// The chunks in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parts {
-    pub layout: Layout,
+pub struct CompressedFrameParts {
+    pub layout: CompressedFrameLayout,
     /// For each subchunk, the index of its first chunk in `chunks`, if the subchunk is stored.
     starts: Vec<Option<usize>>,
-    chunks: Vec<Part>,
+    chunks: Vec<CompressedFramePart>,
     /// For each subchunk, the CRC-32 of its decompressed bytes; empty without gzip.
     pub checksums: Vec<u32>,
 }
 
-impl Parts {
-    /// The chunks of a subchunk; none, if it is not stored.
-    pub fn of_subchunk(&self, subchunk: usize) -> &[Part] {
+impl CompressedFrameParts {
+    /// Returns the chunks of a subchunk; none, if it is not stored.
+    pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
         let blocks = self.layout.chunking.blocks();
         start
@@ -120,8 +121,8 @@ impl Parts {
     }
 }
 
-/// The compressor of `chain`, and how many stages are before it; or the reason why a device decodes
-/// none of its shards.
+/// Returns the compressor of `chain`, and how many stages are before it; or the reason why a device
+/// decodes none of its shards.
 fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
     let stages = chain.stages.iter().enumerate();
     let mut compressors = stages.filter(|(_, stage)| !stage.is_fixed_size());
@@ -142,7 +143,7 @@ pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
     compressor(chain).map(|_| ())
 }
 
-/// The most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+/// Returns the most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
 /// streams](beside_streams). `None` if they are more than a machine can address.
 ///
 /// Encoders other than the host's, including ours on a device, make longer frames of data that do
@@ -152,13 +153,13 @@ pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<us
     bound.checked_add(bound / 4 + 256)
 }
 
-/// Find the streams of the shard `encoded`.
+/// Finds the streams of the shard `encoded`.
 pub fn parse(
-    job: &Job<'_>,
+    job: &ShardJob<'_>,
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
-) -> Result<Parts, Reason> {
+) -> Result<CompressedFrameParts, Reason> {
     const TOO_LARGE: Reason = "subchunks are too large for a device";
     let (stage, before) = compressor(chain)?;
     if extents.len() != job.grid.num_subchunks() {
@@ -170,7 +171,7 @@ pub fn parse(
         .filter(|&bytes| bytes > 0)
         .ok_or(TOO_LARGE)?;
     let most = most_encoded(job.grid, chain).ok_or(TOO_LARGE)?;
-    let mut found: Option<Layout> = None;
+    let mut found: Option<CompressedFrameLayout> = None;
     let (mut starts, mut chunks, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
     for (subchunk, extent) in extents.iter().enumerate() {
         let Some(extent) = extent else {
@@ -192,7 +193,7 @@ pub fn parse(
                     },
                 )?;
         }
-        let layout = Layout::of_frame(stage, frame, bytes, before, most)?;
+        let layout = CompressedFrameLayout::of_frame(stage, frame, bytes, before, most)?;
         if extent.len() > layout.encoded {
             return Err("a frame is longer than any encoder makes it");
         }
@@ -213,7 +214,7 @@ pub fn parse(
             }
             _ => {
                 zstd(frame, bytes, true)?;
-                chunks.push(Part {
+                chunks.push(CompressedFramePart {
                     start: 0,
                     len: frame.len(),
                     raw: false,
@@ -224,7 +225,7 @@ pub fn parse(
     if !matches!(stage, Stage::Gzip { .. }) {
         checksums.clear();
     }
-    Ok(Parts {
+    Ok(CompressedFrameParts {
         layout: found.ok_or("no subchunk is stored")?,
         starts,
         chunks,
@@ -321,7 +322,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
 /// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
 /// decompression can tell where the member ends. So anything that looks like the border to another
 /// member is taken for one.
-fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
+fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
     let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BROKEN)?;
@@ -357,7 +358,7 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     if has_border(stream, expected) {
         return Err("a gzip subchunk has several members");
     }
-    let part = Part {
+    let part = CompressedFramePart {
         start: member.len() - rest.len(),
         len,
         raw: false,
@@ -365,9 +366,9 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     Ok((part, u32::from_le_bytes(*checksum)))
 }
 
-/// Whether `stream` has bytes that look like the size of a member of at most `most` bytes, followed
-/// by the header of the next member. In a stream of 64 KiB, this happens by chance about once in
-/// 10⁸ times.
+/// Returns whether `stream` has bytes that look like the size of a member of at most `most` bytes,
+/// followed by the header of the next member. In a stream of 64 KiB, this happens by chance about
+/// once in 10⁸ times.
 fn has_border(stream: &[u8], most: usize) -> bool {
     const FIRST: u8 = 0x1f;
     /// Bytes that are searched for `FIRST` at once.
@@ -422,14 +423,14 @@ const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a devic
 const BLOSC_HEADER: usize = 16;
 
 /// The header of a Blosc frame.
-struct Blosc {
+struct BloscHeader {
     format: Format,
     shuffle: Option<Shuffle>,
     element: usize,
     block: usize,
 }
 
-impl Blosc {
+impl BloscHeader {
     fn shuffle(&self, bytes: usize) -> Option<(Shuffle, BloscBlocks)> {
         let blocks = BloscBlocks {
             bytes,
@@ -440,8 +441,8 @@ impl Blosc {
     }
 }
 
-/// The header of a Blosc frame of `expected` bytes of content.
-fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
+/// Returns the header of a Blosc frame of `expected` bytes of content.
+fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
     /// `LEAST_STREAM` bytes.
     const MOST_SPLIT: usize = 16;
@@ -490,7 +491,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     } else {
         None
     };
-    Ok(Blosc {
+    Ok(BloscHeader {
         format,
         shuffle,
         element,
@@ -498,9 +499,13 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     })
 }
 
-/// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
-/// since C-Blosc writes them as its threads complete them.
-fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Reason> {
+/// Returns the stream of block `number` of a Blosc frame with this layout. Blocks may be in any
+/// order, since C-Blosc writes them as its threads complete them.
+fn blosc_stream(
+    frame: &[u8],
+    layout: &CompressedFrameLayout,
+    number: usize,
+) -> Result<CompressedFramePart, Reason> {
     let chunking = layout.chunking;
     let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;
     let len = integer(frame, start).ok_or(BLOSC_STREAMS)?;
@@ -515,16 +520,16 @@ fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Re
     if !raw && layout.format == Format::Zstd {
         zstd(stream, block, false)?;
     }
-    Ok(Part { start, len, raw })
+    Ok(CompressedFramePart { start, len, raw })
 }
 
-/// Bytes of the chunk in place `number` of a subchunk.
+/// Returns the number of bytes of the chunk in place `number` of a subchunk.
 pub(super) fn chunk_len(chunking: Chunking, number: usize) -> usize {
     let start = number.saturating_mul(chunking.block);
     chunking.bytes.saturating_sub(start).min(chunking.block)
 }
 
-/// The little-endian integer at `at` of `frame`, if it is there and not negative.
+/// Returns the little-endian integer at `at` of `frame`, if it is there and not negative.
 fn integer(frame: &[u8], at: usize) -> Option<usize> {
     let bytes = frame.get(at..)?.first_chunk()?;
     usize::try_from(i32::from_le_bytes(*bytes)).ok()

@@ -20,13 +20,13 @@ const BLOCK: u32 = 256;
 const WARPS: usize = BLOCK as usize / 32;
 
 /// How launches divide their work.
-pub(crate) struct Tuning {
+pub(crate) struct FrameTuning {
     /// Bytes of a stream that a warp copies at a time, as in the kernels.
     piece: usize,
     most: Most,
 }
 
-const TUNING: Tuning = Tuning {
+const TUNING: FrameTuning = FrameTuning {
     piece: 8192,
     most: Most::PerMultiprocessor(32),
 };
@@ -46,7 +46,7 @@ pub(crate) struct Streams {
 
 /// The frames that the streams become, one for each subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frames {
+pub(crate) struct CompressedFrames {
     /// A slot for each frame.
     pub(crate) slots: Slots,
     /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
@@ -77,7 +77,7 @@ impl Args {
         streams: Streams,
         blocks: usize,
         stored: Option<DeviceSpan>,
-        frames: Frames,
+        frames: CompressedFrames,
     ) -> Result<Self, DriverError> {
         let (chunks, count) = (streams.slots.count, frames.slots.count);
         launch.require(count.checked_mul(blocks) == Some(chunks), || {

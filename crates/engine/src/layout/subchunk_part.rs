@@ -1,10 +1,10 @@
-//! Where a subchunk and a window of the shard meet.
+//! The elements that a subchunk and a window of its shard have in common.
 
 use super::SubchunkGrid;
 
 /// The elements that a subchunk and a window share: a box, seen from both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct SubchunkPart {
     /// The first shared element, in the subchunk.
     in_subchunk: Vec<usize>,
     /// The first shared element, in the window.
@@ -14,8 +14,9 @@ pub struct Part {
     element_size: usize,
 }
 
-impl Part {
-    /// The elements that subchunk `number` and the window from `start` of shape `shape` share.
+impl SubchunkPart {
+    /// Returns the elements that subchunk `number` and the window from `start` of shape `shape`
+    /// share.
     pub fn new(grid: &SubchunkGrid, number: usize, start: &[usize], shape: &[usize]) -> Self {
         let origin = grid.origin(number);
         let mut part = Self {
@@ -37,43 +38,43 @@ impl Part {
         part
     }
 
-    /// The extents of the part, in elements.
+    /// Returns the extents of the part, in elements.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The first element of the part, in the subchunk.
+    /// Returns the first element of the part, in the subchunk.
     pub fn start_in_subchunk(&self) -> &[usize] {
         &self.in_subchunk
     }
 
-    /// The first element of the part, in the window.
+    /// Returns the first element of the part, in the window.
     pub fn start_in_window(&self) -> &[usize] {
         &self.in_window
     }
 
-    /// The size of an element, in bytes.
+    /// Returns the size of an element, in bytes.
     pub(crate) fn element_size(&self) -> usize {
         self.element_size
     }
 
-    /// Whether the part is the whole subchunk.
+    /// Returns whether the part is the whole subchunk.
     pub fn is_whole(&self) -> bool {
         self.shape == self.subchunk
     }
 
-    /// The size of the part, in bytes.
+    /// Returns the size of the part, in bytes.
     pub fn len(&self) -> usize {
         self.shape.iter().product::<usize>() * self.element_size
     }
 
-    /// The length of a row of the part, in bytes: along the last axis.
+    /// Returns the length of a row of the part, in bytes: along the last axis.
     pub fn row_len(&self) -> usize {
         self.shape.last().map_or(1, |&extent| extent) * self.element_size
     }
 
-    /// The rows of the part: the offset of each in the decoded subchunk and in a window of shape
-    /// `window`, in bytes.
+    /// Returns the rows of the part: the offset of each in the decoded subchunk and in a window of
+    /// shape `window`, in bytes.
     pub fn rows(&self, window: &[usize]) -> impl Iterator<Item = (usize, usize)> {
         let outer = self.shape.len().saturating_sub(1);
         let rows = if self.len() == 0 {
@@ -98,12 +99,12 @@ impl Part {
         })
     }
 
-    /// The offset of the part in the decoded subchunk, whose axes have `strides`, in bytes.
+    /// Returns the offset of the part in the decoded subchunk, whose axes have `strides`, in bytes.
     pub(crate) fn offset_in_subchunk(&self, strides: &[usize]) -> usize {
         dot(&self.in_subchunk, strides)
     }
 
-    /// The offset of the part in the window, whose axes have `strides`, in bytes.
+    /// Returns the offset of the part in the window, whose axes have `strides`, in bytes.
     pub(crate) fn offset_in_window(&self, strides: &[usize]) -> usize {
         dot(&self.in_window, strides)
     }
@@ -124,7 +125,7 @@ pub fn strides_in(order: &[usize], shape: &[usize], element_size: usize) -> Vec<
     strides
 }
 
-/// The strides of a C-order array, in bytes.
+/// Returns the strides of a C-order array, in bytes.
 pub fn strides(shape: &[usize], element_size: usize) -> Vec<usize> {
     let mut strides = vec![element_size; shape.len()];
     for d in (0..shape.len().saturating_sub(1)).rev() {
@@ -140,14 +141,14 @@ mod tests {
     #[test]
     fn a_part_is_seen_from_both_sides() {
         let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
-        let part = Part::new(&grid, 3, &[1, 2], &[3, 3]);
+        let part = SubchunkPart::new(&grid, 3, &[1, 2], &[3, 3]);
         assert_eq!(part.shape(), [2, 2]);
         assert_eq!(part.start_in_subchunk(), [0, 0]);
         assert_eq!(part.start_in_window(), [1, 1]);
         assert_eq!(part.offset_in_window(&strides(&[3, 3], 2)), (3 + 1) * 2);
         assert!(!part.is_whole());
-        assert!(Part::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
-        assert_eq!(Part::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
+        assert!(SubchunkPart::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
+        assert_eq!(SubchunkPart::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
     }
 
     #[test]

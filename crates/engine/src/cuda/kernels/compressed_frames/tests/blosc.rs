@@ -55,7 +55,7 @@ fn shuffled(driver: &dyn Driver, format: BloscFormat, contents: &[Vec<u8>]) -> V
 }
 
 /// Returns the frame of these blocks and their streams, as in C-Blosc's `README_HEADER.rst`.
-fn naive(format: BloscFormat, blocks: &[&[u8]], streams: &[(Vec<u8>, Claim)]) -> Vec<u8> {
+fn naive(format: BloscFormat, blocks: &[&[u8]], streams: &[(Vec<u8>, StandInReport)]) -> Vec<u8> {
     let BloscBlocks {
         bytes,
         block,
@@ -125,7 +125,7 @@ fn check_case(
     driver: &dyn Driver,
     format: BloscFormat,
     seeds: &[u64],
-    claims: &[Claim],
+    claims: &[StandInReport],
     stored: Option<Vec<bool>>,
     room: (usize, usize),
 ) {
@@ -133,7 +133,10 @@ fn check_case(
     let contents: Vec<_> = seeds.iter().map(|&seed| content(seed, bytes)).collect();
     let stride = bytes.next_multiple_of(16);
     let inputs = shuffled(driver, format, &contents);
-    let mut claims = claims.iter().copied().chain(std::iter::repeat(Claim::Done));
+    let mut claims = claims
+        .iter()
+        .copied()
+        .chain(std::iter::repeat(StandInReport::Done));
     let blocks: Vec<Vec<_>> = inputs
         .chunks(stride)
         .map(|slot| slot[..bytes].chunks(block).collect())
@@ -141,7 +144,7 @@ fn check_case(
     let streams = blocks.iter().map(|blocks| {
         let stream = |block: &&[u8]| (compress(format.streams, block), claims.next());
         let streams = blocks.iter().map(stream);
-        let streams = streams.map(|(stream, claim)| (stream, claim.unwrap_or(Claim::Done)));
+        let streams = streams.map(|(stream, claim)| (stream, claim.unwrap_or(StandInReport::Done)));
         streams.collect()
     });
     let batch = Batch {
@@ -333,7 +336,7 @@ fn wrong_geometry_is_an_error() {
                 sizes: part(304, 32),
                 statuses: part(336, 16),
             };
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(part(512, 160), frame_stride, 2),
                 sizes: part(704, 16),
                 framed: part(720, 8),
@@ -363,7 +366,7 @@ fn long_streams_are_moved_once() {
     for (more, most) in [(0, 110), (5, 110)] {
         let format = format(StreamFormat::Lz4, None, (bytes, block, 4));
         let inputs = noise(6, 16 * bytes);
-        let stream = (noise(7, block - more), Claim::Done);
+        let stream = (noise(7, block - more), StandInReport::Done);
         let batch = Batch {
             streams: vec![vec![stream; 4]; 16],
             ..Batch::default()

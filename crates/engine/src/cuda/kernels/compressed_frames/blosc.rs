@@ -1,6 +1,6 @@
 //! Blosc 1 frames, with a stream for each block.
 
-use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
+use super::{Args, BLOCK, CompressedFrames, Streams, TUNING, WARPS, pieces};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::shuffle::{BloscBlocks, Shuffle};
 use crate::cuda::kernels::spans::{Launch, Slots};
@@ -94,7 +94,7 @@ pub(crate) unsafe fn frame_blosc(
     inputs: Slots,
     streams: Streams,
     stored: Option<DeviceSpan>,
-    frames: Frames,
+    frames: CompressedFrames,
 ) -> Result<(), DriverError> {
     let kernel = |kernel| Launch {
         driver,

@@ -8,11 +8,11 @@ use super::*;
 const LONG: Duration = Duration::from_mins(1);
 const SHORT: Duration = Duration::from_millis(20);
 
-fn alone(number: u64) -> [Claim; 1] {
+fn alone(number: u64) -> [NameToTake; 1] {
     [(Name::Index(number), Mode::Alone)]
 }
 
-fn shared(number: u64) -> [Claim; 1] {
+fn shared(number: u64) -> [NameToTake; 1] {
     [(Name::Index(number), Mode::Shared)]
 }
 
@@ -22,10 +22,10 @@ fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed) as u64
 }
 
-/// Tries to take `claims` on another thread, which has no turn.
-fn elsewhere(claims: &[Claim], limit: Duration) -> Result<(), NoTurn> {
+/// Tries to take `names` on another thread, which has no turn.
+fn elsewhere(names: &[NameToTake], limit: Duration) -> Result<(), NoTurn> {
     thread::scope(|scope| {
-        let taken = scope.spawn(|| take_blocking(claims, limit).map(drop));
+        let taken = scope.spawn(|| take_blocking(names, limit).map(drop));
         taken.join().unwrap()
     })
 }
@@ -45,9 +45,9 @@ fn turns_exclude_each_other_or_are_shared() {
     assert_eq!(elsewhere(&alone(one), SHORT), Ok(()));
 }
 
-/// All claims are taken, or none: an encoder that waits for one name keeps no other.
+/// All names are taken, or none: an encoder that waits for one name keeps no other.
 #[test]
-fn claims_are_taken_at_once() {
+fn names_are_taken_at_once() {
     let (one, two) = (number(), number());
     let both = [alone(one)[0], alone(two)[0]];
     let turn = take_blocking(&alone(two), LONG).unwrap();
@@ -101,16 +101,16 @@ fn encoders_that_share_do_not_get_ahead() {
     let first = take_blocking(&shared(index), LONG).unwrap();
     let order = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        let waits = |claims: [Claim; 1], name: &'static str| {
+        let waits = |names: [NameToTake; 1], name: &'static str| {
             let order = &order;
             let waiting = || {
                 let line = Process::this().line();
-                let mine = |one: &&Waiting| one.claims[0].0 == Name::Index(index);
+                let mine = |one: &&Waiting| one.names[0].0 == Name::Index(index);
                 line.waiting.iter().filter(mine).count()
             };
             let before = waiting();
             scope.spawn(move || {
-                let _turn = take_blocking(&claims, LONG).unwrap();
+                let _turn = take_blocking(&names, LONG).unwrap();
                 order.lock().unwrap().push(name);
             });
             while waiting() == before {
@@ -186,9 +186,9 @@ mod awaited {
         let one = number();
         let turn = block_on(take_awaited(&alone(one), LONG)).unwrap();
         let mut context = Context::from_waker(Waker::noop());
-        let claims = alone(one);
-        let mut waiting = Box::pin(take_awaited(&claims, LONG));
-        let mut behind = Box::pin(take_awaited(&claims, LONG));
+        let names = alone(one);
+        let mut waiting = Box::pin(take_awaited(&names, LONG));
+        let mut behind = Box::pin(take_awaited(&names, LONG));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         assert!(behind.as_mut().poll(&mut context).is_pending());
         drop(waiting);
@@ -197,11 +197,11 @@ mod awaited {
             panic!("the turn goes to the next in the line");
         };
         // It has the turn, and does not know it yet.
-        let mut unaware = Box::pin(take_awaited(&claims, LONG));
+        let mut unaware = Box::pin(take_awaited(&names, LONG));
         assert!(unaware.as_mut().poll(&mut context).is_pending());
         drop(turn);
         drop(unaware);
-        assert_eq!(elsewhere(&claims, SHORT), Ok(()));
+        assert_eq!(elsewhere(&names, SHORT), Ok(()));
     }
 
     /// While a future that has a turn is polled, the thread does not wait for another one.
@@ -227,9 +227,9 @@ mod awaited {
     #[test]
     fn the_clock_wakes_more_than_once() {
         for _ in 0..3 {
-            let claims = alone(number());
-            let turn = block_on(take_awaited(&claims, LONG)).unwrap();
-            let late = block_on(take_awaited(&claims, SHORT)).map(drop);
+            let names = alone(number());
+            let turn = block_on(take_awaited(&names, LONG)).unwrap();
+            let late = block_on(take_awaited(&names, SHORT)).map(drop);
             assert_eq!(late, Err(NoTurn::Late));
             drop(turn);
         }

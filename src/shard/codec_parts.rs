@@ -15,7 +15,7 @@ use crate::plan::Engines;
 
 /// The bounds of the memory that a chain takes.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ChainMemoryBounds {
     /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
     pub(crate) is_bounded: bool,
     /// The first codec that may take more for a hostile subchunk than the metadata justify.
@@ -25,14 +25,14 @@ pub(crate) struct Limits {
 /// Inner codecs that take no more memory than they may, as far as that is possible.
 pub(crate) struct InnerCodecs {
     pub(crate) chain: Arc<CodecChain>,
-    pub(crate) limits: Limits,
+    pub(crate) memory_bounds: ChainMemoryBounds,
     /// The shards that are the subchunks, if the chain encodes these and does nothing else.
-    pub(crate) nested: Option<Arc<Parts>>,
+    pub(crate) nested: Option<Arc<CodecParts>>,
 }
 
 /// The parts of a codec: what it encodes, and with which engines.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct CodecParts {
     pub(crate) subchunk_shape: ChunkShape,
     pub(crate) inner_codecs: Arc<CodecChain>,
     pub(crate) index_codecs: IndexCodecs,
@@ -40,16 +40,16 @@ pub(crate) struct Parts {
     /// The inner codecs as data, or why the engines do not know them.
     pub(crate) recognised: Result<RecognisedChain, String>,
     /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
-    pub(crate) nested: Option<Arc<Parts>>,
+    pub(crate) nested: Option<Arc<CodecParts>>,
     /// The bounds of the memory that the inner codecs take.
-    pub(crate) limits: Limits,
+    pub(crate) memory_bounds: ChainMemoryBounds,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
     pub(crate) stock: ShardingCodec,
     pub(crate) options: Options,
     pub(crate) engines: Engines,
 }
 
-impl Parts {
+impl CodecParts {
     pub(crate) fn new(
         subchunk_shape: ChunkShape,
         inner_codecs: InnerCodecs,
@@ -61,7 +61,7 @@ impl Parts {
             .map_err(PluginCreateError::Other)?;
         let InnerCodecs {
             chain,
-            limits,
+            memory_bounds,
             nested,
         } = inner_codecs;
         let stock = ShardingCodec::new(
@@ -73,7 +73,7 @@ impl Parts {
         Ok(Self {
             recognised: recognise(&chain),
             nested,
-            limits,
+            memory_bounds,
             subchunk_shape,
             inner_codecs: chain,
             index_codecs: index,
@@ -85,7 +85,7 @@ impl Parts {
         })
     }
 
-    /// The same parts with other runtime options, for nested codecs of this crate, too.
+    /// Returns the same parts with other runtime options, for nested codecs of this crate, too.
     pub(crate) fn with_options(&self, options: Options) -> Self {
         let for_nested = CodecSpecificOptions::default().with_option(options.clone());
         let inner_codecs = (*self.inner_codecs).clone();
@@ -101,7 +101,7 @@ impl Parts {
         }
     }
 
-    /// The same parts with other engines.
+    /// Returns the same parts with other engines.
     #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self {
@@ -110,18 +110,18 @@ impl Parts {
         }
     }
 
-    /// The configuration in an array's metadata.
+    /// Returns the configuration in an array's metadata.
     pub(crate) fn configuration(&self) -> Option<Configuration> {
         let options = CodecMetadataOptions::default();
         self.stock.configuration(ZarrVersion::V3, &options)
     }
 
-    /// Check that the options allow decoding with these codecs.
+    /// Checks that the options allow decoding with these codecs.
     ///
     /// # Errors
     /// A [`CodecError`] if the data are not trusted, and a codec needs trusted data.
     pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
-        match &self.limits.unbounded {
+        match &self.memory_bounds.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
                 "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. If the data are to be trusted, decode without `Options::with_untrusted_data`; or store the array with other codecs"
             ))),

@@ -9,7 +9,7 @@ pub(crate) use blosc::check_blosc;
 pub(crate) use gzip::check_gzip;
 pub(crate) use zstd::check_zstd;
 
-use super::{Frames, Streams};
+use super::{CompressedFrames, Streams};
 use crate::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::testing::*;
 use crate::cuda::kernels::testing::run as on;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 /// The claim of a stand-in for the compressor about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
+enum StandInReport {
     /// The stream is complete.
     Done,
     /// An error status.
@@ -30,14 +30,14 @@ enum Claim {
     Everything,
 }
 
-fn claims() -> impl Strategy<Value = Claim> {
+fn claims() -> impl Strategy<Value = StandInReport> {
     prop_oneof![
-        12 => Just(Claim::Done),
-        1 => (1..20i32).prop_map(Claim::Status),
-        1 => (i32::MIN..0).prop_map(Claim::Status),
-        1 => Just(Claim::Nothing),
-        1 => (1..40u64).prop_map(Claim::Above),
-        1 => Just(Claim::Everything),
+        12 => Just(StandInReport::Done),
+        1 => (1..20i32).prop_map(StandInReport::Status),
+        1 => (i32::MIN..0).prop_map(StandInReport::Status),
+        1 => Just(StandInReport::Nothing),
+        1 => (1..40u64).prop_map(StandInReport::Above),
+        1 => Just(StandInReport::Everything),
     ]
 }
 
@@ -45,7 +45,7 @@ fn claims() -> impl Strategy<Value = Claim> {
 #[derive(Clone, Debug, Default)]
 struct Batch {
     /// For each subchunk, its streams and the claims about them.
-    streams: Vec<Vec<(Vec<u8>, Claim)>>,
+    streams: Vec<Vec<(Vec<u8>, StandInReport)>>,
     /// A flag for each subchunk, where there are flags.
     stored: Option<Vec<bool>>,
     /// Bytes by which slots exceed the longest stream or frame, before the slots are rounded up.
@@ -61,8 +61,8 @@ enum Outcome {
 }
 
 impl Batch {
-    /// One stream for each subchunk.
-    fn of(streams: Vec<(Vec<u8>, Claim)>) -> Self {
+    /// Returns one stream for each subchunk.
+    fn of(streams: Vec<(Vec<u8>, StandInReport)>) -> Self {
         Self {
             streams: streams.into_iter().map(|stream| vec![stream]).collect(),
             ..Self::default()
@@ -76,7 +76,7 @@ impl Batch {
     fn all_done(&self, i: usize) -> bool {
         self.streams[i]
             .iter()
-            .all(|(stream, claim)| *claim == Claim::Done && !stream.is_empty())
+            .all(|(stream, claim)| *claim == StandInReport::Done && !stream.is_empty())
     }
 
     /// Returns the expected outcome of a subchunk. `frame` is its frame if nothing failed.
@@ -100,7 +100,7 @@ impl Batch {
             StreamId,
             Streams,
             Option<DeviceSpan>,
-            Frames,
+            CompressedFrames,
             DeviceSpan,
         ) -> Result<(), DriverError>,
     ) -> Vec<Outcome> {
@@ -118,11 +118,11 @@ impl Batch {
             slot[..stream.len()].copy_from_slice(stream);
             let len = stream.len() as u64;
             let (size, status) = match *claim {
-                Claim::Done => (len, 0),
-                Claim::Status(status) => (len, status),
-                Claim::Nothing => (0, 0),
-                Claim::Above(more) => (most as u64 + more, 0),
-                Claim::Everything => (u64::MAX, 0),
+                StandInReport::Done => (len, 0),
+                StandInReport::Status(status) => (len, status),
+                StandInReport::Nothing => (0, 0),
+                StandInReport::Above(more) => (most as u64 + more, 0),
+                StandInReport::Everything => (u64::MAX, 0),
             };
             sizes.push(size);
             statuses.push(status.cast_unsigned());
@@ -154,7 +154,7 @@ impl Batch {
                 statuses: spans[2],
             };
             let stored = self.stored.is_some().then_some(spans[3]);
-            let frames = Frames {
+            let frames = CompressedFrames {
                 slots: slots(spans[4], frame_stride, count),
                 sizes: spans[5],
                 framed: spans[6],

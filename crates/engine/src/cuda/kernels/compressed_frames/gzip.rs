@@ -1,41 +1,40 @@
-//! Zstandard frames that have the content size.
+//! Gzip members of raw deflate streams.
 
-use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
+use super::{Args, BLOCK, CompressedFrames, Streams, TUNING, WARPS, pieces};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::Launch;
 
-/// The most bytes by which a frame may be longer than its stream: a content size of 8 bytes.
-pub(crate) const ZSTD_OVERHEAD: usize = 8;
+/// The number of bytes by which a member is longer than its stream.
+pub(crate) const GZIP_OVERHEAD: usize = 18;
 
-/// Enqueues a kernel that copies each stream, with a header that has the content size. A stream is
-/// a Zstandard frame of `bytes` bytes of content. There is one stream for each frame. A subchunk
-/// whose flag in `stored` (a `u32` each) is zero gets no frame, and its stream is ignored.
+/// Enqueues a kernel that makes a gzip member of each stream. A stream is a raw deflate stream of
+/// `bytes` bytes of content. The content's CRC-32 (a `u32` each) is in `checksums`. There is one
+/// stream for each frame. A subchunk whose flag in `stored` (a `u32` each) is zero gets no frame,
+/// and its stream is ignored.
 ///
-/// A stream counts as failed if it is not exactly one frame, needs a dictionary, or has another
-/// content size. The contents of its blocks are not checked.
+/// The contents of the streams are not checked.
 ///
 /// # Errors
-/// A span is too short or misaligned, slots overlap or do not match, there is no content, or the
-/// driver fails.
+/// A span is too short or misaligned, slots overlap or do not match, or the driver fails.
 ///
 /// # Safety
 /// The caller keeps the rules of the driver.
-pub(crate) unsafe fn frame_zstd(
+pub(crate) unsafe fn frame_gzip(
     driver: &dyn Driver,
     stream: StreamId,
     streams: Streams,
-    bytes: usize,
+    (bytes, checksums): (usize, DeviceSpan),
     stored: Option<DeviceSpan>,
-    frames: Frames,
+    frames: CompressedFrames,
 ) -> Result<(), DriverError> {
     let launch = Launch {
         driver,
         stream,
-        kernel: "frame_zstd",
+        kernel: "frame_gzip",
     };
-    launch.require(bytes > 0, || "a frame without content".to_owned())?;
     let spans = Args::new(&launch, streams, 1, stored, frames)?;
     let count = frames.slots.count;
+    let checksums = launch.elements("checksums", checksums, count, 4, 4)?;
     if count == 0 {
         return Ok(());
     }
@@ -47,6 +46,7 @@ pub(crate) unsafe fn frame_zstd(
         Arg::Span(spans.statuses, Access::Read),
         spans.stored,
         Arg::U64(bytes as u64),
+        Arg::Span(checksums, Access::Read),
         Arg::U64(count as u64),
         Arg::Span(spans.frames, Access::Write),
         Arg::U64(frames.slots.stride as u64),
@@ -55,7 +55,7 @@ pub(crate) unsafe fn frame_zstd(
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = launch.grid(pieces(count, streams.most), WARPS, TUNING.most);
-    // SAFETY: the kernel reads no stream that is longer than its slot, and writes no frame that is.
-    // All other spans have an element for each stream or frame.
+    // SAFETY: the kernel reads no stream that is longer than its slot, and writes no member that
+    // is. All other spans have an element for each stream or member.
     unsafe { launch.run(grid, BLOCK, &args) }
 }

@@ -1,0 +1,89 @@
+//! How subchunks are read from the frame of a shard.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::errors::store_error;
+use super::windows::WantedSubchunk;
+use super::{Attempt, ReadCall, Stop, lock};
+use crate::reader::frames::{ListedFrame, Newest};
+use crate::reader::metrics::add;
+use crate::reader::source::ShardSource;
+use crate::reader::threads::Later;
+
+impl<S: ShardSource> Attempt<'_, S> {
+    /// Reads the subchunks of `touched` that `frame` lists, and writes their elements. Returns the other
+    /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
+    pub(super) async fn read_frame<'p>(
+        &self,
+        frame: &dyn ListedFrame,
+        touched: Vec<WantedSubchunk<'p>>,
+        each: bool,
+    ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
+        /// The number of bytes that are decoded together, to write long rows of elements.
+        const AT_ONCE: usize = 1 << 20;
+        let ReadCall {
+            settings,
+            requests,
+            requests_of_shard,
+            ..
+        } = self.call;
+        let is_listed = |touched: &WantedSubchunk<'_>| each || frame.has(touched.number());
+        let (beside, in_shard): (Vec<_>, Vec<_>) = touched.into_iter().partition(is_listed);
+        let share = AT_ONCE.min(settings.memory / *requests);
+        let most = (share / self.shard.sharding.grid.subchunk_bytes()).max(1);
+        let len = beside.len().div_ceil(requests_of_shard.get()).min(most);
+        let groups: Vec<&[WantedSubchunk<'_>]> = beside.chunks(len.max(1)).collect();
+        let in_shard = Mutex::new(in_shard);
+        let (groups, others) = (&*groups, &in_shard);
+        let read = |number: usize| -> Later<'_, Result<(), Stop>> {
+            Box::pin(async move {
+                let mut in_shard = self.read_objects(frame, groups[number], each).await?;
+                lock(others).append(&mut in_shard);
+                Ok(())
+            })
+        };
+        self.each(groups.len(), &read).await?;
+        let mut in_shard = in_shard
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        in_shard.sort_unstable_by_key(|touched| touched.number());
+        Ok(in_shard)
+    }
+
+    /// Reads the newest versions of `group`, and writes their elements. Returns the subchunks without a
+    /// version.
+    async fn read_objects<'p>(
+        &self,
+        frame: &dyn ListedFrame,
+        group: &[WantedSubchunk<'p>],
+        each: bool,
+    ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
+        let ReadCall { counters, .. } = self.call;
+        let (mut found, mut empty, mut in_shard) = (Vec::new(), Vec::new(), Vec::new());
+        for &touched in group {
+            let number = touched.number();
+            let newest = if each {
+                let read = frame.read(number).await;
+                read.map(|read| read.map_or(Newest::Empty, Newest::Data))
+            } else {
+                frame.newest(number).await
+            };
+            match newest.map_err(|error| store_error(self.shard, error))? {
+                Newest::Data(bytes) => {
+                    add(&counters.requests, 1);
+                    add(&counters.ranges, 1);
+                    add(&counters.subchunks_read, 1);
+                    add(&counters.bytes_read, bytes.len());
+                    found.push((touched, bytes));
+                }
+                Newest::Empty => empty.push(touched),
+                Newest::InShard => in_shard.push(touched),
+                Newest::Gone => return Err(Stop::Changed),
+            }
+        }
+        self.fill(empty)?;
+        let found: Vec<_> = found.iter().map(|(of, bytes)| (*of, &**bytes)).collect();
+        self.decode(&found, None)?;
+        Ok(in_shard)
+    }
+}

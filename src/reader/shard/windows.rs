@@ -1,0 +1,81 @@
+//! Windows that want the same subchunks.
+
+use super::ShardToRead;
+use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::memory::disjoint::Window;
+
+/// A subchunk that is wanted, and the windows that want it: pairs of the number of the subchunk, which
+/// is the same in all of them, and of a window.
+#[derive(Clone, Copy)]
+pub(super) struct WantedSubchunk<'p>(pub(super) &'p [(usize, usize)]);
+
+impl WantedSubchunk<'_> {
+    pub(super) fn number(self) -> usize {
+        // There is at least one pair.
+        self.0.first().map_or(0, |(number, _)| *number)
+    }
+
+    pub(super) fn windows(self) -> impl Iterator<Item = usize> + Clone {
+        self.0.iter().map(|(_, window)| *window)
+    }
+}
+
+/// Several windows that want the same subchunks.
+pub(super) struct Several<'a> {
+    pub(super) windows: &'a [Window<'a>],
+    /// The subchunks and their encoded bytes, by ascending number of the subchunk.
+    pub(super) subchunks: &'a [(WantedSubchunk<'a>, &'a [u8])],
+}
+
+impl Several<'_> {
+    /// Returns the windows that want subchunk `number`.
+    pub(super) fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
+        let found = self
+            .subchunks
+            .binary_search_by_key(&number, |(touched, _)| touched.number());
+        let touched = found.ok().map(|at| self.subchunks[at].0);
+        let windows = touched.into_iter().flat_map(WantedSubchunk::windows);
+        windows.map(|window| &self.windows[window])
+    }
+}
+
+impl RowSink for Several<'_> {
+    fn row_len(&self, _first: usize, _count: usize) -> usize {
+        1
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        for (number, source) in (first..).zip(sources) {
+            for window in self.windows(number) {
+                window.write_row(number, &[source], buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        (first..first + count).try_for_each(|number| {
+            self.windows(number)
+                .try_for_each(|window| window.fill_row(number, 1, element))
+        })
+    }
+}
+
+/// Returns the subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
+/// window.
+pub(super) fn wanted(shard: &ShardToRead<'_>) -> Vec<(usize, usize)> {
+    let parts = shard.wanted.parts.iter().enumerate();
+    let mut pairs: Vec<(usize, usize)> = parts
+        .flat_map(|(window, part)| {
+            let numbers = shard.sharding.grid.numbers_in(&part.start, &part.shape);
+            numbers.into_iter().map(move |number| (number, window))
+        })
+        .collect();
+    pairs.sort_unstable();
+    pairs
+}
