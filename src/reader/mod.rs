@@ -178,8 +178,8 @@ pub struct ReadReport {
     /// The subchunks that could not be decoded, and have the fill value in the output. A shard without
     /// an index that can be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
     pub damaged: Vec<Damage>,
-    /// The shards that the store does not have. Their elements are fill values in the output. A shard
-    /// of which there is a frame is not listed, and none of an array that zarrs reads.
+    /// The shards that the store does not have. Their elements are fill values in the output. A shard with
+    /// newer subchunks beside it is not listed. Nothing is listed if zarrs reads the array.
     pub absent: Vec<StoreKey>,
 }
 

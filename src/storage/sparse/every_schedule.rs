@@ -66,7 +66,7 @@ struct Before {
     shard: Option<[Option<u8>; 2]>,
     /// Number, version, value.
     frame: &'static [(u32, u64, Option<u8>)],
-    /// The same, of which half was written.
+    /// Versions of which only half was written.
     torn: &'static [(u32, u64, u8)],
 }
 
