@@ -42,8 +42,8 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
     /// Writes the share of subchunk `number`: just its elements, in C order.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was written before; [`EngineError::Foreign`] if zarrs
-    /// refuses it.
+    /// [`EngineError::Internal`] if the share was written before; [`EngineError::Foreign`] if zarrs refuses the
+    /// share.
     pub(super) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         let share = self.shares.claim(number, 1)?;
         // SAFETY: the share was claimed.

@@ -7,7 +7,8 @@ use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 
-/// So many ranges are kept before they are merged: an old shard may have an index of each of its updates.
+/// The number of ranges that are kept before they are merged: an old shard may have an index of each of its
+/// updates.
 const FIRST_MERGE: usize = 1 << 17;
 
 /// Returns the number of bytes of `object` that no index in it knows, and that are not all zeros.

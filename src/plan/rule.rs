@@ -4,8 +4,8 @@ use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// When [`Backend::Auto`](crate::Backend::Auto) chooses a device. It depends on the plan alone and never on load, so that
-/// equal data give equal shards.
+/// The rule by which [`Backend::Auto`](crate::Backend::Auto) chooses a device. The rule depends on the plan
+/// alone and never on load, so that equal data give equal shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineRule {
     /// Whether chains without a compressor go to a device.

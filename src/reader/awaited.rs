@@ -96,7 +96,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
             DecodedBy::ThisCrate(codec) => codec,
             DecodedBy::Zarrs(_) => return self.async_read_by_zarrs(boxes, place).await,
         };
-        self.check_frames(false)?;
+        self.check_newer_subchunks(false)?;
         let store = self.array().storage();
         let store = Store(Awaited(&*store));
         let source = (&store, self.0.settings.requests, threads::awaited as Each);

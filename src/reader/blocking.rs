@@ -130,7 +130,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             DecodedBy::ThisCrate(codec) => codec,
             DecodedBy::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
-        self.check_frames(true)?;
+        self.check_newer_subchunks(true)?;
         if let Some(files) = files {
             let source = (files, settings.threads(), threads::blocking as Each);
             return now(self.read_shards(codec, boxes, source, place));

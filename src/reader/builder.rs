@@ -11,8 +11,8 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::cache::Caches;
-use super::frames::ListsFrames;
 use super::metrics::Counters;
+use super::newer_subchunks::ListsNewerSubchunks;
 use super::{ArrayReader, DecodedBy, Inner, KeptByReader, ReaderError, Settings};
 use crate::codec::find;
 use crate::store::files::Files;
@@ -25,8 +25,8 @@ pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     files: Option<Files>,
     /// Files that are not checked to have the array.
     unchecked_files: Option<Files>,
-    /// The frames of the array, and the files of their shards.
-    frames: Option<(Arc<dyn ListsFrames>, Option<Files>)>,
+    /// The newer subchunks of the array, and the files of their shards.
+    newer_subchunks: Option<(Arc<dyn ListsNewerSubchunks>, Option<Files>)>,
     memory: Option<usize>,
     settings: Settings,
 }
@@ -37,7 +37,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReaderBuilder<TStorage> {
             .field("array", &self.array.path())
             .field("files", &self.files)
             .field("unchecked_files", &self.unchecked_files)
-            .field("has_frames", &self.frames.is_some())
+            .field("has_frames", &self.newer_subchunks.is_some())
             .field("memory", &self.memory)
             .field("settings", &self.settings)
             .finish()
@@ -50,7 +50,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             array: array.with_storage(array.storage()),
             files: None,
             unchecked_files: None,
-            frames: None,
+            newer_subchunks: None,
             memory: None,
             settings: Settings {
                 codec_options: zarrs::config::global_config().codec_options(),
@@ -66,11 +66,15 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         }
     }
 
-    /// Takes subchunks that are newer than their shard from `frames`, and reads shards as `files`, if
+    /// Takes subchunks that are newer than their shard from `newer_subchunks`, and reads shards as `files`, if
     /// they are files.
-    pub(crate) fn with_frames(self, frames: Arc<dyn ListsFrames>, files: Option<Files>) -> Self {
+    pub(crate) fn with_newer_subchunks(
+        self,
+        newer_subchunks: Arc<dyn ListsNewerSubchunks>,
+        files: Option<Files>,
+    ) -> Self {
         Self {
-            frames: Some((frames, files)),
+            newer_subchunks: Some((newer_subchunks, files)),
             ..self
         }
     }
@@ -175,7 +179,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             array,
             mut files,
             unchecked_files,
-            frames,
+            newer_subchunks,
             memory,
             mut settings,
         } = self;
@@ -185,14 +189,14 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         files = files.or(unchecked_files);
         let decoded_by = decoded_by(&array);
         let mut listed = None;
-        if let Some((frames, files_of_shards)) = frames {
+        if let Some((newer_subchunks, files_of_shards)) = newer_subchunks {
             check_shards_are_decoded_here(&decoded_by)?;
             if files.is_some() {
                 return Err(ReaderError::Unsupported {
                     reason: "the adapter of sparse shards knows whether they are files: leave out `on_filesystem`, and open the adapter with its own".to_string(),
                 });
             }
-            (listed, files) = (Some(frames), files_of_shards);
+            (listed, files) = (Some(newer_subchunks), files_of_shards);
             if settings.subchunk_cache > 0 {
                 return Err(ReaderError::Unsupported {
                     reason: "no decoded subchunks of sparse shards are kept, because a consolidation may replace a shard by one with the same index: leave out `with_subchunk_cache`".to_string(),
@@ -208,7 +212,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             settings,
             decoded_by,
             files,
-            frames: listed,
+            newer_subchunks: listed,
             kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
@@ -221,7 +225,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     /// This reader for `array`, which is the same array with another shape; `now` is what is stored.
     ///
     /// # Errors
-    /// [`ReaderError::Unsupported`] if there are frames, and the array is sharded differently now.
+    /// [`ReaderError::Unsupported`] if there are newer subchunks, and the array is sharded differently now.
     pub(super) fn with_array(
         &self,
         array: Array<TStorage>,
@@ -230,12 +234,12 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let Inner {
             settings,
             files,
-            frames,
+            newer_subchunks,
             kept,
             ..
         } = &*self.0;
         let decoded_by = decoded_by(&array);
-        if frames.is_some() {
+        if newer_subchunks.is_some() {
             check_shards_are_decoded_here(&decoded_by)?;
             let is_same = match (now.metadata(), self.array().metadata()) {
                 (ArrayMetadata::V3(now), ArrayMetadata::V3(before)) => is_sharded_as(now, before),
@@ -252,7 +256,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             array,
             settings: settings.clone(),
             files: files.clone(),
-            frames: frames.clone(),
+            newer_subchunks: newer_subchunks.clone(),
             kept: kept.clone(),
         })))
     }

@@ -13,8 +13,8 @@ pub struct ReaderMetrics {
     pub bytes_wanted: u64,
     /// Bytes that stores and files returned.
     pub bytes_read: u64,
-    /// Requests to stores and files: reads of one or several ranges of a shard, or of a subchunk in
-    /// its frame.
+    /// Requests to stores and files: reads of one or several ranges of a shard, or of a subchunk that
+    /// lies beside its shard.
     pub requests: u64,
     /// Ranges that were asked for, after near subchunks were merged.
     pub ranges: u64,

@@ -34,11 +34,11 @@ mod builder;
 mod by_zarrs;
 mod cache;
 mod error;
-pub(crate) mod frames;
 mod metrics;
 #[cfg(feature = "ndarray")]
 #[allow(unsafe_code)]
 mod ndarray;
+pub(crate) mod newer_subchunks;
 #[allow(unsafe_code)]
 mod output;
 mod request;
@@ -70,8 +70,8 @@ pub use slices::{Cancel, Slices, Until};
 use crate::codec::CudaShardingCodec;
 use crate::store::files::Files;
 use cache::Caches;
-use frames::ListsFrames;
 use metrics::Counters;
+use newer_subchunks::ListsNewerSubchunks;
 use output::ArrayInMemory;
 use request::{WantedBox, WantedShard};
 use shard::{ReadCall, ShardToRead};
@@ -143,7 +143,7 @@ struct Inner<TStorage: ?Sized> {
     decoded_by: DecodedBy,
     files: Option<Files>,
     /// Where subchunks are newer than in the shards.
-    frames: Option<Arc<dyn ListsFrames>>,
+    newer_subchunks: Option<Arc<dyn ListsNewerSubchunks>>,
     kept: Arc<KeptByReader>,
 }
 
@@ -178,8 +178,8 @@ pub struct ReadReport {
     /// The subchunks that could not be decoded, and have the fill value in the output. A shard without
     /// an index that can be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
     pub damaged: Vec<Damage>,
-    /// The shards that the store does not have. Their elements are fill values in the output. A shard
-    /// of which there is a frame is not listed, and none of an array that zarrs reads.
+    /// The shards that the store does not have. Their elements are fill values in the output. A shard with
+    /// newer subchunks beside it is not listed. Nothing is listed if zarrs reads the array.
     pub absent: Vec<StoreKey>,
 }
 
@@ -218,7 +218,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             settings,
             decoded_by,
             files,
-            frames,
+            newer_subchunks,
             ..
         } = &*self.0;
         // The type is all that is known of the store.
@@ -233,7 +233,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                     None => format!(
                         "up to {} requests to the store at once{}",
                         settings.requests,
-                        if is_filesystem && frames.is_none() {
+                        if is_filesystem && newer_subchunks.is_none() {
                             ", which is a filesystem: shards can be read faster with `on_filesystem` (feature `filesystem`)"
                         } else {
                             ""
@@ -243,7 +243,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 settings.gap,
                 settings.index_cache,
                 settings.subchunk_cache,
-                match frames {
+                match newer_subchunks {
                     Some(_) =>
                         "; each call lists the frame of a shard first, and takes newer subchunks from there",
                     None => "",
@@ -262,16 +262,18 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         matches!(self.0.decoded_by, DecodedBy::Zarrs(_))
     }
 
-    /// Checks that the frames, if there are any, are in a store that blocks, or in one that does not.
-    fn check_frames(&self, blocks: bool) -> Result<(), ReaderError> {
-        match &self.0.frames {
-            Some(frames) if frames.blocks() != blocks => Err(ReaderError::Unsupported {
-                reason: if blocks {
-                    "its frames are read by asynchronous calls: use those, or `SparseShardStore::reader`".to_string()
-                } else {
-                    "its frames are read by blocking calls: use those, or `SparseShardStore::async_reader`".to_string()
-                },
-            }),
+    /// Checks that newer subchunks, if there are any, are in a store that blocks, or in one that does not.
+    fn check_newer_subchunks(&self, blocks: bool) -> Result<(), ReaderError> {
+        match &self.0.newer_subchunks {
+            Some(newer_subchunks) if newer_subchunks.blocks() != blocks => {
+                Err(ReaderError::Unsupported {
+                    reason: if blocks {
+                        "its frames are read by asynchronous calls: use those, or `SparseShardStore::reader`".to_string()
+                    } else {
+                        "its frames are read by blocking calls: use those, or `SparseShardStore::async_reader`".to_string()
+                    },
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -379,7 +381,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         let (damaged, absent) = (Mutex::default(), Mutex::default());
         let call = ReadCall {
             source,
-            frames: self.0.frames.as_deref(),
+            newer_subchunks: self.0.newer_subchunks.as_deref(),
             settings: &self.0.settings,
             caches: self.0.kept.caches.get(),
             counters: &self.0.kept.counters,

@@ -32,7 +32,7 @@ pub(super) struct WantedPart {
     pub(super) offset: usize,
 }
 
-/// Checks that the box of `extents` at `start` is inside `array`. `number` is that of its origin, in a
+/// Checks that the box of `extents` at `start` is inside `array`. `number` is the number of the box, in a
 /// call for several boxes.
 pub(super) fn check<TStorage: ?Sized>(
     array: &Array<TStorage>,

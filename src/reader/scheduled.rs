@@ -8,8 +8,8 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::cache::Caches;
-use super::frames::ListsFrames;
 use super::metrics::Counters;
+use super::newer_subchunks::ListsNewerSubchunks;
 use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
 use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, ReaderError};
@@ -66,8 +66,11 @@ fn in_turn<'a>(
 }
 
 impl ArrayReader<()> {
-    /// Returns a reader as this one, which keeps nothing yet, with `frames`.
-    pub(crate) fn with_frames(&self, frames: Arc<dyn ListsFrames>) -> Self {
+    /// Returns a reader as this one, which keeps nothing yet, with `newer_subchunks`.
+    pub(crate) fn with_newer_subchunks(
+        &self,
+        newer_subchunks: Arc<dyn ListsNewerSubchunks>,
+    ) -> Self {
         let Inner {
             array,
             settings,
@@ -80,7 +83,7 @@ impl ArrayReader<()> {
             settings: settings.clone(),
             decoded_by: decoded_by.clone(),
             files: files.clone(),
-            frames: Some(frames),
+            newer_subchunks: Some(newer_subchunks),
             kept: Arc::new(KeptByReader {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),

@@ -1,10 +1,10 @@
-//! One shard: its frame, its index, and the elements of the subchunks that are wanted.
+//! One shard: subchunks that are newer than the shard, the index, and the elements of the wanted subchunks.
 //!
 //! ```text
-//! read, at most 3 times, and in an array with frames once more, by single subchunks
+//! read, at most 3 times, and in an array with newer subchunks once more, by single subchunks
 //!     attempt
-//!         list the frame, in an array with frames: before the shard is read
-//!         subchunks with a version in the frame: get the newest version, decode
+//!         list the newer subchunks, in an array that may have them: before the shard is read
+//!         newer subchunks: get the newest version, decode
 //!         the other subchunks:
 //!             open the shard; there is none: fill values
 //!             take the index from the cache, or request and decode it
@@ -14,7 +14,7 @@
 //!             keep the index and the decoded subchunks
 //!         check that all wanted elements were written
 //!     the attempt succeeded: done
-//!     the shard was replaced, or a version of the frame is gone: forget the index
+//!     the shard was replaced, or a newer subchunk is gone: forget the index
 //!     the error may come from a replaced shard: keep the error
 //!     any other error: return it
 //! return the error that was kept, or `Changing`
@@ -26,9 +26,9 @@
 mod buffer;
 mod decode;
 mod errors;
-mod framed;
 mod index;
 mod indexed;
+mod newer;
 mod windows;
 
 use std::num::NonZeroUsize;
@@ -39,8 +39,8 @@ use zarrs_storage::StoreKey;
 
 use super::cache::Caches;
 use super::error::Damage;
-use super::frames::ListsFrames;
 use super::metrics::{Counters, add};
+use super::newer_subchunks::ListsNewerSubchunks;
 use super::output::ArrayInMemory;
 use super::request::WantedShard;
 use super::source::ShardSource;
@@ -59,7 +59,7 @@ const ATTEMPTS: usize = 3;
 /// Everything that the shards of one call have in common.
 pub(super) struct ReadCall<'a, S> {
     pub(super) source: &'a S,
-    pub(super) frames: Option<&'a dyn ListsFrames>,
+    pub(super) newer_subchunks: Option<&'a dyn ListsNewerSubchunks>,
     pub(super) settings: &'a Settings,
     pub(super) caches: &'a Caches,
     pub(super) counters: &'a Counters,
@@ -83,7 +83,7 @@ pub(super) struct ShardToRead<'a> {
 
 /// Why an attempt to read a shard ended.
 enum Stop {
-    /// The shard was replaced, or its frame was packed into it.
+    /// The shard was replaced, or newer subchunks were packed into the shard.
     Changed,
     /// The attempt failed, perhaps because the shard was replaced.
     Unsure(ReaderError),
@@ -103,14 +103,14 @@ impl<S: ShardSource> ReadCall<'_, S> {
     /// A consolidation may give a shard another index, and the next one the first index again. If other
     /// requests read the index, a subchunk could come from the shard in between.
     fn is_strict(&self) -> bool {
-        self.frames.is_some() && !S::STAYS
+        self.newer_subchunks.is_some() && !S::STAYS
     }
 
     /// Reads the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &ShardToRead<'_>) -> Result<(), ReaderError> {
         let mut last = None;
-        // With frames one more, which takes each subchunk by itself.
-        let attempts = ATTEMPTS + usize::from(self.frames.is_some());
+        // One attempt more for newer subchunks. It takes each subchunk by itself.
+        let attempts = ATTEMPTS + usize::from(self.newer_subchunks.is_some());
         for number in 0..attempts {
             // A store may have read an index in two versions. A shard of such a store is filled only if its
             // index is bad twice.
@@ -152,16 +152,16 @@ impl<S: ShardSource> ReadCall<'_, S> {
             damaged: Mutex::default(),
             is_absent: AtomicBool::new(false),
         };
-        let mut is_framed = false;
+        let mut has_newer = false;
         let mut in_shard: Vec<WantedSubchunk<'_>> = touched.collect();
-        // The frame is listed before the shard is read: a consolidation deletes a version only after
+        // Newer subchunks are listed before the shard is read: a consolidation deletes a version only after
         // the shard has it.
-        if let Some(frames) = self.frames {
-            let frame = frames.list(&shard.key, number > 0).await;
-            let frame = frame.map_err(|error| store_error(shard, error))?;
+        if let Some(newer_subchunks) = self.newer_subchunks {
+            let newer = newer_subchunks.list(&shard.key, number > 0).await;
+            let newer = newer.map_err(|error| store_error(shard, error))?;
             let each = number == ATTEMPTS;
-            is_framed = !frame.is_empty();
-            in_shard = attempt.read_frame(&*frame, in_shard, each).await?;
+            has_newer = !newer.is_empty();
+            in_shard = attempt.read_newer(&*newer, in_shard, each).await?;
         }
         if !in_shard.is_empty() {
             let read = attempt.read_shard(&in_shard, fills_shard).await;
@@ -170,7 +170,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
                 stop => stop,
             })?;
         }
-        attempt.finish(is_framed)
+        attempt.finish(has_newer)
     }
 
     /// Returns the places of the wanted boxes of `shard`.
@@ -190,14 +190,14 @@ impl<S: ShardSource> ReadCall<'_, S> {
     }
 }
 
-/// An attempt to read a shard and its frame.
+/// An attempt to read a shard and its newer subchunks.
 struct Attempt<'a, S: ShardSource> {
     call: &'a ReadCall<'a, S>,
     shard: &'a ShardToRead<'a>,
     windows: &'a [Window<'a>],
     /// The subchunks that became fill values, or the shard.
     damaged: Mutex<Vec<Damage>>,
-    /// Whether the store has neither the shard nor a frame.
+    /// Whether the store has neither the shard nor newer subchunks.
     is_absent: AtomicBool,
 }
 
@@ -314,7 +314,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     }
 
     /// Checks that all elements were written, and reports damage, and that the shard is absent.
-    fn finish(self, is_framed: bool) -> Result<(), Stop> {
+    fn finish(self, has_newer: bool) -> Result<(), Stop> {
         if !self.windows.iter().all(Window::is_complete) {
             let missing = EngineError::Internal("a subchunk was not decoded");
             return Err(damage(self.shard, None, missing).into());
@@ -325,7 +325,7 @@ impl<S: ShardSource> Attempt<'_, S> {
             .unwrap_or_else(PoisonError::into_inner);
         add(&self.call.counters.damaged, damaged.len());
         lock(self.call.damaged).append(&mut damaged);
-        if self.is_absent.into_inner() && !is_framed {
+        if self.is_absent.into_inner() && !has_newer {
             lock(self.call.absent).push(self.shard.key.clone());
         }
         Ok(())

@@ -384,7 +384,7 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageT
         now(self.erase_prefix_in_turn(&Blocking::new(&*self.store), prefix))
     }
 
-    /// Always.
+    /// Returns true: the adapter writes parts of any value.
     fn supports_set_partial(&self) -> bool {
         true
     }

@@ -121,8 +121,9 @@ impl<'a> PartialReadRequest<'a> {
         self.is_bounded
     }
 
-    /// Stores allocate what they are asked to read, and a decoder of part of a subchunk does not
-    /// see how long it is: so lengths that the metadata does not justify are refused here.
+    /// Checks the lengths of the touched subchunks. Stores allocate what they are asked to read, and a decoder
+    /// of part of a subchunk does not see how long the subchunk is. So lengths that the metadata does not
+    /// justify are refused here.
     fn check_lengths(&self) -> Result<bool, CodecError> {
         let limit = self.shards.subchunk_len()?;
         for touched in &self.touched {

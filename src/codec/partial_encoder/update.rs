@@ -149,7 +149,7 @@ impl Changes {
     }
 
     /// Returns how many bytes the subchunks of a shard use after these changes, if they use `used` before.
-    /// `old` is where each lies then.
+    /// `old` returns where a subchunk lies before the changes.
     pub(super) fn used_after(&self, used: usize, old: impl Fn(usize) -> Extent) -> usize {
         let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
         let added: usize = self.subchunks.iter().map(|(_, new)| len(new)).sum();

@@ -197,7 +197,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         Ok(())
     }
 
-    /// Returns those of `stored`, which could not be read, that are in the shard. The others are damaged.
+    /// Returns the subchunks of `stored` that lie in the shard, after a read of `stored` failed. The other
+    /// subchunks are damaged.
     ///
     /// # Errors
     /// `error` if all are in the shard, or the store does not say how long it is.

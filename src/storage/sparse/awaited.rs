@@ -45,7 +45,7 @@ where
     pub async fn async_reader(&self) -> Result<ArrayReaderBuilder<S>, Error> {
         let array = self.array.shards(&self.awaited()).await?;
         let builder = ArrayReader::builder(&array.with_storage(self.store.clone()));
-        Ok(builder.with_frames(Arc::new(AwaitedFrames(self.clone())), None))
+        Ok(builder.with_newer_subchunks(Arc::new(AwaitedFrames(self.clone())), None))
     }
 }
 

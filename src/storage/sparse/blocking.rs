@@ -152,7 +152,7 @@ where
         let array = now(self.array.shards(&self.blocking()))?;
         let builder = ArrayReader::builder(&array.with_storage(self.store.clone()));
         let frames = Arc::new(BlockingFrames(self.clone()));
-        Ok(builder.with_frames(frames, self.array.files.clone()))
+        Ok(builder.with_newer_subchunks(frames, self.array.files.clone()))
     }
 }
 
@@ -164,7 +164,7 @@ where
     /// `array` is the array of this adapter, with any shape.
     pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
         let frames = Arc::new(BlockingFrames(self.clone()));
-        ArrayReader::builder(array).with_frames(frames, self.array.files.clone())
+        ArrayReader::builder(array).with_newer_subchunks(frames, self.array.files.clone())
     }
 }
 

@@ -19,7 +19,7 @@ use super::marker::Marker;
 use super::protocol::{Frames, ReplacesShards};
 use super::{SparseArray, metadata, reading};
 use crate::reader::ArrayReader;
-use crate::reader::frames::{Later, ListedFrame, ListsFrames};
+use crate::reader::newer_subchunks::{Later, ListsNewerSubchunks, NewerSubchunks};
 use crate::storage::chunk_layout::ChunkLayout;
 use crate::storage::listing::list_prefix;
 use crate::storage::schedules::{
@@ -66,7 +66,7 @@ struct Before {
     shard: Option<[Option<u8>; 2]>,
     /// Number, version, value.
     frame: &'static [(u32, u64, Option<u8>)],
-    /// The same, of which half was written.
+    /// Versions of which only half was written.
     torn: &'static [(u32, u64, u8)],
 }
 
@@ -354,7 +354,7 @@ impl Subject {
                 // In each order what it does depends on nothing else.
                 array.frames.forget();
                 let frames = Arc::new(SeatFrames(array, seat.clone()));
-                let reader = self.boxes.with_frames(frames);
+                let reader = self.boxes.with_newer_subchunks(frames);
                 for _ in 0..times {
                     let read = async {
                         let all = reader.array().subset_all();
@@ -476,7 +476,7 @@ fn members(elements: [u8; 4], value: u8) -> Vec<u8> {
 /// The frames of a process, in the store of an actor.
 struct SeatFrames(SparseArray, Seat);
 
-impl ListsFrames for SeatFrames {
+impl ListsNewerSubchunks for SeatFrames {
     fn blocks(&self) -> bool {
         true
     }
@@ -485,7 +485,7 @@ impl ListsFrames for SeatFrames {
         &'a self,
         shard: &'a StoreKey,
         anew: bool,
-    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>, StorageError>> {
+    ) -> Later<'a, Result<Box<dyn NewerSubchunks + 'a>, StorageError>> {
         Box::pin(reading::list(&self.0, self.1.clone(), shard, anew))
     }
 }

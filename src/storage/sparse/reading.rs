@@ -10,7 +10,7 @@ use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, StorageError, 
 use super::frame::{Entry, Listing};
 use super::protocol::newest::NewestVersion;
 use super::{SparseArray, SparseShardStore};
-use crate::reader::frames::{Later, ListedFrame, ListsFrames, Newest};
+use crate::reader::newer_subchunks::{Later, ListsNewerSubchunks, NewerSubchunks, NewestSubchunk};
 use crate::store::{Lists, Reads};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, StorageError>;
 /// The frames of an adapter whose store blocks.
 pub(super) struct BlockingFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
 
-impl<S> ListsFrames for BlockingFrames<S>
+impl<S> ListsNewerSubchunks for BlockingFrames<S>
 where
     S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
 {
@@ -30,7 +30,7 @@ where
         &'a self,
         shard: &'a StoreKey,
         anew: bool,
-    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>>> {
+    ) -> Later<'a, Result<Box<dyn NewerSubchunks + 'a>>> {
         Box::pin(list(&self.0.array, self.0.blocking(), shard, anew))
     }
 }
@@ -40,7 +40,7 @@ where
 pub(super) struct AwaitedFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
 
 #[cfg(feature = "async")]
-impl<S> ListsFrames for AwaitedFrames<S>
+impl<S> ListsNewerSubchunks for AwaitedFrames<S>
 where
     S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
 {
@@ -52,7 +52,7 @@ where
         &'a self,
         shard: &'a StoreKey,
         anew: bool,
-    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>>> {
+    ) -> Later<'a, Result<Box<dyn NewerSubchunks + 'a>>> {
         Box::pin(list(&self.0.array, self.0.awaited(), shard, anew))
     }
 }
@@ -63,7 +63,7 @@ pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     store: O,
     shard: &'a StoreKey,
     anew: bool,
-) -> Result<Box<dyn ListedFrame + 'a>> {
+) -> Result<Box<dyn NewerSubchunks + 'a>> {
     let listing = array.list(&store, shard, anew).await?;
     Ok(Box::new(Listed {
         array,
@@ -86,7 +86,7 @@ fn to_u32(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))
 }
 
-impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
+impl<O: Reads + Lists + Send> NewerSubchunks for Listed<'_, O> {
     fn has(&self, number: usize) -> bool {
         to_u32(number).is_ok_and(|number| !self.listing.versions(number).is_empty())
     }
@@ -95,15 +95,15 @@ impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
         self.listing.is_empty()
     }
 
-    fn newest(&self, number: usize) -> Later<'_, Result<Newest>> {
+    fn newest(&self, number: usize) -> Later<'_, Result<NewestSubchunk>> {
         Box::pin(async move {
             let frames = &self.array.frames;
             let newest = frames.newest(&self.store, self.shard, to_u32(number)?, &self.listing);
             Ok(match newest.await? {
-                NewestVersion::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
-                NewestVersion::Valid(Entry::Tombstone) => Newest::Empty,
-                NewestVersion::Nothing => Newest::InShard,
-                NewestVersion::Gone => Newest::Gone,
+                NewestVersion::Valid(Entry::Data(bytes)) => NewestSubchunk::Data(bytes),
+                NewestVersion::Valid(Entry::Tombstone) => NewestSubchunk::Empty,
+                NewestVersion::Nothing => NewestSubchunk::InShard,
+                NewestVersion::Gone => NewestSubchunk::Gone,
             })
         })
     }

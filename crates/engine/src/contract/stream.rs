@@ -218,8 +218,8 @@ pub trait BatchOutput: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
         false
     }
 
-    /// Called when a store keeps the buffer. It does not come back for now, and another one may
-    /// take its place. A scarce buffer is never kept.
+    /// Notes that a store keeps the buffer. The buffer does not come back for now, and another
+    /// buffer may take its place. A scarce buffer is never kept.
     fn keep(&self) {}
 }
 

@@ -40,7 +40,7 @@ struct PoolState {
 pub enum Contents {
     /// Zeros, as many as it has room for. A used buffer keeps its contents.
     Zeros,
-    /// Nothing; a used buffer is emptied. It may grow beyond its room.
+    /// No bytes: a used buffer is emptied. The buffer may grow beyond its room.
     Nothing,
 }
 

@@ -59,7 +59,7 @@ pub(super) struct Label {
 pub(super) struct Touch {
     pub(super) stamp: Stamp,
     pub(super) label: Label,
-    /// The bytes that it declared, in whole.
+    /// All bytes that the operation declared.
     pub(super) bytes: Range<usize>,
     pub(super) access: Access,
 }

@@ -59,7 +59,7 @@ pub struct Config {
     pub pci: Option<PciAddress>,
     /// Bytes of pinned memory.
     pub pinned: usize,
-    /// Do nothing at this site.
+    /// The site at which operations do nothing.
     pub removed: Option<Site>,
     pub faults: Vec<Inject>,
     /// Keep how many sectors each access of the last kernel moved.
@@ -129,7 +129,7 @@ pub struct Violation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     pub device_allocations: usize,
-    /// In granules of the alignment.
+    /// The bytes of device memory, rounded up to the alignment.
     pub device_bytes: usize,
     pub pinned_allocations: usize,
     pub pinned_bytes: usize,

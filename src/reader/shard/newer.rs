@@ -1,21 +1,21 @@
-//! How subchunks are read from the frame of a shard.
+//! How subchunks are read that are newer than their shard.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::errors::store_error;
 use super::windows::WantedSubchunk;
 use super::{Attempt, ReadCall, Stop, lock};
-use crate::reader::frames::{ListedFrame, Newest};
 use crate::reader::metrics::add;
+use crate::reader::newer_subchunks::{NewerSubchunks, NewestSubchunk};
 use crate::reader::source::ShardSource;
 use crate::reader::threads::Later;
 
 impl<S: ShardSource> Attempt<'_, S> {
-    /// Reads the subchunks of `touched` that `frame` lists, and writes their elements. Returns the other
-    /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
-    pub(super) async fn read_frame<'p>(
+    /// Reads the subchunks of `touched` that `newer` lists, and writes their elements. Returns the other
+    /// subchunks. With `each`, read every subchunk by itself, from beside the shard or from the shard.
+    pub(super) async fn read_newer<'p>(
         &self,
-        frame: &dyn ListedFrame,
+        newer: &dyn NewerSubchunks,
         touched: Vec<WantedSubchunk<'p>>,
         each: bool,
     ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
@@ -27,7 +27,7 @@ impl<S: ShardSource> Attempt<'_, S> {
             requests_of_shard,
             ..
         } = self.call;
-        let is_listed = |touched: &WantedSubchunk<'_>| each || frame.has(touched.number());
+        let is_listed = |touched: &WantedSubchunk<'_>| each || newer.has(touched.number());
         let (beside, in_shard): (Vec<_>, Vec<_>) = touched.into_iter().partition(is_listed);
         let share = AT_ONCE.min(settings.memory / *requests);
         let most = (share / self.shard.sharding.grid.subchunk_bytes()).max(1);
@@ -37,7 +37,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         let (groups, others) = (&*groups, &in_shard);
         let read = |number: usize| -> Later<'_, Result<(), Stop>> {
             Box::pin(async move {
-                let mut in_shard = self.read_objects(frame, groups[number], each).await?;
+                let mut in_shard = self.read_objects(newer, groups[number], each).await?;
                 lock(others).append(&mut in_shard);
                 Ok(())
             })
@@ -54,7 +54,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     /// version.
     async fn read_objects<'p>(
         &self,
-        frame: &dyn ListedFrame,
+        newer: &dyn NewerSubchunks,
         group: &[WantedSubchunk<'p>],
         each: bool,
     ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
@@ -63,22 +63,22 @@ impl<S: ShardSource> Attempt<'_, S> {
         for &touched in group {
             let number = touched.number();
             let newest = if each {
-                let read = frame.read(number).await;
-                read.map(|read| read.map_or(Newest::Empty, Newest::Data))
+                let read = newer.read(number).await;
+                read.map(|read| read.map_or(NewestSubchunk::Empty, NewestSubchunk::Data))
             } else {
-                frame.newest(number).await
+                newer.newest(number).await
             };
             match newest.map_err(|error| store_error(self.shard, error))? {
-                Newest::Data(bytes) => {
+                NewestSubchunk::Data(bytes) => {
                     add(&counters.requests, 1);
                     add(&counters.ranges, 1);
                     add(&counters.subchunks_read, 1);
                     add(&counters.bytes_read, bytes.len());
                     found.push((touched, bytes));
                 }
-                Newest::Empty => empty.push(touched),
-                Newest::InShard => in_shard.push(touched),
-                Newest::Gone => return Err(Stop::Changed),
+                NewestSubchunk::Empty => empty.push(touched),
+                NewestSubchunk::InShard => in_shard.push(touched),
+                NewestSubchunk::Gone => return Err(Stop::Changed),
             }
         }
         self.fill(empty)?;
