@@ -9,6 +9,7 @@ use crate::common::Common;
 use crate::outcome::Outcome;
 use crate::reports::{array_json, array_text, group_json, group_text};
 use crate::shapes::ShapeArgs;
+use crate::stop;
 use crate::watcher::Terminal;
 
 /// Re-encode any Zarr v2 or v3 array as a sharded v3 array
@@ -72,6 +73,7 @@ impl From<IndexLocation> for ShardingIndexLocation {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let _listening = stop::wait_for_me(); // a plan stops, too
     let mut reencode = Reencode::new(args.input.clone(), args.output.clone());
     reencode.shapes = args.shapes.wishes();
     reencode.codec = args.codec.clone();

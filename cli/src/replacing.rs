@@ -82,8 +82,8 @@ fn delete_remains(root: &Path) -> Result<(), Failure> {
             )));
         }
     });
-    if !left.is_empty() {
-        tell!("{left}");
+    if let Some(note) = left.note() {
+        tell!("{note}");
     }
     failed.map_or(Ok(()), Err)
 }

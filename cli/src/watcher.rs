@@ -10,26 +10,30 @@ use crate::progress::Progress;
 use crate::reports::array_text;
 use crate::stop;
 
-/// The terminal as the watcher of a run. While it exists, Ctrl-C asks the run to stop.
+/// The terminal as the watcher of a run. From the first step on, Ctrl-C asks the run to stop.
 pub(crate) struct Terminal<'a> {
     common: &'a Common,
-    progress: Mutex<Option<Progress>>,
-    _listening: stop::Guard,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    progress: Option<Progress>,
+    listening: Option<stop::Guard>,
 }
 
 impl<'a> Terminal<'a> {
     pub(crate) fn new(common: &'a Common) -> Self {
         Self {
             common,
-            progress: Mutex::default(),
-            _listening: stop::wait_for_me(),
+            state: Mutex::default(),
         }
     }
 }
 
 impl Watcher for Terminal<'_> {
     fn hear(&self, event: Event<'_>) {
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Line(line) => self.common.say(line),
             Event::Explanation(explanation) => {
@@ -38,14 +42,15 @@ impl Watcher for Terminal<'_> {
             }
             Event::Array(report) => self.common.say(array_text(report)),
             Event::Begin { doing, unit, total } => {
-                *progress = Some(Progress::new(doing, unit, total));
+                state.listening.get_or_insert_with(stop::wait_for_me);
+                state.progress = Some(Progress::new(doing, unit, total));
             }
             Event::Advance(units) => {
-                if let Some(progress) = &*progress {
+                if let Some(progress) = &state.progress {
                     progress.add(units);
                 }
             }
-            Event::End => *progress = None,
+            Event::End => state.progress = None,
             _ => {}
         }
     }

@@ -3,7 +3,6 @@
 //! The name of a temporary says which process writes it, and is used once. So no process writes,
 //! renames or deletes the temporary of another one that runs.
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -126,27 +125,15 @@ impl Left {
         Ok(())
     }
 
-    pub fn paths(&self) -> Vec<String> {
-        let mut paths: Vec<_> = self
-            .0
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        paths.sort();
-        paths
-    }
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let paths = self.paths();
-        let first = paths.first().map_or("", String::as_str);
-        write!(
-            f,
+    /// A line for people, if any are left.
+    pub fn note(&self) -> Option<String> {
+        let first = self.0.iter().min()?;
+        Some(format!(
             "note: {} left, because its process may still run: delete it if no run writes there. The \
-             first is {first}",
-            counted(paths.len(), "temporary file")
-        )
+             first is {}",
+            counted(self.0.len(), "temporary file"),
+            first.display()
+        ))
     }
 }
 
@@ -262,8 +249,8 @@ mod tests {
             left.tidy(&path).unwrap();
             assert!(path.exists());
         }
-        assert_eq!(left.paths().len(), 3);
-        assert!(left.to_string().contains("3 temporary files"), "{left}");
+        let note = left.note().unwrap();
+        assert!(note.contains("3 temporary files"), "{note}");
 
         // A process that has ended.
         let mut child = std::process::Command::new("true").spawn().unwrap();

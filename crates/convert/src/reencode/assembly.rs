@@ -4,7 +4,6 @@
 //! before, and the index of the shard comes last. Where parts are runs of subchunks in C order, the shard
 //! has the same bytes as one that is encoded as a whole.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -56,8 +55,8 @@ impl<'a> Assembly<'a> {
         options: CodecOptions,
     ) -> Result<Self, Failure> {
         let key = output.chunk_key(indices);
-        let cannot = cannot(&key, place);
-        let format = ShardFormat::of(output, indices).map_err(|error| cannot(&error))?;
+        let doing = writing(&key, place);
+        let format = ShardFormat::of(output, indices).map_err(Failure::to(&doing))?;
         let subchunk = edges(subchunk);
         let axes = format.shape().iter().zip(&subchunk);
         let counts: Vec<_> = axes
@@ -75,7 +74,7 @@ impl<'a> Assembly<'a> {
                     .map(|()| subchunks)
             })
             .map(|subchunks| extents.resize(subchunks, None))
-            .ok_or_else(|| cannot(&"there is no memory for its index"))?;
+            .ok_or_else(|| Failure::to(&doing)("there is no memory for its index"))?;
         let end = first_byte(&format);
         Ok(Self {
             output,
@@ -94,10 +93,10 @@ impl<'a> Assembly<'a> {
 
     /// Adds the elements `bytes` of `part`, a box of the array that consists of subchunks of this shard.
     pub(super) fn add(&mut self, part: &ArraySubset, bytes: ArrayBytes<'_>) -> Result<(), Failure> {
-        let cannot = cannot(&self.key, self.place);
+        let doing = writing(&self.key, self.place);
         let (data_type, fill_value) = (self.output.data_type(), self.output.fill_value());
         let within = part.relative_to(self.region.start());
-        let within = within.map_err(|error| cannot(&error))?;
+        let within = within.map_err(Failure::to(&doing))?;
         let padded = within.shape().iter().zip(&self.subchunk);
         let padded: Vec<_> = padded
             .map(|(extent, subchunk)| extent.div_ceil(*subchunk).saturating_mul(*subchunk))
@@ -108,25 +107,25 @@ impl<'a> Assembly<'a> {
             // At the end of the array the rest of a subchunk is the fill value.
             let elements = padded.iter().product();
             let filled = ArrayBytes::new_fill_value(data_type, elements, fill_value);
-            let filled = filled.map_err(|error| cannot(&error))?;
+            let filled = filled.map_err(Failure::to(&doing))?;
             let region = ArraySubset::new_with_shape(within.shape().to_vec());
             update_array_bytes(filled, &padded, &region, &bytes, data_type.size())
-                .map_err(|error| cannot(&error))?
+                .map_err(Failure::to(&doing))?
         };
         let shape: Vec<_> = padded.iter().filter_map(|e| NonZeroU64::new(*e)).collect();
         let codec = self.format.codec().clone();
         let small = ShardFormat::new(codec, shape, data_type.clone(), fill_value.clone());
-        let small = small.map_err(|error| cannot(&error))?;
+        let small = small.map_err(Failure::to(&doing))?;
         let encoded = small
             .codec()
             .encode(bytes, small.shape(), data_type, fill_value, &self.options)
-            .map_err(|error| cannot(&error))?;
+            .map_err(Failure::to(&doing))?;
         let size = encoded.len() as u64;
         let index = small.index_range(size);
         let index = index.and_then(|range| slice(&encoded, &range));
-        let index = index.ok_or_else(|| cannot(&"a part has no index"))?;
+        let index = index.ok_or_else(|| Failure::to(&doing)("a part has no index"))?;
         let extents = small.decode_index(index, size);
-        let extents = extents.map_err(|error| cannot(&error))?;
+        let extents = extents.map_err(Failure::to(&doing))?;
 
         let first = within.start().iter().zip(&self.subchunk);
         let first: Vec<_> = first.map(|(start, subchunk)| start / subchunk).collect();
@@ -145,7 +144,7 @@ impl<'a> Assembly<'a> {
             });
             let number = usize::try_from(number).unwrap_or(usize::MAX);
             let slot = self.extents.get_mut(number);
-            let slot = slot.ok_or_else(|| cannot(&"a part is outside of it"))?;
+            let slot = slot.ok_or_else(|| Failure::to(&doing)("a part is outside of it"))?;
             *slot = Some(self.end..self.end + len);
             self.end += len;
             if run.end == extent.start {
@@ -163,39 +162,38 @@ impl<'a> Assembly<'a> {
         if run.is_empty() {
             return Ok(());
         }
-        let cannot = cannot(&self.key, self.place);
+        let doing = writing(&self.key, self.place);
         let bytes = slice(encoded, run);
-        let bytes = bytes.ok_or_else(|| cannot(&"a subchunk is outside of its part"))?;
+        let bytes =
+            bytes.ok_or_else(|| Failure::to(&doing)("a subchunk is outside of its part"))?;
         let sink = match self.sink.take() {
             Some(sink) => sink,
-            None => {
-                Sink::new(self.place, &self.key, &self.format).map_err(|error| cannot(&error))?
-            }
+            None => Sink::new(self.place, &self.key, &self.format).map_err(Failure::to(&doing))?,
         };
         let sink = self.sink.insert(sink);
-        sink.append(bytes).map_err(|error| cannot(&error))
+        sink.append(bytes).map_err(Failure::to(&doing))
     }
 
     /// Stores the shard, unless all of its subchunks are empty.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        let cannot = cannot(&self.key, self.place);
+        let doing = writing(&self.key, self.place);
         let Some(sink) = self.sink.take() else {
             // An earlier run may have stored one, of chunks that were there then.
             let erased = self.output.storage().erase(&self.key);
-            return erased.map_err(|error| cannot(&error));
+            return erased.map_err(Failure::to(&doing));
         };
         let index = self.format.encode_index(&self.extents);
-        let index = index.map_err(|error| cannot(&error))?;
+        let index = index.map_err(Failure::to(&doing))?;
         let is_first = self.format.index_location() == ShardingIndexLocation::Start;
         match sink {
-            Sink::File(shard) => shard.finish(&index, true).map_err(|error| cannot(&error)),
+            Sink::File(shard) => shard.finish(&index, true).map_err(Failure::to(&doing)),
             Sink::Memory(mut bytes) => {
                 match bytes.get_mut(..index.len()) {
                     Some(room) if is_first => room.copy_from_slice(&index),
                     _ => bytes.extend_from_slice(&index),
                 }
                 let stored = self.output.storage().set(&self.key, bytes.into());
-                stored.map_err(|error| cannot(&error))
+                stored.map_err(Failure::to(&doing))
             }
         }
     }
@@ -231,8 +229,7 @@ fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
     bytes.get(start.ok()?..end.ok()?)
 }
 
-/// The error of a shard that cannot be written.
-fn cannot(key: &StoreKey, place: &Place) -> impl Fn(&dyn fmt::Display) -> Failure + use<> {
-    let what = format!("cannot write the shard {key} of {place}");
-    move |error| Failure::failed(format!("{what}: {error}"))
+/// The words for writing a shard.
+fn writing(key: &StoreKey, place: &Place) -> String {
+    format!("write the shard {key} of {place}")
 }

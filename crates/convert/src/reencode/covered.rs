@@ -6,15 +6,15 @@ use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
 
 use super::arrays::{Input, Output};
-use super::shapes::Shapes;
 use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::grid::{Grid, Listed, add_covered};
 use crate::open::Opened;
+use crate::shapes::volume;
 
 /// The shards to work on.
 pub(super) struct Covered<'a> {
-    shapes: &'a Shapes,
+    output: &'a Output,
     grid: Grid,
     /// Their positions in the grid, in order. `None` if these are all: no listing says which chunks are stored.
     positions: Option<Vec<u128>>,
@@ -28,13 +28,12 @@ impl<'a> Covered<'a> {
     pub(super) fn of(
         opened: &Opened,
         chunks: &Chunks,
-        shapes: &'a Shapes,
         input: &Input,
-        output: &Output,
+        output: &'a Output,
     ) -> Result<Self, Failure> {
         let grid = Grid::of(output)?;
         let mut covered = Self {
-            shapes,
+            output,
             grid,
             positions: None,
         };
@@ -76,15 +75,8 @@ impl<'a> Covered<'a> {
                 None => number,
             };
             let indices = self.grid.indices(position);
-            let edges = self.shapes.array.iter().zip(&self.shapes.shard);
-            let ranges: Vec<_> = edges
-                .zip(&indices)
-                .map(|((&array, shard), index)| {
-                    let start = index * shard.get();
-                    start..start.saturating_add(shard.get()).min(array)
-                })
-                .collect();
-            Some((indices, ArraySubset::new_with_ranges(&ranges)))
+            let region = self.output.chunk_subset_bounded(&indices).ok()?; // it is in the grid
+            Some((indices, region))
         })
     }
 
@@ -95,7 +87,7 @@ impl<'a> Covered<'a> {
                 let regions = self.shards().map(|(_, region)| region.num_elements());
                 regions.fold(0, u64::saturating_add)
             }
-            None => crate::shapes::volume(&self.shapes.array),
+            None => volume(self.output.shape()),
         }
     }
 }

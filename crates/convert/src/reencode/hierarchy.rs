@@ -143,8 +143,7 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
     let mut notes = Vec::new();
     for member in members {
         if let Node::Group { .. } = member.node {
-            let left = begun.remove_temporaries(Some(&member.path))?;
-            notes.extend((!left.is_empty()).then(|| left.to_string()));
+            notes.extend(begun.remove_temporaries(Some(&member.path))?.note());
         }
     }
     Ok(notes)

@@ -153,7 +153,7 @@ impl Reencode {
     /// - `input` cannot be read, is damaged, or has something that Zarr v3 or other readers do not have.
     /// - `output` is there already, lies in `input`, or is being written by another run.
     /// - The settings make no sense together, or more memory is needed than the options have.
-    /// - The application has a registration of [`zarrs_cuda::register`] in force.
+    /// - A registration of [`zarrs_cuda::register`] is in force: of the application, or of another run.
     /// - The watcher stopped the run.
     ///
     /// With `recursive`, the report has the failures of single arrays.
@@ -401,7 +401,7 @@ impl Plan<'_> {
                 job.output
             ))
         };
-        let covered = Covered::of(&self.opened, &self.chunks, shapes, input, output);
+        let covered = Covered::of(&self.opened, &self.chunks, input, output);
         let covered = covered.map_err(incomplete)?;
         let transfer = copy(job, shapes, &covered, &self.chunks, input, output, &stored)
             .map_err(incomplete)?;
@@ -411,10 +411,7 @@ impl Plan<'_> {
         }
         let left = begun.remove_temporaries(None)?;
         begun.publish().map_err(incomplete)?;
-        let mut notes = Vec::new();
-        if !left.is_empty() {
-            notes.push(left.to_string());
-        }
+        let mut notes: Vec<_> = left.note().into_iter().collect();
         if !settings.recursive {
             notes.extend(consolidated::stale_above(&job.output, &[]));
         }

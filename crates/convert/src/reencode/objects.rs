@@ -20,10 +20,6 @@ pub(super) fn set(store: &Store, key: &str, value: &[u8]) -> Result<()> {
     store.set(&StoreKey::new(key)?, value.to_vec().into())
 }
 
-fn cannot<'a>(doing: &'a str, place: &'a Place) -> impl Fn(StorageError) -> Failure + 'a {
-    move |error| Failure::failed(format!("cannot {doing} {place}: {error}"))
-}
-
 /// The keys of all objects but leases. A console of S3 makes objects without a name for its folders: they are
 /// none.
 fn keys(store: &Store) -> Result<Vec<StoreKey>> {
@@ -39,9 +35,9 @@ fn is_of_array(key: &str) -> bool {
 
 /// Looks at the objects at `place`.
 pub(super) fn look(place: &Place, store: &Store) -> Result<Found, Failure> {
-    let look = cannot("look at", place);
-    let keys = keys(store).map_err(&look)?;
-    let marker = get(store, INCOMPLETE).map_err(&look)?;
+    let look = format!("look at {place}");
+    let keys = keys(store).map_err(Failure::to(&look))?;
+    let marker = get(store, INCOMPLETE).map_err(Failure::to(&look))?;
     let kind = Kind::of(store, place)?;
     let foreign = keys.iter().find(|key| !is_of_array(key.as_str()));
     Ok(Found {
@@ -57,9 +53,9 @@ pub(super) fn look(place: &Place, store: &Store) -> Result<Found, Failure> {
 /// Deletes the array at `place`. Afterwards there is a marker, which is empty.
 pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> {
     // A half-deleted array must not look complete. It must be recognised as an incomplete output.
-    let empty = cannot("empty", place);
-    set(store, INCOMPLETE, b"").map_err(&empty)?;
-    let mut keys = keys(store).map_err(&empty)?;
+    let empty = format!("empty {place}");
+    set(store, INCOMPLETE, b"").map_err(Failure::to(&empty))?;
+    let mut keys = keys(store).map_err(Failure::to(&empty))?;
     // Another program may have stored something since the place was looked at.
     keys.retain(|key| is_of_array(key.as_str()));
     let (chunks, mut others): (Vec<_>, Vec<_>) = keys
@@ -68,14 +64,16 @@ pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> 
     others.retain(|key| key.as_str() != INCOMPLETE);
     for keys in [others, chunks] {
         let erased = keys.par_iter().map(|key| store.erase(key));
-        erased.collect::<Result<()>>().map_err(&empty)?;
+        erased
+            .collect::<Result<()>>()
+            .map_err(Failure::to(&empty))?;
     }
     Ok(())
 }
 
 /// The paths of the arrays and groups below the root.
 pub(super) fn nodes_in(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure> {
-    let keys = keys(store).map_err(cannot("look at", place))?;
+    let keys = keys(store).map_err(Failure::to(format_args!("look at {place}")))?;
     let nodes = keys.iter().filter_map(|key| {
         let (node, name) = key.as_str().rsplit_once('/')?;
         let is_node = METADATA.contains(&name) || name == ".zgroup";

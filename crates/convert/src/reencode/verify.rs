@@ -20,7 +20,7 @@ pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
         .map_err(Failure::to(format_args!("open {}", job.output)))?
         .with_codec_options(shapes.parts.options());
-    let covered = Covered::of(&opened, &chunks, shapes, &input, &output)?;
+    let covered = Covered::of(&opened, &chunks, &input, &output)?;
     let mut counter = Counter::new(job, "verifying", &output, &covered);
     for (indices, region) in covered.shards().take_while(|_| !job.watcher.is_stopping()) {
         for part in shapes.parts.of(&region) {

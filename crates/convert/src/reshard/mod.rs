@@ -193,11 +193,6 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
         of_thread,
     )?;
     let threads = budget.at_once(0, of_thread, args.threads);
-    if watcher.is_stopping() {
-        return Err(Failure::interrupted("stopped before anything was written"));
-    }
-    let begun = target::begin(output, &before, &evidence, &metadata)?;
-    let start = Instant::now();
     let pieces = plan.pieces(&stored, threads);
     let step = Step::begin(
         watcher,
@@ -205,6 +200,11 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
         Unit::Things("parts"),
         pieces.len() as u64,
     );
+    if watcher.is_stopping() {
+        return Err(Failure::interrupted("stopped before anything was written"));
+    }
+    let begun = target::begin(output, &before, &evidence, &metadata)?;
+    let start = Instant::now();
     let objects = Objects {
         root: input,
         keys: &side.keys,
@@ -242,7 +242,7 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     }
     let left = target::tidy(output).map_err(Failure::failed)?;
     target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
-    let notes = (!left.is_empty()).then(|| left.to_string()).into_iter();
+    let notes = left.note().into_iter();
     let notes = notes.chain(consolidated::stale_above(&args.output, &[]));
     Ok(Resharded {
         from: side.noun(),

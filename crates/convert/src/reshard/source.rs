@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -38,11 +38,22 @@ pub(super) struct Source<'a> {
     /// Where the subchunks of a shard lie, of the shards of a piece, by their numbers.
     shards: HashMap<u64, Vec<Option<Range<u64>>>>,
     /// Open objects, the oldest first.
-    open: VecDeque<(u64, File)>,
+    open: VecDeque<Open>,
+}
+
+/// An object that is open.
+struct Open {
+    object: u64,
+    /// Bytes that follow a small subchunk are read with it.
+    file: BufReader<File>,
+    /// The position in the file.
+    at: u64,
 }
 
 /// Objects that a thread has open at once.
 const OPEN: usize = 32;
+/// Bytes of an object that are read together, where subchunks have fewer.
+const AHEAD: usize = 64 << 10;
 
 impl<'a> Source<'a> {
     pub(super) fn new(objects: &'a Objects<'a>) -> Self {
@@ -99,49 +110,53 @@ impl<'a> Source<'a> {
         object: u64,
         format: &ShardFormat,
     ) -> Result<Vec<Option<Range<u64>>>, String> {
-        let mut file = self.file(object)?;
-        let read = file.metadata().and_then(|metadata| {
-            let size = metadata.len();
-            let range = format.index_range(size).ok_or(ErrorKind::UnexpectedEof)?;
-            let len = usize::try_from(range.end - range.start);
-            let mut index = vec![0; len.map_err(io::Error::other)?];
-            file.seek(SeekFrom::Start(range.start))?;
-            file.read_exact(&mut index)?;
-            Ok((index, size))
-        });
-        let (index, size) = read.map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => {
-                self.cannot("read", object, &"it is shorter than its index")
-            }
-            _ => self.cannot("read the index of", object, &error),
-        })?;
+        let size = self.size(object)?;
+        let range = format
+            .index_range(size)
+            .ok_or_else(|| self.cannot("read", object, &"it is shorter than its index"))?;
+        let len = usize::try_from(range.end - range.start);
+        let len = len.map_err(|error| self.cannot("read the index of", object, &error))?;
+        let mut index = vec![0; len];
+        self.read(object, range.start, &mut index)?;
         format
             .decode_index(&index, size)
             .map_err(|error| self.cannot("use the index of", object, &error))
     }
 
-    /// The file of an object.
-    fn file(&mut self, object: u64) -> Result<&File, String> {
-        if let Some(at) = self.open.iter().position(|(open, _)| *open == object) {
-            return Ok(&self.open[at].1);
-        }
-        let file = File::open(self.path(object));
-        let file = file.map_err(|error| self.cannot("open", object, &error))?;
-        if self.open.len() == OPEN {
-            self.open.pop_front();
-        }
-        self.open.push_back((object, file));
-        Ok(&self.open[self.open.len() - 1].1)
+    /// An object that is open.
+    fn file(&mut self, object: u64) -> Result<&mut Open, String> {
+        let found = self.open.iter().position(|open| open.object == object);
+        let at = if let Some(at) = found {
+            at
+        } else {
+            let file = File::open(self.path(object));
+            let file = file.map_err(|error| self.cannot("open", object, &error))?;
+            if self.open.len() == OPEN {
+                self.open.pop_front();
+            }
+            self.open.push_back(Open {
+                object,
+                file: BufReader::with_capacity(AHEAD, file),
+                at: 0,
+            });
+            self.open.len() - 1
+        };
+        Ok(&mut self.open[at])
+    }
+
+    /// The size of an object.
+    fn size(&mut self, object: u64) -> Result<u64, String> {
+        let metadata = self.file(object)?.file.get_ref().metadata();
+        let metadata = metadata.map_err(|error| self.cannot("look at", object, &error))?;
+        Ok(metadata.len())
     }
 
     /// The bytes of a subchunk in its object.
     pub(super) fn bytes(&mut self, place: &Place) -> Result<Range<u64>, String> {
-        if let Some(bytes) = &place.bytes {
-            return Ok(bytes.clone());
+        match &place.bytes {
+            Some(bytes) => Ok(bytes.clone()),
+            None => Ok(0..self.size(place.object)?),
         }
-        let metadata = self.file(place.object)?.metadata();
-        let metadata = metadata.map_err(|error| self.cannot("look at", place.object, &error))?;
-        Ok(0..metadata.len())
     }
 
     /// Reads bytes of an object into `buffer`.
@@ -151,9 +166,13 @@ impl<'a> Source<'a> {
         start: u64,
         buffer: &mut [u8],
     ) -> Result<(), String> {
-        let mut file = self.file(object)?;
-        file.seek(SeekFrom::Start(start))
-            .and_then(|_| file.read_exact(buffer))
+        let Open { file, at, .. } = self.file(object)?;
+        let moved = start.checked_signed_diff(*at);
+        *at = start.saturating_add(buffer.len() as u64);
+        moved
+            .ok_or(io::ErrorKind::InvalidInput.into())
+            .and_then(|moved| file.seek_relative(moved))
+            .and_then(|()| file.read_exact(buffer))
             .map_err(|error| self.cannot("read", object, &error))
     }
 
