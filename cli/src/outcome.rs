@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
+use zarrs_cuda::storage::{Durable, replace};
 use zarrs_cuda_convert::Failure;
-use zarrs_cuda_convert::replace;
 
 use crate::exit::Exit;
 use crate::failure;
@@ -115,7 +115,7 @@ pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
     let is_there = folder.map_or(Ok(()), |folder| fs::metadata(folder).map(|_| ()));
-    let written = is_there.and_then(|()| replace::file(file, page.as_bytes()));
+    let written = is_there.and_then(|()| replace(file, page.as_bytes(), Durable::Bytes));
     written.map_err(|error| {
         Failure::failed(format!("cannot write {}: {error}", file.display()))
             .with_remedy("name another --html FILE, in a directory that exists and has room")

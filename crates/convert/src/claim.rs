@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use zarrs_cuda::storage::{Life, Owner};
 
 use crate::failure::Failure;
-use crate::replace::Temporary;
+use zarrs_cuda::storage::{Durable, NewFile};
 
 /// A marker that this process holds.
 pub(crate) struct Claim {
@@ -90,15 +90,14 @@ impl Claim {
 
     /// Replaces the marker at once. This process goes on holding it.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let temporary = Temporary::of(&self.path)?;
+        let temporary = NewFile::beside(&self.path)?;
         let file = temporary.file().try_clone()?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(ErrorKind::WouldBlock.into()),
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         temporary.file().write_all(bytes)?;
-        temporary.file().sync_all()?;
-        temporary.rename_to(&self.path)?;
+        temporary.rename_to(&self.path, Durable::Bytes)?;
         self.file = file;
         self.keep();
         Ok(())

@@ -14,7 +14,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use crate::evidence::canonical;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store, read_file};
-use crate::replace;
+use zarrs_cuda::storage::{Durable, replace};
 
 /// The file that has them in a group of Zarr v2.
 pub const OF_V2: &str = ".zmetadata";
@@ -104,7 +104,7 @@ pub fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
         if read_file(&path).map_err(|error| cannot(&error))? != before {
             continue;
         }
-        replace::file(&path, &after).map_err(|error| cannot(&error))?;
+        replace(&path, &after, Durable::Bytes).map_err(|error| cannot(&error))?;
         return Ok(true);
     }
     Err(cannot(&"another program changes the group again and again"))

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
-
-use crate::replace::Temporary;
+use zarrs_cuda::storage::{Durable, NewFile};
 
 /// A shard that does not have its index yet.
 pub(crate) struct ShardFile {
-    temporary: Temporary,
+    temporary: NewFile,
     path: PathBuf,
     has_index_first: bool,
 }
@@ -27,7 +26,7 @@ pub(crate) fn first_byte(format: &ShardFormat) -> u64 {
 impl ShardFile {
     /// Makes the temporary of the shard `path`, with room for an index in front.
     pub(crate) fn create(path: PathBuf, format: &ShardFormat) -> io::Result<Self> {
-        let temporary = Temporary::of(&path)?;
+        let temporary = NewFile::beside(&path)?;
         temporary.file().seek(SeekFrom::Start(first_byte(format)))?;
         Ok(Self {
             temporary,
@@ -48,9 +47,7 @@ impl ShardFile {
             file.seek(SeekFrom::Start(0))?;
         }
         file.write_all(index)?;
-        if syncs {
-            file.sync_all()?;
-        }
-        self.temporary.rename_to(&self.path)
+        let durable = if syncs { Durable::Bytes } else { Durable::No };
+        self.temporary.rename_to(&self.path, durable)
     }
 }

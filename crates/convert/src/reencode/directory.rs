@@ -6,13 +6,14 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_cuda::storage::Unfinished;
 
 use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};
-use crate::replace::{Left, temporary_of};
+use crate::replace::Left;
 
 /// Looks at the directory. A marker that `claim` made new does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
@@ -33,7 +34,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
     let other = others.find(|entry| {
         let name = entry.as_ref().map(fs::DirEntry::file_name);
         let is_ours = |name: &str| {
-            let of = temporary_of(name).map(|(of, _)| of);
+            let of = Unfinished::of(name).map(|file| file.name);
             of == Some(INCOMPLETE) || is_new && name == INCOMPLETE || ArrayLease::is_key(name)
         };
         !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
@@ -129,8 +130,8 @@ fn files(path: &Path) -> io::Result<Files> {
             if ArrayLease::is_key(name) && !file_type.is_symlink() {
                 continue; // no part of the array
             }
-            let temporary = temporary_of(name);
-            let name = temporary.as_ref().map_or(name, |(of, _)| of);
+            let temporary = Unfinished::of(name);
+            let name = temporary.as_ref().map_or(name, |file| file.name);
             let is_metadata = directory == path && METADATA.contains(&name);
             if file_type.is_dir() && is_part_of_chunk_key(name) {
                 directories.push(entry.path());
@@ -169,8 +170,8 @@ pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Lef
         let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
         entries.retain(|entry| {
             let name = entry.file_name().and_then(|name| name.to_str());
-            let of = name.and_then(temporary_of);
-            of.is_some_and(|(of, _)| METADATA.contains(&of))
+            let file = name.and_then(Unfinished::of);
+            file.is_some_and(|file| METADATA.contains(&file.name))
         });
         Ok(entries)
     };

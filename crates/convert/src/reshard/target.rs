@@ -5,13 +5,13 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use zarrs_cuda::storage::Owner;
+use zarrs_cuda::storage::{Durable, Owner, Unfinished, replace};
 
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::open::read_file;
-use crate::replace::{self, Left, temporary_of};
+use crate::replace::Left;
 use crate::stored;
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
@@ -95,7 +95,8 @@ pub(super) fn look(
     let mut others = 0_usize;
     if output.exists() {
         let found = stored::files(output, |key, _| {
-            let is_marker = key == MARKER || temporary_of(&key).is_some_and(|(of, _)| of == MARKER);
+            let is_marker =
+                key == MARKER || Unfinished::of(&key).is_some_and(|file| file.name == MARKER);
             others += usize::from(key != METADATA && !is_marker);
         });
         found.map_err(Failure::to(&doing))?;
@@ -174,7 +175,7 @@ pub(super) fn tidy(output: &Path) -> Result<Left, String> {
     let mut left = Left::default();
     let mut failed = None;
     stored::files(output, |key, entry| {
-        if temporary_of(&key).is_some()
+        if Unfinished::of(&key).is_some()
             && let Err(error) = left.tidy(&entry.path())
         {
             failed = Some(format!("cannot delete {}: {error}", entry.path().display()));
@@ -186,7 +187,7 @@ pub(super) fn tidy(output: &Path) -> Result<Left, String> {
 /// Makes everything that was written durable, and then OUT an array.
 pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result<()> {
     sync_all(output)?;
-    replace::file(&output.join(METADATA), metadata.as_bytes())?;
+    replace(&output.join(METADATA), metadata.as_bytes(), Durable::Bytes)?;
     sync_all(output)?;
     claim.remove()
 }
