@@ -20,8 +20,8 @@ from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._arrays import opened
-from zarrs_cuda._pipeline import native_for
 from zarrs_cuda._native import native
+from zarrs_cuda._pipeline import native_for
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError, check_path, is_sharded
 
