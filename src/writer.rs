@@ -54,7 +54,6 @@ mod late_lease;
 mod leftovers;
 #[cfg(feature = "ndarray")]
 mod ndarray;
-mod part;
 pub(crate) mod pause;
 pub(crate) mod plan;
 mod report;
@@ -63,6 +62,7 @@ pub(crate) mod settings;
 pub(crate) mod shared;
 pub(crate) mod sink;
 mod staff;
+mod stored_bytes;
 pub(crate) mod stores;
 mod storing;
 pub(crate) mod stream;

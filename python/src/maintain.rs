@@ -14,7 +14,7 @@ use zarrs_storage::{StorageError, StorePrefix, WritableStorageTraits};
 use crate::array::Shared;
 use crate::error::{Error, detached};
 use crate::files::frame_of;
-use crate::store::{Place, Store};
+use crate::store::{Store, StorePlace};
 
 /// How many shards were packed, of how many subchunks in how many objects; how many objects are not whole,
 /// and how many shards outside of the array had frames, which were erased.
@@ -106,7 +106,7 @@ pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize,
 /// How many shards of the array at `path` have subchunks beside them, which readers of shards do not see. Of an
 /// array that was never shared, one request says so.
 #[pyfunction]
-pub(crate) fn frames(py: Python<'_>, place: Place<'_>, path: &str) -> PyResult<usize> {
+pub(crate) fn frames(py: Python<'_>, place: StorePlace<'_>, path: &str) -> PyResult<usize> {
     let store = Store::at(Some(place), false);
     detached(py, path, || {
         if matches!(&store, Store::Objects(objects) if !objects.are_listed) {

@@ -17,7 +17,7 @@ use zarrs_cuda::writer::{
 };
 
 use crate::error::{Error, detached, no_panic};
-use crate::store::{Place, Store};
+use crate::store::{Store, StorePlace};
 use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
@@ -132,7 +132,7 @@ impl MultiscaleWriter {
     #[pyo3(signature = (place, path, pyramid, sync, progress, settings))]
     fn new(
         py: Python<'_>,
-        place: Place<'_>,
+        place: StorePlace<'_>,
         path: String,
         pyramid: Pyramid,
         sync: bool,
@@ -222,7 +222,7 @@ impl MultiscaleWriter {
 #[pyfunction]
 pub(crate) fn write_lower_levels(
     py: Python<'_>,
-    place: Place<'_>,
+    place: StorePlace<'_>,
     path: String,
     pyramid: Pyramid,
     sync: bool,

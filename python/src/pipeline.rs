@@ -20,7 +20,7 @@ use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
 use crate::read;
-use crate::store::{Place, Store};
+use crate::store::{Store, StorePlace};
 use crate::value::Value;
 use crate::write;
 
@@ -46,7 +46,12 @@ impl Native {
     /// its objects. Of other stores, calls get and return values. Files are synced before a call returns, if `sync`.
     #[new]
     #[pyo3(signature = (metadata, place, mode, *, sync))]
-    fn new(metadata: &[u8], place: Option<Place<'_>>, mode: &str, sync: bool) -> PyResult<Self> {
+    fn new(
+        metadata: &[u8],
+        place: Option<StorePlace<'_>>,
+        mode: &str,
+        sync: bool,
+    ) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
         let keys = Keys::new(&metadata).map_err(unsupported)?;
         let mut codecs = metadata.codecs.iter();

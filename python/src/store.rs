@@ -39,7 +39,7 @@ pub(crate) enum Store {
 
 /// Where Python says that values are: in files below a directory, in objects, or where it has to be asked.
 #[derive(FromPyObject)]
-pub(crate) enum Place<'py> {
+pub(crate) enum StorePlace<'py> {
     Objects(PyRef<'py, PyObjects>),
     Files(PathBuf),
     Asked(Bound<'py, PyAny>),
@@ -47,11 +47,11 @@ pub(crate) enum Place<'py> {
 
 impl Store {
     /// The store at `place`, whose files are synced if `sync`.
-    pub(crate) fn at(place: Option<Place<'_>>, sync: bool) -> Self {
+    pub(crate) fn at(place: Option<StorePlace<'_>>, sync: bool) -> Self {
         match place {
-            Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
-            Some(Place::Objects(objects)) => Self::Objects(Arc::new(objects.0.of_one_array())),
-            Some(Place::Asked(store)) => Self::Asked(Arc::new(Asked(store.unbind()))),
+            Some(StorePlace::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
+            Some(StorePlace::Objects(objects)) => Self::Objects(Arc::new(objects.0.of_one_array())),
+            Some(StorePlace::Asked(store)) => Self::Asked(Arc::new(Asked(store.unbind()))),
             None => Self::Given(Arc::default()),
         }
     }

@@ -12,7 +12,7 @@ use zarrs_cuda::writer::{ArrayWriter, Progress};
 
 use crate::error::{Error, detached};
 use crate::memory::Memory;
-use crate::store::{Place, Store};
+use crate::store::{Store, StorePlace};
 use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
 
 /// Appends slices along the first axis of an array.
@@ -25,7 +25,7 @@ impl Writer {
     #[pyo3(signature = (place, path, start, sync, progress, settings))]
     fn new(
         py: Python<'_>,
-        place: Place<'_>,
+        place: StorePlace<'_>,
         path: String,
         start: Option<u64>,
         sync: bool,
@@ -114,7 +114,7 @@ impl Reader {
     #[pyo3(signature = (place, path, threads, *, shared, subchunk_cache))]
     fn new(
         py: Python<'_>,
-        place: Place<'_>,
+        place: StorePlace<'_>,
         path: String,
         threads: NonZeroUsize,
         shared: bool,

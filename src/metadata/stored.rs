@@ -18,11 +18,11 @@ use crate::store::conditional::{ConditionalStore, ValueVersion};
 /// A store of metadata.
 pub(crate) struct MetadataStore {
     pub(crate) reader: ReadableStorage,
-    pub(crate) writer: Replacing,
+    pub(crate) writer: Replacement,
 }
 
 /// How the metadata are replaced.
-pub(crate) enum Replacing {
+pub(crate) enum Replacement {
     /// By one `set`.
     Whole(WritableStorage),
     /// In a temporary, which is renamed if they are still the same then.
@@ -42,7 +42,7 @@ pub(crate) struct Seen {
 impl MetadataStore {
     /// Returns the metadata at `key`, if there are any.
     pub(crate) fn read(&self, key: &StoreKey) -> Result<Option<Seen>, StorageError> {
-        if let Replacing::Conditional(store) = &self.writer {
+        if let Replacement::Conditional(store) = &self.writer {
             let seen = |(bytes, version)| Seen {
                 bytes,
                 version: Some(version),
@@ -57,7 +57,7 @@ impl MetadataStore {
     }
 }
 
-impl Replacing {
+impl Replacement {
     pub(crate) fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
         match self {
             Self::Whole(store) => store.erase(key),

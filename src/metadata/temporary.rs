@@ -39,7 +39,7 @@ pub(crate) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    Arc::new(Replacing { store, part })
+    Arc::new(TemporaryMetadata { store, part })
 }
 
 /// Replaces values that no other process has changed.
@@ -59,24 +59,24 @@ pub(crate) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparin
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    Arc::new(Replacing { store, part })
+    Arc::new(TemporaryMetadata { store, part })
 }
 
 /// The writes of the process that writes a part, or of the only one.
-struct Replacing<S> {
+struct TemporaryMetadata<S> {
     store: Arc<S>,
     part: Option<u64>,
 }
 
-impl<S> fmt::Debug for Replacing<S> {
+impl<S> fmt::Debug for TemporaryMetadata<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Replacing")
+        f.debug_struct("TemporaryMetadata")
             .field("part", &self.part)
             .finish_non_exhaustive()
     }
 }
 
-impl<S> Replacing<S>
+impl<S> TemporaryMetadata<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits,
 {
@@ -93,7 +93,7 @@ where
     }
 }
 
-impl<S> Comparing for Replacing<S>
+impl<S> Comparing for TemporaryMetadata<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
@@ -114,7 +114,7 @@ where
     }
 }
 
-impl<S> WritableStorageTraits for Replacing<S>
+impl<S> WritableStorageTraits for TemporaryMetadata<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {

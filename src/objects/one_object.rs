@@ -25,14 +25,14 @@ pub(super) fn found<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 /// Bytes of an object.
-pub(super) struct Part {
+pub(super) struct ObjectPart {
     pub(super) bytes: Bytes,
     /// The size of the object, in bytes.
     pub(super) size: u64,
     pub(super) version: UpdateVersion,
 }
 
-impl Part {
+impl ObjectPart {
     fn of(object: &ObjectMeta, bytes: Bytes) -> Self {
         let (e_tag, version) = (object.e_tag.clone(), object.version.clone());
         Self {
@@ -44,14 +44,18 @@ impl Part {
 }
 
 /// Gets a part of an object, which may be the object's end.
-pub(super) async fn part(store: &dyn ObjectStore, path: &Path, range: ByteRange) -> Result<Part> {
+pub(super) async fn part(
+    store: &dyn ObjectStore,
+    path: &Path,
+    range: ByteRange,
+) -> Result<ObjectPart> {
     let get = |range| async move {
         let options = GetOptions::new().with_range(range);
         let got = store.get_opts(path, options).await?;
-        Ok(Part::of(&got.meta.clone(), got.bytes().await?))
+        Ok(ObjectPart::of(&got.meta.clone(), got.bytes().await?))
     };
     // There is no request for no bytes.
-    let none = async || Ok(Part::of(&store.head(path).await?, Bytes::new()));
+    let none = async || Ok(ObjectPart::of(&store.head(path).await?, Bytes::new()));
     match range {
         ByteRange::FromStart(0, None) => get(None).await,
         ByteRange::FromStart(_, Some(0)) | ByteRange::Suffix(0) => none().await,
@@ -87,7 +91,7 @@ pub(super) async fn parts(
     path: &Path,
     ranges: &[ByteRange],
     permits: &Semaphore,
-) -> Result<Option<Vec<Part>>> {
+) -> Result<Option<Vec<ObjectPart>>> {
     /// The largest number of requests for parts of one object that wait for permits at once.
     const MOST_PARTS: usize = 256;
     /// How often the parts of an object that is replaced meanwhile are requested.

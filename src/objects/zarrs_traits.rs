@@ -12,13 +12,13 @@ use zarrs_storage::{
 };
 
 use super::error::{conditional, has_no_answer, listing};
-use super::one_object::{Part, found, part, parts, put};
+use super::one_object::{ObjectPart, found, part, parts, put};
 use super::{BlockingObjectStore, Result, below, must, path};
 use crate::store::conditional::{ConditionalStore, ValueVersion};
 use crate::store::ranges::within;
 
 impl BlockingObjectStore {
-    fn whole(&self, key: &StoreKey) -> Result<Option<Part>> {
+    fn whole(&self, key: &StoreKey) -> Result<Option<ObjectPart>> {
         let (path, all) = (path(key.as_str())?, ByteRange::FromStart(0, None));
         self.wait(|store| async move { found(part(&*store, &path, all).await) })
     }

@@ -54,7 +54,7 @@ struct Doubtful {
 }
 
 /// The state of a lease that another process has made.
-enum Found {
+enum LeaseState {
     /// No process has it.
     Free,
     /// Its owner may run.
@@ -100,7 +100,7 @@ impl Lease {
             if !is_at(&file, path) {
                 continue;
             }
-            if !is_new && matches!(look(path, &file, has_lock)?, Found::Unknown) {
+            if !is_new && matches!(look(path, &file, has_lock)?, LeaseState::Unknown) {
                 let before = content(&file)?;
                 tracing::info!(path = %path.display(), "a lease may be another machine's: waiting whether it changes");
                 thread::sleep(duration);
@@ -184,7 +184,7 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
         Err(TryLockError::WouldBlock) => return Err(busy(&path.display(), &content(&file)?)),
         Err(TryLockError::Error(_)) => false,
     };
-    if let Found::Unknown = look(path, &file, has_lock)? {
+    if let LeaseState::Unknown = look(path, &file, has_lock)? {
         let content = content(&file)?;
         let _ = file.unlock(); // the look is over
         let path = path.to_path_buf();
@@ -257,23 +257,23 @@ fn must_be_plain(path: &Path) -> io::Result<()> {
 }
 
 /// Find out whether the lease in `file` is somebody's.
-fn look(path: &Path, file: &File, has_lock: bool) -> io::Result<Found> {
+fn look(path: &Path, file: &File, has_lock: bool) -> io::Result<LeaseState> {
     let content = content(file)?;
     let Some(owner) = owner_of(&content) else {
         // A process died before it wrote its name, or is about to write it.
         return Ok(if has_lock {
-            Found::Free
+            LeaseState::Free
         } else {
-            Found::Unknown
+            LeaseState::Unknown
         });
     };
     if has_lock && owner.is_of_this_machine() {
-        return Ok(Found::Free);
+        return Ok(LeaseState::Free);
     }
     match owner.life() {
-        Life::Ended => Ok(Found::Free),
+        Life::Ended => Ok(LeaseState::Free),
         Life::Runs => Err(busy(&path.display(), &content)),
-        Life::Unknown => Ok(Found::Unknown),
+        Life::Unknown => Ok(LeaseState::Unknown),
     }
 }
 

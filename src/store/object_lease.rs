@@ -149,7 +149,7 @@ impl ObjectLease {
     ) -> Result<(), StorageError> {
         let mut found = Vec::new();
         for key in keys {
-            found.extend(Found::at(&**store, key)?);
+            found.extend(FoundLease::at(&**store, key)?);
         }
         for left in left(&**store, found, duration)? {
             let replaced = store.set_if(&left.key, Bytes::new(), Some(&left.version))?;
@@ -158,7 +158,7 @@ impl ObjectLease {
                 continue;
             }
             // An empty one, or none: another process found the lease left, too, and erases it.
-            let now = Found::at(&**store, left.key)?;
+            let now = FoundLease::at(&**store, left.key)?;
             if let Some(now) = now.filter(|now| !now.value.is_empty()) {
                 return Err(now.busy());
             }
@@ -186,13 +186,13 @@ impl Drop for ObjectLease {
 }
 
 /// A stored lease, as it was read.
-struct Found {
+struct FoundLease {
     key: StoreKey,
     value: Bytes,
     version: ValueVersion,
 }
 
-impl Found {
+impl FoundLease {
     /// The lease at `key`, if there is one.
     fn at(store: &dyn ConditionalStore, key: StoreKey) -> Result<Option<Self>, StorageError> {
         let found = store.get_with_version(&key)?;
@@ -232,9 +232,9 @@ impl Found {
 /// [`ErrorKind::ResourceBusy`] if a process has one of the leases; otherwise the store's.
 fn left(
     store: &dyn ConditionalStore,
-    found: Vec<Found>,
+    found: Vec<FoundLease>,
     duration: Duration,
-) -> Result<Vec<Found>, StorageError> {
+) -> Result<Vec<FoundLease>, StorageError> {
     let (mut ended, mut doubtful) = (Vec::new(), Vec::new());
     for found in found {
         match found.life() {
@@ -252,7 +252,7 @@ fn left(
         thread::sleep((duration / 20).min(duration.saturating_sub(since.elapsed())));
         let mut still = Vec::new();
         for found in doubtful {
-            let Some(now) = Found::at(store, found.key)? else {
+            let Some(now) = FoundLease::at(store, found.key)? else {
                 continue;
             };
             let is_other = now.value != found.value || now.version != found.version;
@@ -313,7 +313,7 @@ impl Held {
     /// Make the lease. Returns whether the store obeys conditions; otherwise there is none.
     fn make(&self, duration: Duration) -> Result<bool, StorageError> {
         for _ in 0..ATTEMPTS {
-            let before = match Found::at(&*self.store, self.key.clone())? {
+            let before = match FoundLease::at(&*self.store, self.key.clone())? {
                 None => None,
                 Some(found) => {
                     let Some(left) = left(&*self.store, vec![found], duration)?.pop() else {

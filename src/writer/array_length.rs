@@ -16,7 +16,7 @@ use super::sink::Length;
 use super::storing::caught;
 use crate::metadata::json::Document;
 use crate::metadata::same_array::stored_differs;
-use crate::metadata::stored::{MetadataStore, Replacing, Seen, text_of_array};
+use crate::metadata::stored::{MetadataStore, Replacement, Seen, text_of_array};
 use crate::metadata::temporary::{comparing, temporary_of};
 use crate::store::conditional::ConditionalStore;
 
@@ -77,7 +77,7 @@ impl ArrayLength {
             .storage_transformers()
             .create_writable_transformer(writer)?;
         // zarrs reads metadata past the transformers.
-        let writer = Replacing::Whole(writer);
+        let writer = Replacement::Whole(writer);
         Self::new(array, array.storage().readable(), writer, None)
     }
 
@@ -96,7 +96,7 @@ impl ArrayLength {
         S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
     {
         let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
-        let writer = Replacing::Renamed(comparing(store.clone(), part));
+        let writer = Replacement::Renamed(comparing(store.clone(), part));
         Self::new(array, store, writer, Some(temporary))
     }
 
@@ -128,13 +128,13 @@ impl ArrayLength {
                 "{key} in the array's storage is not {key} in the store for `with_conditional_writes`: give it the store that the array is in, with the same root"
             )));
         }
-        Self::new(array, reader, Replacing::Conditional(store), None)
+        Self::new(array, reader, Replacement::Conditional(store), None)
     }
 
     fn new<T: ?Sized>(
         array: &Array<T>,
         reader: ReadableStorage,
-        writer: Replacing,
+        writer: Replacement,
         temporary: Option<StoreKey>,
     ) -> Result<Self, StorageError> {
         let key = meta_key_v3(array.path());

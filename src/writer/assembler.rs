@@ -14,8 +14,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
+use super::stored_bytes::StoredBytes;
 use zarrs_cuda_engine::contract::stream::{BatchOutput, EncodedBatch, EncodedPart};
 use zarrs_cuda_engine::layout::{Extent, ShardPart, c_order};
 use zarrs_cuda_engine::memory::buffers::{Lease, Pool};
@@ -228,11 +228,11 @@ fn write(
     open.begun = true;
     let mut pieces = Vec::with_capacity(part.pieces.len());
     if first && start > 0 {
-        pieces.push((0, Part::owned(vec![0; start])));
+        pieces.push((0, StoredBytes::owned(vec![0; start])));
     }
     let mut at = start as u64;
     for piece in &part.pieces {
-        let bytes = Part::of(output, piece.clone()).ok_or(LEAVES)?;
+        let bytes = StoredBytes::of(output, piece.clone()).ok_or(LEAVES)?;
         pieces.push((at, bytes));
         at += piece.len() as u64;
     }
@@ -251,11 +251,11 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
         let at = if first { 0 } else { open.end };
         room_for(&mut buffer, len)?[at..at + index.len()].copy_from_slice(&index);
         let output: Arc<dyn BatchOutput> = Arc::new(buffer);
-        let all = Part::of(&output, 0..len).ok_or(LEAVES)?;
+        let all = StoredBytes::of(&output, 0..len).ok_or(LEAVES)?;
         return Ok(vec![Work::Set(all)]);
     }
     let at = if first { 0 } else { open.end as u64 };
-    let pieces = vec![(at, Part::owned(index))];
+    let pieces = vec![(at, StoredBytes::owned(index))];
     let first = !open.begun;
     Ok(vec![Work::Write { pieces, first }, Work::Complete])
 }
@@ -302,7 +302,7 @@ fn whole_shards(
         .map(|(part, all)| {
             let work = match all {
                 None => Work::Erase,
-                Some(all) => Work::Set(Part::of(&output, all).ok_or(LEAVES)?),
+                Some(all) => Work::Set(StoredBytes::of(&output, all).ok_or(LEAVES)?),
             };
             Ok((id_of(setup, batch, part), vec![work]))
         })

@@ -29,9 +29,9 @@ use super::cuts::Cutting;
 use super::error::WriterError;
 use super::explanation::WriterExplanation;
 use super::late_lease::LateLease;
-use super::part::Part;
 use super::report::Progress;
 use super::sink::{Length, ShardSink};
+use super::stored_bytes::StoredBytes;
 use crate::shard::stream::ShardEncoding;
 use zarrs_cuda_engine::contract::stream::{BatchInput, Returned};
 use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
@@ -110,12 +110,12 @@ pub(crate) enum Item {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Store all of it.
-    Set(Part),
+    Set(StoredBytes),
     /// Erase it: all of it is the fill value.
     Erase,
     /// Write pieces of it, each at its offset; the first ones of it, maybe.
     Write {
-        pieces: Vec<(u64, Part)>,
+        pieces: Vec<(u64, StoredBytes)>,
         first: bool,
     },
     /// All of it is written.

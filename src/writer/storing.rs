@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::part::Part;
 use super::shared::{Failure, ShardId, Shared, State, Storing, Work};
+use super::stored_bytes::StoredBytes;
 
 /// The next step.
 enum Step {
@@ -261,7 +261,7 @@ fn store(
 fn replace(
     shared: &Shared,
     key: &StoreKey,
-    part: Part,
+    part: StoredBytes,
     work: &mut Option<Work>,
 ) -> Result<(), StorageError> {
     let result = shared.setup.sink.set(key, part.bytes());

@@ -170,8 +170,8 @@ impl Described {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().map(str::to_string);
         let datasets = list(&multiscale["datasets"]);
-        let places: Vec<_> = datasets.iter().map(Place::of).collect();
-        let all = Place::of(multiscale);
+        let places: Vec<_> = datasets.iter().map(DatasetScale::of).collect();
+        let all = DatasetScale::of(multiscale);
         let axes = list(&multiscale["axes"]);
         let axes = axes.iter().enumerate().map(|(axis, described)| {
             // Before version 0.4 an axis was its name.
@@ -206,7 +206,7 @@ impl Described {
     }
 
     /// Elements of level 0 that make one of level 1.
-    fn factor(places: &[Place], axis: usize) -> Option<u64> {
+    fn factor(places: &[DatasetScale], axis: usize) -> Option<u64> {
         let [top, below, ..] = places else {
             return None;
         };
@@ -220,12 +220,12 @@ impl Described {
 
 /// The scale and translation of a member with `coordinateTransformations`.
 #[derive(Debug, Default)]
-struct Place {
+struct DatasetScale {
     scale: Vec<f64>,
     translation: Vec<f64>,
 }
 
-impl Place {
+impl DatasetScale {
     fn of(member: &Value) -> Self {
         let mut place = Self::default();
         let transformations = member["coordinateTransformations"].as_array();

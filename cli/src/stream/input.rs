@@ -25,7 +25,7 @@ pub(super) struct Input {
 }
 
 /// The answer of the input to a request for its next bytes.
-pub(super) enum Piece {
+pub(super) enum Received {
     Bytes(Vec<u8>),
     /// Nothing yet.
     Nothing,
@@ -65,16 +65,16 @@ impl Input {
     }
 
     /// The next bytes, if there are some within `limit`.
-    pub(super) fn next(&mut self, limit: Duration) -> Result<Piece, Failure> {
+    pub(super) fn next(&mut self, limit: Duration) -> Result<Received, Failure> {
         match self.pieces.recv_timeout(limit) {
-            Ok(Ok(bytes)) if bytes.is_empty() => Ok(Piece::End),
-            Ok(Ok(bytes)) => Ok(Piece::Bytes(bytes)),
+            Ok(Ok(bytes)) if bytes.is_empty() => Ok(Received::End),
+            Ok(Ok(bytes)) => Ok(Received::Bytes(bytes)),
             Ok(Err(error)) => {
                 let path = self.path.display();
                 Err(Failure::failed(format!("cannot read {path}: {error}")))
             }
-            Err(RecvTimeoutError::Timeout) => Ok(Piece::Nothing),
-            Err(RecvTimeoutError::Disconnected) => Ok(Piece::End),
+            Err(RecvTimeoutError::Timeout) => Ok(Received::Nothing),
+            Err(RecvTimeoutError::Disconnected) => Ok(Received::End),
         }
     }
 

@@ -16,7 +16,7 @@ use zarrs_cuda_convert::consolidated;
 use zarrs_cuda_convert::open::{self, Place};
 use zarrs_cuda_convert::words::bytes_text;
 
-use self::input::{Input, Piece};
+use self::input::{Input, Received};
 use self::recording::Recording;
 use crate::arguments::{CODECS, Shape};
 use crate::common::Common;
@@ -214,9 +214,9 @@ fn record(
             return Ok(Ended::Stopped);
         }
         match input.next(Duration::from_millis(100))? {
-            Piece::Nothing => {}
-            Piece::End => break,
-            Piece::Bytes(bytes) => {
+            Received::Nothing => {}
+            Received::End => break,
+            Received::Bytes(bytes) => {
                 writer
                     .append_bytes(taken.wanted(&bytes))
                     .map_err(Failure::failed)?;

@@ -13,7 +13,7 @@ use zarrs_cuda_engine::contract::stream::BatchOutput;
 
 /// Some bytes of an output, as a store is given them.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct StoredBytes {
     bytes: Bytes,
     /// Where they came from, unless this part owns them alone.
     origin: Option<Origin>,
@@ -41,7 +41,7 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-impl Part {
+impl StoredBytes {
     /// The bytes `range` of `output`; `None` if it does not have them.
     pub(crate) fn of(output: &Arc<dyn BatchOutput>, range: Range<usize>) -> Option<Self> {
         (**output).as_ref().get(range.clone())?;
@@ -121,14 +121,17 @@ mod tests {
             lease.bytes().fill(n);
             Arc::new(lease)
         };
-        let part = Part::of(&output(1), 2..7).expect("within");
+        let part = StoredBytes::of(&output(1), 2..7).expect("within");
         let given = part.bytes();
         drop(given);
         assert!(part.taken().is_none());
-        assert!(Part::of(&output(0), 2..11).is_none());
+        assert!(StoredBytes::of(&output(0), 2..11).is_none());
 
         let first = output(2);
-        let (kept, other) = (Part::of(&first, 0..4), Part::of(&first, 4..10));
+        let (kept, other) = (
+            StoredBytes::of(&first, 0..4),
+            StoredBytes::of(&first, 4..10),
+        );
         drop(first);
         let kept = kept.expect("within");
         let in_store = kept.bytes();
