@@ -159,7 +159,7 @@ pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
     }
 }
 
-/// Returns one of this crate's errors, where zarrs wants its own.
+/// Makes an error of zarrs of an error of this crate.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,

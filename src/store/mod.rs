@@ -13,10 +13,10 @@
 //! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and the order of writers of one process:
 //! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
 //! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
-//! (`file_turns.rs`), and write parts of such shards where these parts are (`in_place.rs`). Whole files are replaced at once by
-//! `replace.rs`, and values of stores that rename have temporaries by `renaming.rs`. `owner.rs` tells processes apart, and
-//! `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one array,
-//! the latter over stores that have `conditional.rs`;
+//! (`file_turns.rs`), and write parts of such shards where these parts are (`in_place.rs`). Whole files are replaced at
+//! once by `replace.rs`, and values of stores that rename have temporaries by `renaming.rs`. `owner.rs` tells
+//! processes apart, and `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one
+//! array, the latter over stores that have `conditional.rs`;
 //! `durable.rs` lets names outlast a power failure, and `times.rs` has the times of values.
 
 pub(crate) mod array_lease;

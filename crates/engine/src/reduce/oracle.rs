@@ -31,7 +31,7 @@ pub const KINDS: [Elements; 18] = [
     Elements::Bytes(4),
     Elements::Bytes(16),
 ];
-/// Returns one element of the level below, from exact integers, or floating point numbers and how they are
+/// Returns an element of the level below, from exact integers, or floating point numbers and how they are
 /// rounded.
 pub(super) fn of_window(kind: Elements, reduction: Reduction, window: &[Vec<u8>]) -> Vec<u8> {
     match reduction {

@@ -355,7 +355,7 @@ fn subjects(scale: Scale) -> Vec<Subject> {
         .collect()
 }
 
-/// Returns one chain of each format that nvCOMP writes.
+/// Returns a chain of each format that nvCOMP writes.
 fn formats(scale: Scale) -> Vec<Subject> {
     let subjects = subjects(scale).into_iter().enumerate();
     let of_each = subjects.filter(|(number, subject)| {

@@ -125,7 +125,7 @@ fn read(input: &mut dyn BatchInput, at: usize, bytes: &mut [u8]) -> Result<(), E
     input.read(at, bytes).or_else(|_| input.read(at, bytes))
 }
 
-/// Returns one slice of the level below.
+/// Returns a slice of the level below.
 fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
     let slices: Vec<&[u8]> = window.chunks(slice).collect();
     let mut reduced = vec![0; from.reducer.reduced_bytes()];

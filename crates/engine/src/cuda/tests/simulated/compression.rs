@@ -82,7 +82,7 @@ impl Shard {
         Ok(encoded)
     }
 
-    /// Returns one axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
+    /// Returns a shard of one axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
     fn of_bytes(bytes: usize, count: usize, content: Content) -> Self {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut noise = || {
