@@ -28,7 +28,7 @@ pub use self::lenient::repairs_of;
 use self::member::Member;
 pub use self::place::{Place, must_be_local};
 #[cfg(feature = "remote")]
-pub use self::place::{is_http, without_user};
+pub(crate) use self::place::{is_http, without_user};
 use crate::failure::Failure;
 use crate::version2;
 

@@ -57,13 +57,13 @@ impl fmt::Display for Place {
 }
 
 /// Whether the address `url` is of an HTTP server.
-pub fn is_http(url: &str) -> bool {
+pub(crate) fn is_http(url: &str) -> bool {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
 }
 
 /// The address `url` without the name and password of a user.
-pub fn without_user(url: &str) -> String {
+pub(crate) fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_string();
     };
