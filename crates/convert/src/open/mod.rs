@@ -27,7 +27,7 @@ use self::lenient::Lenient;
 pub use self::lenient::repairs_of;
 use self::member::Member;
 #[cfg(feature = "remote")]
-pub use self::place::is_http;
+pub(crate) use self::place::is_http;
 pub use self::place::{Place, must_be_local};
 use crate::failure::Failure;
 use crate::version2;

@@ -57,7 +57,7 @@ impl fmt::Display for Place {
 }
 
 /// Whether the address `url` is of an HTTP server.
-pub fn is_http(url: &str) -> bool {
+pub(crate) fn is_http(url: &str) -> bool {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
 }

@@ -161,7 +161,7 @@ fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
 /// Deletes the temporaries of runs that have ended, and returns the others: all of the array in `root`, or those of
 /// the metadata of the group with the path `group`.
 pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Left, Failure> {
-    let path = root.join(group.unwrap_or_default());
+    let path = group.map_or_else(|| root.to_path_buf(), |group| root.join(group));
     let temporaries = || {
         if group.is_none() {
             return Ok(files(&path)?.temporaries);

@@ -156,43 +156,47 @@ impl Reshard {
         extensions::register();
         run(self, watcher)
     }
+
+    /// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
+    fn refused(&self, message: impl std::fmt::Display) -> Failure {
+        Failure::failed(message).with_remedy(format!(
+            "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
+            self.input
+        ))
+    }
+
+    fn cannot_move(&self, reason: impl std::fmt::Display) -> Failure {
+        self.refused(format_args!("cannot reshard {}: {reason}", self.input))
+    }
 }
 
-/// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
-fn refused(message: impl std::fmt::Display, args: &Reshard) -> Failure {
-    Failure::failed(message).with_remedy(format!(
-        "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
-        args.input
-    ))
-}
-
-fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
-    let (input, output) = (args.input.directory()?, args.output.directory()?);
+fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
+    let (input, output) = (settings.input.directory()?, settings.output.directory()?);
     let calls_before = codec_calls();
-    let document = read_metadata(input, args)?;
-    let side = Side::of(&document).map_err(|reason| cannot_move(args, &reason))?;
-    must_lie_apart(&args.input, &args.output)?;
-    must_not_be_in_an_array(&args.output)?;
-    let evidence = Evidence::of(&args.input, &*open::store(&args.input)?.store)?;
+    let document = read_metadata(input, settings)?;
+    let side = Side::of(&document).map_err(|reason| settings.cannot_move(reason))?;
+    must_lie_apart(&settings.input, &settings.output)?;
+    must_not_be_in_an_array(&settings.output)?;
+    let evidence = Evidence::of(&settings.input, &*open::store(&settings.input)?.store)?;
     let before = target::look(output, &evidence, None)?;
-    let (wanted, goal) = goal(args, &document, &side, &before)?;
+    let (wanted, goal) = goal(settings, &document, &side, &before)?;
     let metadata = metadata_text([input, output], &wanted)?;
-    let plan = Plan::new(&side, &goal).map_err(|reason| cannot_move(args, &reason))?;
-    let stored = listed(input, &side, &plan, args)?;
+    let plan = Plan::new(&side, &goal).map_err(|reason| settings.cannot_move(reason))?;
+    let stored = listed(input, &side, &plan, settings)?;
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot {what} {}: {error}", output.display()))
     };
-    let (of_input, of_output) = (format(&side, args)?, format(&goal, args)?);
-    let budget = Budget::new(args.memory);
+    let (of_input, of_output) = (format(&side, settings)?, format(&goal, settings)?);
+    let budget = Budget::new(settings.memory);
     let of_thread = plan.index_bytes([of_input.is_some(), of_output.is_some()]);
     budget.must_fit(
         format_args!(
             "have the indices of shards of {} and {} in memory",
-            args.input, args.output
+            settings.input, settings.output
         ),
         of_thread,
     )?;
-    let threads = budget.at_once(0, of_thread, args.threads);
+    let threads = budget.at_once(0, of_thread, settings.threads);
     let pieces = plan.pieces(&stored, threads);
     let step = Step::begin(
         watcher,
@@ -221,7 +225,7 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     };
     let goes_on = format!(
         "run the same command again to go on: what is whole in {} is kept",
-        args.output
+        settings.output
     );
     let copied =
         copy::copy(&plan, &pieces, &objects, &target, threads, watcher).map_err(|error| {
@@ -243,7 +247,7 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
     let left = target::tidy(output).map_err(Failure::failed)?;
     target::publish(output, begun.claim, &metadata).map_err(|error| cannot("complete", &error))?;
     let notes = left.note().into_iter();
-    let notes = notes.chain(consolidated::stale_above(&args.output, &[]));
+    let notes = notes.chain(consolidated::stale_above(&settings.output, &[]));
     Ok(Resharded {
         from: side.noun(),
         stored: stored.len() as u64,
@@ -263,25 +267,23 @@ fn run(args: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
 /// # Errors
 /// Subchunks of IN cannot be moved there as they are.
 fn goal(
-    args: &Reshard,
+    settings: &Reshard,
     document: &Map<String, Value>,
     side: &Side,
     before: &Before,
 ) -> Result<(Map<String, Value>, Side), Failure> {
-    let wanted = wanted(args, document, side, before)?;
-    let goal = Side::of(&wanted)
-        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
+    let wanted = wanted(settings, document, side, before)?;
+    let goal = Side::of(&wanted).map_err(|reason| {
+        settings.refused(format!("cannot reshard to {}: {reason}", settings.output))
+    })?;
     let differences = side.differences(&goal);
     if !differences.is_empty() {
-        return Err(refused(
-            format!(
-                "cannot reshard {} to {} without decoding: {}",
-                args.input,
-                args.output,
-                differences.join("; ")
-            ),
-            args,
-        ));
+        return Err(settings.refused(format!(
+            "cannot reshard {} to {} without decoding: {}",
+            settings.input,
+            settings.output,
+            differences.join("; ")
+        )));
     }
     Ok((wanted, goal))
 }
@@ -292,31 +294,27 @@ fn codec_calls() -> u64 {
     metrics.host_codings + metrics.shards_encoded + metrics.shards_decoded + metrics.batches_encoded
 }
 
-fn cannot_move(args: &Reshard, reason: &str) -> Failure {
-    refused(format!("cannot reshard {}: {reason}", args.input), args)
-}
-
 /// The format of the shards of one side; `None` if its objects are chunks.
-fn format(side: &Side, args: &Reshard) -> Result<Option<ShardFormat>, Failure> {
+fn format(side: &Side, settings: &Reshard) -> Result<Option<ShardFormat>, Failure> {
     side.format().map_err(|error| {
         let reason = format!("the index of a shard is not understood: {error}");
-        cannot_move(args, &reason)
+        settings.cannot_move(reason)
     })
 }
 
 /// The metadata of IN.
-fn read_metadata(input: &Path, args: &Reshard) -> Result<Map<String, Value>, Failure> {
+fn read_metadata(input: &Path, settings: &Reshard) -> Result<Map<String, Value>, Failure> {
     let path = input.join("zarr.json");
     let bytes = read_file(&path).map_err(|error| {
         if input.join(".zarray").is_file() {
-            return cannot_move(args, "it is an array of Zarr v2");
+            return settings.cannot_move("it is an array of Zarr v2");
         }
         let failure = Failure::failed(format!("cannot read {}: {error}", path.display()));
         failure.with_remedy("name the directory of a Zarr v3 array, which has a zarr.json in it")
     })?;
     let metadata = open::parsed(&bytes, &path.display().to_string())?;
     open::must_be_plain(
-        &args.input,
+        &settings.input,
         "reshard",
         &open::repairs_of("zarr.json", &bytes),
     )?;
@@ -329,15 +327,16 @@ fn read_metadata(input: &Path, args: &Reshard) -> Result<Map<String, Value>, Fai
 /// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
 /// those of IN, if they decode the same.
 fn wanted(
-    args: &Reshard,
+    settings: &Reshard,
     document: &Map<String, Value>,
     side: &Side,
     before: &Before,
 ) -> Result<Map<String, Value>, Failure> {
-    let has_wishes = args.layout.is_some() || args.index.is_some() || args.chunk_keys.is_some();
+    let has_wishes =
+        settings.layout.is_some() || settings.index.is_some() || settings.chunk_keys.is_some();
     let said = |metadata: Map<String, Value>| {
         let other = Side::of(&metadata).map_err(|reason| {
-            refused(format!("cannot reshard to {}: {reason}", args.output), args)
+            settings.refused(format!("cannot reshard to {}: {reason}", settings.output))
         })?;
         // Other codecs stay, and are told as a difference.
         let decodes = side.differences(&other).is_empty();
@@ -349,15 +348,15 @@ fn wanted(
     };
     match before {
         Before::Begun(Noted { metadata, .. }) => {
-            let agrees = if args.layout.is_some() {
-                described(args, document, side)? == *metadata
+            let agrees = if settings.layout.is_some() {
+                described(settings, document, side)? == *metadata
             } else {
-                agrees(args, metadata)
+                agrees(settings, metadata)
             };
             if !agrees {
                 return Err(Failure::failed(format!(
                     "{} is the incomplete output of a command with other options",
-                    args.output
+                    settings.output
                 ))
                 .with_remedy("go on without --shard, --chunks, --index and --chunk-keys"));
             }
@@ -365,19 +364,19 @@ fn wanted(
         }
         Before::Described(_) if has_wishes => Err(Failure::usage(format!(
             "{} has a zarr.json, which says what it becomes: leave out --shard, --chunks, --index and --chunk-keys",
-            args.output
+            settings.output
         ))),
         Before::Described(metadata) => said(metadata.clone()),
-        Before::Empty if args.layout.is_none() => Err(Failure::usage(
+        Before::Empty if settings.layout.is_none() => Err(Failure::usage(
             "what is OUT to be? Give --shard A,B,… for shards of this shape in elements, or --chunks for none",
         )),
-        Before::Empty => described(args, document, side),
+        Before::Empty => described(settings, document, side),
     }
 }
 
 /// Whether --index and --chunk-keys, if they are given, say what metadata say.
-fn agrees(args: &Reshard, metadata: &Map<String, Value>) -> bool {
-    let index = args.index.is_none_or(|index| {
+fn agrees(settings: &Reshard, metadata: &Map<String, Value>) -> bool {
+    let index = settings.index.is_none_or(|index| {
         let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
         let said = sharding.and_then(|sharding| {
             let configuration = &sharding["configuration"];
@@ -389,7 +388,7 @@ fn agrees(args: &Reshard, metadata: &Map<String, Value>) -> bool {
     });
     let keys = metadata.get("chunk_key_encoding");
     index
-        && args
+        && settings
             .chunk_keys
             .as_ref()
             .is_none_or(|encoding| keys == Some(&json!(encoding)))
@@ -397,12 +396,12 @@ fn agrees(args: &Reshard, metadata: &Map<String, Value>) -> bool {
 
 /// IN's metadata, with the shards and keys of the command line.
 fn described(
-    args: &Reshard,
+    settings: &Reshard,
     document: &Map<String, Value>,
     side: &Side,
 ) -> Result<Map<String, Value>, Failure> {
     let mut metadata = document.clone();
-    let shape = match &args.layout {
+    let shape = match &settings.layout {
         None | Some(Layout::Chunks) => side.subchunk.clone(),
         Some(Layout::Shards(shard)) => {
             let shard = edges(shard);
@@ -417,7 +416,7 @@ fn described(
                         "chunks"
                     },
                     side.subchunk,
-                    args.input
+                    settings.input
                 )));
             }
             shard
@@ -427,10 +426,10 @@ fn described(
         "chunk_grid".to_string(),
         json!({ "name": "regular", "configuration": { "chunk_shape": shape } }),
     );
-    if let Some(encoding) = &args.chunk_keys {
+    if let Some(encoding) = &settings.chunk_keys {
         metadata.insert("chunk_key_encoding".to_string(), json!(encoding));
     }
-    let codecs = if args.layout == Some(Layout::Chunks) {
+    let codecs = if settings.layout == Some(Layout::Chunks) {
         side.chain.clone()
     } else {
         let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
@@ -439,7 +438,7 @@ fn described(
             _ => json!([bytes, { "name": "crc32c" }]),
         };
         let as_in = side.index.as_ref().map(|index| index.location);
-        let location = match args.index.or(as_in) {
+        let location = match settings.index.or(as_in) {
             Some(ShardingIndexLocation::Start) => "start",
             _ => "end",
         };
@@ -500,13 +499,10 @@ fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String
 }
 
 /// The numbers of the objects of IN that are stored, in order.
-fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<u64>, Failure> {
+fn listed(input: &Path, side: &Side, plan: &Plan, settings: &Reshard) -> Result<Vec<u64>, Failure> {
     let keys = Keys::new(&side.keys, &plan.input.grid);
     if !keys.are_known() {
-        return Err(cannot_move(
-            args,
-            "its chunk keys do not spell out the indices of chunks",
-        ));
+        return Err(settings.cannot_move("its chunk keys do not spell out the indices of chunks"));
     }
     let (mut stored, mut framed) = (Vec::new(), Vec::new());
     let mut elsewhere = Elsewhere::new(&keys);
@@ -528,7 +524,7 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<
         stored.binary_search(&number).is_ok()
     });
     let counted = format!("{} {}s are stored", stored.len(), side.noun());
-    if let Some(failure) = elsewhere.told(&args.input, false, &counted) {
+    if let Some(failure) = elsewhere.told(&settings.input, false, &counted) {
         return Err(failure);
     }
     framed.sort();
@@ -536,12 +532,12 @@ fn listed(input: &Path, side: &Side, plan: &Plan, args: &Reshard) -> Result<Vec<
     if let [first, ..] = &framed[..] {
         return Err(Failure::failed(format!(
             "cannot reshard {}: subchunks wait in the frames of {} of its shards, the first of them {first:?}, and are newer than the shards",
-            args.input,
+            settings.input,
             framed.len()
         ))
         .with_remedy(format!(
             "pack them with `zarrs-cuda consolidate {}` first. `zarrs-cuda reencode` would not see them",
-            args.input
+            settings.input
         )));
     }
     Ok(stored)
