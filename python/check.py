@@ -25,7 +25,7 @@ VENV = os.path.join(WORK, "venv")
 WHEELS = os.path.join(WORK, "wheels")
 SOURCES = os.path.join(WORK, "sources")
 OLDEST = (3, 12)
-MOST_MEGABYTES = 12
+MOST_MEGABYTES = 15
 LEAST_SHARE = 0.95
 ZARR_PYTHON = [
     "test_api.py",

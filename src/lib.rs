@@ -35,6 +35,7 @@
 //! | and write the smaller levels of an image in the same pass | [`writer::MultiscaleWriter`] |
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
+//! | keep arrays in S3 and other object stores | `objects::BlockingObjectStore` (feature `object_store`) |
 //! | let a device be ready before the first shard | [`warm_up`] |
 //! | see which devices and compressors there are, or why not | [`machine`](machine()) |
 //! | count what the process did; what a reader did | [`metrics`]; [`ArrayReader::metrics`](reader::ArrayReader::metrics) |

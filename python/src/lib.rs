@@ -5,6 +5,7 @@
 mod array;
 mod asked;
 mod batch;
+mod command;
 mod elements;
 mod error;
 mod files;
@@ -33,6 +34,8 @@ const _: () = assert!(usize::BITS == 64);
 #[pymodule]
 mod _internal {
     #[pymodule_export]
+    use crate::command::run_command;
+    #[pymodule_export]
     use crate::maintain::{Lease, frames, is_left};
     #[pymodule_export]
     use crate::multiscale::{MultiscaleWriter, write_lower_levels};
@@ -48,19 +51,6 @@ mod _internal {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        super::register(module.py())
-    }
-}
-
-/// Makes every sharded array of this module one of the library.
-fn register(_py: Python<'_>) -> PyResult<()> {
-    match zarrs_cuda::register(zarrs_cuda::Options::default()) {
-        Ok(registration) => {
-            registration.leak();
-            Ok(())
-        }
-        // The module is initialised again, by another interpreter of this process.
-        Err(zarrs_cuda::Error::AlreadyRegistered) => Ok(()),
-        Err(error) => Err(error::unsupported(error)),
+        crate::command::register()
     }
 }

@@ -4,7 +4,7 @@
 //! give an [`ArrayWriter`](crate::writer::ArrayWriter) the lease of its array, and keep changes that other programs
 //! make to the metadata.
 //!
-//! ```
+//! ```standalone_crate
 //! use std::sync::Arc;
 //!
 //! use zarrs::array::{Array, ArrayBuilder, data_type};
@@ -12,10 +12,12 @@
 //! use zarrs_cuda::objects::object_store::memory::InMemory;
 //! use zarrs_cuda::writer::ArrayWriter;
 //!
+//! let _registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
 //! let store = Arc::new(BlockingObjectStore::new(Arc::new(InMemory::new())));
-//! let array = ArrayBuilder::new(vec![0, 64], vec![16, 64], data_type::uint16(), 0_u16)
+//! let metadata = ArrayBuilder::new(vec![0, 64], vec![16, 64], data_type::uint16(), 0_u16)
 //!     .subchunk_shape(vec![4, 16])
-//!     .build(store.clone(), "/stream")?;
+//!     .build_metadata()?;
+//! let array = Array::new_with_metadata(store.clone(), "/stream", metadata.into())?;
 //! array.store_metadata()?;
 //!
 //! let builder = ArrayWriter::builder(&array).with_conditional_writes(store.clone());

@@ -13,7 +13,7 @@ const PACKAGES: [(&str, &str); 5] = [
     ("zarrs_cuda", "src/lib.rs"),
     ("zarrs_cuda_engine", "crates/engine/src/lib.rs"),
     ("zarrs_cuda_convert", "crates/convert/src/lib.rs"),
-    ("zarrs_cuda_cli", "cli/src/main.rs"),
+    ("zarrs_cuda_cli", "cli/src/lib.rs"),
     ("zarrs_cuda_python", "python/src/lib.rs"),
 ];
 
