@@ -85,6 +85,7 @@ pub mod objects;
 #[cfg(test)]
 mod on_devices;
 mod options;
+mod panics;
 mod plan;
 mod pyramid;
 pub mod reader;

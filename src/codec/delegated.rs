@@ -19,13 +19,15 @@ use super::partial_encoder;
 use super::shard_codec::ShardCodec;
 use crate::error::Error;
 use crate::metrics::counters;
+#[cfg(feature = "async")]
+use crate::panics::async_no_panic;
+use crate::panics::no_panic;
 use crate::plan::{self, Engines, Explanation};
 use crate::shard::error::other;
 use crate::shard::index::ShardIndex;
 use crate::shard::sharding::Sharding;
-#[cfg(feature = "async")]
-use crate::store::{AwaitedHandle, async_no_panic};
-use crate::store::{BlockingHandle, no_panic, now};
+use crate::store::AwaitedHandle;
+use crate::store::{BlockingHandle, now};
 use zarrs_cuda_engine::layout::Entries;
 
 /// zarrs' own codec.

@@ -8,7 +8,7 @@ use zarrs::array::ArrayBytes;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
 use super::sharding::Sharding;
-use crate::store::no_panic;
+use crate::panics::no_panic;
 use zarrs_cuda_engine::contract::{EngineError, SubchunkCodec};
 
 /// The inner codecs of some shards, as an engine calls them. `S` is how it knows the shards.

@@ -14,7 +14,7 @@ use super::error::{caused, sourced};
 use super::recognise::recognise;
 use crate::metrics::counters;
 use crate::options::Options;
-use crate::store::no_panic;
+use crate::panics::no_panic;
 use zarrs_cuda_engine::contract::Stage;
 use zarrs_cuda_engine::layout::{
     ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries,

@@ -8,8 +8,8 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::metrics::counters;
+use crate::panics::no_panic;
 use crate::plan::host_engine;
-use crate::store::no_panic;
 use zarrs_cuda_engine::contract::EncodedSubchunk;
 use zarrs_cuda_engine::layout::Entries;
 

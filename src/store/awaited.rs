@@ -10,8 +10,9 @@ use zarrs_storage::{
     StoreKeys, StoreKeysPrefixes, StorePrefix,
 };
 
-use super::no_panic::{async_no_panic, not_listed, not_read};
+use super::failures::{not_listed, not_read};
 use super::{Lists, Reads, Result, Writes};
+use crate::panics::async_no_panic;
 
 /// A store whose calls are awaited.
 #[derive(Debug)]

@@ -13,9 +13,10 @@ use zarrs_storage::{
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
+use super::failures::{not_listed, not_read};
 use super::files::Files;
-use super::no_panic::{no_panic, not_listed, not_read};
 use super::{Lists, Reads, Result, Writes};
+use crate::panics::no_panic;
 use zarrs_cuda_engine::process::crew::Crew;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 

@@ -17,8 +17,8 @@ use super::codec_queue::{BlockingTurn, NameToTake, NoTurn, take_blocking};
 #[cfg(feature = "async")]
 use super::codec_queue::{Turn, take_awaited};
 #[cfg(feature = "async")]
-use super::no_panic::async_no_panic;
-use super::no_panic::no_panic;
+use crate::panics::async_no_panic;
+use crate::panics::no_panic;
 
 type Result<T> = std::result::Result<T, CodecError>;
 

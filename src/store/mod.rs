@@ -10,7 +10,7 @@
 //! - **Awaited** ([`Awaited`], [`AwaitedHandle`]): the caller polls, on a runtime of its own.
 //!
 //! Beside them are what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
-//! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and the order of writers of one process:
+//! filesystem (`files.rs`), errors of stores that failed or panicked (`failures.rs`), and the order of writers of one process:
 //! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
 //! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
 //! (`file_turns.rs`), and write parts of such shards where these parts are (`in_place.rs`). Whole files are replaced at
@@ -26,13 +26,13 @@ mod blocking;
 pub(crate) mod codec_queue;
 pub(crate) mod conditional;
 pub(crate) mod durable;
+mod failures;
 mod file_turns;
 pub(crate) mod files;
 mod handle;
 pub(crate) mod in_place;
 pub(crate) mod key_locks;
 pub(crate) mod lease;
-mod no_panic;
 pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod ranges;
@@ -53,9 +53,6 @@ pub use file_turns::hold;
 #[cfg(feature = "async")]
 pub(crate) use handle::AwaitedHandle;
 pub(crate) use handle::{BlockingHandle, Handle};
-#[cfg(feature = "async")]
-pub(crate) use no_panic::async_no_panic;
-pub(crate) use no_panic::no_panic;
 
 type Result<T> = std::result::Result<T, StorageError>;
 

@@ -14,7 +14,8 @@ use zarrs_storage::StorageError;
 use super::interval::Interval;
 use super::request::{InnerReads, PartialReadOutput, PartialReadRequest};
 use super::{PartialDecoder, ReadsParts};
-use crate::store::{AwaitedHandle, async_no_panic};
+use crate::panics::async_no_panic;
+use crate::store::AwaitedHandle;
 
 impl ReadsParts for AwaitedHandle {
     async fn read_groups(

@@ -15,7 +15,8 @@ use zarrs_storage::StorageError;
 use super::interval::Interval;
 use super::request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use super::{PartialDecoder, ReadsParts};
-use crate::store::{BlockingHandle, no_panic, now};
+use crate::panics::no_panic;
+use crate::store::{BlockingHandle, now};
 
 impl ReadsParts for BlockingHandle {
     async fn read_groups(

@@ -9,8 +9,8 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::reads::FetchedRanges;
 use super::update::{Changes, TouchedSubchunk, Update, not_read};
+use crate::panics::no_panic;
 use crate::shard::selection::Selection;
-use crate::store::no_panic;
 use zarrs_cuda_engine::layout::SubchunkPart;
 
 /// Encodes what `update` changes.

@@ -1,4 +1,4 @@
-//! Panics of foreign code, as errors.
+//! Panics of codecs and stores that this library does not know, as errors.
 
 #[cfg(feature = "async")]
 use std::future::{Future, poll_fn};
@@ -7,7 +7,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{pin::pin, task::Poll};
 
 use zarrs_codec::CodecError;
-use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 /// Run foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
 /// panic where a value ends too soon. Corrupted data must not bring an application down.
@@ -40,22 +39,4 @@ fn panicked() -> CodecError {
     CodecError::Other(
         "a codec or store panicked while decoding: the shard may be corrupted".to_string(),
     )
-}
-
-/// Why a prefix was not listed: the error of the store, or that it panicked.
-pub(super) fn not_listed(prefix: &StorePrefix, error: CodecError) -> StorageError {
-    match error {
-        CodecError::StorageError(error) => error,
-        _ => StorageError::Other(format!(
-            "cannot list {prefix}: the store panicked. See whether there are names that are not UTF-8, and delete those; on a filesystem `SparseShardStore::on_filesystem` passes over them"
-        )),
-    }
-}
-
-/// Why parts of a value were not read: the error of the store, or that it panicked.
-pub(super) fn not_read(key: &StoreKey, error: CodecError) -> StorageError {
-    match error {
-        CodecError::StorageError(error) => error,
-        error => StorageError::Other(format!("cannot read parts of {key}: {error}")),
-    }
 }
