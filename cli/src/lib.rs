@@ -3,7 +3,7 @@
 //! [`run`] is the command: the program `zarrs-cuda` calls it, and so does `python -m zarrs_cuda`.
 //!
 //! Each subcommand is a module with its arguments (`Args`) and a function `run`, which returns an
-//! [`Outcome`] or a [`Failure`]. `docs/cli.md` has an example of each.
+//! `Outcome` or a `Failure`. `docs/cli.md` has an example of each.
 
 #![allow(
     clippy::format_push_string,
