@@ -35,13 +35,14 @@ use super::stream::Stream;
 pub type ArrayWriter = Writer<Stream>;
 
 impl ArrayWriter {
-    /// Returns what the writer does, and why: its engine, its buffers, and whether it has a lease.
+    /// Returns the behaviour of the writer and the reasons for it: its engine, its buffers, and whether it
+    /// has a lease.
     #[must_use]
     pub fn explain(&self) -> WriterExplanation {
         self.shared[0].setup.explanation.clone()
     }
 
-    /// Returns how far the writer is.
+    /// Returns how much was appended, encoded and stored until now.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.shared[0].progress()
@@ -54,8 +55,8 @@ impl ArrayWriter {
     /// `finish` can be called again: the writer loses nothing that it holds.
     ///
     /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
-    /// then. Otherwise as for [`append`](Self::append).
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer stays open, and takes
+    /// the rest. The other errors are those of [`append`](Self::append).
     pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.with(Stream::finish)
     }
