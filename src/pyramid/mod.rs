@@ -88,13 +88,13 @@ impl MultiscaleWriter {
         MultiscaleBuilder::new(array)
     }
 
-    /// Returns how far the writer of each level is, from level 0 on.
+    /// Returns the progress of the writer of each level, from level 0 on.
     #[must_use]
     pub fn progress(&self) -> Vec<Progress> {
         self.shared.iter().map(|shared| shared.progress()).collect()
     }
 
-    /// Returns what the writer of each level does, and why, from level 0 on.
+    /// Returns the behaviour of the writer of each level and the reasons for it, from level 0 on.
     #[must_use]
     pub fn explain(&self) -> Vec<WriterExplanation> {
         let of = |shared: &Arc<Shared>| shared.setup.explanation.clone();
@@ -108,8 +108,8 @@ impl MultiscaleWriter {
     /// `finish` can be called again: the writer loses nothing that it holds.
     ///
     /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
-    /// then. Otherwise as for [`append`](Self::append).
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer stays open, and takes
+    /// the rest. The other errors are those of [`append`](Self::append).
     pub fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         self.with(Image::finish)
     }
