@@ -1,4 +1,4 @@
-//! Panics of foreign code, as errors.
+//! Turns panics of foreign code into errors.
 
 #[cfg(feature = "async")]
 use std::future::{Future, poll_fn};
@@ -9,20 +9,20 @@ use std::{pin::pin, task::Poll};
 use zarrs_codec::CodecError;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-/// Run foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
-/// panic where a value ends too soon. Corrupted data must not bring an application down.
+/// Runs foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
+/// panic where a value ends too soon. Corrupted data must not end an application.
 ///
 /// # Errors
-/// The error of `decode`, or that it panicked.
+/// The error of `decode`, or an error that says that `decode` panicked.
 pub(crate) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
-    // Nothing that a panic left half done is used again.
+    // The caller does not use values again that a panic left half changed.
     catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| Err(panicked()))
 }
 
-/// [`no_panic`], of a future.
+/// Does the same as [`no_panic`] for a future.
 ///
 /// # Errors
-/// The error of `decode`, or that it panicked.
+/// The error of `decode`, or an error that says that `decode` panicked.
 #[cfg(feature = "async")]
 pub(crate) async fn async_no_panic<T>(
     decode: impl Future<Output = Result<T, CodecError>>,
@@ -42,7 +42,8 @@ fn panicked() -> CodecError {
     )
 }
 
-/// Why a prefix was not listed: the error of the store, or that it panicked.
+/// Returns the error of a prefix that was not listed: the error of the store, or one that says that it
+/// panicked.
 pub(super) fn not_listed(prefix: &StorePrefix, error: CodecError) -> StorageError {
     match error {
         CodecError::StorageError(error) => error,
@@ -52,7 +53,8 @@ pub(super) fn not_listed(prefix: &StorePrefix, error: CodecError) -> StorageErro
     }
 }
 
-/// Why parts of a value were not read: the error of the store, or that it panicked.
+/// Returns the error of a value whose parts were not read: the error of the store, or one that says that it
+/// panicked.
 pub(super) fn not_read(key: &StoreKey, error: CodecError) -> StorageError {
     match error {
         CodecError::StorageError(error) => error,
