@@ -1,4 +1,4 @@
-//! The adapter over a store that blocks.
+//! Implements the adapter over a store that blocks.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// erased.
     ///
     /// # Errors
-    /// - As for [`open`](Self::open).
+    /// - The errors of [`open`](Self::open).
     /// - [`Error::NotShards`] if the array's metadata in `renaming` differ from those in `store`.
     pub fn open_renaming<R>(store: Arc<S>, path: &str, renaming: Arc<R>) -> Result<Self, Error>
     where
@@ -81,14 +81,14 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
-    /// The values of the store are `files`.
+    /// Notes that the values of the store are `files`.
     fn set_files(&mut self, files: Files) {
         self.array.watch.times = Some(files.clone().times());
         self.array.files = Some(files);
     }
 
-    /// Replaces objects by renaming in `renaming`, which has the same objects. `names` are those of its files,
-    /// if it does not sync them.
+    /// Lets the adapter replace objects by renaming in `renaming`, which has the same objects as the store.
+    /// `names` are the names of its files, if it does not sync them.
     pub(super) fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
     where
         R: AtomicRenameStorageTraits
@@ -160,8 +160,8 @@ impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + ListableStorageTraits + ?Sized + 'static,
 {
-    /// Returns a builder of readers of `array`, as [`reader`](Self::reader) does without asking the store.
-    /// `array` is the array of this adapter, with any shape.
+    /// Returns a builder of readers of `array`. It does the same as [`reader`](Self::reader), but asks the
+    /// store for nothing. `array` is the array of this adapter, with any shape.
     pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
         let frames = Arc::new(BlockingFrames(self.clone()));
         ArrayReader::builder(array).with_newer_subchunks(frames, self.array.files.clone())
@@ -198,7 +198,7 @@ where
     /// ([`on_filesystem`](Self::on_filesystem), [`with_times`](Self::with_times)), that is an error,
     /// and nothing is changed, unless [`over_changed_shards`](Self::over_changed_shards) is set.
     ///
-    /// If the store fails to store the shard, but may complete the write later, wait until it has
+    /// If the store fails to store the shard, but may complete the write later, wait until it has done so
     /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
     ///
     /// # Errors
@@ -210,14 +210,14 @@ where
         now(self.array.consolidate(&self.blocking(), shard))
     }
 
-    /// Erases the objects in the frame of the shard with the indices `shard` that are not whole
-    /// ([`Consolidation::invalid`]). Returns how many there were.
+    /// Erases the incomplete objects ([`Consolidation::invalid`]) in the frame of the shard with the indices
+    /// `shard`. Returns how many there were.
     ///
-    /// A writer that died left them, or the machine that it ran on: nothing reads them. But a store
-    /// may show an object that is being written, too. So nothing may write the shard meanwhile.
+    /// Writers that died, or whose machines failed, left these objects, and nothing reads them. But a store
+    /// may also show an object that is being written. So nothing may write to the shard meanwhile.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate).
+    /// The errors of [`consolidate`](Self::consolidate).
     pub fn discard_invalid(&self, shard: &[u64]) -> Result<usize, Error> {
         now(self.array.discard_invalid(&self.blocking(), shard))
     }
@@ -226,13 +226,12 @@ where
     /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
     /// at a time.
     ///
-    /// A shard that fails, because it or its frame is damaged for example, does not keep the others
-    /// from being packed. After 16 failures no more shards are begun; those that were begun are
-    /// completed.
+    /// A shard that fails, for example because it or its frame is damaged, does not keep other shards from
+    /// being packed. After 16 failures no more shards are begun; those that have begun are completed.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate), of the first shard that failed, with the names of
-    /// the others.
+    /// The error of [`consolidate`](Self::consolidate) for the first shard that failed, with the names of the
+    /// other failed shards.
     pub fn consolidate_all(
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
@@ -274,7 +273,7 @@ where
     /// [`consolidate_all`](Self::consolidate_all).
     ///
     /// # Errors
-    /// As for [`consolidate_all`](Self::consolidate_all).
+    /// The errors of [`consolidate_all`](Self::consolidate_all).
     pub fn consolidate_shards(
         &self,
         shards: &[Vec<u64>],
@@ -289,11 +288,12 @@ impl<S> SparseShardStore<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    /// Opens an adapter for the array at `path` of a store of files below `root`: as `on_filesystem` (feature
-    /// `filesystem`), for another store than zarrs' `FilesystemStore`. The store syncs names of files itself.
+    /// Opens an adapter for the array at `path` of a store of files below `root`. It does the same as
+    /// `on_filesystem` (feature `filesystem`), for a store other than zarrs' `FilesystemStore`. The store
+    /// syncs names of files itself.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn on_directory(
         store: Arc<S>,
         path: &str,
@@ -314,15 +314,15 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     /// - Shards, and the metadata of the array, are replaced by renaming, as with
     ///   [`open_renaming`](Self::open_renaming).
     /// - The name of a packed shard is on the disk before its frame is deleted.
-    /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore`
-    ///   returns an empty listing for a directory that it cannot open, for instance because the
-    ///   process has too many open files; an update could be lost that way, or a frame passed over.
+    /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore` returns an
+    ///   empty listing for a directory that it cannot open, for instance because the process has too many
+    ///   open files. An update could be lost that way, or a frame be skipped.
     /// - In a frame only regular files are read, of at most the size that a subchunk can have.
     ///   Everything else with the name of a version is [invalid](super::Consolidation::invalid).
     /// - Names that are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8).
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn on_filesystem(
         store: Arc<zarrs_filesystem::FilesystemStore>,
         path: &str,

@@ -92,33 +92,34 @@ use crate::store::Lists;
 use crate::store::key_locks::KeyLocks;
 use packed_index::{DecodedIndex, INDICES};
 
-/// Names the writer of a version, differently each time. So deleting one version, however late that takes
-/// effect, never deletes another.
+/// Returns a name for the writer of a version, a different one each time. So a deletion of one version,
+/// however late it takes effect, never deletes another version.
 pub(super) type Writers = Box<dyn Fn() -> String + Send + Sync>;
 
-/// Shards that are worked on.
+/// The shards of an array and their frames, with everything that the protocol needs.
 pub(super) struct Frames {
     layout: ChunkLayout,
-    /// How many subchunks a shard has.
+    /// The number of subchunks in a shard.
     subchunks: usize,
-    /// The most bytes that a shard can have, where its codecs say so.
+    /// The most bytes that a shard can have; `None` if its codecs do not tell.
     bound: Option<u64>,
-    /// How long an encoded subchunk may be.
+    /// The lengths that an encoded subchunk may have.
     len: SubchunkLen,
-    /// Names of the versions that are put here.
+    /// Names the writers of the versions that this adapter puts.
     writers: Writers,
-    /// The locks of writers.
+    /// The locks of the writers of this adapter.
     key_locks: KeyLocks,
-    /// The locks of consolidations.
+    /// The locks of the consolidations of this adapter.
     consolidations: KeyLocks,
     marker: Marker,
-    /// Indices that were decoded last: most reads of a shard find the same bytes.
+    /// The indices that were decoded last. Most reads of a shard find the same index, which need not be
+    /// decoded again.
     indices: [Mutex<Option<(StoreKey, DecodedIndex)>>; INDICES],
 }
 
-/// How a shard is replaced at once.
+/// Replaces a shard atomically.
 pub(super) trait ReplacesShards: Sync {
-    /// Lets the shard at `key` be `shard`, at once; erases it if that is `None`.
+    /// Replaces the shard at `key` by `shard` atomically, or erases it if `shard` is `None`.
     fn replace(
         &self,
         key: &StoreKey,
@@ -148,7 +149,7 @@ impl Frames {
         })
     }
 
-    /// Returns the most bytes that a shard can have, where its codecs say so.
+    /// Returns the most bytes that a shard can have; `None` if its codecs do not tell.
     pub(super) fn bound(&self) -> Option<u64> {
         self.bound
     }
@@ -158,7 +159,7 @@ impl Frames {
         &self.marker
     }
 
-    /// Returns the locks of writers.
+    /// Returns the locks of the writers of this adapter.
     pub(super) fn key_locks(&self) -> &KeyLocks {
         &self.key_locks
     }
