@@ -20,6 +20,8 @@ pub(crate) fn span(text: &str, part: &str) -> Option<Range<usize>> {
 }
 
 impl<'a> Document<'a> {
+    /// Parses `bytes` as a JSON object.
+    ///
     /// # Errors
     /// The reason why `bytes` are not a JSON object.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, String> {

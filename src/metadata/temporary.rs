@@ -42,7 +42,7 @@ where
     Arc::new(TemporaryMetadata { store, part })
 }
 
-/// Replaces values that no other process has changed.
+/// Replaces a value only if no other process has changed it.
 pub(crate) trait Comparing: WritableStorageTraits {
     /// Replaces the value of `key` if it is `before`. Returns whether it was `before`. Another process may
     /// still change the value in the moment between the comparison and the rename.

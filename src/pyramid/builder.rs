@@ -29,7 +29,7 @@ use zarrs_cuda_engine::process::account::Reservation;
 /// Builds a [`MultiscaleWriter`]. [`MultiscaleWriter::builder`] returns a builder.
 pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
 
-/// The settings of a writer of an image that a writer of one array does not have.
+/// The settings that only a writer of an image has, and not a writer of one array.
 #[derive(Default)]
 pub struct AllLevels {
     pub(super) axes: Option<Vec<Axis>>,
@@ -180,7 +180,8 @@ where
                 }
                 Err(_) => {}
             }
-            // Another writer was built meanwhile: the next plan finds less memory.
+            // Another writer was built meanwhile, and has reserved memory: the next plan finds less free
+            // memory.
             plan.account = Account::now(limit);
             plan.epochs = self.writer(plan, 0).planned_epochs().ok();
         }

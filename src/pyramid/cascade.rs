@@ -22,7 +22,7 @@ use zarrs_cuda_engine::contract::stream::{OnRead, Windows};
 use zarrs_cuda_engine::process::along::Along;
 use zarrs_cuda_engine::reduce::Reducer;
 
-/// A level below level 0.
+/// A level below level 0: its writer, and the slices that are about to become slices of it.
 #[derive(Debug)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -227,7 +227,7 @@ impl Cascade {
         self.levels.iter().any(|lower| lower.writer.is_busy())
     }
 
-    /// Stores everything, and returns a report for each level.
+    /// Stores all slices of all levels, and returns a report for each level.
     pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         let levels = self.levels.iter_mut().enumerate();
         let finished = levels.map(|(level, lower)| at_level(level, lower.writer.finish()));
@@ -510,7 +510,7 @@ pub(super) fn end(
     end(number + 1, &mut lower.writer, rest)
 }
 
-/// Stores all complete shards of `upper` and of the levels `below`.
+/// Stores all complete shards of `upper` and of the levels `below`, and waits until they are stored.
 pub(super) fn flush(
     number: usize,
     upper: &mut Stream,

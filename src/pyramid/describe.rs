@@ -51,7 +51,8 @@ where
         match Group::open(self.array.storage(), group.path().as_str()) {
             Ok(stored) if stored.metadata() == group.metadata() => return Ok(None),
             Ok(_) | Err(GroupCreateError::MissingMetadata) => {}
-            // Another program may have written metadata that this crate cannot read: they stay as they are.
+            // Another program has written metadata since the plan was made. They cannot be read, so they
+            // stay.
             Err(error) => {
                 let reason = format!("it cannot be read, and is not replaced: {error}");
                 return Err(StorageError::InvalidMetadata(key.clone(), reason));

@@ -294,7 +294,7 @@ impl Appending for Image {
         let appended = unsafe { self.append_parts(slice, &mut last) };
         let last = last.unwrap_or_else(DeviceEvent::of_nothing);
         if let Err(error) = appended {
-            // The device has read the slice when the caller gets the error.
+            // The device has read all appended elements when the caller gets the error.
             last.wait()?;
             return Err(error);
         }

@@ -39,7 +39,7 @@ pub(super) struct Plan<TStorage: ?Sized> {
     /// The account of the host memory of all open writers.
     pub(super) account: Account,
     pub(super) threads: NonZeroUsize,
-    /// The group of the image, with its new description.
+    /// The group of the image, with the description that is to be stored.
     pub(super) group: Group<TStorage>,
     /// The levels, as the stored description of the image describes them.
     pub(super) described: Described,

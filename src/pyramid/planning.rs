@@ -65,7 +65,7 @@ where
         })
     }
 
-    /// Takes the leases for `work` on the arrays from level `first` on.
+    /// Takes the leases for `work` on the arrays of the levels from `first` on.
     pub(super) fn leases(
         &self,
         plan: &Plan<TStorage>,

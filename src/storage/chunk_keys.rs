@@ -81,7 +81,7 @@ impl ChunkKeys {
         (parsed.coordinates.len() == self.axes).then_some(parsed)
     }
 
-    /// Returns the meaning of the keys with `prefix`.
+    /// Returns which keys of chunks begin with `prefix`.
     pub(super) fn scope(&self, prefix: &StorePrefix) -> Scope {
         let prefix = prefix.as_str();
         if self.prefix.starts_with(prefix) {

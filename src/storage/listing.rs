@@ -76,8 +76,8 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
-    // frame.
+    // Objects in a frame are shown as the chunks of the frame's shard. If `prefix` leads into a frame, the
+    // keys of these chunks do not begin with `prefix`, so they are left out.
     let has_chunks = scope != Scope::Elsewhere;
     let mut shards = Vec::new();
     let mut listed = Vec::new();
@@ -136,8 +136,8 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
-    // frame.
+    // Objects in a frame are shown as the chunks of the frame's shard. If `prefix` leads into a frame, the
+    // keys of these chunks do not begin with `prefix`, so they are left out.
     let has_chunks = scope != Scope::Elsewhere;
     let below = store.list_dir(&underlying).await?;
     let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());

@@ -14,6 +14,8 @@ pub(super) struct ShardGrid {
 }
 
 impl ShardGrid {
+    /// Makes a grid of shards with this number of chunks along each axis.
+    ///
     /// # Errors
     /// [`PluginCreateError::Other`] if a count is zero, or a shard has more chunks than this machine
     /// can address.

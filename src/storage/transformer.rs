@@ -234,6 +234,8 @@ fn unsupported(doing: &str, what: &dyn fmt::Display) -> StorageError {
 }
 
 impl<S: ?Sized> Passed<S> {
+    /// Checks that `key` is not the key of a chunk, which the transformer can only read.
+    ///
     /// # Errors
     /// [`StorageError::Unsupported`] if `key` is the key of a chunk.
     fn check(&self, doing: &str, key: &StoreKey) -> Result<(), StorageError> {
@@ -243,6 +245,8 @@ impl<S: ?Sized> Passed<S> {
         }
     }
 
+    /// Checks that no keys with `prefix` are keys of chunks.
+    ///
     /// # Errors
     /// [`StorageError::Unsupported`] if keys with `prefix` are keys of chunks.
     fn check_prefix(&self, doing: &str, prefix: &StorePrefix) -> Result<(), StorageError> {
@@ -258,6 +262,8 @@ impl<S: ?Sized> Passed<S> {
         }
     }
 
+    /// Checks that no keys directly under `prefix` can be keys of chunks.
+    ///
     /// # Errors
     /// [`StorageError::Unsupported`] if keys directly under `prefix` can be keys of chunks.
     fn check_dir(&self, prefix: &StorePrefix) -> Result<(), StorageError> {

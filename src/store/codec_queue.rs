@@ -266,7 +266,7 @@ impl Taking {
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Turn, NoTurn>> {
         if self.process.id != std::process::id() {
-            // A forked child waits in its own line.
+            // A forked child waits in the line of its own process.
             self.process = Process::this();
             self.ticket = None;
         }
@@ -367,7 +367,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A turn of a thread that blocks while it has the turn.
+/// A turn of a thread, which does nothing else while it has the turn.
 pub(crate) struct BlockingTurn {
     // The files are unlocked before another encoder of this process gets its turn.
     _files: Scope,

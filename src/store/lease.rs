@@ -33,10 +33,10 @@ pub(super) const BEAT: Duration = Duration::from_secs(3);
 /// The number of times that a lease is made again because its directory was removed.
 const ATTEMPTS: usize = 100;
 
-/// A lease of any kind, which is deleted when the last of its holders drops it.
+/// A lease on files or on objects, which is deleted when its last holder drops it.
 pub(crate) type Held = Arc<dyn fmt::Debug + Send + Sync>;
 
-/// A lease of this process.
+/// A lease on a file that this process has.
 #[derive(Debug)]
 pub(crate) struct Lease {
     file: Arc<File>,
@@ -96,7 +96,7 @@ impl Lease {
                 }
                 Err(TryLockError::Error(_)) => false,
             };
-            // The process that had the lease may have deleted it in between.
+            // The process that had the lease may have deleted the file before this process locked it.
             if !is_at(&file, path) {
                 continue;
             }
@@ -194,7 +194,7 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
             content,
         }));
     }
-    // No other thread looks at the lease now, or begins to own it.
+    // Now no other thread looks at the lease, or begins to own it.
     if (!has_lock || file.try_lock().is_ok()) && is_at(&file, path) {
         delete(path)?;
     }

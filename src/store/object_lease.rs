@@ -39,14 +39,14 @@ const ERASURE: Duration = Duration::from_secs(3);
 /// The number of times that an erasure is tried, one every [`BEAT`].
 const ERASURES: usize = 20;
 
-/// The numbers of the leases that this process has, or is about to make.
+/// The numbers of the leases on objects that this process has, or is about to make.
 static NUMBERS: PerProcess<Mutex<BTreeSet<u64>>> = PerProcess::new(Mutex::default);
 
 fn numbers() -> MutexGuard<'static, BTreeSet<u64>> {
     NUMBERS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lease of this process.
+/// A lease on an object that this process has.
 pub(crate) struct ObjectLease {
     held: Arc<Held>,
     process: u32,

@@ -26,7 +26,7 @@ pub struct Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Life {
-    /// The process has ended for certain.
+    /// The process has certainly ended.
     Ended,
     /// The process runs.
     Runs,

@@ -21,11 +21,11 @@ use super::stream::Stream;
 /// ```
 pub trait Appending: Send + 'static {
     #[doc(hidden)]
-    /// Returns the stream of the array that takes the slices: level 0 of an image.
+    /// Returns the stream of the array to which slices are appended: of level 0, if this is an image.
     fn top(&self) -> &Stream;
 
     #[doc(hidden)]
-    /// Returns the stream of the array that takes the slices.
+    /// Returns the stream of the array to which slices are appended, to change it.
     fn top_mut(&mut self) -> &mut Stream;
 
     #[doc(hidden)]

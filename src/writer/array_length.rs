@@ -34,11 +34,11 @@ pub(super) struct ArrayLength {
     /// The extents of the array along all axes but the first.
     inner: Vec<u64>,
     metadata: MetadataStore,
-    /// The lock is held while the metadata change.
+    /// The writer's knowledge of the stored metadata. The lock is held while the metadata change.
     state: Mutex<State>,
 }
 
-/// How often the metadata are read again while other processes change them.
+/// The number of attempts to change the metadata while other processes change them.
 const ATTEMPTS: usize = 10;
 
 /// The stored metadata, as far as the writer knows them.
@@ -46,7 +46,7 @@ const ATTEMPTS: usize = 10;
 struct State {
     /// The metadata that this writer last tried to store, in vain: part of them may be stored.
     attempted: Option<Bytes>,
-    /// The number of slices that this writer last saw or stored, if no other process may change it.
+    /// The number of slices that this writer last saw or stored; `None` if other processes may change it.
     known: Option<u64>,
     /// The number of slices in metadata that the store refused by an error, and may have stored nevertheless.
     tried: Option<u64>,
@@ -273,7 +273,8 @@ impl ArrayLength {
     ) -> Result<bool, StorageError> {
         let stored = self.metadata.read(&self.key)?;
         let base = match (&state.attempted, &stored) {
-            // A torn value is made whole first, so that it is never a part of some older attempt.
+            // A torn value is completed first, so that it is never taken for the beginning of an older
+            // attempt.
             (Some(whole), Some(torn)) if is_torn(&torn.bytes, whole) => {
                 let whole = whole.clone();
                 self.store(&mut state.attempted, stored.as_ref(), whole)?;

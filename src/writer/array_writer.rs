@@ -90,7 +90,7 @@ impl Appending for Stream {
 
     #[allow(unsafe_code)]
     unsafe fn append_device(&mut self, slice: &DeviceSlice) -> Result<DeviceEvent, WriterError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what `append` demands.
         unsafe { from_device::append(self, slice) }
     }
 

@@ -50,7 +50,7 @@ impl ArrayWriter {
     }
 }
 
-/// The settings of a writer of an array that a writer of an image does not have.
+/// The settings that only a writer of one array has, and not a writer of an image.
 #[derive(Debug, Default)]
 pub struct OneArray {
     on_progress: Option<ProgressCallback>,
@@ -65,7 +65,7 @@ pub(crate) struct OneLevel {
     /// the end of the array that was given, and this writer creates a missing array. If `None`, an array that
     /// was extended meanwhile is an error.
     pub(crate) cutting: Option<Cutting>,
-    /// The part that this process writes, while others write the other parts of the same arrays.
+    /// The part of the arrays that this process writes, if other processes write the other parts.
     pub(crate) part: Option<u64>,
     /// The lease of the array, which the writer of the image has taken.
     pub(crate) lease: Option<Held>,
@@ -79,7 +79,8 @@ pub(crate) struct OneLevel {
     pub(crate) waiting: Option<Arc<Waiting>>,
 }
 
-/// An engine with its buffers, and the reservation of its memory, unless it was reserved before.
+/// The plan of a writer, its engine with its buffers, and the reservation of its memory, unless the caller
+/// has reserved it.
 type Prepared = (Plan, Arc<dyn StreamEngine>, Option<Reservation>);
 
 impl<TStorage> ArrayWriterBuilder<TStorage>
@@ -243,7 +244,7 @@ where
                     .map_err(|error| WriterError::refused(self.array.path(), error))?,
             }
         }
-        // An array whose metadata were never stored covers nothing yet.
+        // If the array's metadata were never stored, they cover no slices yet.
         let covered = stored.map_or(0, |_| self.array.shape()[0]);
         let buffers = plan.assembly.map(
             |Assembly {
@@ -391,7 +392,8 @@ where
                 Some(_) => None,
                 None => match Reservation::take(plan.reserved, limit) {
                     Ok(reservation) => Some(reservation),
-                    // Another writer was built meanwhile: the next plan finds less memory.
+                    // Another writer was built meanwhile, and has reserved memory: the next plan finds less
+                    // free memory.
                     Err(_) => continue,
                 },
             };

@@ -15,7 +15,7 @@ pub(super) enum Step {
     End,
 }
 
-/// The encoder of a writer, which encodes batches, and the assembler, which makes shards of them.
+/// Encodes the batches of a writer, and lets the assembler put them together to shards.
 #[derive(Debug)]
 pub(super) struct Encoding {
     encoder: Box<dyn Encoder>,

@@ -186,7 +186,7 @@ impl Stream {
         result
     }
 
-    /// Logs the slices that were appended and not stored, if there are any.
+    /// Logs which appended slices were not stored, if there are any.
     pub(crate) fn tell_lost(&self) {
         let (end, finished) = (self.end_slice(), self.progress().finished_slices);
         if end > finished || self.partial_slice() > 0 {

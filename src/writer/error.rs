@@ -26,7 +26,7 @@ pub enum WriterError {
         "a writer starts at the border of a shard: slice {start} is not a multiple of {shard_slices}, the extent of a shard along the first axis. Start at slice {before}, and append what the array has from there on once more"
     )]
     Start {
-        /// The requested first slice.
+        /// The first slice that was asked for.
         start: u64,
         /// The number of slices in a shard.
         shard_slices: u64,
@@ -38,7 +38,7 @@ pub enum WriterError {
         "the smallest buffers for this stream take {needed} bytes of {memory}, and the budget is {budget}: {advice}"
     )]
     Memory {
-        /// The kind of memory.
+        /// The name of the kind of memory that is short, such as "host memory".
         memory: &'static str,
         /// The number of bytes that the smallest buffers take.
         needed: usize,

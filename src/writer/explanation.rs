@@ -22,13 +22,13 @@ pub struct WriterExplanation {
     pub memory: MemoryEstimate,
     /// The most shards that are stored at once.
     pub store_threads: usize,
-    /// How a shard is stored.
+    /// A description of how a shard is stored.
     pub shards: &'static str,
-    /// How the metadata of the array are replaced.
+    /// A description of how the metadata of the array are replaced.
     pub metadata: &'static str,
-    /// Whether the writer has a lease, so that another writer that extends the array is refused.
+    /// Whether the writer has a lease. While it has one, other writers that extend the array are refused.
     pub has_lease: bool,
-    /// Why the writer has a lease, or has none.
+    /// The reason why the writer has a lease, or has none.
     pub lease: &'static str,
 }
 

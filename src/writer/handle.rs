@@ -16,7 +16,7 @@ use crate::metrics::MemoryEstimate;
 #[derive(Debug)]
 pub struct Writer<W: Appending> {
     open: Kept<W>,
-    /// The shared state of the stream of each level.
+    /// The shared states of the streams of all levels, from level 0 on.
     pub(crate) shared: Vec<Arc<Shared>>,
     memory: MemoryEstimate,
 }
@@ -121,7 +121,7 @@ impl<W: Appending> Writer<W> {
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub fn discard_partial_slice(&mut self) -> usize {
         let discarded = self.with(|writer| Ok(writer.top_mut().discard_partial_slice()));
-        // In a forked child there is nothing to discard.
+        // In a forked child, which may not use the writer, nothing was discarded.
         discarded.unwrap_or(0)
     }
 

@@ -38,7 +38,7 @@ where
     Ok(erased)
 }
 
-/// Lists keys, among them the keys of all shards from index `first` on and of their temporaries.
+/// Lists keys of the array. All shards from index `first` on, and their temporaries, are among them.
 fn candidates<T, S>(array: &Array<T>, store: &S, first: u64) -> Result<StoreKeys, StorageError>
 where
     T: ?Sized,

@@ -69,7 +69,7 @@ impl<W: Appending> Kept<W> {
         self.start
     }
 
-    /// Does `work` with the writer.
+    /// Does `work` with the writer, while the timer does not look at the writer.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut W) -> Result<T, WriterError>,
@@ -175,7 +175,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<W: Appending> Look for Mutex<Option<W>> {
-    /// Looks at the writer by [`Appending::look`], unless a call of the application is in the writer.
+    /// Looks at the writer by [`Appending::look`], unless a call of the application uses the writer.
     fn look(self: Arc<Self>) -> Option<Duration> {
         match self.try_lock() {
             Ok(mut writer) => writer.as_mut()?.look(),

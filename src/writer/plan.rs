@@ -12,7 +12,7 @@
 //!   outputs, each for a batch;
 //! - fewer epochs.
 //!
-//! Of the configurations with the same number of epochs, the last one has the smallest buffers with which a
+//! The last configuration among those with the same number of epochs has the smallest buffers with which a
 //! writer can always go on. The writer reserves these buffers for itself: they must fit beside those that the
 //! other open writers have reserved. The pool lends further buffers of the configuration.
 
@@ -60,7 +60,7 @@ const MOST_SUBCHUNKS: usize = 1 << 18;
 /// The size of indexes, in bytes, for which no machine has memory.
 const MOST_INDEXES: usize = 1 << 40;
 
-/// The configuration of a writer.
+/// The configuration that was chosen for a writer.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) job: Arc<StreamJob>,
@@ -132,7 +132,7 @@ impl Account {
 /// The limits for the number of epochs in a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Epochs {
-    /// The number of epochs that the application asks for, if it asks for one.
+    /// The number of epochs that the application asks for; `None` if it leaves the choice to the plan.
     pub(crate) asked: Option<usize>,
     /// The most epochs of a batch, unless the batch is a whole shard epoch that is stored as it is.
     pub(crate) most: Option<usize>,

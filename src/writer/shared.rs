@@ -45,7 +45,7 @@ pub(crate) struct Setup {
     pub(crate) array: Array<()>,
     pub(crate) engine: &'static str,
     pub(crate) explanation: WriterExplanation,
-    /// The first slice of the stream.
+    /// The first slice that the stream writes.
     pub(crate) start: u64,
     /// Whether every batch consists of whole shards.
     pub(crate) whole_shards: bool,
@@ -188,7 +188,7 @@ pub(crate) struct State {
     pub(crate) grown: Instant,
     /// Whether the metadata are to be written now, without waiting for their interval.
     pub(crate) grow_now: bool,
-    /// Metadata are to be written as soon as all slices below this one are stored.
+    /// The end of the slices that the metadata are to cover as soon as all of these slices are stored.
     pub(crate) promised: u64,
     /// The number of tasks that store, with and without a step.
     pub(crate) storing: usize,

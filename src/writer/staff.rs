@@ -38,7 +38,7 @@ struct Staff {
 struct Called {
     /// Whether a task that encodes was queued or runs.
     is_called: AtomicBool,
-    /// Whether a task ended because it lacked a buffer.
+    /// Whether the last task ended because a buffer was missing.
     is_starved: AtomicBool,
 }
 
@@ -114,7 +114,7 @@ struct Needed {
     stores: usize,
     /// The time until the metadata are to be written; `None` if the timer need not look.
     later: Option<Duration>,
-    /// Whether the timer is to look whether the writer rests.
+    /// Whether the timer is to check later whether the writer rests.
     rests: bool,
 }
 

@@ -186,7 +186,7 @@ fn extend(shared: &Shared, end: u64) -> Result<(), StorageError> {
         return Ok(());
     };
     lease.before(end.min(shared.end()), &*shared.setup.length)?;
-    // Taking the lease may last longer than the end of the writer waits.
+    // Taking the lease may last longer than the limit for the end of a writer, so the writer may have ended.
     if shared.lock().aborted {
         return Err(StorageError::Other("the writer has ended".to_owned()));
     }

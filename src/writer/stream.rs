@@ -290,7 +290,7 @@ impl Stream {
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub(crate) fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
-        // The elements that come next are written over the incomplete slice.
+        // The next elements are written over the incomplete slice.
         self.filled -= partial;
         self.shared.lock().progress.appended_bytes -= partial as u64;
         partial
@@ -314,7 +314,8 @@ impl Stream {
             (false, _) => None,
             (true, true) => self.next_input(true)?,
             (true, false) => {
-                // Without memory for another buffer, the shards wait for the rest of their batch.
+                // If there is no memory for another buffer, the complete shards wait for the rest of their
+                // batch.
                 let input = self.engine.input(true).ok().flatten();
                 if input.is_none() {
                     return Ok(false);
@@ -389,7 +390,7 @@ impl Stream {
         self.submit_complete_shards(false)
     }
 
-    /// Lets the metadata cover all shards that are complete as soon as they are stored, if one of them has
+    /// Lets the metadata cover all complete shards as soon as they are stored, if one of these shards has
     /// waited long enough.
     pub(crate) fn promise_due(&mut self, now: Instant) {
         if !self.filling.takes_promise(now) {

@@ -30,8 +30,8 @@ const STUCK: Duration = Duration::from_secs(1);
 /// The most threads that store at once, unless one writer asks for more.
 const MOST_STORING: usize = 64;
 
-/// The most threads that encode at once on a machine with fewer processors. These threads mostly wait for the
-/// threads of the engine.
+/// The most threads that encode at once, on a machine with fewer processors than this. These threads mostly
+/// wait for the threads of the engine.
 const LEAST_ENCODING: usize = 4;
 
 /// The threads of this process that encode batches.

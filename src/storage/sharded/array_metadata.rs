@@ -26,7 +26,8 @@ pub(in crate::storage) fn is_name(name: &str) -> bool {
     [NAME, OTHER_NAME].contains(&name)
 }
 
-/// The configuration of the transformer.
+/// The configuration of the transformer: the binary format, and the number of chunks in a shard along each
+/// axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) struct Configuration {
     pub(in crate::storage) format: BinaryFormat,
@@ -182,6 +183,8 @@ impl<'a> ArrayDocument<'a> {
         serde_json::from_str(list).map_err(|error| format!("{TRANSFORMERS:?}: {error}"))
     }
 
+    /// Checks that the adapter can recognise the keys of the array's chunks.
+    ///
     /// # Errors
     /// The reason: the chunk key encoding is not one that this library recognises.
     fn check_chunk_keys(&self) -> Result<(), String> {
@@ -196,6 +199,8 @@ impl<'a> ArrayDocument<'a> {
         }
     }
 
+    /// Returns the configuration of the transformer; `None` if the metadata do not name the transformer.
+    ///
     /// # Errors
     /// The reason: the transformer is not understood, or is not the first and only one; or its chunk keys are
     /// not recognised.

@@ -40,7 +40,7 @@ pub(in crate::storage) enum KeyMeaning {
     Chunk(ChunkKey, usize),
     /// The key of the metadata of the array.
     Metadata,
-    /// Any other key, which is passed on.
+    /// Any other key, which is passed on to the store.
     Elsewhere,
 }
 
@@ -426,7 +426,7 @@ impl Core {
             ranges.push(of_chunk.transpose()?);
         }
         let merged = Merged::of(ranges.iter().flatten().flatten().cloned());
-        // A chunk without bytes is not read, so the store does not say whether it is in the shard.
+        // A chunk of no bytes is not read, so the read does not tell whether its extent is within the shard.
         let mut extents = wanted
             .iter()
             .filter_map(|(number, _)| index.extents.get(*number)?.as_ref());

@@ -96,7 +96,7 @@ impl Indices {
         (stripe.writes.load(Ordering::SeqCst) == 0).then_some(ShardStamp(stamp))
     }
 
-    /// Returns whether the shard was not written since it had this stamp.
+    /// Returns whether the shard is unchanged since it had this stamp.
     pub(super) fn is_current(&self, shard: &StoreKey, stamp: ShardStamp) -> bool {
         self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
     }

@@ -147,7 +147,7 @@ struct SparseArray {
 type Rename = Arc<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
-    /// Opens the array at `path`, as it is stored.
+    /// Opens the adapter of the array at `path`, with the sharding in its stored metadata.
     async fn open<O: Reads>(store: &O, path: &str) -> Result<Self, Error> {
         let node = node_path(path)?;
         let key = meta_key_v3(&node);

@@ -128,6 +128,8 @@ pub(super) trait ReplacesShards: Sync {
 }
 
 impl Frames {
+    /// Makes the protocol's state for an array of these shards.
+    ///
     /// # Errors
     /// - [`Error::Codec`] if the codecs do not fit the data type, or cannot encode an index.
     /// - [`Error::NotShards`] if a shard has more subchunks than an adapter packs.
@@ -164,7 +166,7 @@ impl Frames {
         &self.key_locks
     }
 
-    /// Returns the content of the frame of `shard`.
+    /// Lists the frame of `shard`.
     pub(super) async fn list<O: Lists>(
         &self,
         store: &O,
@@ -180,7 +182,7 @@ impl Frames {
         self.len.most().unwrap_or(u64::MAX)
     }
 
-    /// Decodes an object of a frame. Returns `None` if the object is not whole, or has more data than a
+    /// Decodes an object of a frame. Returns `None` if the object is not complete, or has more data than a
     /// subchunk can have.
     fn entry(&self, object: &Bytes) -> Option<Entry> {
         let is_possible = object.len() as u64 <= self.most_of_object();
