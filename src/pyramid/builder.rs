@@ -113,7 +113,8 @@ where
     /// Sets a function to call with the number of a level whenever a shard or the metadata of this level was
     /// stored. Default: none.
     ///
-    /// It runs on threads of the writers, one at a time for each level, and they wait for it.
+    /// The function runs on threads of the writers, one at a time for each level, and these threads wait for
+    /// it.
     pub fn with_progress_callback(
         mut self,
         callback: impl Fn(usize, &Progress) + Send + Sync + 'static,

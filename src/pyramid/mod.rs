@@ -44,7 +44,7 @@ use image::Image;
 /// # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
 /// # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
 /// # builder.array_to_bytes_codec(codec.build_arc()?);
-/// // Level 0, of shape (0, 64, 64), in shards of (8, 64, 64). It need not be stored.
+/// // Level 0, of shape (0, 64, 64), in shards of (8, 64, 64). The array need not be stored yet.
 /// let array = builder.build(store, "/image/0")?;
 ///
 /// let mut writer = MultiscaleWriter::builder(&array)
@@ -67,7 +67,7 @@ use image::Image;
 ///
 /// Each level keeps the promises of an [`ArrayWriter`](crate::writer::ArrayWriter): a shard appears when it is complete, and the
 /// shape covers finished shards only, also after a kill. A writer that is built again goes on where the
-/// array of level 0 ends. It reads what the other levels need from the level above, and the levels are
+/// array of level 0 ends. The new writer reads what the other levels need from the level above, and the levels are
 /// in the end the same bytes as if nothing had happened.
 ///
 /// While the input rests, complete shards of all levels are stored, and a writer that is dropped stores them,

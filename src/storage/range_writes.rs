@@ -73,7 +73,7 @@ const KEPT_OBJECTS: usize = 64;
 /// process stored is seen from the next read of its key on.
 ///
 /// ### What an update costs
-/// Each call of `set_partial` or `set_partial_many` stores the whole object. It reads the object
+/// Each call of `set_partial` or `set_partial_many` stores the whole object. The call reads the object
 /// first, unless the last call for this key was a partial write too: then the object is [still
 /// there](Self::with_kept_bytes). The partial encoder of this crate writes a shard by one call, or
 /// by two if it rewrites an index in place; the two read the shard once.

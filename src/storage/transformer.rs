@@ -31,7 +31,7 @@ use crate::error::Error;
 
 /// Reads arrays whose metadata have the [sharding storage transformer draft], from any store.
 ///
-/// It is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when an
+/// The transformer is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when an
 /// array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks
 /// through it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store
 /// them.

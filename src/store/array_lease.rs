@@ -119,7 +119,7 @@ pub(crate) fn is_lease(key: &str) -> bool {
 /// The place of the leases of an array.
 #[derive(Clone)]
 pub(crate) enum Leases {
-    /// A directory with the metadata of the array. It is made if it is missing.
+    /// A directory with the metadata of the array. The directory is made if it is missing.
     Files(PathBuf),
     /// A folder of objects, whose keys begin with the prefix.
     Objects(Arc<dyn ConditionalStore>, StorePrefix),
@@ -259,7 +259,7 @@ impl ArrayLease {
     /// in a directory to which this process cannot write. Values of one process for the same work share a
     /// lease on files, which is deleted with the last of these values.
     ///
-    /// It takes ten seconds if a process of another machine has left a lease behind.
+    /// Taking the lease lasts ten seconds if a process of another machine has left a lease behind.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceBusy`] if another process, or a writer of this process, has a lease of the array;
@@ -283,7 +283,7 @@ impl ArrayLease {
     /// [`is_held`](Self::is_held). If `store` does not list, only processes that do the same work are
     /// refused.
     ///
-    /// It takes ten seconds if a process of another machine has left a lease behind.
+    /// Taking the lease lasts ten seconds if a process of another machine has left a lease behind.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process, or another part of this

@@ -367,7 +367,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A turn of a thread, which does nothing else while it has the turn.
+/// A turn of an encoder whose calls block its thread.
 pub(crate) struct BlockingTurn {
     // The files are unlocked before another encoder of this process gets its turn.
     _files: Scope,

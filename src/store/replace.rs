@@ -39,7 +39,7 @@ pub enum Durable<'a> {
     Below(&'a Path),
 }
 
-/// A new file that does not have its name yet. It is deleted unless it is renamed.
+/// A new file that does not have its name yet. The file is deleted unless it is renamed.
 #[derive(Debug)]
 pub struct NewFile {
     file: File,

@@ -337,7 +337,7 @@ impl ArrayLength {
     }
 }
 
-/// Returns whether `value` is a part of `whole` that ends too early.
+/// Returns whether `value` is only the beginning of `whole`.
 fn is_torn(value: &Bytes, whole: &Bytes) -> bool {
     value.len() < whole.len() && whole.starts_with(value)
 }

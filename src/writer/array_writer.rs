@@ -28,7 +28,7 @@ use super::stream::Stream;
 ///
 /// Call [`finish`](ArrayWriter::finish) at the end. A writer that is dropped without it stores its complete
 /// shards, unless the thread panics, for at most the time of
-/// [`with_drop_limit`](super::ArrayWriterBuilder::with_drop_limit). It logs the slices that are lost.
+/// [`with_drop_limit`](super::ArrayWriterBuilder::with_drop_limit). The writer logs the slices that are lost.
 ///
 /// A writer belongs to the process that built it. In a forked child every append is an error, and
 /// dropping the writer does nothing.

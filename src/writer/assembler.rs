@@ -6,8 +6,7 @@
 //! ```text
 //! whole shards, with room:       copy the index into the room; set the shard
 //! put together here:             append the part to the shard's buffer; at the end the index; set the shard
-//! a store where shards grow:     write the part behind the earlier parts; at the end the index; complete the
-//! shard
+//! a store where shards grow:     write the part behind the earlier parts; at the end the index; complete
 //! ```
 //!
 //! A shard without any stored subchunk is erased. The index has empty entries for subchunks that no slice

@@ -146,7 +146,7 @@ where
     /// Sets a function to call whenever a shard was stored or the metadata was written. Default:
     /// none.
     ///
-    /// It runs on threads of the writer, one at a time, and they wait for it.
+    /// The function runs on threads of the writer, one at a time, and these threads wait for it.
     pub fn with_progress_callback(
         mut self,
         callback: impl Fn(&Progress) + Send + Sync + 'static,

@@ -56,7 +56,7 @@ impl DeviceEvent {
     }
 
     /// Returns the event (a `CUevent`) for a stream of the application to wait for, or 0 if there
-    /// is nothing to wait for. It is valid until this object is dropped.
+    /// is nothing to wait for. The event is valid until this object is dropped.
     #[must_use]
     pub fn as_raw(&self) -> u64 {
         self.0.as_ref().map_or(0, |event| event.event())

@@ -89,7 +89,7 @@ impl<W: Appending> Writer<W> {
     /// Appends as many of `elements` as there is room for, without waiting, and returns the elements that
     /// were not appended.
     ///
-    /// There is room again when a batch was encoded and stored.
+    /// There is room again when a batch was encoded and stored, because its buffers are then free.
     ///
     /// # Errors
     /// The errors of [`append`](Self::append).

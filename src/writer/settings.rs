@@ -140,7 +140,7 @@ where
     /// axis. Default: enough epochs that all threads, or a whole device, have work, as the budgets allow.
     ///
     /// The number is rounded down to a divisor or a multiple of the epochs in a shard, and is at
-    /// least 1. It does not change the stored shards. For an image, it is the number of level 0.
+    /// least 1. The stored shards are the same for any number. For an image, the number is that of level 0.
     pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
         self.settings.epochs_per_batch = Some(epochs.max(1));
         self

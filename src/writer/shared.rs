@@ -41,7 +41,7 @@ use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 pub(crate) struct Setup {
     pub(crate) encoding: ShardEncoding,
     pub(crate) grid: StreamGrid,
-    /// The array without its store. It is used to name shards.
+    /// The array without its store. The array gives the keys of shards.
     pub(crate) array: Array<()>,
     pub(crate) engine: &'static str,
     pub(crate) explanation: WriterExplanation,

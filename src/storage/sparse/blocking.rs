@@ -44,12 +44,12 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// [`open`](Self::open) replaces a shard by one `set`. On a filesystem that is not atomic: a reader
     /// may find part of a shard, and a process that dies leaves one behind.
     ///
-    /// It also makes reads of subchunks without versions cheaper. The parts of an object that one
+    /// Renaming also makes reads of subchunks without versions cheaper. The parts of an object that one
     /// call reads must then come from one object, as they do when `FilesystemStore` reads them from
     /// one open file. So a kept index tells where a subchunk lies, if it is read again together
     /// with the subchunk and has not changed.
     ///
-    /// A temporary is the key with `.tmp` behind it. The next consolidation of a shard replaces a
+    /// The key of a temporary is the key of the value with `.tmp` behind it. The next consolidation of a shard replaces a
     /// temporary that a dead process left. Several processes may store metadata at once, so
     /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
     /// erased.
@@ -113,7 +113,7 @@ where
     /// do.
     ///
     /// zarrs lists a frame for each subchunk that it reads through the adapter. The reader lists it
-    /// once for each call. It takes subchunks that are in the frame from there, and the others from
+    /// once for each call. The reader takes subchunks that are in the frame from there, and the others from
     /// the shard by its index, several at once.
     ///
     /// ```
@@ -134,14 +134,14 @@ where
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// It takes no path: an adapter is opened for one array. [`ArrayReader::array`] is the array of
+    /// The builder takes no path: an adapter is opened for one array. [`ArrayReader::array`] is the array of
     /// shards. With [`on_filesystem`](Self::on_filesystem), shards are read as files. An adapter
     /// with a [listing age](Self::with_listing_age) shares its listings with the reader.
     ///
     /// - A shard that is consolidated while it is read is read again. After the third time each
-    ///   subchunk is read by itself, as through the adapter.
+    ///   subchunk is read alone, as through the adapter.
     /// - Indices are kept for shards that are files. Elsewhere each call reads the index anew:
-    ///   before the subchunks, with each request for them, and behind them.
+    ///   before the subchunks, with each request for them, and after them.
     /// - There is no [subchunk cache](ArrayReaderBuilder::with_subchunk_cache).
     /// - A forked child opens an adapter and a reader of its own.
     ///
@@ -176,7 +176,7 @@ where
     /// consolidate.
     ///
     /// Everything in the array is listed, and nothing is read. So a shard stays pending while its
-    /// frame has an object that is not whole ([`Consolidation::invalid`]), however often it is
+    /// frame has an incomplete object ([`Consolidation::invalid`]), however often it is
     /// consolidated.
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     ///   open files. An update could be lost that way, or a frame be skipped.
     /// - In a frame only regular files are read, of at most the size that a subchunk can have.
     ///   Everything else with the name of a version is [invalid](super::Consolidation::invalid).
-    /// - Names that are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8).
+    /// - Names that are not UTF-8 are skipped and [counted](super::Consolidation::not_utf_8).
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).

@@ -68,7 +68,7 @@ const TEMPORARY: &str = ".tmp";
 /// grid of subchunks and the inner codecs, and its chunk keys are those of subchunks. Everything
 /// else in the store looks as it is.
 ///
-/// A write of a subchunk does not touch its shard. It stores an object of its own beside the shard,
+/// A write of a subchunk does not touch its shard. The write stores an object of its own beside the shard,
 /// in the shard's *frame*. So
 ///
 /// - writers of different subchunks never lose each other's data, in any number of processes and
@@ -109,7 +109,7 @@ const TEMPORARY: &str = ".tmp";
 ///   one: zarrs' stores have no conditional writes.
 /// - No writes to the shards themselves meanwhile, and no erasing of prefixes of the array.
 /// - No change of the sharding. An adapter reads, writes and consolidates as the array was sharded
-///   when it was opened. It looks again only when its metadata is read or stored; a change is then
+///   when it was opened. The adapter looks again only when the array's metadata are read or stored; a change is then
 ///   an error. Consolidation reads no metadata. The array's shape may change.
 ///
 /// The [guide](crate::guide::share) shows how to use it. The [reference
@@ -591,7 +591,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// Lets reads reuse a frame listing that is at most `age` old. Default: zero, and each read of
     /// a subchunk lists its shard's frame.
     ///
-    /// With it, many reads of a shard list its frame once. Writes of others may be seen that much
+    /// With an age, many reads of a shard list its frame once. Writes of others may be seen that much
     /// later. A read never returns anything that was not written.
     ///
     /// **Such an adapter only reads.** Storing, erasing and consolidating through it is
@@ -615,7 +615,7 @@ impl<S: ?Sized> SparseShardStore<S> {
 
     /// Sets how the store tells when its objects were stored, for
     /// [`consolidate`](Self::consolidate), which then reports shards that another program has
-    /// replaced. `times` is given the key of a shard and the prefix of its frame. It returns the keys
+    /// replaced. `times` is given the key of a shard and the prefix of its frame. The function returns the keys
     /// and times of the shard and of the objects directly under the prefix, as far as they are there.
     ///
     /// zarrs' traits of stores have no times. [`on_filesystem`](Self::on_filesystem) needs no
