@@ -2,8 +2,8 @@
 //!
 //! The description of the image contains the fingerprint. So a later call notices slices of level 0 that came
 //! late, or were replaced. The fingerprint is a hash of the names, sizes and times of the shards' files,
-//! which need not be read. The fingerprint has the hash's state after several numbers of slices, and so tells how many of
-//! the first slices have not changed.
+//! which need not be read. The fingerprint has the hash's state after several numbers of slices, and so tells
+//! how many of the first slices have not changed.
 
 use std::fs;
 use std::hash::Hasher;

@@ -67,8 +67,8 @@ use image::Image;
 ///
 /// Each level keeps the promises of an [`ArrayWriter`](crate::writer::ArrayWriter): a shard appears when it is complete, and the
 /// shape covers finished shards only, also after a kill. A writer that is built again goes on where the
-/// array of level 0 ends. The new writer reads what the other levels need from the level above, and the levels are
-/// in the end the same bytes as if nothing had happened.
+/// array of level 0 ends. The new writer reads what the other levels need from the level above, and the
+/// levels are in the end the same bytes as if nothing had happened.
 ///
 /// While the input rests, complete shards of all levels are stored, and a writer that is dropped stores them,
 /// as an [`ArrayWriter`](crate::writer::ArrayWriter) does.

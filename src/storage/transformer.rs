@@ -31,10 +31,9 @@ use crate::error::Error;
 
 /// Reads arrays whose metadata have the [sharding storage transformer draft], from any store.
 ///
-/// The transformer is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when an
-/// array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks
-/// through it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store
-/// them.
+/// The transformer is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when
+/// an array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks through
+/// it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store them.
 ///
 /// [`register`](crate::register) makes zarrs use this transformer for every array whose metadata name it:
 ///

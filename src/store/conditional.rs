@@ -12,9 +12,9 @@ pub struct ValueVersion {
     pub version: Option<String>,
 }
 
-/// A store of objects with conditional writes (`If-None-Match: *` and `If-Match` of HTTP). The store makes a value
-/// only if there is none, or replaces a value only if the value has a given version. The store checks and
-/// writes in one step, so of several processes one succeeds. A listing shows everything that was stored
+/// A store of objects with conditional writes (`If-None-Match: *` and `If-Match` of HTTP). The store makes a
+/// value only if there is none, or replaces a value only if the value has a given version. The store checks
+/// and writes in one step, so of several processes one succeeds. A listing shows everything that was stored
 /// before it.
 pub trait ConditionalStore: WritableStorageTraits + ListableStorageTraits {
     /// Returns the value of `key` and its version; `None` if there is no value.

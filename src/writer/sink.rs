@@ -34,7 +34,8 @@ pub(crate) trait ShardSink: Send + Sync + std::fmt::Debug {
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError>;
 
     /// Lets the names of all stored shards, and of the metadata, outlast a power failure, where the store
-    /// does not do that itself. The writer calls this before the array's length covers shards, and at the end.
+    /// does not do that itself. The writer calls this before the array's length covers shards, and at the
+    /// end.
     fn sync_names(&self) -> Result<(), StorageError> {
         Ok(())
     }

@@ -49,10 +49,9 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// one open file. So a kept index tells where a subchunk lies, if it is read again together
     /// with the subchunk and has not changed.
     ///
-    /// The key of a temporary is the key of the value with `.tmp` behind it. The next consolidation of a shard replaces a
-    /// temporary that a dead process left. Several processes may store metadata at once, so
-    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
-    /// erased.
+    /// The key of a temporary is the key of the value with `.tmp` behind it. The next consolidation of a
+    /// shard replaces a temporary that a dead process left. Several processes may store metadata at once, so
+    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be erased.
     ///
     /// # Errors
     /// - The errors of [`open`](Self::open).

@@ -109,8 +109,8 @@ const TEMPORARY: &str = ".tmp";
 ///   one: zarrs' stores have no conditional writes.
 /// - No writes to the shards themselves meanwhile, and no erasing of prefixes of the array.
 /// - No change of the sharding. An adapter reads, writes and consolidates as the array was sharded
-///   when it was opened. The adapter looks again only when the array's metadata are read or stored; a change is then
-///   an error. Consolidation reads no metadata. The array's shape may change.
+///   when it was opened. The adapter looks again only when the array's metadata are read or stored; a change
+///   is then an error. Consolidation reads no metadata. The array's shape may change.
 ///
 /// The [guide](crate::guide::share) shows how to use it. The [reference
 /// page](crate::guide::reference::sparse_shards) has the promises, the protocol, and how both were
@@ -615,8 +615,8 @@ impl<S: ?Sized> SparseShardStore<S> {
 
     /// Sets how the store tells when its objects were stored, for
     /// [`consolidate`](Self::consolidate), which then reports shards that another program has
-    /// replaced. `times` is given the key of a shard and the prefix of its frame. The function returns the keys
-    /// and times of the shard and of the objects directly under the prefix, as far as they are there.
+    /// replaced. `times` is given the key of a shard and the prefix of its frame. The function returns the
+    /// keys and times of the shard and of the objects directly under the prefix, as far as they are there.
     ///
     /// zarrs' traits of stores have no times. [`on_filesystem`](Self::on_filesystem) needs no
     /// `times`. For an object store, one request finds the time of the shard, and a listing those of

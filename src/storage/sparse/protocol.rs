@@ -43,12 +43,12 @@
 //! version beside a higher one, and its update would be lost. The listing after the put shows that: the
 //! version that is there for certain is missing, or the higher one is there.
 //!
-//! A listing takes time, and goes through a directory in any order. A listing can find version 7 and miss 6, both put
-//! after it began. If 7 was packed and deleted, 6 would be the newest again. All versions below 7 were put before
-//! 7 was: a second listing has them. It comes before the versions are read: since 7 is there when it is
-//! read, all writers that listed meanwhile have seen it, and none took a version below it. After the shard was replaced
-//! this would not be certain: a deletion of 7 that another process began before it died may take effect late, and
-//! a writer that lists then begins at 1 again.
+//! A listing takes time, and goes through a directory in any order. A listing can find version 7 and miss 6,
+//! both put after it began. If 7 was packed and deleted, 6 would be the newest again. All versions below 7
+//! were put before 7 was: a second listing has them. It comes before the versions are read: since 7 is there
+//! when it is read, all writers that listed meanwhile have seen it, and none took a version below it. After
+//! the shard was replaced this would not be certain: a deletion of 7 that another process began before it
+//! died may take effect late, and a writer that lists then begins at 1 again.
 //!
 //! A write of several subchunks is as many writes of one whose listings are the same ones. Each write of one
 //! subchunk needs this alone: its first listing begins when every earlier write of the same subchunk is done, its
