@@ -1,18 +1,19 @@
 //! Detects shards that were replaced by a program that knows nothing of frames.
 //!
-//! Such a program reads and writes the shard below its frame. The versions that were in the frame before are older
-//! than its data, and a consolidation would put them over it. So a consolidation compares times, where a store has
-//! them: a shard that was stored after a version that is to be packed was changed meanwhile.
+//! Such a program reads and writes the shard below its frame. The versions that were in the frame before are
+//! older than the program's data, and a consolidation would replace the data by them. So a consolidation
+//! compares times, where a store has them. If a shard was stored after a version that is to be packed,
+//! another program has changed the shard.
 //!
 //! A consolidation changes the shard, too. In two cases it leaves a version that is older than its shard:
 //!
 //! - A consolidation replaced the shard, and died before it had deleted all versions.
 //! - A version was put after a consolidation had listed the frame, and before it replaced the shard.
 //!
-//! So each consolidation puts a *receipt* into the frame before it replaces the shard: an object whose name has the
-//! length and the checksum of the new shard. A shard that has a receipt is one that a consolidation made. The
-//! receipt is deleted when the shard was replaced and a listing after that finds no version any more: a version that
-//! comes then is younger than the shard.
+//! So each consolidation puts a *receipt* into the frame before it replaces the shard: an object whose name
+//! has the length and the checksum of the new shard. A shard with a receipt was made by a consolidation. The
+//! receipt is deleted when the shard was replaced and a later listing finds no version: a version that comes
+//! after that is younger than the shard.
 
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
