@@ -7,8 +7,8 @@
 //! 1. The owner has an advisory lock on the file. The system takes the lock away when the process ends,
 //!    however it ends. So a lease without a lock is taken over at once, if its owner is of this machine.
 //! 2. Where locks say nothing (another machine, a file system without locks), the process asks whether the
-//! owner [runs](Owner::life). If that is not known, the lease must stay unchanged for [`DURATION`], by the
-//! clock of the process that waits.
+//!    owner [runs](Owner::life). If that is not known, the lease must stay unchanged for [`DURATION`], by the
+//!    clock of the process that waits.
 //! 3. The file is deleted when the lease is dropped, and so are directories that were made for it and are
 //!    empty. A forked child leaves the lease to its parent.
 

@@ -1,14 +1,14 @@
 //! Takes leases on objects: they work as leases on files do, with conditional requests in place of locks.
 //!
 //! 1. A process makes the lease only if there is none, and raises the count only if the stored count is the
-//! one that it stored last. So of two processes, only one has the lease.
+//!    one that it stored last. So of two processes, only one has the lease.
 //! 2. A lease of a process of this machine that has ended is taken over at once. Every other lease must stay
-//! unchanged for [`DURATION`], by the clock of the process that waits.
+//!    unchanged for [`DURATION`], by the clock of the process that waits.
 //! 3. Some servers take conditions and ignore them. Two requests that must fail find these servers out.
 //! 4. At the end, the lease is replaced by an empty value, under the condition that it is unchanged, and then
-//! erased. So no process erases a lease that another process has just made. If an erasure comes so late that
-//! another process has taken over the empty value, that process makes its lease again when it raises the
-//! count.
+//!    erased. So no process erases a lease that another process has just made. If an erasure comes so late
+//!    that another process has taken over the empty value, that process makes its lease again when it raises
+//!    the count.
 //! 5. A thread of the lease raises the count, and erases the lease at the end. A process that drops the lease
 //!    waits for that thread, but not longer than [`ERASURE`]. A forked child leaves the lease to its parent.
 
