@@ -222,7 +222,7 @@ where
     /// [`WriterError::Pyramid`] if the array cannot have these levels, if OME-Zarr does not allow the image,
     /// or if another array is stored in the place of a level.
     /// - [`WriterError::Read`] if stored slices cannot be read.
-    /// - The errors of [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
+    /// - The errors of [`ArrayWriterBuilder::build`], among them [`WriterError::Start`] if level 0 does not end
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan_alone(0)?;
