@@ -1,4 +1,4 @@
-//! Panics of codecs and stores that this library does not know, as errors.
+//! Turns panics of codecs and stores of other packages into errors.
 
 #[cfg(feature = "async")]
 use std::future::{Future, poll_fn};
@@ -8,20 +8,20 @@ use std::{pin::pin, task::Poll};
 
 use zarrs_codec::CodecError;
 
-/// Run foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
-/// panic where a value ends too soon. Corrupted data must not bring an application down.
+/// Runs foreign code on bytes that may be hostile. Some of zarrs' codecs panic on such bytes, and some stores
+/// panic where a value ends too soon. Corrupted data must not end an application.
 ///
 /// # Errors
-/// The error of `decode`, or that it panicked.
+/// The error of `decode`, or an error that says that `decode` panicked.
 pub(crate) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
-    // Nothing that a panic left half done is used again.
+    // The caller does not use values again that a panic left half changed.
     catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| Err(panicked()))
 }
 
-/// [`no_panic`], of a future.
+/// Does the same as [`no_panic`] for a future.
 ///
 /// # Errors
-/// The error of `decode`, or that it panicked.
+/// The error of `decode`, or an error that says that `decode` panicked.
 #[cfg(feature = "async")]
 pub(crate) async fn async_no_panic<T>(
     decode: impl Future<Output = Result<T, CodecError>>,

@@ -13,7 +13,7 @@
 //! # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
 //! # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
 //! # builder.array_to_bytes_codec(codec.build_arc()?);
-//! // Of shape (0, 64, 64), in shards of (8, 64, 64).
+//! // The array has the shape (0, 64, 64), and shards of (8, 64, 64).
 //! let array = builder.build(store, "/frames")?;
 //! array.store_metadata()?;
 //!
@@ -61,6 +61,7 @@ pub(crate) mod retry;
 pub(crate) mod settings;
 pub(crate) mod shared;
 pub(crate) mod sink;
+mod slow_shard;
 mod staff;
 mod stored_bytes;
 pub(crate) mod stores;

@@ -1,18 +1,18 @@
-//! Metadata of which some members are read or replaced, and nothing else is touched.
+//! Reads or replaces some members of metadata, and leaves everything else as it is.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use serde_json::value::RawValue;
 
-/// A JSON object: its text, and where its members are in it.
+/// A JSON object: its text, and the places of its members in the text.
 #[derive(Debug)]
 pub(crate) struct Document<'a> {
     text: &'a str,
     members: HashMap<String, &'a RawValue>,
 }
 
-/// Where `part`, which is a part of `text`, lies in it.
+/// Returns the range of `part` in `text`; `None` if `part` is not a slice of `text`.
 pub(crate) fn span(text: &str, part: &str) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let end = start.checked_add(part.len())?;
@@ -20,23 +20,25 @@ pub(crate) fn span(text: &str, part: &str) -> Option<Range<usize>> {
 }
 
 impl<'a> Document<'a> {
+    /// Parses `bytes` as a JSON object.
+    ///
     /// # Errors
-    /// Why `bytes` are not a JSON object.
+    /// The reason why `bytes` are not a JSON object.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
         let members = serde_json::from_str(text).map_err(|error| error.to_string())?;
         Ok(Self { text, members })
     }
 
-    /// The text of the value of a member.
+    /// Returns the text of the value of a member; `None` if there is no such member.
     pub(crate) fn member(&self, name: &str) -> Option<&'a str> {
         self.members.get(name).map(|value| value.get())
     }
 
-    /// The texts of the elements of a member that is an array.
+    /// Returns the texts of the elements of a member that is an array.
     ///
     /// # Errors
-    /// Why the member is not there, or is no array.
+    /// The reason why the member is missing, or is no array.
     pub(crate) fn elements(&self, name: &str) -> Result<Vec<&'a str>, String> {
         let array = self
             .member(name)
@@ -46,14 +48,14 @@ impl<'a> Document<'a> {
         Ok(elements.into_iter().map(RawValue::get).collect())
     }
 
-    /// The text with `new` in place of `part`, which is a part of it.
+    /// Returns the text with `new` in the place of `part`; `None` if `part` is not a slice of the text.
     pub(crate) fn with_part(&self, part: &str, new: &str) -> Option<String> {
         let place = span(self.text, part)?;
         let (before, after) = (&self.text[..place.start], &self.text[place.end..]);
         Some([before, new, after].concat())
     }
 
-    /// The text with other values of some members, those of which there are.
+    /// Returns the text with new values for the members that it has. Members that it lacks are ignored.
     pub(crate) fn with(&self, values: &[(&str, &str)]) -> String {
         let mut places: Vec<_> = values
             .iter()
@@ -71,7 +73,7 @@ impl<'a> Document<'a> {
         text
     }
 
-    /// The text with one more member, as the last. [`without`](Self::without) is the inverse.
+    /// Returns the text with one more member, as the last one. [`without`](Self::without) is the inverse.
     pub(crate) fn with_last(&self, name: &str, value: &str) -> Option<String> {
         let object = self.text.trim_end().strip_suffix('}')?.trim_end();
         let behind = self.text.get(object.len()..)?;
@@ -86,12 +88,13 @@ impl<'a> Document<'a> {
         ))
     }
 
-    /// The text without a member, whose name has no quotation mark in it.
+    /// Returns the text without a member, whose name has no quotation mark in it; `None` if there is no such
+    /// member.
     pub(crate) fn without(&self, name: &str) -> Option<String> {
         let value = span(self.text, self.member(name)?)?;
         let key = self.text.get(..value.start)?.trim_end().strip_suffix(':')?;
         let key = key.trim_end().strip_suffix('"')?;
-        // However its name is written, there is none in it.
+        // The name of the member has no quotation mark, so this mark begins the name.
         let before = key.get(..key.rfind('"')?)?.trim_end();
         let behind = self.text.get(value.end..)?;
         if let Some(before) = before.strip_suffix(',') {

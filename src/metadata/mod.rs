@@ -1,4 +1,4 @@
-//! The stored metadata of arrays and groups.
+//! Reads, compares and replaces the stored metadata of arrays and groups.
 
 pub(crate) mod json;
 pub(crate) mod same_array;

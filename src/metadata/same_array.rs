@@ -1,16 +1,17 @@
-//! A comparison of the metadata of two arrays: whether both describe the same array.
+//! Compares the metadata of two arrays: whether both describe the same array.
 
 use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::storage::store::MemoryStore;
 
-/// A member in which the metadata of two arrays differ, but for the first extent and attributes.
+/// Returns the name of a member in which the metadata of two arrays differ; `None` if they do not. The first
+/// extent and the attributes are not compared.
 pub(crate) fn differs<T: ?Sized, U: ?Sized>(
     one: &Array<T>,
     other: &Array<U>,
 ) -> Option<&'static str> {
-    // There are several ways to write a fill value, such as not a number.
+    // Some fill values can be written in several ways, such as not a number. So the values are compared.
     let same_fill_value = one.fill_value() == other.fill_value();
     let (one, other) = (one.metadata(), other.metadata());
     let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
@@ -31,8 +32,9 @@ pub(crate) fn differs<T: ?Sized, U: ?Sized>(
     differing.map(|(member, _)| member)
 }
 
-/// A member in which two values of `zarr.json` differ, but for the first extent and attributes, however each
-/// of them is spelled. `None` also if this process does not understand `before`.
+/// Returns the name of a member in which two values of `zarr.json` differ, in whatever way each is spelled.
+/// The first extent and the attributes are not compared. Returns `None` if they do not differ, or if this
+/// process does not understand `before`.
 pub(crate) fn stored_differs(before: &[u8], now: &[u8]) -> Option<&'static str> {
     let before = spelled_out(before)?;
     match spelled_out(now) {
@@ -41,7 +43,7 @@ pub(crate) fn stored_differs(before: &[u8], now: &[u8]) -> Option<&'static str> 
     }
 }
 
-/// The array that a value of `zarr.json` describes, with all that its codecs may leave out.
+/// Returns the array that a value of `zarr.json` describes, with all members that its codecs may leave out.
 fn spelled_out(metadata: &[u8]) -> Option<Array<MemoryStore>> {
     let metadata: ArrayMetadata = serde_json::from_slice(metadata).ok()?;
     let store = Arc::new(MemoryStore::new());

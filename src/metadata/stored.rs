@@ -1,4 +1,4 @@
-//! The stored metadata of a node: how they are read, and replaced unless another process has changed them.
+//! Reads the stored metadata of a node, and replaces them unless another process has changed them.
 
 use std::sync::Arc;
 
@@ -15,32 +15,32 @@ use zarrs_storage::{
 use super::temporary::Comparing;
 use crate::store::conditional::{ConditionalStore, ValueVersion};
 
-/// A store of metadata.
+/// A reader and a writer of stored metadata.
 pub(crate) struct MetadataStore {
     pub(crate) reader: ReadableStorage,
     pub(crate) writer: Replacement,
 }
 
-/// How the metadata are replaced.
+/// The way in which metadata are replaced.
 pub(crate) enum Replacement {
-    /// By one `set`.
+    /// Replaces them by one `set`.
     Whole(WritableStorage),
-    /// In a temporary, which is renamed if they are still the same then.
+    /// Writes a temporary, and renames it if the metadata are still the same then.
     Renamed(Arc<dyn Comparing>),
-    /// By a request that has their version for a condition.
+    /// Replaces them by a request whose condition is their version.
     Conditional(Arc<dyn ConditionalStore>),
 }
 
-/// Stored metadata, as they were read.
+/// Stored metadata that were read.
 #[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) bytes: Bytes,
-    /// Their version, if the store has requests with conditions.
+    /// The version of the metadata; `None` if the store has no conditional requests.
     pub(crate) version: Option<ValueVersion>,
 }
 
 impl MetadataStore {
-    /// Returns the metadata at `key`, if there are any.
+    /// Returns the metadata at `key`; `None` if there are none.
     pub(crate) fn read(&self, key: &StoreKey) -> Result<Option<Seen>, StorageError> {
         if let Replacement::Conditional(store) = &self.writer {
             let seen = |(bytes, version)| Seen {
@@ -66,7 +66,7 @@ impl Replacement {
         }
     }
 
-    /// Replaces the metadata `before`, and returns whether they were still there.
+    /// Replaces the metadata `before`. Returns whether they were still stored, and so were replaced.
     pub(crate) fn replace(
         &self,
         key: &StoreKey,
@@ -79,11 +79,12 @@ impl Replacement {
             Self::Conditional(store) => {
                 let version = before.and_then(|seen| seen.version.as_ref());
                 match store.set_if(key, value.clone(), version) {
-                    // The store tells versions, and takes no conditions.
+                    // The store tells versions, but takes no conditions.
                     Err(StorageError::Unsupported(_)) => store.set(key, value).map(|()| true),
                     Err(error) => Err(error),
                     Ok(Some(_)) => Ok(true),
-                    // The request may have been sent twice, because its answer was lost.
+                    // If the request was sent twice because its first answer was lost, the first one has
+                    // stored the value.
                     Ok(None) => {
                         let now = store.get_with_version(key)?;
                         Ok(now.is_some_and(|(now, _)| now == value))
@@ -94,7 +95,7 @@ impl Replacement {
     }
 }
 
-/// Returns the text that zarrs stores for `array`, with the options that the array keeps to itself.
+/// Returns the text that zarrs stores for `array`, with the metadata options that only the array knows.
 pub(crate) fn text_of_array<T: ?Sized>(array: &Array<T>) -> Result<Bytes, StorageError> {
     let scratch = Arc::new(MemoryStore::new());
     array.with_storage(scratch.clone()).store_metadata()?;

@@ -1,7 +1,7 @@
-//! Temporaries of metadata, which are renamed when they are complete.
+//! Writes metadata to temporaries, which are renamed when they are complete.
 //!
-//! Several processes may store the same metadata at once, each a part of an image. Each has temporaries of
-//! its own: with one for all, a process could rename what another one is still writing.
+//! Several processes may store the same metadata at once, if each writes a part of an image. Each process has
+//! temporaries of its own: otherwise it could rename a temporary that another process is still writing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::store::renaming::{set_anew, temporary_key};
 
 const OF_PART: &str = ".part";
 
-/// The key of the temporary of `key`, for the process that writes `part`, or the only one.
+/// Returns the key of the temporary of `key`, for the process that writes `part`, or for the only process.
 ///
 /// # Errors
-/// If `key` is the root.
+/// The error of a `key` that is the root.
 pub(crate) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey, StorageError> {
     match part {
         None => temporary_key(key),
@@ -27,14 +27,14 @@ pub(crate) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey
     }
 }
 
-/// Whether `found` is the temporary of `key` for any part.
+/// Returns whether `found` is the temporary of `key` that a process of any part writes.
 pub(crate) fn is_of_a_part(found: &StoreKey, key: &StoreKey) -> bool {
     let part = found.as_str().strip_prefix(key.as_str());
     let part = part.and_then(|rest| rest.strip_prefix(OF_PART)?.split('.').next()?.parse().ok());
     part.is_some_and(|part| temporary_of(key, Some(part)).is_ok_and(|key| key == *found))
 }
 
-/// Stores each value in its [temporary](temporary_of), and renames it.
+/// Returns a store that writes each value to its [temporary](temporary_of), and renames it.
 pub(crate) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
@@ -42,10 +42,10 @@ where
     Arc::new(TemporaryMetadata { store, part })
 }
 
-/// Replaces values that no other process has changed.
+/// Replaces a value only if no other process has changed it.
 pub(crate) trait Comparing: WritableStorageTraits {
-    /// Replaces the value of `key` if it is `before`, and returns whether it was. Between the look and the
-    /// rename a moment remains.
+    /// Replaces the value of `key` if it is `before`. Returns whether it was `before`. Another process may
+    /// still change the value in the moment between the comparison and the rename.
     fn replace(
         &self,
         key: &StoreKey,
@@ -54,7 +54,8 @@ pub(crate) trait Comparing: WritableStorageTraits {
     ) -> Result<bool, StorageError>;
 }
 
-/// Returns a store that replaces values as the store of [`replacing`] does. Other processes may change these values.
+/// Returns a store that replaces values as the store of [`replacing`] does, if no other process has changed
+/// them.
 pub(crate) fn comparing<S>(store: Arc<S>, part: Option<u64>) -> Arc<dyn Comparing>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
@@ -62,7 +63,7 @@ where
     Arc::new(TemporaryMetadata { store, part })
 }
 
-/// The writes of the process that writes a part, or of the only one.
+/// Writes metadata for the process that writes a part, or for the only process.
 struct TemporaryMetadata<S> {
     store: Arc<S>,
     part: Option<u64>,
@@ -80,7 +81,7 @@ impl<S> TemporaryMetadata<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits,
 {
-    /// Writes `value` to the temporary of `key`, and returns it.
+    /// Writes `value` to the temporary of `key`, and returns the key of the temporary.
     fn write(&self, key: &StoreKey, value: Bytes) -> Result<StoreKey, StorageError> {
         let temporary = temporary_of(key, self.part)?;
         if self.part.is_none() && self.store.size_key(&temporary)?.is_some() {
@@ -104,7 +105,7 @@ where
         value: Bytes,
     ) -> Result<bool, StorageError> {
         let temporary = self.write(key, value)?;
-        // Writing and syncing the temporary took the time.
+        // The value is compared only now, because writing and syncing the temporary takes time.
         if self.store.get(key)?.as_ref() != before {
             self.store.erase(&temporary)?;
             return Ok(false);
@@ -118,8 +119,8 @@ impl<S> WritableStorageTraits for TemporaryMetadata<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
-    /// Replaces what a killed process of this part left in the temporary. The temporary of all parts may be
-    /// another process's.
+    /// Replaces the value of `key`. A temporary that a killed process of this part left is replaced. A
+    /// temporary of the only process may belong to another process, and is not replaced.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let temporary = self.write(key, value)?;
         self.store.rename(&temporary, key)

@@ -1,4 +1,4 @@
-//! An axis of an image.
+//! Describes an axis of an image.
 
 /// An axis of an image: its name, its type, its unit, and how lower levels divide it.
 ///
@@ -33,31 +33,32 @@ impl Axis {
         }
     }
 
-    /// An axis of space. Each level has half the extent of the level above.
+    /// Returns an axis of space. Each level has half the extent of the level above.
     #[must_use]
     pub fn space(name: &str) -> Self {
         Self::new(name, Some("space"), 2)
     }
 
-    /// An axis of time. All levels have the same extent.
+    /// Returns an axis of time. All levels have the same extent.
     #[must_use]
     pub fn time(name: &str) -> Self {
         Self::new(name, Some("time"), 1)
     }
 
-    /// An axis of channels. All levels have the same extent.
+    /// Returns an axis of channels. All levels have the same extent.
     #[must_use]
     pub fn channel(name: &str) -> Self {
         Self::new(name, Some("channel"), 1)
     }
 
-    /// An axis of another type, or of none. All levels have the same extent.
+    /// Returns an axis of another type, or without a type. All levels have the same extent.
     #[must_use]
     pub fn other(name: &str, kind: Option<&str>) -> Self {
         Self::new(name, kind, 1)
     }
 
-    /// The axis that usually has this name, in letters of either size: `t`, `c`, `z`, `y` or `x`.
+    /// Returns the axis that usually has this name, in upper or lower case, such as `t`, `c`, `z`, `y` or
+    /// `x`.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Some(match &*name.to_lowercase() {
             "t" | "time" | "timepoint" | "frame" | "frames" => Self::time(name),
@@ -81,15 +82,15 @@ impl Axis {
         self
     }
 
-    /// Sets where the first element of level 0 is, in units. Default: 0.
+    /// Sets the position of the first element of level 0, in units. Default: 0.
     #[must_use]
     pub fn with_translation(mut self, translation: f64) -> Self {
         self.translation = translation;
         self
     }
 
-    /// Sets how many elements along this axis a window has, of which a level makes one element of the
-    /// level below: 1 or 2. Default: 2 for axes of space, 1 for others.
+    /// Sets how many elements of a level along this axis become one element of the level below: 1 or 2.
+    /// Default: 2 for axes of space, 1 for others.
     #[must_use]
     pub fn with_factor(mut self, factor: u64) -> Self {
         self.factor = factor;

@@ -1,4 +1,4 @@
-//! The settings of a writer of all levels, and how it is built.
+//! Sets up and builds a writer of all levels of an image.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,16 +26,16 @@ use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
 
-/// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
+/// Builds a [`MultiscaleWriter`]. [`MultiscaleWriter::builder`] returns a builder.
 pub type MultiscaleBuilder<TStorage> = WriterBuilder<TStorage, AllLevels>;
 
-/// The settings of a writer of an image that a writer of one array does not have.
+/// The settings that only a writer of an image has, and not a writer of one array.
 #[derive(Default)]
 pub struct AllLevels {
     pub(super) axes: Option<Vec<Axis>>,
     pub(super) levels: Option<usize>,
     pub(super) reduction: Reduction,
-    /// Subchunks and shards of some levels.
+    /// The number of a level, its subchunk shape and its shard shape, for each level with shapes of its own.
     pub(super) shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
     pub(super) name: Option<String>,
     pub(super) omero: Option<serde_json::Value>,
@@ -58,8 +58,9 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// Sets the axes, in the order of the array's. Default: the axes of the stored description of the image,
-    /// or else axes by the array's dimension names, if each is `t`, `time`, `c`, `channel`, `z`, `y` or `x`.
+    /// Sets the axes, in the order of the array's axes. Default: the axes in the stored description of the
+    /// image; without one, axes by the array's dimension names, if each is `t`, `time`, `c`, `channel`, `z`,
+    /// `y` or `x`.
     ///
     /// [OME-Zarr](https://ngff.openmicroscopy.org/0.5/#axes-md) allows two to five axes: time, then
     /// channels or another type, then two or three of space.
@@ -68,8 +69,8 @@ where
         self
     }
 
-    /// Sets how many levels there are, with level 0: 1 to 64. Default: as many as it takes until one
-    /// subchunk covers a slice of the last level along the axes that are halved.
+    /// Sets the number of levels, including level 0: 1 to 64. Default: enough levels that one subchunk covers
+    /// a slice of the last level along the axes that are halved.
     pub fn with_levels(mut self, levels: usize) -> Self {
         self.target.levels = Some(levels);
         self
@@ -96,23 +97,24 @@ where
         self
     }
 
-    /// Sets the name of the image in its metadata. Default: the name that it has there, or none.
+    /// Sets the name of the image in its metadata. Default: the name in the stored metadata, or none.
     pub fn with_name(mut self, name: &str) -> Self {
         self.target.name = Some(name.to_owned());
         self
     }
 
     /// Sets the [`omero`](https://ngff.openmicroscopy.org/0.5/#omero-md) metadata: how viewers show the
-    /// channels. Default: the member that is stored, or none.
+    /// channels. Default: the stored `omero` metadata, or none.
     pub fn with_omero(mut self, omero: serde_json::Value) -> Self {
         self.target.omero = Some(omero);
         self
     }
 
-    /// Sets a function to call whenever a shard of a level was stored, or its metadata: with the number
-    /// of the level. Default: none.
+    /// Sets a function to call with the number of a level whenever a shard or the metadata of this level was
+    /// stored. Default: none.
     ///
-    /// It runs on threads of the writers, one at a time for each level, and they wait for it.
+    /// The function runs on threads of the writers, one at a time for each level, and these threads wait for
+    /// it.
     pub fn with_progress_callback(
         mut self,
         callback: impl Fn(usize, &Progress) + Send + Sync + 'static,
@@ -128,7 +130,7 @@ where
     /// any.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    /// The errors of [`build`](Self::build), without the errors of the store while it is written.
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
@@ -144,14 +146,14 @@ where
     /// all levels.
     ///
     /// # Errors
-    /// As for [`memory_estimate`](Self::memory_estimate).
+    /// The errors of [`memory_estimate`](Self::memory_estimate).
     pub fn memory_reserved(&self) -> Result<usize, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
         self.reserved(&plan, 0)
     }
 
-    /// The bytes that the levels from `first` on reserve.
+    /// Returns the bytes of host memory that the levels from `first` on reserve.
     fn reserved(&self, plan: &Plan<TStorage>, first: usize) -> Result<usize, WriterError> {
         (first..plan.arrays.len()).try_fold(plan.kept, |sum, level| {
             let of_level = self.writer(plan, level).memory_reserved();
@@ -163,7 +165,7 @@ where
     /// Reserves the smallest buffers of the levels from `first` on.
     ///
     /// # Errors
-    /// [`WriterError::Memory`] if they do not fit beside those of the other open writers.
+    /// [`WriterError::Memory`] if the buffers do not fit beside those of the other open writers.
     pub(super) fn reserve(
         &self,
         plan: &mut Plan<TStorage>,
@@ -179,16 +181,17 @@ where
                 }
                 Err(_) => {}
             }
-            // Another writer was built meanwhile: the next plan finds less memory.
+            // Another writer was built meanwhile, and has reserved memory: the next plan finds less free
+            // memory.
             plan.account = Account::now(limit);
             plan.epochs = self.writer(plan, 0).planned_epochs().ok();
         }
     }
 
-    /// Plans which levels a device makes of the batches of the level above.
+    /// Plans which levels a device makes: each from the batches of the level above.
     fn plan_reductions(&self, plan: &mut Plan<TStorage>) {
         for level in 0..plan.reducers.len() {
-            // Without a plan, the writer of the level says why.
+            // If the level has no plan, its writer reports the error later.
             let Ok((above, true)) = self.writer(plan, level).stream_on() else {
                 return;
             };
@@ -200,26 +203,26 @@ where
         }
     }
 
-    /// Returns the arrays of all levels, from level 0 on, as the writer writes them. Each has as many
-    /// slices as are stored: none if it is not there. Stores nothing.
+    /// Returns the arrays of all levels, from level 0 on, as the writer writes them. Each has as many slices
+    /// as are stored; an array that is not stored has none. Stores nothing.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    /// The errors of [`build`](Self::build), without the errors of the store while it is written.
     pub fn levels(&self) -> Result<Vec<Array<TStorage>>, WriterError> {
         Ok(self.plan()?.arrays)
     }
 
-    /// Builds the writer. Stores the metadata of the image and of all levels that are not there, and
-    /// reads what the levels lack of the slices that are stored.
+    /// Builds the writer. Stores the metadata of the image and of all levels that are not stored yet. Reads
+    /// the stored slices from which lower levels lack slices.
     ///
     /// Reading takes the memory of up to three blocks of slices, each of the extent of a subchunk,
     /// besides the buffers of the writer.
     ///
     /// # Errors
-    /// - [`WriterError::Pyramid`] if the array has no such levels, if OME-Zarr does not allow the
-    ///   image, or if a level is there and is another array.
+    /// [`WriterError::Pyramid`] if the array cannot have these levels, if OME-Zarr does not allow the image,
+    /// or if another array is stored in the place of a level.
     /// - [`WriterError::Read`] if stored slices cannot be read.
-    /// - Otherwise as for [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
+    /// - The errors of [`ArrayWriterBuilder::build`], among them [`WriterError::Start`] if level 0 does not end
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan_alone(0)?;
@@ -240,7 +243,7 @@ where
         top.target.level.cutting = Some(cutting(first));
         let mut top = plan.of_level(0, top.build_stream())?;
         self.erase_leftovers(&plan)?;
-        // The windows of the slices that stay.
+        // A shard of a level is kept if its windows have only slices of the level above that stay.
         let kept = |level: usize| plan.length(level - 1) / plan.levels[level].factors[0];
         let mut lower = self.cascade(&plan, &|level| cutting(kept(level)))?;
         self.describe_levels(&plan, &cuts, usize::from(keeps_until_first))?;
@@ -262,7 +265,8 @@ where
         writer.map_err(|error| WriterError::no_thread("store shards in pauses", &error))
     }
 
-    /// The writers of the levels below level 0, which are cut off where these begin, as `cutting` says.
+    /// Makes the writers of the levels below level 0. Each cuts its stored array off where it begins, by the
+    /// cuts that `cutting` returns for the level.
     pub(super) fn cascade(
         &self,
         plan: &Plan<TStorage>,
@@ -275,9 +279,9 @@ where
         })
     }
 
-    /// Stores the description of the image. Levels that were made otherwise, or of which parts may be missing,
-    /// are cut before, because the description says so no more; level 0, if it is one of the first arrays
-    /// that are `left`, is not.
+    /// Stores the description of the image. If the stored levels were made in another way, or parts of them
+    /// may be missing, they are cut first, because the new description no longer says so. The first `left` of
+    /// the arrays to be cut are not cut.
     pub(super) fn describe_levels(
         &self,
         plan: &Plan<TStorage>,
@@ -297,7 +301,8 @@ where
         self.describe(plan)
     }
 
-    /// The writers of the levels below level 0, for the windows that begin with `slices` of level 0.
+    /// Makes the writers of the levels below level 0, for the windows that begin with the `slices` of level
+    /// 0.
     pub(super) fn cascade_from(
         &self,
         plan: &Plan<TStorage>,
@@ -344,7 +349,7 @@ where
     }
 }
 
-/// The levels below level 0, with the writers that `writer` has for them.
+/// Returns the levels below level 0, with the writers that `writer` builds for them.
 fn cascade_of<TStorage>(
     plan: &Plan<TStorage>,
     writer: &dyn Fn(usize) -> ArrayWriterBuilder<TStorage>,

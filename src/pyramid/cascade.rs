@@ -1,4 +1,4 @@
-//! The levels below level 0: each slice of a level becomes a part of a slice of the level below.
+//! Makes the levels below level 0: each slice of a level becomes a part of a slice of the level below.
 //!
 //! ```text
 //! a slice of the level above
@@ -7,12 +7,12 @@
 //!                                                               └─► the level below, the same again
 //! ```
 //!
-//! On a device the same is done with batches: before a batch of the level above is encoded, the device makes
+//! On a device, whole batches are reduced: before a batch of the level above is encoded, the device makes
 //! slices of the level below from it.
 //!
-//! A writer may be full, or its store may have failed. A slice that was made is then owed to it, and the
-//! levels above take nothing until it was handed over. So an append that fails, or that does not wait,
-//! loses nothing, and can go on later.
+//! The writer of a level may be full, or its store may have failed. A slice of the level is then owed to its
+//! writer, and the levels above take no slice until the writer has it. So an append that fails, or that does
+//! not wait, loses nothing, and can go on later.
 
 use std::num::NonZeroUsize;
 
@@ -22,7 +22,7 @@ use zarrs_cuda_engine::contract::stream::{OnRead, Windows};
 use zarrs_cuda_engine::process::along::Along;
 use zarrs_cuda_engine::reduce::Reducer;
 
-/// A level below level 0.
+/// A level below level 0: its writer, and the slices that are about to become slices of it.
 #[derive(Debug)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -31,22 +31,23 @@ use zarrs_cuda_engine::reduce::Reducer;
 pub(super) struct Lower {
     pub(super) writer: Stream,
     reducer: Reducer,
-    /// Slices of the level above that make one: 1 or 2.
+    /// The number of slices of the level above that make one slice of this level: 1 or 2.
     window: usize,
     threads: NonZeroUsize,
-    /// The first slice of a window of two, if `is_kept`.
+    /// The first slice of a window of two, whose second slice has not come, if `is_kept`.
     kept: Vec<u8>,
     is_kept: bool,
-    /// A slice of this level, which its writer does not have yet if it `is_owed`.
+    /// The last slice of this level that was made. If `is_owed`, the writer of the level does not have it
+    /// yet.
     made: Vec<u8>,
     is_owed: bool,
-    /// Whether a device makes slices of the batches of the level above.
+    /// Whether a device makes the slices of this level from the batches of the level above.
     is_reduced_there: bool,
-    /// Slices of the batch of the level above that were passed on.
+    /// The number of slices of the level above's open batch that were passed on to this level.
     passed: usize,
-    /// Whether the device has the first slice of a window of two.
+    /// Whether the device keeps the first slice of a window of two.
     is_kept_there: bool,
-    /// The next slices that the host passes on, after the device has failed.
+    /// The number of slices that the host passes on next, because the device has failed on them.
     by_host: usize,
 }
 
@@ -73,19 +74,20 @@ impl Lower {
         }
     }
 
-    /// The bytes that a level of `reducer` keeps besides its writer's.
+    /// Returns the bytes of host memory that a level with this `reducer` takes besides the buffers of its
+    /// writer.
     pub(super) fn bytes(reducer: &Reducer, window: usize) -> usize {
         reducer.reduced_bytes() + (window - 1) * reducer.bytes()
     }
 
-    /// Adds a slice of the level above. Nothing is owed.
+    /// Adds a slice of the level above. This level must not owe a slice.
     fn add(&mut self, slice: &[u8]) -> Result<(), WriterError> {
         self.add_taken(None, slice, &mut |_| Ok(true)).map(|_| ())
     }
 
-    /// Adds a slice of the level above, while `take` gives it to the writer of that level; nothing is added if
-    /// that does not take it. The first slice of the window is `before`, or it is kept. Nothing is owed.
-    /// Returns whether the slice was taken.
+    /// Adds a slice of the level above, and copies it in the same pass to that level's writer by `take`. The
+    /// first slice of the window is `before`, or else the kept slice. This level must not owe a slice.
+    /// Returns false, and adds nothing, if `take` returns false.
     fn add_taken(
         &mut self,
         before: Option<&[u8]>,
@@ -111,8 +113,8 @@ impl Lower {
         Ok(true)
     }
 
-    /// Lets the device make slices of `windows`, of the next `slices` of the batch of `upper`, and of the one
-    /// that it has kept. If it fails, the host passes these slices on later.
+    /// Lets the device make slices of `windows` windows, from its kept slice and the next `slices` slices of
+    /// the batch of `upper`. If the device fails, the host passes these slices on later.
     fn reduce_there(
         &mut self,
         upper: &mut Stream,
@@ -150,7 +152,7 @@ impl Lower {
         Ok(())
     }
 
-    /// Makes a slice of a window whose second slice never comes.
+    /// Makes a slice of a window whose second slice will not come.
     fn end_window(&mut self) -> Result<(), WriterError> {
         if !self.is_kept {
             return Ok(());
@@ -170,7 +172,7 @@ pub(super) struct Cascade {
 }
 
 impl Cascade {
-    /// Adds a slice to the level above the one at `level`. Nothing is owed there, or below.
+    /// Adds a slice of the level above `level`. Neither `level` nor a level below it may owe a slice.
     pub(super) fn add(&mut self, level: usize, slice: &[u8]) -> Result<(), WriterError> {
         match self.levels.get_mut(level) {
             Some(lower) => at_level(level, lower.add(slice)),
@@ -178,8 +180,9 @@ impl Cascade {
         }
     }
 
-    /// Adds a slice of level 0 while its writer, `top`, takes it. The first slice of the window is `before`,
-    /// or it is kept. Returns whether the slice was taken: without `wait`, `top` may be full.
+    /// Adds a slice of level 0, and appends it to `top`, the writer of level 0. The first slice of the window
+    /// is `before`, or else the kept slice. Returns whether `top` has taken the slice: without `wait`, it may
+    /// be full.
     pub(super) fn add_taken_by(
         &mut self,
         top: &mut Stream,
@@ -194,19 +197,19 @@ impl Cascade {
         }
     }
 
-    /// Whether a window of level 1 begins with the next slice of level 0, and has two slices.
+    /// Returns whether the next slice of level 0 begins a window of level 1 that has two slices.
     pub(super) fn begins_window(&self) -> bool {
         let first = self.levels.first();
         first.is_some_and(|lower| lower.window == 2 && !lower.is_kept)
     }
 
-    /// Hands over all that is owed. Returns whether nothing is owed any more: without `wait` a writer may
-    /// be full.
+    /// Hands all owed slices over to their writers. Returns whether no slice is owed any longer: without
+    /// `wait`, a writer may be full.
     pub(super) fn settle(&mut self, wait: bool) -> Result<bool, WriterError> {
         settle(0, &mut self.levels, wait)
     }
 
-    /// Gives the last batches of all levels, which have all their slices, to their threads.
+    /// Gives the last batches of all levels to the threads that encode. Each level must have all its slices.
     pub(super) fn end(&mut self) -> Result<(), WriterError> {
         match self.levels.split_first_mut() {
             Some((first, below)) => end(1, &mut first.writer, below),
@@ -214,37 +217,38 @@ impl Cascade {
         }
     }
 
-    /// The bytes that the smallest buffers of all levels take.
+    /// Returns the bytes that the smallest buffers of all levels take.
     pub(super) fn reserved(&self) -> usize {
         self.levels.iter().map(|lower| lower.writer.reserved).sum()
     }
 
-    /// Whether something of a level that has ended is not stored yet.
+    /// Returns whether some work of a level that has ended is not done yet.
     pub(super) fn is_busy(&self) -> bool {
         self.levels.iter().any(|lower| lower.writer.is_busy())
     }
 
-    /// Stores everything, and returns a report for each level.
+    /// Stores all slices of all levels, and returns a report for each level.
     pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         let levels = self.levels.iter_mut().enumerate();
         let finished = levels.map(|(level, lower)| at_level(level, lower.writer.finish()));
         finished.collect()
     }
 
-    /// Ends without storing anything more.
+    /// Ends all levels without storing anything more, and returns a report for each level.
     pub(super) fn leave(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         let levels = self.levels.iter_mut().enumerate();
         let left = levels.map(|(level, lower)| at_level(level, lower.writer.leave()));
         left.collect()
     }
 
-    /// Ends all windows whose second slice never comes, from the top down.
+    /// Ends all windows whose second slice will not come, from the top down.
     pub(super) fn end_windows(&mut self) -> Result<(), WriterError> {
         end_windows(0, &mut self.levels)
     }
 }
 
-/// Hands over the owed slices of `levels`, from the lowest level up. The first of `levels` has this number.
+/// Hands over the owed slices of `levels`, from the lowest level up. `number` is the index of the first of
+/// `levels`. Returns whether no slice is owed any longer.
 pub(super) fn settle(number: usize, levels: &mut [Lower], wait: bool) -> Result<bool, WriterError> {
     let Some((_, below)) = levels.split_first_mut() else {
         return Ok(true);
@@ -252,7 +256,8 @@ pub(super) fn settle(number: usize, levels: &mut [Lower], wait: bool) -> Result<
     Ok(settle(number + 1, below, wait)? && hand_over(number, levels, wait)?)
 }
 
-/// Hands over the owed slice of the first of `levels`, and the slices that are made of it below.
+/// Hands over the owed slice of the first of `levels`, and the slices that lower levels make of it. Returns
+/// whether no slice is owed any longer.
 pub(super) fn hand_over(
     number: usize,
     levels: &mut [Lower],
@@ -272,7 +277,7 @@ pub(super) fn hand_over(
     let mut take = |read: &OnRead<'_>| writer.take_slice(made, wait, read);
     let taken = match below.first_mut() {
         Some(next) if !holds => next.add_taken(None, made, &mut take),
-        // The level below, if there is one, gets it with the batch.
+        // The level below, if there is one, gets this slice later, with the batch.
         _ => take(&|_| ()),
     };
     if !at_level(number, taken)? {
@@ -285,7 +290,7 @@ pub(super) fn hand_over(
     hand_over(number + 1, below, wait)
 }
 
-/// Ends all windows of `levels` whose second slice never comes, from the top down.
+/// Ends all windows of `levels` whose second slice will not come, from the top down.
 pub(super) fn end_windows(number: usize, levels: &mut [Lower]) -> Result<(), WriterError> {
     settle(number, levels, true)?;
     for first in 0..levels.len() {
@@ -295,8 +300,8 @@ pub(super) fn end_windows(number: usize, levels: &mut [Lower]) -> Result<(), Wri
     Ok(())
 }
 
-/// Lets the levels below `top` get their slices from its batches, as long as the engines run on one device.
-/// All that `top` and the others have in their batches was passed on.
+/// Lets the levels below `top` get their slices from whole batches, as far as their engines run on one
+/// device. All slices in the open batches of `top` and `levels` must have been passed on.
 pub(super) fn hold(top: &mut Stream, levels: &mut [Lower]) {
     let mut upper = top;
     for lower in levels {
@@ -313,11 +318,11 @@ pub(super) fn hold(top: &mut Stream, levels: &mut [Lower]) {
     }
 }
 
-/// The engine whose batches hold slices on a device.
+/// The name of the engine whose batches hold slices on a device.
 const ON_DEVICES: &str = "cuda";
 
 /// Submits the batch of `upper` if it is full, after the levels `below` have got all its slices. Returns
-/// whether it is not full any more: without `wait` a level may be.
+/// whether the batch has room now: without `wait`, a lower level may be full.
 pub(super) fn submit_full(
     number: usize,
     upper: &mut Stream,
@@ -340,8 +345,8 @@ pub(super) fn submit_full(
     Ok(true)
 }
 
-/// Passes the slices of the batch of `upper` on, in whole windows. Returns whether it did: without `wait` a
-/// level may be full.
+/// Passes the slices of the batch of `upper` on, in whole windows. Returns whether it did so: without `wait`,
+/// a level may be full.
 fn pass_on(
     number: usize,
     upper: &mut Stream,
@@ -376,7 +381,8 @@ fn pass_on(
     Ok(true)
 }
 
-/// Reads a slice of the batch of `upper`, and passes it on by the host.
+/// Reads a slice of the batch of `upper`, and lets the host pass it on. Returns whether no slice is owed any
+/// longer.
 fn pass_by_host(
     number: usize,
     upper: &mut Stream,
@@ -402,8 +408,8 @@ fn pass_by_host(
     hand_over(number, below, wait)
 }
 
-/// For how many slices the batch of `lower` has room, after a full one has gone on; `None` if there is no
-/// buffer for another one, and the caller does not `wait`.
+/// Returns for how many slices the batch of `lower` has room. A full batch is submitted first. Returns `None`
+/// if there is no buffer for another batch, and the caller does not `wait`.
 fn room(
     number: usize,
     lower: &mut Lower,
@@ -422,8 +428,8 @@ fn room(
     Ok(writer.input.is_some().then_some(room))
 }
 
-/// Keeps a last slice of the batch of `upper` that begins a window of two. Returns whether it did: without
-/// `wait` a level may be full, if the host has to pass the slice on.
+/// Keeps the last slice of the batch of `upper` if it begins a window of two. Returns whether it did so:
+/// without `wait`, a level may be full, if the host has to pass the slice on.
 fn keep_rest(
     number: usize,
     upper: &mut Stream,
@@ -452,7 +458,7 @@ fn keep_rest(
     }
 }
 
-/// Passes everything on that `upper` has, and ends all windows whose second slice never comes.
+/// Passes all slices of `upper` on, and ends all windows whose second slice will not come.
 pub(super) fn end_batches(
     number: usize,
     upper: &mut Stream,
@@ -488,8 +494,8 @@ pub(super) fn end_batches(
     }
 }
 
-/// Gives the last batches of `upper` and of the levels `below`, which have all their slices, to their threads.
-/// These work at the same time then.
+/// Gives the last batches of `upper` and of the levels `below` to the threads that encode, which work on them
+/// at the same time. Each level must have all its slices.
 pub(super) fn end(
     number: usize,
     upper: &mut Stream,
@@ -499,12 +505,12 @@ pub(super) fn end(
     let Some((lower, rest)) = below.split_first_mut() else {
         return Ok(());
     };
-    // There is no batch any more.
+    // The last batch was submitted, so none of its slices can be passed on.
     lower.passed = 0;
     end(number + 1, &mut lower.writer, rest)
 }
 
-/// Stores all complete shards of `upper` and of the levels `below`.
+/// Stores all complete shards of `upper` and of the levels `below`, and waits until they are stored.
 pub(super) fn flush(
     number: usize,
     upper: &mut Stream,
@@ -516,15 +522,16 @@ pub(super) fn flush(
     levels.try_for_each(|(level, lower)| at_level(number + level, lower.writer.stored()))
 }
 
-/// Submits all complete shards of `upper` and then of the levels `below`. Returns whether it did: without
-/// `wait` a level may be full, or have no buffer for what is not complete.
+/// Submits all complete shards of `upper` and then of the levels `below`. Returns whether it did so: without
+/// `wait`, a level may be full, or have no buffer for its incomplete shards.
 pub(super) fn submit_complete(
     number: usize,
     upper: &mut Stream,
     below: &mut [Lower],
     wait: bool,
 ) -> Result<bool, WriterError> {
-    // A level that has ended, or failed, is still flushed: its batches are with its threads.
+    // If the call waits, a level that has ended or failed is still flushed, because its threads may have
+    // batches.
     if !wait {
         of_level(number, upper.check())?;
     }
@@ -544,13 +551,13 @@ pub(super) fn submit_complete(
         return of_level(number, submitted);
     };
     if upper.holds {
-        // All of the batch, or of the rest that moved, was passed on.
+        // All slices of the batch, also those that moved to the next batch, were passed on.
         lower.passed = upper.whole_slices();
     }
     Ok(of_level(number, submitted)? && submit_complete(number + 1, &mut lower.writer, rest, wait)?)
 }
 
-/// `result` of the level with this number, which may be 0.
+/// Returns `result` of the level with this number. An error of a level below level 0 gets the number.
 pub(super) fn of_level<T>(number: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
     match number.checked_sub(1) {
         Some(lower) => at_level(lower, result),
@@ -558,7 +565,7 @@ pub(super) fn of_level<T>(number: usize, result: Result<T, WriterError>) -> Resu
     }
 }
 
-/// `result` with the number of the level of the pyramid, if it is an error.
+/// Returns `result`, where an error gets the number of its level: `lower` is 0 for level 1.
 pub(super) fn at_level<T>(lower: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
     result.map_err(|source| WriterError::Level {
         level: lower + 1,

@@ -1,5 +1,5 @@
-//! Stores the metadata that OME-Zarr demands besides the arrays of the levels: the description in the group, and the names of
-//! the dimensions of level 0, which may be there without.
+//! Stores the metadata that OME-Zarr demands besides the arrays of the levels: the description in the group,
+//! and the dimension names of level 0, which a stored level 0 may lack.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +30,8 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// Stores the description of the image, and the names of the dimensions of level 0, unless they are
-    /// there.
+    /// Stores the description of the image, and the dimension names of level 0, unless the store has them
+    /// already.
     pub(super) fn describe(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let key = meta_key_v3(plan.group.path());
         let doing = "store the description of the image in";
@@ -41,7 +41,7 @@ where
         self.store(doing, key, plan.part, &|key| self.with_names(plan, key))
     }
 
-    /// The metadata of the group, unless they are stored.
+    /// Returns the metadata of the group, with the description; `None` if the store has them already.
     fn description(
         &self,
         plan: &Plan<TStorage>,
@@ -51,7 +51,8 @@ where
         match Group::open(self.array.storage(), group.path().as_str()) {
             Ok(stored) if stored.metadata() == group.metadata() => return Ok(None),
             Ok(_) | Err(GroupCreateError::MissingMetadata) => {}
-            // Another program may have written metadata since the plan was made: they stay.
+            // Another program has written metadata since the plan was made. They cannot be read, so they
+            // stay.
             Err(error) => {
                 let reason = format!("it cannot be read, and is not replaced: {error}");
                 return Err(StorageError::InvalidMetadata(key.clone(), reason));
@@ -60,7 +61,7 @@ where
         text_of_group(group).map(Some)
     }
 
-    /// Returns the files of level 0, if the values of the store are files.
+    /// Returns the files of level 0; `None` if the values of the store are not known to be files.
     pub(super) fn source(&self, plan: &Plan<TStorage>) -> Option<Source> {
         let array = plan.arrays[0].with_storage(Arc::new(()));
         Some(Source::new(
@@ -70,7 +71,7 @@ where
         ))
     }
 
-    /// Returns a function that notes in the description what the levels were made from.
+    /// Returns a function that notes in the description from which files the levels were made.
     pub(super) fn noting(&self, plan: &Plan<TStorage>) -> Note {
         let (storage, renaming) = (self.array.storage(), self.settings.renaming.clone());
         let group = plan.group.path().clone();
@@ -96,13 +97,14 @@ where
             let key = meta_key_v3(&group);
             let noted = store(&storage, renaming.as_deref(), &key, None, &lacking);
             if let Err(error) = noted {
-                // The levels are made again when they are asked for the next time.
+                // The next call then makes the levels again.
                 tracing::warn!(%key, %error, "the description of an image does not say what its levels were made from");
             }
         })
     }
 
-    /// The metadata of level 0 with the names of its dimensions, unless they are stored so, or not at all.
+    /// Returns the metadata of level 0 with its dimension names; `None` if they are stored already, or level
+    /// 0 is not stored.
     fn with_names(
         &self,
         plan: &Plan<TStorage>,
@@ -123,8 +125,8 @@ where
         Ok(changed.map(Bytes::from))
     }
 
-    /// Stores the value that `lacking` returns, if there is one. Other processes may store it, too, if this
-    /// one writes a `part`.
+    /// Stores the value that `lacking` returns, if it returns one. Other processes may store the same value,
+    /// if this process writes a `part`.
     fn store(
         &self,
         doing: &'static str,
@@ -137,9 +139,9 @@ where
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
-    /// Erases the temporaries of metadata that killed processes left: the only process that wrote the image,
-    /// and the one that wrote this part, or the processes that wrote any part. The leases of the levels are
-    /// taken.
+    /// Erases the temporaries of metadata that killed processes left. A process that writes a part erases the
+    /// temporaries of its part; otherwise those of all parts are erased. The caller has the leases of the
+    /// levels.
     pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let Some(renaming) = &self.settings.renaming else {
             return Ok(());
@@ -147,7 +149,7 @@ where
         let writer = renaming.replacing(plan.part);
         let top = meta_key_v3(plan.arrays[0].path());
         let erase = |key: &StoreKey| {
-            // Another process may be appending to level 0.
+            // The temporary of level 0 may belong to another process that appends to level 0.
             if *key != top {
                 writer.erase(&temporary_key(key)?)?;
             }
@@ -170,7 +172,8 @@ where
     }
 }
 
-/// Stores the value that `lacking` returns, if there is one: in `renaming`, or in `storage`.
+/// Stores the value that `lacking` returns, if it returns one: by a rename if there is `renaming`, and by
+/// `storage` otherwise.
 fn store<TStorage>(
     storage: &Arc<TStorage>,
     renaming: Option<&dyn Renaming<TStorage>>,
@@ -189,7 +192,7 @@ where
         },
     };
     patiently(attempt).or_else(|error| match renaming {
-        // One that is there for so long was left behind.
+        // A temporary that is still there after all attempts was left by a killed process.
         Some(renaming) if part.is_none() => {
             renaming.replacing(part).erase(&temporary_key(key)?)?;
             attempt()
@@ -198,8 +201,8 @@ where
     })
 }
 
-/// Repeats `work` while it fails, for two seconds: another process may be doing the same. Returns its last
-/// result.
+/// Repeats `work` while it fails, for two seconds, because another process may be doing the same work.
+/// Returns the last result of `work`.
 pub(super) fn patiently<E>(work: impl Fn() -> Result<(), E>) -> Result<(), E> {
     const ATTEMPTS: usize = 20;
     const WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });

@@ -1,4 +1,4 @@
-//! Gives levels the stored slices of the level above.
+//! Gives lower levels the stored slices of the level above.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -13,8 +13,8 @@ use crate::writer::WriterError;
 
 /// Gives each level the stored slices of the level above that it lacks.
 ///
-/// The lowest level comes first: all that its writer lacks is stored. The slices that a level gets here
-/// go on to the levels below, which then lack nothing before them.
+/// The lowest level comes first: all slices that its writer lacks can be made of stored slices. The slices
+/// that a level gets here go on to the levels below, which then lack no earlier slices.
 pub(super) fn feed<TStorage>(
     plan: &Plan<TStorage>,
     lower: &mut Cascade,
@@ -36,8 +36,8 @@ where
     lower.settle(true).map(|_| ())
 }
 
-/// Calls `take` with the bytes of each of the `slices` of `array`. Meanwhile a thread reads the next
-/// ones, `block` at once.
+/// Calls `take` with the bytes of each of the `slices` of `array`. Meanwhile a thread reads the next slices,
+/// `block` slices at once.
 pub(super) fn for_each_slice<TStorage>(
     array: &Array<TStorage>,
     slices: Range<u64>,
@@ -70,7 +70,7 @@ where
         let read = move || {
             let mut at = start;
             while at < end {
-                // Blocks end where subchunks do.
+                // A block ends at the border of a subchunk, so that no subchunk is read twice.
                 let range = at..end.min((at / block + 1).saturating_mul(block));
                 at = range.end;
                 let read = read_block(&reader, &range, slice);

@@ -1,4 +1,4 @@
-//! An image between two calls of the application: the streams of all its levels.
+//! Keeps an image between two calls of the application: the streams of all its levels.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,15 +18,16 @@ use zarrs_cuda_engine::process::account::Reservation;
 pub struct Image {
     top: Stream,
     lower: Cascade,
-    /// A slice of level 0 that was appended in part.
+    /// The appended part of an incomplete slice of level 0.
     begun: Vec<u8>,
-    /// Whether windows whose second slice did not come have ended.
+    /// Whether the windows whose second slice did not come were ended.
     is_ending: bool,
-    /// Until all levels have finished.
+    /// The memory of all levels, which is reserved until all of them have finished.
     reservation: Option<Reservation>,
-    /// The cuts that wait for the first shard, if the image begins to be written within level 0.
+    /// The cuts that the first shard makes, if the image is written from a slice within level 0.
     within: Option<Arc<Cuts>>,
-    /// The files of level 0, and how the description says that the levels were made from them.
+    /// The files of level 0, and the function that notes in the description that the levels were made from
+    /// them.
     note: Option<(Source, Note)>,
     reports: Option<Vec<WriterReport>>,
 }
@@ -42,9 +43,9 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// An image of `top` and the levels below, whose smallest buffers are reserved.
-    /// If it begins within level 0, `within` are the cuts that wait for the first shard. If level 0 is files, `note`
-    /// notes them at the end.
+    /// Makes an image of `top` and the levels below it, whose smallest buffers are reserved. If the image is
+    /// written from a slice within level 0, `within` are the cuts that the first shard makes. If level 0
+    /// consists of files, `note` notes them at the end.
     pub(super) fn new(
         top: Stream,
         mut lower: Cascade,
@@ -52,7 +53,7 @@ impl Image {
         within: Option<Arc<Cuts>>,
         note: Option<(Source, Note)>,
     ) -> Self {
-        // The shards of all levels fill as those of level 0 do.
+        // Only level 0 reports slow shards, because the shards of all levels fill at the same pace.
         (lower.levels.iter_mut()).for_each(|lower| lower.writer.filling.be_quiet());
         Self {
             top,
@@ -66,7 +67,7 @@ impl Image {
         }
     }
 
-    /// Counts a refusal if not all bytes were appended. Returns how many are `left`.
+    /// Counts a refused append if `left` bytes were not appended. Returns `left`.
     fn refuse(&self, left: usize) -> usize {
         if left > 0 {
             self.top.shared.lock().progress.refusals += 1;
@@ -74,7 +75,8 @@ impl Image {
         left
     }
 
-    /// Appends `bytes` to batches that the levels below are made of, and returns how many are left.
+    /// Appends `bytes` to batches of which the levels below are made. Returns how many bytes were not
+    /// appended.
     fn put_batches(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
         let mut rest = bytes;
         while self.submit_full(wait)? && !rest.is_empty() {
@@ -87,15 +89,16 @@ impl Image {
         Ok(self.refuse(rest.len()))
     }
 
-    /// Submits the batch of level 0 if it is full. Returns whether there is room again.
+    /// Submits the batch of level 0 if it is full. Returns whether the batch has room now.
     fn submit_full(&mut self, wait: bool) -> Result<bool, WriterError> {
         cascade::submit_full(0, &mut self.top, &mut self.lower.levels, wait)
     }
 
-    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
+    /// Appends a slice batch by batch. Sets `last` to an event that happens when all appended elements have
+    /// been read.
     ///
     /// # Safety
-    /// As for [`append_device`](Self::append_device).
+    /// The preconditions of [`append_device`](Self::append_device).
     #[allow(unsafe_code)]
     unsafe fn append_parts(
         &mut self,
@@ -111,15 +114,15 @@ impl Image {
                 len,
                 ..*slice
             };
-            // SAFETY: a part of what the caller promises.
+            // SAFETY: the caller promises for the whole slice what this part of it needs.
             *last = Some(unsafe { self.top.append_device(&part) }?);
             at += len;
         }
         self.submit_full(true).map(|_| ())
     }
 
-    /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
-    /// that was, if it begins a window of two.
+    /// Appends the beginning of `rest`, and leaves the bytes in it that were not appended. Sets `first` to
+    /// the last appended slice if it begins a window of two and was not passed on.
     fn put_slices<'a>(
         &mut self,
         rest: &mut &'a [u8],
@@ -154,7 +157,8 @@ impl Image {
         Ok(())
     }
 
-    /// Adds a part of a slice, from its byte `at` on, behind the slice `before` it.
+    /// Adds a part of a slice of level 0, from byte `at` of the slice on. `before` is the slice before it, if
+    /// that was not passed on yet.
     fn begin_slice(
         &mut self,
         at: usize,
@@ -174,7 +178,7 @@ impl Image {
         Ok(())
     }
 
-    /// Lets all writers try again what has failed.
+    /// Lets the writers of all levels try the failed steps again.
     fn try_again(&self) -> Result<(), WriterError> {
         self.top.check_process()?;
         self.streams()
@@ -183,7 +187,7 @@ impl Image {
         Ok(())
     }
 
-    /// See [`MultiscaleWriter::finish`](super::MultiscaleWriter::finish).
+    /// Stores everything on all levels: see [`MultiscaleWriter::finish`](super::MultiscaleWriter::finish).
     pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         if let Some(reports) = &self.reports {
             return Ok(reports.clone());
@@ -205,7 +209,8 @@ impl Image {
             self.lower.end_windows()?;
         }
         cascade::end(0, &mut self.top, &mut self.lower.levels)?;
-        // No other writer replaces the files of level 0 before they are noted.
+        // The lease is kept until the files of level 0 are noted, so that no other writer replaces them
+        // before.
         let lease = self.top.lease.take();
         let finished = self.finish_levels();
         if let (Ok(reports), Some((source, note))) = (&finished, &self.note) {
@@ -228,8 +233,8 @@ impl Image {
         Ok(reports)
     }
 
-    /// Stores complete shards of all levels that have waited long enough, without waiting. Returns whether
-    /// it did.
+    /// Submits complete shards of all levels that have waited long enough, without waiting. Returns whether
+    /// it did so.
     fn submit_due(&mut self, now: Instant) -> Result<bool, WriterError> {
         if self
             .streams()
@@ -265,11 +270,11 @@ impl Appending for Image {
             return self.put_batches(bytes, wait);
         }
         let mut rest = bytes;
-        // The first slice of a window whose second one is in `bytes`, too.
+        // The first slice of a window whose second slice is also in `bytes`.
         let mut first = None;
         let result = self.put_slices(&mut rest, &mut first, wait);
         if let Some(first) = first {
-            // The second one was not taken.
+            // The writer has not taken the second slice of the window.
             self.lower.add(0, first)?;
         }
         result?;
@@ -283,13 +288,13 @@ impl Appending for Image {
             let end = self.top.end_slice();
             return Err(WriterError::Finished { end });
         }
-        // All copies are in one stream of the device, so that the last one stands for all.
+        // All copies are in one stream of the device, so the last copy ends after all others.
         let mut last = None;
-        // SAFETY: what the caller promises.
+        // SAFETY: the preconditions are those of this function.
         let appended = unsafe { self.append_parts(slice, &mut last) };
         let last = last.unwrap_or_else(DeviceEvent::of_nothing);
         if let Err(error) = appended {
-            // The device has read the slice when the caller gets the error.
+            // The device has read all appended elements when the caller gets the error.
             last.wait()?;
             return Err(error);
         }
@@ -308,7 +313,7 @@ impl Appending for Image {
         let mut result = self.top.give_up();
         for (level, lower) in self.lower.levels.iter_mut().enumerate() {
             let given_up = at_level(level, lower.writer.give_up());
-            // The others give up nevertheless.
+            // After an error, the other levels give up nevertheless.
             result = result.and_then(|first| given_up.map(|_| first));
         }
         result

@@ -1,19 +1,20 @@
-//! The levels of a pyramid, in integers: extents, subchunks, shards, and where each begins to be written.
+//! Computes the levels of a pyramid, in integers: their extents, subchunks and shards, and the slice from
+//! which each is written.
 
-/// A level: its array, and how it is made from the level above.
+/// The shapes of a level's array, and how the level is made from the level above.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Level {
-    /// Elements along each axis but the first, which grows.
+    /// The number of elements along each axis but the first, which grows.
     pub(super) inner: Vec<u64>,
     pub(super) subchunk: Vec<u64>,
     pub(super) shard: Vec<u64>,
-    /// Elements of the level above along each axis that make one of this level: 1 or 2. All 1 for
-    /// level 0.
+    /// The number of elements of the level above along each axis that make one element of this level: 1 or 2.
+    /// For level 0, all are 1.
     pub(super) factors: Vec<u64>,
 }
 
 impl Level {
-    /// The level below, with its shapes clipped to its extents.
+    /// Returns the level below, with its subchunks and shards clipped to its extents.
     fn below(&self, top: &Self, factors: &[u64]) -> Self {
         let halved = std::iter::zip(&self.inner, &factors[1..]);
         let inner: Vec<u64> = halved.map(|(extent, by)| extent.div_ceil(*by)).collect();
@@ -36,7 +37,7 @@ impl Level {
         }
     }
 
-    /// Whether one subchunk has all elements of a slice along the axes that are divided.
+    /// Returns whether one subchunk covers a slice along the axes that are halved.
     fn fits_one_subchunk(&self, factors: &[u64]) -> bool {
         let axes = self
             .inner
@@ -47,20 +48,20 @@ impl Level {
         divided.all(|((extent, subchunk), _)| extent <= subchunk)
     }
 
-    /// Slices of a shard.
+    /// Returns the number of slices in a shard.
     pub(super) fn shard_slices(&self) -> u64 {
         self.shard[0]
     }
 }
 
-/// More levels than any array has.
+/// More levels than any image has: after so many halvings every extent is 1.
 const MOST_LEVELS: usize = 64;
 
-/// The levels below `top`, with it: `count` of them or, if `None`, as many as it takes until one
-/// subchunk has a slice of the last one.
+/// Returns `top` and the levels below it: `count` levels or, if `None`, enough that one subchunk covers a
+/// slice of the last level.
 ///
 /// # Errors
-/// Why there are no such levels.
+/// The reason why the image cannot have these levels.
 pub(super) fn levels(
     top: &Level,
     factors: &[u64],
@@ -97,9 +98,9 @@ pub(super) fn levels(
     Ok(levels)
 }
 
-/// The slice from which on each level is written, if level 0 is written from slice `first` on, and
-/// `stored` slices of each level are stored. It is at the border of a shard, all slices before it are
-/// stored, and those of the level above from which it is made are stored or written now.
+/// Returns the slice from which on each level is written, if level 0 is written from slice `first` on and
+/// `stored` slices of each level are stored. The slice is at the border of a shard, and all slices before it
+/// are stored. The slices of the level above from which it is made are stored or written now.
 pub(super) fn starts(levels: &[Level], stored: &[u64], first: u64) -> Vec<u64> {
     let mut starts = vec![first];
     for (level, stored) in levels.iter().zip(stored).skip(1) {
@@ -110,7 +111,7 @@ pub(super) fn starts(levels: &[Level], stored: &[u64], first: u64) -> Vec<u64> {
     starts
 }
 
-/// The slices of each level of an image with `slices` slices of level 0.
+/// Returns the number of slices of each level of an image with `slices` slices of level 0.
 pub(super) fn lengths(levels: &[Level], slices: u64) -> Vec<u64> {
     let mut length = slices;
     let halved = levels.iter().map(|level| {
@@ -120,7 +121,8 @@ pub(super) fn lengths(levels: &[Level], slices: u64) -> Vec<u64> {
     halved.collect()
 }
 
-/// The slices of each level whose windows are all within the first `slices` slices of level 0.
+/// Returns the number of slices of each level whose windows are all within the first `slices` slices of level
+/// 0.
 pub(super) fn whole_windows(levels: &[Level], slices: u64) -> Vec<u64> {
     let mut whole = slices;
     let halved = levels.iter().map(|level| {
@@ -130,7 +132,7 @@ pub(super) fn whole_windows(levels: &[Level], slices: u64) -> Vec<u64> {
     halved.collect()
 }
 
-/// The fewest slices of level 0 that make whole shards of all levels; `None` if there are too many.
+/// Returns the fewest slices of level 0 that make whole shards of all levels; `None` if the number overflows.
 pub(super) fn block(levels: &[Level]) -> Option<u64> {
     let mut of_one = 1_u64;
     levels.iter().try_fold(1, |block, level| {

@@ -1,8 +1,9 @@
-//! The fingerprint of the files of level 0 from which the levels of an image were made.
+//! Computes the fingerprint of the files of level 0 from which the levels of an image were made.
 //!
-//! The description of the image has the fingerprint, so that slices which come late, or are replaced, are
-//! noticed. The fingerprint is made of the names, sizes and times of the shards' files, which cost no read.
-//! It has the state after each of some numbers of slices. So it says how many of the first slices have not changed.
+//! The description of the image contains the fingerprint. So a later call notices slices of level 0 that came
+//! late, or were replaced. The fingerprint is a hash of the names, sizes and times of the shards' files,
+//! which need not be read. The fingerprint has the hash's state after several numbers of slices, and so tells
+//! how many of the first slices have not changed.
 
 use std::fs;
 use std::hash::Hasher;
@@ -18,13 +19,13 @@ use zarrs_storage::StorageError;
 use super::levels::Level;
 use zarrs_cuda_engine::layout::c_order;
 
-/// How many states a fingerprint has, at most, besides the last two.
+/// The most states that a fingerprint has, besides the last two.
 const STATES: u64 = 64;
 
 /// A fingerprint of the first slices of level 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MadeFrom {
-    /// So many slices, which are more each time, and the state after them.
+    /// Numbers of slices, in ascending order, each with the state of the hash after these slices.
     states: Vec<(u64, u64)>,
 }
 
@@ -39,7 +40,7 @@ impl MadeFrom {
         Some(Self { states: states? })
     }
 
-    /// Returns the fingerprint as the description of an image has it.
+    /// Returns the fingerprint in the form in which the description of an image contains it.
     pub(super) fn to_json(&self) -> Value {
         let states = self.states.iter();
         states
@@ -48,21 +49,21 @@ impl MadeFrom {
     }
 }
 
-/// Notes in the description of an image what its levels were made from.
+/// Notes in the description of an image from which files its levels were made.
 pub(super) type Note = Box<dyn Fn(&MadeFrom) + Send>;
 
-/// The files of level 0.
+/// The files of level 0, of which a fingerprint is made.
 #[derive(Debug)]
 pub(super) struct Source {
     root: PathBuf,
     array: Array<()>,
     shard_slices: u64,
-    /// Shards along each axis but the first.
+    /// The number of shards along each axis but the first.
     shards: Vec<usize>,
 }
 
 impl Source {
-    /// Returns the files of `array`, which is `level` 0, in a store whose values are the files below `root`.
+    /// Makes the source of `array`, which is `level` 0, in a store whose values are the files below `root`.
     pub(super) fn new(root: PathBuf, array: Array<()>, level: &Level) -> Self {
         let extents = std::iter::zip(&level.inner, &level.shard[1..]);
         let shards = extents.map(|(extent, shard)| {
@@ -80,7 +81,7 @@ impl Source {
     /// Returns the fingerprint of the first `slices` slices.
     ///
     /// # Errors
-    /// If a file cannot be looked at.
+    /// The error of a file whose size and times cannot be read.
     pub(super) fn look(&self, slices: u64) -> Result<MadeFrom, StorageError> {
         let epochs = slices.div_ceil(self.shard_slices);
         let step = epochs.div_ceil(STATES).max(1);
@@ -94,10 +95,11 @@ impl Source {
         Ok(MadeFrom { states })
     }
 
-    /// Returns how many of the first slices are as they were; `None` if all are that `before` tells of.
+    /// Returns how many of the first slices have not changed since `before` was made; `None` if no slice of
+    /// `before` has changed.
     ///
     /// # Errors
-    /// If a file cannot be looked at.
+    /// The error of a file whose size and times cannot be read.
     pub(super) fn unchanged(&self, before: &MadeFrom) -> Result<Option<u64>, StorageError> {
         let mut same = 0;
         let mut expected = before.states.iter();
@@ -113,7 +115,8 @@ impl Source {
         Ok((same < all).then_some(same))
     }
 
-    /// Calls `take` with the state after each number of `slices`, as long as it returns true.
+    /// Calls `take` with each number of `slices` and the state of the hash after them, as long as `take`
+    /// returns true.
     fn for_each_state(
         &self,
         slices: impl Iterator<Item = u64>,
@@ -132,7 +135,7 @@ impl Source {
         Ok(())
     }
 
-    /// Adds the files of a shard epoch to the state.
+    /// Adds the names, sizes and times of a shard epoch's files to the hash.
     fn add(&self, epoch: u64, hasher: &mut XxHash3_64) -> Result<(), StorageError> {
         for number in 0..self.shards.iter().product() {
             let inner = c_order::coordinates(number, &self.shards);
@@ -141,7 +144,7 @@ impl Source {
             let key = self.array.chunk_key(&indices);
             let metadata = match fs::metadata(self.root.join(key.as_str())) {
                 Ok(metadata) => metadata,
-                // A shard of nothing but the fill value.
+                // A shard without a file has nothing but the fill value.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error.into()),
             };

@@ -44,7 +44,7 @@ use image::Image;
 /// # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
 /// # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
 /// # builder.array_to_bytes_codec(codec.build_arc()?);
-/// // Level 0, of shape (0, 64, 64), in shards of (8, 64, 64). It need not be stored.
+/// // Level 0, of shape (0, 64, 64), in shards of (8, 64, 64). The array need not be stored yet.
 /// let array = builder.build(store, "/image/0")?;
 ///
 /// let mut writer = MultiscaleWriter::builder(&array)
@@ -67,8 +67,8 @@ use image::Image;
 ///
 /// Each level keeps the promises of an [`ArrayWriter`](crate::writer::ArrayWriter): a shard appears when it is complete, and the
 /// shape covers finished shards only, also after a kill. A writer that is built again goes on where the
-/// array of level 0 ends. It reads what the other levels need from the level above, and the levels are
-/// in the end the same bytes as if nothing had happened.
+/// array of level 0 ends. The new writer reads what the other levels need from the level above, and the
+/// levels are in the end the same bytes as if nothing had happened.
 ///
 /// While the input rests, complete shards of all levels are stored, and a writer that is dropped stores them,
 /// as an [`ArrayWriter`](crate::writer::ArrayWriter) does.
@@ -88,13 +88,13 @@ impl MultiscaleWriter {
         MultiscaleBuilder::new(array)
     }
 
-    /// Returns how far the writer of each level is, from level 0 on.
+    /// Returns the progress of the writer of each level, from level 0 on.
     #[must_use]
     pub fn progress(&self) -> Vec<Progress> {
         self.shared.iter().map(|shared| shared.progress()).collect()
     }
 
-    /// Returns what the writer of each level does, and why, from level 0 on.
+    /// Returns the behaviour of the writer of each level and the reasons for it, from level 0 on.
     #[must_use]
     pub fn explain(&self) -> Vec<WriterExplanation> {
         let of = |shared: &Arc<Shared>| shared.setup.explanation.clone();
@@ -108,8 +108,8 @@ impl MultiscaleWriter {
     /// `finish` can be called again: the writer loses nothing that it holds.
     ///
     /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
-    /// then. Otherwise as for [`append`](Self::append).
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer stays open, and takes
+    /// the rest. The other errors are those of [`append`](Self::append).
     pub fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
         self.with(Image::finish)
     }

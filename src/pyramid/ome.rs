@@ -1,4 +1,4 @@
-//! The description of an image in the attributes of its group: [OME-Zarr
+//! Reads and writes the description of an image in the attributes of its group: [OME-Zarr
 //! 0.5](https://ngff.openmicroscopy.org/0.5/#multiscale-md).
 
 use ome_zarr_metadata::Validate;
@@ -9,7 +9,7 @@ use super::Reduction;
 use super::axis::Axis;
 use super::made_from::MadeFrom;
 
-/// The description of an image in its group, but for the shapes of its arrays.
+/// The description of an image in its group. The shapes of the levels are only in their arrays.
 #[derive(Clone, Debug)]
 pub(super) struct Description<'a> {
     pub(super) axes: &'a [Axis],
@@ -24,38 +24,41 @@ pub(super) struct Description<'a> {
 
 /// The attribute of a group that describes an image.
 const OME: &str = "ome";
-/// The member of the attribute with the images.
+/// The member of the attribute `ome` that lists the images of the group.
 const MULTISCALES: &str = "multiscales";
 /// The member of an image's own metadata that says that its levels are written in parts.
 const IN_PARTS: &str = "in_parts";
 /// The member of an image's own metadata that says what its levels were made from.
 const MADE_FROM: &str = "made_from";
 
-/// How levels are made, in an image's own metadata.
+/// The name of the method that made the levels, in an image's own metadata.
 const METHOD: &str = "zarrs_cuda::writer::MultiscaleWriter";
 
-/// The levels of the image whose level 0 has the name `name`, as the attributes of a group describe them.
+/// The stored description of the image whose level 0 has the name `name`, as the attributes of a group
+/// contain it.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Described {
     pub(super) name: Option<String>,
-    /// With the factors from level 0 to level 1.
+    /// The axes, with the factors from level 0 to level 1; `None` if the description does not follow the
+    /// rules.
     pub(super) axes: Option<Vec<Axis>>,
-    /// How they were made.
+    /// The name of the reduction by which the levels were made.
     pub(super) reduction: Option<String>,
-    /// Whether another program made them.
+    /// Whether another program made the levels.
     pub(super) is_foreign: bool,
-    /// Slices of level 0 that make one of level 1, if there are both.
+    /// The number of slices of level 0 that make one slice of level 1; `None` if the description lacks a
+    /// level.
     pub(super) window: Option<String>,
-    /// Whether parts of them may be missing.
+    /// Whether parts of the levels may be missing.
     pub(super) in_parts: bool,
     /// The names of the levels' arrays in the group.
     pub(super) names: Vec<String>,
-    /// The files of level 0 from which they were made.
+    /// The fingerprint of the files of level 0 from which the levels were made.
     pub(super) made_from: Option<MadeFrom>,
 }
 
-/// `attributes` of a group in which the image whose level 0 has the name `name` is said to be made from these
-/// files; `None` if the group has no such image.
+/// Returns the `attributes` of a group, after it has noted `made_from` in the image whose level 0 has the
+/// name `name`. Returns `None` if the group has no such image.
 pub(super) fn with_made_from(
     mut attributes: Map<String, Value>,
     name: &str,
@@ -72,7 +75,8 @@ pub(super) fn with_made_from(
 }
 
 impl Described {
-    /// In what the levels of another description are made in another way.
+    /// Returns in words how the levels of this description were made otherwise than those of `other`; `None`
+    /// if both were made alike.
     pub(super) fn difference(&self, other: &Self) -> Option<String> {
         let differ = |one: &Option<String>, other: &Option<String>| {
             one.clone()
@@ -107,7 +111,7 @@ impl Described {
     }
 }
 
-/// The axes of an image, if its description has them by the rules.
+/// Returns the axes of an image; `None` if its description does not have them as OME-Zarr demands.
 fn axes(image: &Value) -> Option<Vec<Axis>> {
     let number = |of: &Value, kind: &str, axis: usize| {
         let transformations = of["coordinateTransformations"].as_array()?;
@@ -148,7 +152,7 @@ fn axes(image: &Value) -> Option<Vec<Axis>> {
         .collect()
 }
 
-/// How many times the scale of level 1 along the first axis is the scale of level 0.
+/// Returns the scale of level 1 along the first axis, divided by the scale of level 0.
 fn window(image: &Value) -> Option<String> {
     let scale = |level: usize| {
         let transformations = &image["datasets"][level]["coordinateTransformations"];
@@ -157,14 +161,15 @@ fn window(image: &Value) -> Option<String> {
     Some(format!("{:.2}", scale(1)? / scale(0)?))
 }
 
-/// The description of the image whose level 0 has the name `name`: by OME-Zarr 0.5, or where older versions have it.
+/// Returns the stored description of the image whose level 0 has the name `name`, at the place that OME-Zarr
+/// 0.5 or an older version gives it.
 fn stored<'a>(attributes: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     let new = attributes.get(OME).and_then(|ome| ome.get(MULTISCALES));
     let images = new.or_else(|| attributes.get(MULTISCALES))?.as_array()?;
     images.iter().find(|image| is_of(image, name))
 }
 
-/// The members of an object of a description with those of `new` in their place. Other members stay, except `without`.
+/// Returns the members of `new` and the other members of the `stored` object, except those in `without`.
 fn merged(stored: Option<&Value>, new: Value, without: &[&str]) -> Value {
     let (Some(Value::Object(stored)), Value::Object(new)) = (stored, &new) else {
         return new;
@@ -175,23 +180,23 @@ fn merged(stored: Option<&Value>, new: Value, without: &[&str]) -> Value {
     Value::Object(all)
 }
 
-/// Whether a version of OME-Zarr, such as `0.6-dev1`, is newer than 0.5.
+/// Returns whether a version of OME-Zarr, such as `0.6-dev1`, is newer than 0.5.
 fn is_newer(version: &str) -> bool {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next().and_then(|digits| digits.parse::<u64>().ok());
     (number(), number()) > (Some(0), Some(5))
 }
 
-/// Whether level 0 of `image` has this name.
+/// Returns whether level 0 of `image` has this name.
 fn is_of(image: &Value, name: &str) -> bool {
     image["datasets"][0]["path"] == name
 }
 
 impl Description<'_> {
-    /// `attributes` of a group with the description of this image. Other members stay.
+    /// Returns the `attributes` of a group with the description of this image. Other members stay.
     ///
     /// # Errors
-    /// Which rule of OME-Zarr the image breaks.
+    /// The rule of OME-Zarr that the image breaks.
     pub(super) fn add_to(
         &self,
         mut attributes: Map<String, Value>,
@@ -210,7 +215,7 @@ impl Description<'_> {
             ));
         }
         ome.insert("version".to_owned(), json!("0.5"));
-        // A group may have several images.
+        // The group may contain other images, which stay.
         let others = ome.get(MULTISCALES).and_then(Value::as_array).into_iter();
         let others = others
             .flatten()
@@ -225,13 +230,15 @@ impl Description<'_> {
         Ok(attributes)
     }
 
-    /// Checks the members that this crate writes. Stored members that it does not know are not looked at.
+    /// Checks the members that this crate writes. Stored members that this crate does not know are not
+    /// checked.
     fn validate(&self) -> Result<(), String> {
         let mut own = json!({ "version": "0.5", MULTISCALES: [self.multiscale(&Value::Null)] });
         if let Some(omero) = self.omero {
             own["omero"] = omero.clone();
         }
-        // The numbers of `OmeFields` have 32 bits, so the stored text is not made by it, but read by it.
+        // The numbers of `OmeFields` have 32 bits. So `OmeFields` only checks the text that is stored, and
+        // does not make it.
         let fields: OmeFields = serde_json::from_value(own)
             .map_err(|error| format!("OME-Zarr 0.5 does not know such a description: {error}"))?;
         fields
@@ -239,8 +246,8 @@ impl Description<'_> {
             .map_err(|error| format!("OME-Zarr 0.5 does not allow this image: {error}"))
     }
 
-    /// The description of this image, with the unknown members of the `stored` one. The arguments of the method that
-    /// made the levels before go if the method is another one.
+    /// Returns the description of this image, with the unknown members of the `stored` one. If another method
+    /// made the stored levels, the arguments of that method are left out.
     fn multiscale(&self, stored: &Value) -> Value {
         let with = |list: &str, key: &str, value: &str| {
             let mut members = stored[list].as_array().into_iter().flatten();
@@ -282,13 +289,14 @@ impl Description<'_> {
             _ => &["args", "kwargs"],
         };
         multiscale.insert("metadata".to_owned(), merged(before, metadata, without));
-        // Each level has all of its transformation. The version is the group's.
+        // The stored transformation of the whole image goes, because each level has its full transformation.
+        // The version is the group's.
         let without = ["coordinateTransformations", "version"];
         merged(Some(stored), Value::Object(multiscale), &without)
     }
 
-    /// Where the elements of a level are: each at the centre of its window or, if it is the first
-    /// element of the window, where that one is.
+    /// Returns the transformations that place the elements of a level. Each element lies at the centre of its
+    /// window. If the reduction takes the first element of a window, it lies where that element lies.
     fn transformations(&self, level: usize) -> Value {
         let windows = self.axes.iter().map(|axis| {
             let exponent = i32::try_from(level).unwrap_or(i32::MAX);

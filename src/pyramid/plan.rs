@@ -1,4 +1,4 @@
-//! Everything that is known of the levels before any of them is written.
+//! Plans an image: everything that is known of the levels before any of them is written.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -18,41 +18,41 @@ use zarrs_cuda_engine::contract::stream::ReducedFrom;
 use zarrs_cuda_engine::process::account::Reservation;
 use zarrs_cuda_engine::reduce::Reducer;
 
-/// The levels, and how they share the budgets.
+/// The plan of an image: its levels, and how they share the budgets.
 pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) levels: Vec<Level>,
-    /// The arrays of the levels.
+    /// The arrays of the levels, from level 0 on.
     pub(super) arrays: Vec<Array<TStorage>>,
-    /// For each level below level 0.
+    /// The reducers that make the levels below level 0, from level 1 on.
     pub(super) reducers: Vec<Reducer>,
-    /// The bytes that are kept besides the buffers of the writers.
+    /// The bytes of host memory that the levels keep besides the buffers of their writers.
     pub(super) kept: usize,
-    /// The part of the budget that each level has: so many of the sum of them.
+    /// The share of each level in the budgets: its weight, divided by the sum of all weights.
     pub(super) weights: Vec<usize>,
-    /// The most epochs of a batch of each level: those of level 0, so that a level takes memory as it has
-    /// elements.
+    /// The most epochs of a batch of each level: as many as a batch of level 0 has. So the memory of a level
+    /// is in proportion to the number of its elements.
     pub(super) epochs: Option<usize>,
-    /// For each level below level 0, from the top down, as long as a device encodes the level above: how a
-    /// device makes its slices.
+    /// How a device makes the slices of the levels from level 1 on, as long as the device encodes the level
+    /// above.
     pub(super) reduced: Vec<ReducedFrom>,
     pub(super) budget: Options,
-    /// The host memory of all open writers.
+    /// The account of the host memory of all open writers.
     pub(super) account: Account,
     pub(super) threads: NonZeroUsize,
-    /// The group of the image, with its new description.
+    /// The group of the image, with the description that is to be stored.
     pub(super) group: Group<TStorage>,
-    /// The levels, as the stored description describes them.
+    /// The levels, as the stored description of the image describes them.
     pub(super) described: Described,
-    /// How long calls of all levels wait.
+    /// The limit for how long calls wait, which all levels share.
     pub(super) waiting: Arc<Waiting>,
-    /// The part that this process writes, while others write the others.
+    /// The part of the levels that this process writes, if other processes write the other parts.
     pub(super) part: Option<u64>,
-    /// For each level, the lease of its array, where one was taken.
+    /// The leases of the levels' arrays, from level 0 on; `None` where no lease was taken.
     pub(super) leases: Vec<Option<Held>>,
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {
-    /// The memory besides the buffers of the writers.
+    /// Returns the memory that the levels keep besides the buffers of their writers.
     pub(super) fn kept_memory(&self) -> MemoryEstimate {
         MemoryEstimate {
             host: self.kept,
@@ -60,19 +60,20 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         }
     }
 
-    /// Returns the levels, as the new description describes them.
+    /// Returns the levels as the new description of the image describes them.
     pub(super) fn describes(&self) -> Described {
         let path = self.arrays[0].path().as_str();
         let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
         Described::of(self.group.attributes(), name)
     }
 
-    /// The slices of a level.
+    /// Returns the number of slices of a level.
     pub(super) fn length(&self, level: usize) -> u64 {
         self.arrays[level].shape()[0]
     }
 
-    /// The first slices of each level all of which are stored: none below level 0, if parts may be missing.
+    /// Returns how many of the first slices of each level are all stored: for a level below level 0, 0 if
+    /// parts of it may be missing.
     pub(super) fn whole_lengths(&self) -> Vec<u64> {
         let whole = |level| {
             let may_be_missing = self.described.in_parts && level > 0;
@@ -85,7 +86,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         (0..self.arrays.len()).map(whole).collect()
     }
 
-    /// Lets the array of a level have so many slices, but not in its store.
+    /// Sets the number of slices in the array of a level, but not in its store.
     pub(super) fn set_length(&mut self, level: usize, slices: u64) -> Result<(), WriterError> {
         let mut shape = self.arrays[level].shape().to_vec();
         shape[0] = slices;
@@ -98,7 +99,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         }
     }
 
-    /// The options of a level: its part of the budgets.
+    /// Returns the options of a level, with its share of the budgets.
     pub(super) fn options_of(&self, level: usize) -> Options {
         let part = |bytes: usize| self.part(level, bytes);
         let budget = self.budget.clone();
@@ -112,7 +113,8 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         }
     }
 
-    /// Lets `reservation` be at least `bytes`: a device may have refused a level, which the host encodes then.
+    /// Extends `reservation` to at least `bytes`. A level that a device has refused is encoded by the host,
+    /// and may need more host memory than was reserved.
     pub(super) fn extend(
         &self,
         reservation: &mut Reservation,
@@ -129,7 +131,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         })
     }
 
-    /// The account of a level: its part of the share.
+    /// Returns the account of a level, with its part of the free memory that the image takes.
     pub(super) fn account_of(&self, level: usize) -> Account {
         Account {
             share: self.part(level, self.account.share.saturating_sub(self.kept)),
@@ -143,7 +145,8 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         usize::try_from(part).unwrap_or(usize::MAX)
     }
 
-    /// `result` for a level. If its part of a budget is too small, the error speaks of the whole.
+    /// Returns `result` of a level. If the level's share of a budget is too small, the error gives the
+    /// numbers of the whole image.
     pub(super) fn of_level<T>(
         &self,
         level: usize,
@@ -177,12 +180,12 @@ impl<TStorage: ?Sized> Plan<TStorage> {
 }
 
 impl Level {
-    /// Slices of the level above that make one: 1 or 2.
+    /// Returns the number of slices of the level above that make one slice of this level: 1 or 2.
     pub(super) fn window(&self) -> usize {
         if self.factors[0] == 2 { 2 } else { 1 }
     }
 
-    /// Bytes of an epoch, padded to whole subchunks.
+    /// Returns the number of bytes of an epoch, padded to whole subchunks.
     pub(super) fn epoch_bytes(&self, element: usize) -> usize {
         let padded = std::iter::zip(&self.inner, &self.subchunk[1..])
             .map(|(extent, subchunk)| extent.next_multiple_of((*subchunk).max(1)));

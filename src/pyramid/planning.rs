@@ -29,10 +29,10 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// Plans the levels. Each array is as long as it is stored.
+    /// Plans the levels. Each array has as many slices as are stored.
     ///
     /// # Errors
-    /// As for [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan_for(None)?;
         if self.settings.start != Some(0) && !plan.described.in_parts {
@@ -41,28 +41,31 @@ where
         Ok(plan)
     }
 
-    /// Plans the levels with the leases of the arrays from level `first` on: no other process writes them.
+    /// Plans the levels, and takes the leases of the arrays from level `first` on, so that no other process
+    /// writes them.
     ///
     /// # Errors
-    /// As for [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan()?;
         if first == 0 && self.settings.start.is_none() {
-            // A lease of this writer would be taken for one that a killed writer has left.
+            // This check comes before the leases: it would take a lease of this writer for a leftover of a
+            // killed writer.
             self.writer(&plan, 0).check_begun()?;
         }
         let leases = self.leases(&plan, first, Work::Alone)?;
         if leases.iter().all(Option::is_none) {
             return Ok(plan);
         }
-        // Another process may have changed the arrays until the leases were there.
+        // The plan is made again, because another process may have changed the arrays before the leases were
+        // taken.
         Ok(Plan {
             leases,
             ..self.plan()?
         })
     }
 
-    /// Takes the leases for `work` on the arrays from level `first` on.
+    /// Takes the leases for `work` on the arrays of the levels from `first` on.
     pub(super) fn leases(
         &self,
         plan: &Plan<TStorage>,
@@ -83,7 +86,7 @@ where
         taken.enumerate().map(of_level).collect()
     }
 
-    /// Checks that the levels that are there were made with the same settings.
+    /// Checks that the stored levels were made with the same settings.
     pub(super) fn check_settings(
         &self,
         plan: &Plan<TStorage>,
@@ -99,8 +102,8 @@ where
         }
     }
 
-    /// Plans the levels for a process that writes a part of them, while others write the others, or for
-    /// the only one.
+    /// Plans the levels for a process that writes a `part` of them, or for the only process that writes them
+    /// if `part` is `None`.
     pub(super) fn plan_for(&self, part: Option<u64>) -> Result<Plan<TStorage>, WriterError> {
         let refused = |reason| self.refused(reason);
         let codec = find::of_array(&self.array)?;
@@ -132,7 +135,7 @@ where
         let attributes = description.add_to(group.attributes().clone());
         *group.attributes_mut() = attributes.map_err(refused)?;
 
-        // Each level has the part of the budget that its epochs have of the bytes of all.
+        // The share of a level in the budgets is in proportion to the bytes of its epochs.
         let weights: Vec<usize> = levels
             .iter()
             .map(|level| level.epoch_bytes(elements.size()))
@@ -166,7 +169,8 @@ where
             let length = self.stored_length(&array)?;
             let is_level = |described: &Described| described.names.contains(name);
             if number > 0 && length > 0 && !is_level(&plan.described) {
-                // Another process may have stored the description meanwhile: it does so before the level has slices.
+                // The description is read again: another process may have stored it meanwhile, as it does
+                // before the level has slices.
                 let now = self.stored_group(&names[0]).map_err(&refused)?.1;
                 if !is_level(&now) {
                     return Err(refused(format!(
@@ -178,7 +182,7 @@ where
             plan.arrays.push(array);
             plan.set_length(number, length)?;
         }
-        // Without a plan, the writer of level 0 says why.
+        // If level 0 has no plan, its writer reports the error later.
         plan.epochs = self.writer(&plan, 0).planned_epochs().ok();
         Ok(plan)
     }
@@ -190,7 +194,8 @@ where
         }
     }
 
-    /// The first slice of level 0 to write, or to make the levels of again, if one was given.
+    /// Returns the start that was given: the first slice of level 0 to write, or from which the lower levels
+    /// are made again.
     pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
         let stored = plan.length(0);
         match self.settings.start {
@@ -231,7 +236,7 @@ where
         Ok(axes)
     }
 
-    /// Level 0.
+    /// Returns the shapes of level 0.
     fn top(&self, codec: &CudaShardingCodec) -> Result<Level, String> {
         let Some(inner) = self.array.shape().get(1..) else {
             return Err("it has no axis to append along".to_owned());
@@ -254,7 +259,8 @@ where
         })
     }
 
-    /// The names of the levels' arrays: the name of level 0, and those that count on from there.
+    /// Returns the names of the levels' arrays: the name of level 0, and names that count on from the number
+    /// at its end.
     fn names(&self, levels: usize) -> Result<Vec<String>, String> {
         let path = self.array.path().as_str();
         let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -300,8 +306,8 @@ where
         Ok((elements, reducers?))
     }
 
-    /// The group of the image, which may not be stored, and what it says of the image whose level 0 has the
-    /// name `name`.
+    /// Returns the group of the image, which may not be stored yet, and its description of the image whose
+    /// level 0 has the name `name`.
     fn stored_group(&self, name: &str) -> Result<(Group<TStorage>, Described), String> {
         let path = self.array.path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
@@ -317,14 +323,14 @@ where
             Err(GroupCreateError::MissingMetadata) => GroupBuilder::new()
                 .build(storage, parent)
                 .map_err(|error| error.to_string())?,
-            // It is left alone, because nothing that cannot be read is replaced.
+            // The group is not replaced, because its metadata cannot be read.
             Err(error) => return Err(format!("the group {parent} cannot be read: {error}")),
         };
         let described = Described::of(group.attributes(), name);
         Ok((group, described))
     }
 
-    /// The array of a level. Its first extent is the given one's.
+    /// Returns the array of a level, with the first extent of the array that was given.
     fn array_of(
         &self,
         codec: &CudaShardingCodec,
@@ -351,7 +357,7 @@ where
             .collect();
         let mut builder = self.array.builder();
         if number > 0 {
-            // Attributes that an application has set on level 0 are not true of the other levels.
+            // The attributes that an application has set on level 0 may not hold for the other levels.
             builder.attributes(serde_json::Map::new());
             builder
                 .shape(shape)
@@ -364,10 +370,10 @@ where
             .map_err(|error| format!("level {number} cannot be such an array: {error}"))
     }
 
-    /// How many slices a level has in the store: 0 if it is not there.
+    /// Returns the number of slices that a level has in the store; 0 if it is not stored.
     ///
     /// # Errors
-    /// The store's, or that the stored array is another one.
+    /// The errors of the store, and that another array is stored in the place of the level.
     fn stored_length(&self, array: &Array<TStorage>) -> Result<u64, WriterError> {
         let Some(length) = ArrayWriterBuilder::new(array).stored_length()? else {
             return Ok(0);
@@ -376,7 +382,7 @@ where
         let stored = Array::open(array.storage(), path.as_str());
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
-        // Another program may have spelled out less of level 0 than is built here.
+        // Another program may have left out members of level 0's metadata that this crate writes.
         if path == self.array.path() && differs(&stored, &self.array).is_none() {
             return Ok(length);
         }
@@ -392,7 +398,7 @@ where
     }
 }
 
-/// The kind of elements of a data type; `None` if they cannot be reduced.
+/// Returns the kind of elements of a data type; `None` if elements of this type cannot be reduced.
 fn elements_of(data_type: &DataType) -> Option<Elements> {
     let name = zarrs::plugin::ExtensionName::name(data_type, ZarrVersion::V3);
     Some(match name.as_deref().unwrap_or_default() {

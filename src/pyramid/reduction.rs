@@ -1,28 +1,28 @@
-//! How windows of elements become one.
+//! Names the ways in which a window of elements becomes one element.
 
 use zarrs_cuda_engine::reduce;
 
-/// How a window becomes one element.
+/// The way in which a window of elements becomes one element of the level below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
-    /// The mean.
+    /// The mean of the elements.
     #[default]
     Mean,
     /// The smallest element.
     Minimum,
     /// The largest element.
     Maximum,
-    /// The middle element, or the mean of the two in the middle.
+    /// The middle element in order, or the mean of the two middle elements.
     Median,
-    /// The element that is there most often, for labels.
+    /// The most frequent element, for labels.
     Mode,
-    /// The first element.
+    /// The first element of the window.
     Decimate,
 }
 
 impl Reduction {
-    /// All of them.
+    /// All reductions.
     pub const ALL: [Self; 6] = [
         Self::Mean,
         Self::Minimum,
@@ -32,13 +32,13 @@ impl Reduction {
         Self::Decimate,
     ];
 
-    /// The name, in lower case.
+    /// Returns the name of the reduction, in lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.of_engine().name()
     }
 
-    /// The reduction as the engine takes it.
+    /// Returns the engine's value for this reduction.
     pub(super) fn of_engine(self) -> reduce::Reduction {
         match self {
             Self::Mean => reduce::Reduction::Mean,

@@ -1,4 +1,4 @@
-//! Levels that are made of slices that are stored.
+//! Makes levels from slices that are stored.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -24,23 +24,25 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// Writes the levels below level 0, from the slices of level 0 that are stored. Level 0 stays as it
-    /// is. Returns a report for each level from level 1 on.
+    /// Writes the levels below level 0 from the stored slices of level 0. Level 0 stays as it is. Returns a
+    /// report for each level from level 1 on.
     ///
-    /// Complete shards of a level are kept, but for the last ones: after a kill, or when level 0 has
-    /// grown, another call goes on behind them. Levels that were written in parts are made again. `cancel`
-    /// ends it early; complete shards stay.
+    /// Complete shards of a level are kept, except the last ones: after a kill, or when level 0 has grown,
+    /// another call goes on behind them. Levels that were written in parts are made again. `cancel` ends the
+    /// call early; complete shards stay.
     ///
-    /// If the values of the store are files, the description of the image says from which files of level 0 the levels
-    /// were made, by their sizes and times. If some of these files have changed, or were copied, the
-    /// levels are made again from there on. Elsewhere give a [start](Self::with_start) of level 0 to make them again.
+    /// If the values of the store are files, the description of the image notes the files of level 0 from
+    /// which the levels were made, with their sizes and times. If some of these files have changed, or were
+    /// copied, the levels are made again from the first such file on. In other stores, give a
+    /// [start](Self::with_start) of level 0 to make the levels again.
     ///
     /// # Errors
-    /// [`WriterError::Cancelled`] after `cancel`. Otherwise as for [`build`](Self::build).
+    /// [`WriterError::Cancelled`] after `cancel`, and the errors of [`build`](Self::build).
     pub fn write_lower_levels(&self, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
         let mut plan = self.plan_alone(1)?;
         let (stored, end) = (plan.whole_lengths(), plan.length(0));
-        // Looked at before they are read: a change meanwhile is noticed the next time.
+        // The files are looked at before they are read. So the next call notices a change that happens
+        // meanwhile.
         let source = self.source(&plan);
         let made_from = source.as_ref().map(|source| source.look(end)).transpose();
         let made_from = made_from.map_err(|error| self.cannot_look(error))?;
@@ -48,7 +50,7 @@ where
             (None, Some(source)) => self.first_changed(&plan, source)?,
             (first, _) => first,
         };
-        // The window of the last slice may have had no second slice when it was made.
+        // The last stored slice of a level may have been made of a window whose second slice had not come.
         let whole = levels::whole_windows(&plan.levels, first.unwrap_or(end));
         let whole = std::iter::zip(whole, stored).map(|(whole, stored)| match first {
             Some(_) => whole.min(stored),
@@ -75,8 +77,8 @@ where
         Ok(reports)
     }
 
-    /// The first slice of level 0 that has changed since the levels were made; `None` if none has, or if that
-    /// is not known.
+    /// Returns the first slice of level 0 that has changed since the levels were made; `None` if no slice has
+    /// changed, or if the description does not tell.
     fn first_changed(
         &self,
         plan: &Plan<TStorage>,
@@ -102,17 +104,18 @@ where
         })
     }
 
-    /// Writes a part of the levels below level 0, while other processes write the other parts: blocks
-    /// number *k* with *k* mod `parts` = `part`. A block is the fewest slices of level 0 that make whole
-    /// shards of all levels. Returns how many blocks it wrote. After a kill the same part is written
-    /// again.
+    /// Writes a part of the levels below level 0, while other processes write the other parts. The part
+    /// consists of the blocks whose number *k* fulfils *k* mod `parts` = `part`. A block is the fewest slices
+    /// of level 0 that make whole shards of all levels. Returns how many blocks it wrote. After a kill, call
+    /// it again for the same part.
     ///
     /// All levels have their final shapes from the beginning, and the description of the image says that
-    /// they are written in parts. A reader sees the fill value where a part is not written yet, or what was there. A
+    /// they are written in parts. Where a part is not written yet, a reader sees the fill value, or older
+    /// elements. A
     /// [start](Self::with_start) is not considered. Level 0 must not grow until all parts are written.
     ///
     /// # Errors
-    /// [`WriterError::Pyramid`] if `part` is not less than `parts`. Otherwise as for
+    /// [`WriterError::Pyramid`] if `part` is not less than `parts`. The other errors are those of
     /// [`write_lower_levels`](Self::write_lower_levels).
     pub fn write_part_of_lower_levels(
         &self,
@@ -128,7 +131,7 @@ where
             )));
         }
         let mut plan = self.plan_for(Some(part))?;
-        // For the whole call: between two blocks there is no writer.
+        // The leases are taken for the whole call, because no writer has them between two blocks.
         plan.leases = self.leases(&plan, 1, Work::Blocks { part, of: parts })?;
         self.check_settings(&plan, "erase them first")?;
         let _reservation = self.reserve(&mut plan, 1)?;
@@ -138,7 +141,7 @@ where
         let block = levels::block(&plan.levels).ok_or_else(too_long)?;
         let slices = plan.length(0);
         let lengths = levels::lengths(&plan.levels, slices);
-        // No level has slices that are not written before the description says that they may be missing.
+        // The description says that slices may be missing before a level has slices that are not written.
         for level in 1..lengths.len() {
             self.store_array(&plan, level, &ArrayWriterBuilder::create)?;
         }
@@ -164,7 +167,7 @@ where
         Ok(written)
     }
 
-    /// Stores the metadata of a level by `store`, while other processes do the same.
+    /// Stores the metadata of a level by calling `store`, while other processes do the same.
     fn store_array(
         &self,
         plan: &Plan<TStorage>,
@@ -176,9 +179,10 @@ where
     }
 }
 
-/// Ends all windows and all writers, unless it is cancelled before all is stored.
+/// Ends all windows and all writers. Returns [`WriterError::Cancelled`] if `cancel` comes before everything
+/// is stored.
 fn finish(lower: &mut Cascade, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
-    /// How long a cancelled call may go on.
+    /// The time between two looks at `cancel`.
     const TURN: Duration = Duration::from_millis(1);
     lower.end_windows()?;
     lower.end()?;

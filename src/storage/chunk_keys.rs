@@ -1,4 +1,4 @@
-//! The keys of the chunks of an array, in whichever of the encodings of Zarr V3 they are.
+//! Reads and writes the keys of the chunks of an array, in any chunk key encoding of Zarr V3.
 //!
 //! | encoding | separator | key of chunk (3, 9) of `/foo` |
 //! |---|---|---|
@@ -7,18 +7,18 @@
 //! | `v2` | `/` | `foo/3/9` |
 //! | `v2` | `.` | `foo/3.9` |
 //!
-//! Nothing but the path of the array and the number of its axes has to be known to tell them apart.
+//! The path of the array and the number of its axes are enough to tell the encodings apart.
 //! Source: the Zarr V3 core specification, "Chunk key encoding".
 
 use zarrs::node::NodePath;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-/// How the coordinates of a chunk are written in its key.
+/// The encoding by which the coordinates of a chunk are written in its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum KeyEncoding {
-    /// `c`, and each coordinate behind a separator.
+    /// The letter `c`, then each coordinate after a separator.
     Default(char),
-    /// Coordinates with separators between them; `0` if there are none.
+    /// The coordinates with separators between them; `0` if there are no coordinates.
     V2(char),
 }
 
@@ -30,22 +30,22 @@ impl KeyEncoding {
     }
 }
 
-/// A chunk's key, understood.
+/// The key of a chunk, split into its encoding and its coordinates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChunkKey {
     pub(super) encoding: KeyEncoding,
     pub(super) coordinates: Vec<u64>,
 }
 
-/// The meaning of the keys with some prefix.
+/// The meaning of the keys that have some prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// None of them is the key of a chunk.
+    /// No key with the prefix is the key of a chunk.
     Elsewhere,
-    /// All keys of chunks are among them, and others.
+    /// The prefix covers the keys of all chunks, and other keys.
     Everything,
-    /// Keys of the chunks of which the first coordinates are these, fewer than there are axes, and
-    /// nothing else.
+    /// All keys with the prefix are keys of chunks, whose first coordinates are these. There are fewer of
+    /// these coordinates than axes.
     Chunks(ChunkKey),
 }
 
@@ -69,19 +69,19 @@ impl ChunkKeys {
         Self { prefix, axes }
     }
 
-    /// Returns the prefix of the array itself.
+    /// Returns the prefix of all keys of the array.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// `key`, if it is that of a chunk.
+    /// Returns the encoding and the coordinates in `key`; `None` if it is not the key of a chunk.
     pub(super) fn parse(&self, key: &str) -> Option<ChunkKey> {
         let rest = key.strip_prefix(&self.prefix)?;
         let parsed = self.parse_in_array(rest)?;
         (parsed.coordinates.len() == self.axes).then_some(parsed)
     }
 
-    /// Returns the meaning of the keys with `prefix`.
+    /// Returns which keys of chunks begin with `prefix`.
     pub(super) fn scope(&self, prefix: &StorePrefix) -> Scope {
         let prefix = prefix.as_str();
         if self.prefix.starts_with(prefix) {
@@ -95,7 +95,8 @@ impl ChunkKeys {
             }),
             rest => {
                 let mut parsed = self.parse_in_array(rest)?;
-                // One coordinate has no separator of its own.
+                // A single coordinate does not show its separator. The prefix ends with `/`, so the separator
+                // is `/`.
                 if parsed.coordinates.len() == 1 && parsed.encoding == KeyEncoding::V2('.') {
                     parsed.encoding = KeyEncoding::V2('/');
                 }
@@ -108,7 +109,8 @@ impl ChunkKeys {
         chunks.map_or(Scope::Elsewhere, Scope::Chunks)
     }
 
-    /// Returns the key, or part of a key, behind the prefix of the array.
+    /// Reads the key, or the beginning of a key, behind the prefix of the array; `None` if no chunk's key
+    /// begins so.
     fn parse_in_array(&self, rest: &str) -> Option<ChunkKey> {
         let (encoding, numbers) = if let Some(behind) = rest.strip_prefix('c') {
             let Some(separator) = behind.chars().next() else {
@@ -143,15 +145,16 @@ impl ChunkKeys {
     /// Returns the key of a chunk.
     ///
     /// # Errors
-    /// [`StorageError::Other`], never: what is formatted is a key.
+    /// [`StorageError::Other`], which cannot happen: the formatted text is always a key.
     pub(super) fn key(&self, chunk: &ChunkKey) -> Result<StoreKey, StorageError> {
         StoreKey::new(self.format(chunk)).map_err(|error| StorageError::Other(error.to_string()))
     }
 
-    /// Returns the prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
+    /// Returns the prefix of the keys that begin with the coordinates of `chunk`, which has fewer coordinates
+    /// than axes.
     ///
     /// # Errors
-    /// [`StorageError::Other`], never: what is formatted is a prefix.
+    /// [`StorageError::Other`], which cannot happen: the formatted text is always a prefix.
     pub(super) fn prefix_of(&self, chunk: &ChunkKey) -> Result<StorePrefix, StorageError> {
         StorePrefix::new(self.format(chunk) + "/")
             .map_err(|error| StorageError::Other(error.to_string()))
@@ -169,7 +172,8 @@ impl ChunkKeys {
     }
 }
 
-/// Returns a number as zarrs writes it: other texts of the same number are not keys of chunks.
+/// Returns the number in `text`; `None` if zarrs would write the number otherwise, so that `text` is not part
+/// of a chunk's key.
 fn coordinate(text: &str) -> Option<u64> {
     let is_canonical = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| is_canonical)

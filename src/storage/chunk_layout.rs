@@ -1,4 +1,4 @@
-//! Encoded chunks in the bytes of a shard.
+//! Places encoded chunks in the bytes of a shard.
 
 use std::borrow::Cow;
 use std::io::{self, ErrorKind};
@@ -20,11 +20,11 @@ use crate::shard::sharding::Sharding;
 use crate::shard::stored;
 use zarrs_cuda_engine::layout::{Entries, Extent};
 
-/// The most chunks of a shard: of an index of 256 MiB.
+/// The most chunks of a shard. Their index takes 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
 
-/// A read of more bytes than this asks for the size of the shard first: an index may be false, and stores
-/// allocate what they are asked for.
+/// The most bytes of a shard that are read without asking for the size of the shard first. An index may be
+/// wrong, and stores allocate as many bytes as they are asked for.
 pub(super) const UNCHECKED: u64 = 16 << 20;
 
 /// The layout of encoded chunks in the bytes of a shard. It depends on the codec of the shard, and not on the
@@ -39,7 +39,7 @@ impl ChunkLayout {
     ///
     /// # Errors
     /// - [`Error::Codec`] if the index codecs cannot encode an index.
-    /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`].
+    /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`] chunks.
     pub(super) fn of(shards: Arc<Sharding>) -> Result<Self, Error> {
         shards.index.check_codecs()?;
         let chunks = shards.grid.num_subchunks();
@@ -54,11 +54,11 @@ impl ChunkLayout {
     }
 
     /// Returns the `indexed` binary format of the sharding storage transformer draft: an index of
-    /// little-endian integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are
-    /// those of the codec `sharding_indexed`.
+    /// little-endian integers at the end. `checksum` says whether a CRC32C follows the index. With a
+    /// checksum, shards are those of the codec `sharding_indexed`.
     ///
     /// # Errors
-    /// [`Error::Create`] and [`Error::Codec`], never: these are codecs that there are.
+    /// [`Error::Create`] and [`Error::Codec`], which cannot happen: these codecs always exist.
     pub(super) fn indexed(grid: &ShardGrid, checksum: bool) -> Result<Self, Error> {
         let endian = json!({ "name": "bytes", "configuration": { "endian": "little" } });
         let mut index_codecs: Vec<MetadataV3> =
@@ -80,16 +80,16 @@ impl ChunkLayout {
         self.shards.index.len()
     }
 
-    /// Returns where the index of a shard is.
+    /// Returns the range of bytes that the index of a shard has.
     pub(super) fn index_range(&self) -> ByteRange {
         self.shards.index.byte_range()
     }
 
-    /// Returns where the chunks of the shard at `key` lie, by its encoded index. The shard has at most
+    /// Returns the extent of each chunk of the shard at `key`, from its encoded index. The shard has at most
     /// `limit` bytes.
     ///
     /// # Errors
-    /// If the index is invalid, or a chunk ends beyond `limit`: [`ErrorKind::InvalidData`].
+    /// [`ErrorKind::InvalidData`] if the index is invalid, or a chunk ends beyond `limit`.
     pub(super) fn extents(
         &self,
         key: &StoreKey,
@@ -115,10 +115,10 @@ impl ChunkLayout {
             .map_err(|error| damaged(format!("the index of the shard {key} is invalid: {error}")))
     }
 
-    /// Returns the chunks of the shard at `key`, which is `object`, in C order.
+    /// Returns the chunks of the shard at `key`, whose bytes are `object`, in C order.
     ///
     /// # Errors
-    /// If it is shorter than its index, or the index is invalid: [`ErrorKind::InvalidData`].
+    /// [`ErrorKind::InvalidData`] if `object` is shorter than its index, or the index is invalid.
     pub(super) fn chunks(
         &self,
         key: &StoreKey,
@@ -128,15 +128,16 @@ impl ChunkLayout {
             damaged(format!("cannot find the index of the shard {key}: {error}"))
         })?;
         let entries = self.entries(key, index, object.len() as u64)?;
-        // `entries` has checked that they are within the object.
+        // The extents are within the object, as was checked when the index was decoded.
         let chunk = |extent: Extent| extent.map(|extent| object.slice(extent));
         Ok(entries.iter().map(chunk).collect())
     }
 
-    /// Returns a shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
+    /// Returns a shard for `key` with `chunks`, in C order, one after the other; `None` if all chunks are
+    /// empty.
     ///
     /// # Errors
-    /// [`StorageError::Other`] if memory cannot be had.
+    /// [`StorageError::Other`] if the memory cannot be allocated.
     pub(super) fn pack(
         &self,
         key: &StoreKey,
@@ -153,7 +154,7 @@ impl ChunkLayout {
     }
 }
 
-/// Returns an error about stored bytes. The store itself works.
+/// Returns an error about damaged bytes in a store that itself works.
 fn damaged(what: String) -> StorageError {
     io::Error::new(ErrorKind::InvalidData, what).into()
 }

@@ -14,7 +14,7 @@ use super::shard_grid::ShardGrid;
 use crate::store::Lists;
 use crate::store::array_lease::is_lease;
 
-/// A stored chunk.
+/// A chunk that is stored in its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Present {
     /// The number of the chunk in its shard, in C order.
@@ -23,7 +23,7 @@ pub(super) struct Present {
     pub(super) len: u64,
 }
 
-/// How an underlying key is shown.
+/// The way in which a key of the underlying store is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// The key is shown as it is.
@@ -39,24 +39,25 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     fn keys(&self) -> &ChunkKeys;
     fn grid(&self) -> &ShardGrid;
 
-    /// Returns how an underlying key is shown.
+    /// Returns how a key of the underlying store is shown.
     fn seen(&self, key: &StoreKey) -> Seen;
 
-    /// Returns how an underlying prefix that [`list_dir`] found is shown.
+    /// Returns how a prefix of the underlying store that [`list_dir`] found is shown.
     fn seen_prefix(&self, prefix: &StorePrefix) -> Seen {
         let _ = prefix;
         Seen::Itself
     }
 
-    /// Returns the chunks of a shard, in ascending order.
+    /// Returns the stored chunks of a shard, in ascending order.
     fn present(&self, shard: &ChunkKey)
     -> impl Future<Output = Result<Vec<Present>, StorageError>>;
 
-    /// Returns the size of the value of a key that is shown as it is.
+    /// Returns the size of the value of a key that is shown as it is; `None` if it has no value.
     fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
-/// Returns how an underlying key is shown. Leases are no part of an array.
+/// Returns how a key of the underlying store is shown. Leases are hidden, because they are no part of an
+/// array.
 fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
     if is_lease(key.as_str()) {
         return Seen::Hidden;
@@ -64,7 +65,7 @@ fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
     view.seen(key)
 }
 
-/// Returns the keys with `prefix`, in order, and the sizes of chunks among them.
+/// Returns the keys with `prefix`, in order, and the size of each that is the key of a chunk.
 async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -75,14 +76,14 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
-    // frame.
+    // Objects in a frame are shown as the chunks of the frame's shard. If `prefix` leads into a frame, the
+    // keys of these chunks do not begin with `prefix`, so they are left out.
     let has_chunks = scope != Scope::Elsewhere;
     let mut shards = Vec::new();
     let mut listed = Vec::new();
     for key in store.list_prefix(&underlying).await? {
         match seen(view, &key) {
-            // An entry beside a shard is not beside each of its chunks.
+            // An entry beside a shard is not shown beside each of its chunks.
             Seen::Itself if key.has_prefix(prefix) => listed.push((key, None)),
             Seen::Shard(shard) if has_chunks => shards.push(shard),
             Seen::Itself | Seen::Hidden | Seen::Shard(_) => {}
@@ -107,7 +108,7 @@ pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
     Ok(listed.into_iter().map(|(key, _)| key).collect())
 }
 
-/// Returns the size of all values with `prefix`, in bytes.
+/// Returns the sum of the sizes of all values with `prefix`, in bytes.
 pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -135,8 +136,8 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
-    // Keys in a frame are seen as the chunks of the frame's shard. The keys of these chunks are not in the
-    // frame.
+    // Objects in a frame are shown as the chunks of the frame's shard. If `prefix` leads into a frame, the
+    // keys of these chunks do not begin with `prefix`, so they are left out.
     let has_chunks = scope != Scope::Elsewhere;
     let below = store.list_dir(&underlying).await?;
     let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());
@@ -166,7 +167,7 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
                 }
             }
             _ if below.as_str().starts_with(prefix.as_str()) => prefixes.push(below.clone()),
-            // An entry beside a shard is not beside each of its chunks.
+            // An entry beside a shard is not shown beside each of its chunks.
             _ => {}
         }
     }
@@ -188,7 +189,7 @@ fn distinct(mut shards: Vec<ChunkKey>) -> Vec<ChunkKey> {
     shards
 }
 
-/// Returns where the shards of `chunks` are, of which the first coordinates are known.
+/// Returns the prefix of the shards of `chunks`, of which only the first coordinates are known.
 fn shards_of<V: ShardsSeenAsChunks>(
     view: &V,
     chunks: &ChunkKey,
@@ -212,8 +213,8 @@ async fn chunks_of<V: ShardsSeenAsChunks>(
     Ok(chunks.collect())
 }
 
-/// Returns the prefixes of all chunks that there could be in shards with the first coordinates of `shards`,
-/// one more than `only` has.
+/// Returns the prefixes of all chunks that could be in shards with the first coordinates of `shards`. Each
+/// prefix has one coordinate more than `only`.
 fn prefixes_of<V: ShardsSeenAsChunks>(
     view: &V,
     shards: &ChunkKey,

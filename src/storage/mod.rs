@@ -35,12 +35,13 @@ pub use sparse::{
 };
 pub use transformer::ShardingTransformer;
 
-/// Parts of files that are written where they are, for stores of files of other programs.
+/// Writes parts of files in place, for stores of files in other programs.
 ///
 /// A partial encoder with [`WriteStrategy::InPlace`](crate::WriteStrategy::InPlace) updates a shard by
-/// `set_partial_many` of its store. A store of files that implements this by [`write`](in_place::write), and
-/// calls [`hold`](in_place::hold) before it reads, has what zarrs' `FilesystemStore` has with this crate: two
-/// processes that update one shard take turns, and a full disk leaves no shard half written.
+/// `set_partial_many` of its store. A store of files can implement `set_partial_many` by
+/// [`write`](in_place::write), and call [`hold`](in_place::hold) before it reads. Then it works as zarrs'
+/// `FilesystemStore` does with this crate: two processes that update one shard take turns, and a full disk
+/// leaves no shard half written.
 pub mod in_place {
     pub use crate::store::hold;
     pub use crate::store::in_place::write;

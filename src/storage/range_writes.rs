@@ -1,4 +1,4 @@
-//! Partial writes for stores that only replace whole objects.
+//! Adds partial writes to stores that only replace whole objects.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,10 +28,10 @@ use crate::store::{Blocking, Reads, Writes, hold, in_place, now};
 /// ("Uploading objects", Amazon S3 User Guide).
 const MAX_OBJECT_LEN: u64 = 5 << 30;
 
-/// The default number of bytes of objects to keep.
+/// The default number of bytes of patched objects that an adapter keeps.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// The most objects to keep, however small they are.
+/// The most patched objects that an adapter keeps, however small they are.
 const KEPT_OBJECTS: usize = 64;
 
 /// Adds partial writes (`set_partial`) to a store that only replaces whole objects, such as an
@@ -73,7 +73,7 @@ const KEPT_OBJECTS: usize = 64;
 /// process stored is seen from the next read of its key on.
 ///
 /// ### What an update costs
-/// Each call of `set_partial` or `set_partial_many` stores the whole object. It reads the object
+/// Each call of `set_partial` or `set_partial_many` stores the whole object. The call reads the object
 /// first, unless the last call for this key was a partial write too: then the object is [still
 /// there](Self::with_kept_bytes). The partial encoder of this crate writes a shard by one call, or
 /// by two if it rewrites an index in place; the two read the shard once.
@@ -100,14 +100,15 @@ pub struct RangeWrites<S: ?Sized> {
     key_locks: KeyLocks,
     kept: RecentObjects,
     max_object_len: u64,
-    /// The directory of the store, if its values are files that are written directly.
+    /// The directory of the store, if its values are files in which parts are written in place; `None`
+    /// otherwise.
     root: Option<PathBuf>,
     store: Arc<S>,
 }
 
 #[cfg(feature = "filesystem")]
 impl RangeWrites<zarrs_filesystem::FilesystemStore> {
-    /// Returns an adapter whose partial writes change the files of `store` where they are.
+    /// Returns an adapter whose partial writes change the files of `store` in place.
     ///
     /// - **A full disk leaves no shard half written.** Room is reserved before the first byte is
     ///   written. File systems that copy what is overwritten (btrfs, ZFS) do not keep room for that.
@@ -162,7 +163,8 @@ impl<S: ?Sized> RangeWrites<S> {
         self
     }
 
-    /// Holds the file of `key` while the lock of a partial write is held, if values are files.
+    /// Holds the file of `key` for as long as the lock of a partial write, if the values of the store are
+    /// files.
     fn hold(&self, key: &StoreKey) -> Result<(), StorageError> {
         let held = self
             .root
@@ -193,7 +195,7 @@ impl<S: ?Sized> RangeWrites<S> {
         }
         check_end(key, &values, self.max_object_len)?;
         let _lock = store.lock_key(&self.key_locks, key).await;
-        // The object is kept again when the store is known to have it.
+        // The object is kept again after the store has stored it.
         let before = match self.kept.take(key) {
             Some(kept) => Some(kept),
             None => store.get(key).await?,
@@ -262,10 +264,10 @@ fn too_long(key: &StoreKey, len: u64, max: u64) -> StorageError {
     ))
 }
 
-/// The objects that were written last.
+/// The objects that were patched last, which the adapter keeps.
 struct RecentObjects {
     budget: usize,
-    /// The oldest first.
+    /// The kept objects and their keys, the oldest first.
     objects: Mutex<VecDeque<(StoreKey, Bytes)>>,
 }
 
@@ -281,7 +283,7 @@ impl RecentObjects {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes an object from those that are kept, and returns it.
+    /// Removes the object of `key` from the kept objects, and returns it; `None` if it is not kept.
     fn take(&self, key: &StoreKey) -> Option<Bytes> {
         let mut objects = self.objects();
         let at = objects.iter().position(|(kept, _)| kept == key)?;
@@ -312,7 +314,8 @@ impl RecentObjects {
     }
 }
 
-/// A read forgets the kept object, so that it, and the write that follows, see what others stored.
+/// Reads values. A read forgets the kept object, so that the read, and a write after it, see what other
+/// processes stored.
 impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S> {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
         self.hold(key)?;
@@ -479,7 +482,7 @@ impl<S: AsyncReadableStorageTraits + AsyncWritableStorageTraits + ?Sized> AsyncW
             .await
     }
 
-    /// Always.
+    /// Returns true: the adapter writes parts of any value.
     fn supports_set_partial(&self) -> bool {
         true
     }

@@ -8,12 +8,14 @@ use zarrs_cuda_engine::layout::c_order;
 /// A regular grid of chunks, in shards of equally many chunks along each axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardGrid {
-    /// How many chunks a shard has along each axis, at least one.
+    /// The number of chunks in a shard along each axis, at least one.
     counts: Vec<usize>,
     len: usize,
 }
 
 impl ShardGrid {
+    /// Makes a grid of shards with this number of chunks along each axis.
+    ///
     /// # Errors
     /// [`PluginCreateError::Other`] if a count is zero, or a shard has more chunks than this machine
     /// can address.
@@ -32,7 +34,7 @@ impl ShardGrid {
         let counts: Option<Vec<usize>> = counts.collect();
         let too_many = || unusable("are more chunks than this machine can address");
         let counts = counts.ok_or_else(too_many)?;
-        // An entry of an index has 16 bytes, and a checksum can follow.
+        // The index must be addressable, too: an entry has 16 bytes, and a checksum can follow.
         let len = counts
             .iter()
             .try_fold(1_usize, |len, &count| len.checked_mul(count));
@@ -43,12 +45,12 @@ impl ShardGrid {
         })
     }
 
-    /// Returns how many chunks a shard has.
+    /// Returns the number of chunks in a shard.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns how many chunks a shard has along each axis.
+    /// Returns the number of chunks in a shard along each axis.
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
     }
@@ -59,7 +61,7 @@ impl ShardGrid {
         let (shard, within): (Vec<u64>, Vec<usize>) = split
             .map(|(&at, &count)| {
                 let count = count as u64;
-                // Less than `count`, which is a `usize`.
+                // The remainder is less than `count`, which is a `usize`.
                 (at / count, usize::try_from(at % count).unwrap_or(0))
             })
             .unzip();
@@ -70,8 +72,7 @@ impl ShardGrid {
         (shard, c_order::number(within, self.counts.iter().copied()))
     }
 
-    /// Returns the chunk with `number` in `shard`; `None` if its coordinates would be larger than numbers
-    /// are.
+    /// Returns the chunk with `number` in `shard`; `None` if a coordinate of the chunk would overflow.
     pub(super) fn chunk(&self, shard: &ChunkKey, number: usize) -> Option<ChunkKey> {
         let within = c_order::coordinates(number, &self.counts);
         let coordinates = shard.coordinates.iter().zip(&self.counts).zip(within);

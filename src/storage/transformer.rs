@@ -1,4 +1,4 @@
-//! The sharding storage transformer, for zarrs arrays.
+//! Implements the sharding storage transformer for zarrs arrays.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,19 +31,18 @@ use crate::error::Error;
 
 /// Reads arrays whose metadata have the [sharding storage transformer draft], from any store.
 ///
-/// It is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when an
-/// array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks
-/// through it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store
-/// them.
+/// The transformer is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when
+/// an array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks through
+/// it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store them.
 ///
-/// [`register`](crate::register) makes zarrs use it for every array that names it:
+/// [`register`](crate::register) makes zarrs use this transformer for every array whose metadata name it:
 ///
 /// | part of the metadata | accepted values |
 /// |---|---|
 /// | name | `https://purl.org/zarr/spec/storage_transformers/sharding/1.0`, or the draft's other name, `http://purl.org/zarr/spec/storage-transformers/sharding/1.0` |
 /// | configuration | `{"type": "indexed", "chunks_per_shard": [4, 4]}`, or the type `"indexed_crc32c"` |
 ///
-/// The chunk key encoding of the array must be `default` or `v2`. zarrs does not tell it to a
+/// The chunk key encoding of the array must be `default` or `v2`. zarrs does not tell the encoding to a
 /// transformer; with another encoding no chunks are found.
 ///
 /// No indices are kept, because zarrs makes a reader of the transformer for each request, and
@@ -52,7 +51,7 @@ use crate::error::Error;
 /// [sharding storage transformer draft]: https://github.com/zarr-developers/zarr-specs/pull/134
 #[derive(Clone)]
 pub struct ShardingTransformer {
-    /// The name that the array's metadata have for it.
+    /// The name of the transformer in the array's metadata.
     name: Cow<'static, str>,
     core: Arc<Core>,
 }
@@ -71,7 +70,7 @@ impl ShardingTransformer {
     /// along each axis.
     ///
     /// # Errors
-    /// As for [`ShardedStore::new`].
+    /// The errors of [`ShardedStore::new`].
     pub fn new(path: &str, chunks_per_shard: &[u64], format: BinaryFormat) -> Result<Self, Error> {
         let path = NodePath::new(path).map_err(|error| other(error.to_string()))?;
         let configuration = Configuration {
@@ -99,13 +98,13 @@ impl ShardingTransformer {
         &self.core.configuration().chunks_per_shard
     }
 
-    /// Returns how chunks lie in their shards.
+    /// Returns the binary format of the shards.
     #[must_use]
     pub fn format(&self) -> BinaryFormat {
         self.core.configuration().format
     }
 
-    /// Returns whether `name` is one of its names.
+    /// Returns whether `name` is one of the names of this transformer.
     pub(crate) fn is_name(name: &str) -> bool {
         is_name(name)
     }
@@ -219,7 +218,8 @@ impl StorageTransformerTraits for ShardingTransformer {
     }
 }
 
-/// A store behind the transformer: chunks can be read, and everything else be done.
+/// A store behind the transformer. It reads chunks and passes on all other keys, but does not write or list
+/// chunks.
 struct Passed<S: ?Sized> {
     core: Arc<Core>,
     chunks: ShardedStore<S>,
@@ -233,8 +233,10 @@ fn unsupported(doing: &str, what: &dyn fmt::Display) -> StorageError {
 }
 
 impl<S: ?Sized> Passed<S> {
+    /// Checks that `key` is not the key of a chunk, which the transformer can only read.
+    ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if `key` is that of a chunk.
+    /// [`StorageError::Unsupported`] if `key` is the key of a chunk.
     fn check(&self, doing: &str, key: &StoreKey) -> Result<(), StorageError> {
         match self.core.place(key) {
             KeyMeaning::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
@@ -242,8 +244,10 @@ impl<S: ?Sized> Passed<S> {
         }
     }
 
+    /// Checks that no keys with `prefix` are keys of chunks.
+    ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if keys with `prefix` are those of chunks.
+    /// [`StorageError::Unsupported`] if keys with `prefix` are keys of chunks.
     fn check_prefix(&self, doing: &str, prefix: &StorePrefix) -> Result<(), StorageError> {
         match self.core.keys().scope(prefix) {
             Scope::Elsewhere => Ok(()),
@@ -257,10 +261,12 @@ impl<S: ?Sized> Passed<S> {
         }
     }
 
+    /// Checks that no keys directly under `prefix` can be keys of chunks.
+    ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if keys directly under `prefix` can be those of chunks.
+    /// [`StorageError::Unsupported`] if keys directly under `prefix` can be keys of chunks.
     fn check_dir(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        // The array itself is seen from above as a prefix.
+        // A prefix above the array shows the array only as a prefix, and no chunks.
         let is_above = self.core.keys().scope(prefix) == Scope::Everything
             && prefix.as_str() != self.core.keys().prefix();
         if is_above {

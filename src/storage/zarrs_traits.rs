@@ -1,8 +1,9 @@
-//! zarrs' traits of stores, implemented for an adapter over stores that block and over stores that are awaited.
+//! Implements zarrs' traits of stores for an adapter, over stores that block and over stores that are
+//! awaited.
 
-/// Implement zarrs' traits for an adapter `A<S>`: those of [`reads_and_writes`], and those that list.
+/// Implements zarrs' traits for an adapter `A<S>`: the traits of [`reads_and_writes`], and those that list.
 ///
-/// The `view` of `self.$core` is what is listed.
+/// Listings show the `view` of `self.$core`.
 macro_rules! zarrs_traits {
     (
         $adapter:ident.$core:ident,
@@ -83,12 +84,12 @@ macro_rules! zarrs_traits {
 }
 pub(super) use zarrs_traits;
 
-/// Implement zarrs' traits that read and write for an adapter `A<S>`.
+/// Implements zarrs' traits that read and write for an adapter `A<S>`.
 ///
-/// `A::blocking` and `A::awaited` give the store, of one kind or the other. `self.$core` has an `async fn` for
-/// each operation, over a store of either kind: `get`, `get_ranges`, `size`; `set`, `set_ranges`, `erase_each`,
-/// `erase_prefix`. `reads` are the traits that `S` has for reads, blocking and awaited. `gets_parts` says whether a
-/// read of a part of a value reads less than the value, if `S` does.
+/// `A::blocking` and `A::awaited` return the store, of one kind or the other. `self.$core` has an `async fn`
+/// for each operation, over a store of either kind: `get`, `get_ranges`, `size`; `set`, `set_ranges`,
+/// `erase_each`, `erase_prefix`. `reads` are the traits that `S` needs for reads, blocking and awaited.
+/// `gets_parts` says whether a read of a part of a value reads less than the whole value, if `S` can do that.
 macro_rules! reads_and_writes {
     (
         $adapter:ident.$core:ident,
@@ -164,7 +165,7 @@ macro_rules! reads_and_writes {
                     now(self.$core.erase_prefix(&self.blocking(), prefix))
                 }
 
-                /// No: to write a part of a value, all of it is read and written.
+                /// Returns false: to write a part of a value, the adapter reads and writes all of it.
                 fn supports_set_partial(&self) -> bool {
                     false
                 }
@@ -230,7 +231,7 @@ macro_rules! reads_and_writes {
                     self.$core.erase_prefix(&self.awaited(), prefix).await
                 }
 
-                /// No: to write a part of a value, all of it is read and written.
+                /// Returns false: to write a part of a value, the adapter reads and writes all of it.
                 fn supports_set_partial(&self) -> bool {
                     false
                 }

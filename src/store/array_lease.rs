@@ -1,9 +1,9 @@
-//! The leases of an array: which of them exclude each other.
+//! Says which leases of an array exclude each other.
 //!
-//! The name of a lease says what its owner does. On files it lies beside the metadata of the array, on objects
-//! in a folder of its own there, which one request lists. Each process makes its own lease first, and looks at
-//! the others then. So of two that begin at the same moment at least one sees the other. Both may, and both are
-//! refused then.
+//! The name of a lease says what its owner does. On files, a lease lies beside the metadata of the array; on
+//! objects, in a folder of its own there, which one request lists. Each process makes its own lease first,
+//! and then looks at the leases of others. So of two processes that begin at the same moment, at least one
+//! sees the other's lease and is refused. Both may be refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,25 +21,25 @@ use super::lease::{Held, Lease};
 use super::object_lease::ObjectLease;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How the name of each lease of files begins.
+/// The beginning of the name of each lease on files.
 const LEASE: &str = ".zarrs-cuda-writer";
 
-/// The folder of the leases of objects.
+/// The name of the folder with the leases on objects, beside the metadata of the array.
 const FOLDER: &str = ".zarrs-cuda-writers";
 
 /// The work of a process on an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// On all of the array: it extends or cuts the array, or compacts or repairs any shard.
+    /// Work on the whole array: the process extends or cuts the array, or compacts or repairs any shard.
     Alone,
-    /// On part number `part` of `of` of the blocks of slices of an image.
+    /// Work on part number `part` of `of` parts of the blocks of slices of an image.
     Blocks { part: u64, of: u64 },
-    /// On part number `part` of `of` of the shards, which it compacts or repairs.
+    /// Work on part number `part` of `of` parts of the shards, which the process compacts or repairs.
     Shards { part: u64, of: u64 },
 }
 
 impl Work {
-    /// The name of the lease of objects.
+    /// Returns the name of the lease on objects for this work.
     fn name(self) -> String {
         match self {
             Self::Alone => "all".to_owned(),
@@ -48,8 +48,8 @@ impl Work {
         }
     }
 
-    /// The work of the owner of the lease with this [`name`](Self::name); `None` if this version of the
-    /// library has no such lease.
+    /// Returns the work for which a lease with this [`name`](Self::name) is taken; `None` if this version of
+    /// the library has no lease of this name.
     fn of_name(name: &str) -> Option<Self> {
         if name == "all" {
             return Some(Self::Alone);
@@ -65,7 +65,7 @@ impl Work {
         (work.name() == name).then_some(work)
     }
 
-    /// The name of the lease of files.
+    /// Returns the name of the lease on files for this work.
     fn file_name(self) -> String {
         match self {
             Self::Alone => LEASE.to_owned(),
@@ -73,7 +73,8 @@ impl Work {
         }
     }
 
-    /// The work of the owner of the lease with this [`file_name`](Self::file_name).
+    /// Returns the work for which a lease with this [`file_name`](Self::file_name) is taken; `None` if this
+    /// version of the library has no lease of this name.
     fn of_file_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix(LEASE)?;
         if rest.is_empty() {
@@ -83,7 +84,7 @@ impl Work {
         (part != Self::Alone).then_some(part)
     }
 
-    /// Whether both may be done at once: parts of one division that are not the same.
+    /// Returns whether both works may be done at once: if they are different parts of the same division.
     fn is_beside(self, other: Self) -> bool {
         match (self, other) {
             (
@@ -105,7 +106,7 @@ impl Work {
     }
 }
 
-/// Whether `key`, or the prefix of keys, is the one of a lease.
+/// Returns whether `key`, which may be a prefix of keys, belongs to a lease.
 pub(crate) fn is_lease(key: &str) -> bool {
     let mut names = key.trim_end_matches('/').rsplit('/');
     let is_name = |name: &str| {
@@ -115,34 +116,34 @@ pub(crate) fn is_lease(key: &str) -> bool {
     names.next().is_some_and(is_name) || names.next() == Some(FOLDER)
 }
 
-/// Where the leases of an array are.
+/// The place of the leases of an array.
 #[derive(Clone)]
 pub(crate) enum Leases {
-    /// Beside its metadata, in this directory, which is made.
+    /// A directory with the metadata of the array. The directory is made if it is missing.
     Files(PathBuf),
-    /// In a folder of objects, which begin with the prefix.
+    /// A folder of objects, whose keys begin with the prefix.
     Objects(Arc<dyn ConditionalStore>, StorePrefix),
 }
 
 impl Leases {
-    /// The leases of `array`, whose values are the files below `root`.
+    /// Returns the place of the leases of `array`, whose values are the files below `root`.
     pub(crate) fn of_files(root: &Path, array: &NodePath) -> Self {
         Self::Files(root.join(array.as_str().trim_start_matches('/')))
     }
 
-    /// The leases of `array` in `store`.
+    /// Returns the place of the leases of `array` in `store`.
     pub(crate) fn of_objects(store: Arc<dyn ConditionalStore>, array: &NodePath) -> Self {
         let array = meta_key_v3(array).parent();
         let folder = StorePrefix::new(format!("{}{FOLDER}/", array.as_str()));
         Self::Objects(store, folder.unwrap_or(array))
     }
 
-    /// Takes the lease for `work`. `None` if the store of objects has no conditional requests, or ignores the
-    /// conditions. If it does not list, other processes are refused for the same work alone.
+    /// Takes the lease for `work`. Returns `None` if the store of objects has no conditional requests, or
+    /// ignores the conditions. If the store does not list, only processes that do the same work are refused.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has a lease that excludes
-    /// this one, or another part of this process has; otherwise the store's.
+    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process, or another part of this
+    /// process, has a lease that excludes this one; otherwise the errors of the store.
     pub(crate) fn take(&self, work: Work) -> Result<Option<Held>, StorageError> {
         Ok(match self {
             Self::Files(directory) => Some(Arc::new(take(directory, work)?)),
@@ -154,8 +155,8 @@ impl Leases {
     }
 }
 
-/// Takes the leases of several arrays for `work`, where there are some. At once: each may wait whether a lease
-/// that was left changes.
+/// Takes the leases of several arrays for `work`, from each place that is given. It takes them at the same
+/// time, because each may wait to see whether a lease that was left behind changes.
 pub(crate) fn take_each(
     arrays: &[Option<Leases>],
     work: Work,
@@ -187,7 +188,7 @@ fn take(directory: &Path, work: Work) -> io::Result<Lease> {
         let Some(name) = name.to_str().filter(is_other) else {
             continue;
         };
-        // A lease of a later version excludes every other one.
+        // A lease of a later version of the library excludes every other lease.
         if !Work::of_file_name(name).is_some_and(|other| work.is_beside(other)) {
             others.push(directory.join(name));
         }
@@ -203,7 +204,7 @@ fn take_object(
 ) -> Result<Option<ObjectLease>, StorageError> {
     let key = |name: &str| StoreKey::new(format!("{}{name}", folder.as_str()));
     let own = key(&work.name())?;
-    // The leases that exclude this one; `None` if the store does not list.
+    // Lists the leases that exclude this one; `None` if the store does not list.
     let excluding = || match store.list_prefix(folder) {
         Err(StorageError::Unsupported(_)) => Ok(None),
         Err(error) => Err(error),
@@ -211,13 +212,13 @@ fn take_object(
             keys.retain(|other| {
                 let name = other.as_str().strip_prefix(folder.as_str());
                 let other = name.and_then(Work::of_name);
-                // A lease of a later version excludes every other one.
+                // A lease of a later version of the library excludes every other lease.
                 !other.is_some_and(|other| work.is_beside(other))
             });
             Ok(Some(keys))
         }
     };
-    // One wait for all leases that were left.
+    // All leases that were left behind are waited for at the same time.
     let before = excluding()?;
     let is_listed = before.is_some();
     ObjectLease::check_free(store, before.unwrap_or_default())?;
@@ -234,41 +235,41 @@ fn take_object(
     Ok(Some(lease))
 }
 
-/// A lease of an array: while it is there, writers that extend the array, and processes that compact or repair
-/// it, are refused.
+/// A lease of an array. While a process has it, writers that extend the array, and processes that compact or
+/// repair its shards, are refused.
 ///
-/// [`Shards`](crate::maintenance::Shards) takes one by itself on zarrs' `FilesystemStore`. Programs that
-/// compact or repair shards through other stores take one: of files in a directory, or of objects, whose
-/// requests have conditions. See [Leases](crate::guide::reference::streaming#leases).
+/// [`Shards`](crate::maintenance::Shards) takes a lease itself on zarrs' `FilesystemStore`. Programs that
+/// compact or repair shards through other stores take a lease on files in a directory, or on objects through
+/// conditional requests. See [Leases](crate::guide::reference::streaming#leases).
 #[derive(Debug)]
 #[must_use = "the lease is deleted when this is dropped"]
 pub struct ArrayLease {
     lease: Option<Held>,
-    /// Whether other values may have the same lease.
+    /// Whether other values of this process may have the same lease.
     is_shared: bool,
 }
 
-/// The leases of files of [`ArrayLease`]s of this process.
+/// The leases on files that [`ArrayLease`]s of this process have, by path.
 static SHARED: PerProcess<Mutex<BTreeMap<PathBuf, WeakHeld>>> = PerProcess::new(Mutex::default);
 
 type WeakHeld = Weak<dyn std::fmt::Debug + Send + Sync>;
 
 impl ArrayLease {
-    /// Takes the lease of the array in `directory`, to compact or repair any of its shards. In a directory
-    /// that this process cannot write to there is none. Values of one process for the same work share a lease
-    /// of files, which is deleted with the last of them.
+    /// Takes the lease of the array in `directory`, to compact or repair any of its shards. There is no lease
+    /// in a directory to which this process cannot write. Values of one process for the same work share a
+    /// lease on files, which is deleted with the last of these values.
     ///
-    /// It takes ten seconds if a process of another machine has left a lease.
+    /// Taking the lease lasts ten seconds if a process of another machine has left a lease behind.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] if another process has a lease of the array, or a writer of this process;
+    /// [`ErrorKind::ResourceBusy`] if another process, or a writer of this process, has a lease of the array;
     /// otherwise the errors of the file system.
     pub fn take(directory: &Path) -> io::Result<Self> {
         Self::shared(directory, Work::Alone)
     }
 
-    /// Takes the lease of part number `part` of `parts` of the shards of the array in `directory`. Processes
-    /// for other parts of so many may have theirs at the same time.
+    /// Takes the lease of part number `part` of `parts` parts of the shards of the array in `directory`.
+    /// Processes that work on other parts of the same division may have their leases at the same time.
     ///
     /// # Errors
     /// The errors of [`take`](Self::take).
@@ -277,16 +278,16 @@ impl ArrayLease {
         Self::shared(directory, Work::Shards { part, of })
     }
 
-    /// Takes the lease of the `array` in `store`, to compact or repair any of its shards. There is none if
-    /// `store` takes no conditions or ignores them, or if this process may not write:
-    /// [`is_held`](Self::is_held). If `store` does not list, other processes are refused for the same work
-    /// alone.
+    /// Takes the lease of the `array` in `store`, to compact or repair any of its shards. There is no lease
+    /// if `store` takes no conditions or ignores them, or if this process may not write; see
+    /// [`is_held`](Self::is_held). If `store` does not list, only processes that do the same work are
+    /// refused.
     ///
-    /// It takes ten seconds if a process of another machine has left a lease.
+    /// Taking the lease lasts ten seconds if a process of another machine has left a lease behind.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has a lease of the array,
-    /// or another part of this process; otherwise the errors of `store`.
+    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process, or another part of this
+    /// process, has a lease of the array; otherwise the errors of `store`.
     pub fn take_in(
         store: Arc<dyn ConditionalStore>,
         array: &NodePath,
@@ -294,8 +295,8 @@ impl ArrayLease {
         Self::of_objects(store, array, Work::Alone)
     }
 
-    /// Takes the lease of part number `part` of `parts` of the shards of the `array` in `store`. Processes for
-    /// other parts of so many may have theirs at the same time.
+    /// Takes the lease of part number `part` of `parts` parts of the shards of the `array` in `store`.
+    /// Processes that work on other parts of the same division may have their leases at the same time.
     ///
     /// # Errors
     /// The errors of [`take_in`](Self::take_in).
@@ -315,7 +316,7 @@ impl ArrayLease {
         work: Work,
     ) -> Result<Self, StorageError> {
         let lease = match Leases::of_objects(store, array).take(work) {
-            // Shards that are intact need no writing; the rest fails for this reason.
+            // Intact shards need no write. A write to any other shard will return this error.
             Err(StorageError::IOError(error)) if is_read_only(&error) => None,
             taken => taken?,
         };
@@ -325,14 +326,14 @@ impl ArrayLease {
         })
     }
 
-    /// Returns whether there is a lease. Without one, no other process is refused.
+    /// Returns whether this process has the lease. Without one, no other process is refused.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.lease.is_some()
     }
 
-    /// Returns whether the key, or the name of a file, is the one of a lease: also of a lease that a writer
-    /// has, and of the folder of leases. Listings leave it out.
+    /// Returns whether `key`, which may be the name of a file, belongs to a lease: of any process, or of the
+    /// folder of leases. Listings leave such keys out.
     #[must_use]
     pub fn is_key(key: &str) -> bool {
         is_lease(key)
@@ -350,7 +351,7 @@ impl ArrayLease {
         }
         let lease: Held = match take(directory, work) {
             Ok(lease) => Arc::new(lease),
-            // Shards that are intact need no writing; the rest fails for this reason.
+            // Intact shards need no write. A write to any other shard will return this error.
             Err(error) if is_read_only(&error) => {
                 tracing::debug!(directory = %directory.display(), %error, "no lease");
                 return Ok(of(None));
@@ -367,14 +368,16 @@ impl Drop for ArrayLease {
         if !self.is_shared {
             return;
         }
-        // With the lock: the next value would otherwise find a lease that is about to be deleted.
+        // The lease is dropped under the lock. Otherwise the next value would find a lease that is about to
+        // be deleted.
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         self.lease = None;
         shared.retain(|_, lease| lease.strong_count() > 0);
     }
 }
 
-/// Whether nothing can be written at all: also on a full disk, on which a repair may still succeed.
+/// Returns whether nothing can be written at all. A full disk counts, though a repair may still succeed on
+/// it.
 fn is_read_only(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -99,13 +99,13 @@ impl<S: AsyncListableStorageTraits + ?Sized> Lists for Awaited<'_, S> {
     }
 }
 
-/// How many requests wait for a server at once.
+/// The most requests that wait for a server at once.
 const AT_ONCE: usize = 16;
 
-/// Await `requests`, at most `at_once` of them at once, and give what each comes to to `done`.
+/// Awaits `requests`, at most `at_once` of them at once, and calls `done` with each result.
 ///
-/// When one fails, no others are begun, and those that were begun are awaited: if they were dropped, a
-/// store might do them later, after what is asked of it next.
+/// When a request fails, no other request begins, and those that have begun are awaited. If they were
+/// dropped, a store might do them later, after requests that come after this call.
 pub(crate) async fn all<F, T, E>(
     mut requests: impl Iterator<Item = F>,
     at_once: usize,

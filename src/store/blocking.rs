@@ -1,4 +1,4 @@
-//! Stores whose calls return when they are done.
+//! Adapts stores whose calls return when they are done.
 
 use std::num::NonZeroUsize;
 use std::pin::pin;
@@ -20,18 +20,18 @@ use crate::panics::no_panic;
 use zarrs_cuda_engine::process::crew::Crew;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How many requests wait for a store at once, unless its values are files.
+/// The most requests that wait for a store at once, unless its values are files.
 const REQUESTS: usize = 16;
 
-/// How many keys are erased by one call. zarrs' adapter of asynchronous stores makes a request for each of them at
-/// once.
+/// The number of keys that one call erases. zarrs' adapter of asynchronous stores makes a request for each
+/// key at once.
 const ERASED_TOGETHER: usize = 32;
 
-/// A store that blocks.
+/// A store whose calls block the thread.
 #[derive(Debug)]
 pub(crate) struct Blocking<'a, S: ?Sized> {
     store: &'a S,
-    /// The files that are the values, where that is known.
+    /// The directory whose files are the values of the store; `None` if they are not known to be files.
     files: Option<&'a Files>,
 }
 
@@ -40,7 +40,7 @@ impl<'a, S: ?Sized> Blocking<'a, S> {
         Self { store, files: None }
     }
 
-    /// List and look at `files` directly, if they are the values of the store.
+    /// Lets listings and sizes be read from `files` directly, if they are the values of the store.
     pub(crate) fn with_files(self, files: Option<&'a Files>) -> Self {
         Self { files, ..self }
     }
@@ -64,7 +64,7 @@ impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
-        // Some stores panic if a value is shorter than what is asked of its end.
+        // Some stores panic if a value is shorter than a range that ends a number of bytes before its end.
         let read = no_panic(|| {
             let values = self
                 .store
@@ -116,7 +116,7 @@ impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
     }
 
     async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
-        // Some stores erase many keys by one request.
+        // Some stores erase many keys by one request, others make many requests at once.
         let parts: Vec<&[StoreKey]> = keys.chunks(ERASED_TOGETHER).collect();
         self.each(&parts, |keys| self.store.erase_many(keys))
             .map(drop)
@@ -149,11 +149,12 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
 }
 
 impl<S: ?Sized> Blocking<'_, S> {
-    /// The results of `request` for `items`, made by several threads at once. These are not rayon's threads: the
-    /// caller may hold a turn, and rayon could run other work of the application here that waits for this turn.
+    /// Returns the results of `request` for `items`. Several threads make the requests. These are not rayon's
+    /// threads: the caller may hold a turn, and rayon could run other work of the application here that waits
+    /// for this turn.
     ///
     /// # Errors
-    /// The first one in the order of `items`. When a request fails, no others are begun.
+    /// The first error in the order of `items`. When a request fails, no other request begins.
     fn each<I: Sync, T: Send + Sync>(
         &self,
         items: &[I],
@@ -162,7 +163,7 @@ impl<S: ?Sized> Blocking<'_, S> {
         static FILES: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda files"));
         static REQUEST: PerProcess<Crew> =
             PerProcess::new(|| Crew::of("zarrs_cuda requests", REQUESTS - 1));
-        // Files keep processors busy; a request waits for a server.
+        // Requests for files keep processors busy. Other requests wait for a server.
         let crew = if self.files.is_some() {
             FILES.get()
         } else {
@@ -176,7 +177,7 @@ impl<S: ?Sized> Blocking<'_, S> {
             }
             let result = request(&items[number]);
             has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
-            // Each number is given once.
+            // Each number is given to one thread only, so the cell is empty.
             let _ = results[number].set(result);
         });
         let results = results.into_iter().filter_map(OnceLock::into_inner);
@@ -189,12 +190,12 @@ impl<S: ?Sized> Blocking<'_, S> {
     }
 }
 
-/// Run an operation on a [`Blocking`] store, or on a blocking handle, to its end.
+/// Runs an operation on a [`Blocking`] store, or on a blocking handle, to its end.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     loop {
-        // The first poll is the last: every call of such a store is done when it returns.
+        // The first poll is the last one: every call of a blocking store is done when it returns.
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return value;
         }

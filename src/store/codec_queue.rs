@@ -1,4 +1,4 @@
-//! The queue of codecs: encoders of this process that write to one shard do so one after the other.
+//! Queues codecs: the encoders of this process that write to one shard do so one after the other.
 //!
 //! A codec is not told the key of the shard that it writes. So a turn takes [names](Name) that all
 //! encoders of one shard share: the index that they read, or, where there is no shard yet, the array's codec,
@@ -37,39 +37,41 @@ mod tests;
 /// A name that the encoders of one shard have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Name {
-    /// The key of the index that they read: equal indices have equal keys.
+    /// The hash of the index that an encoder has read. Equal indices have equal hashes.
     Index(u64),
-    /// A shard with that index, and the remainder of the numbers of some of its subchunks.
+    /// The hash of the shard's index, and the remainder that the numbers of some of its subchunks have in
+    /// common.
     Subchunks(u64, usize),
-    /// There is no shard. The fingerprint is of everything that is equal for each open of an array.
+    /// The fingerprint of an array, for a shard that is not stored. Each open of an array gives the same
+    /// fingerprint.
     Absent(u64),
-    /// Every encoder that writes to a shard of the array with this fingerprint has this name.
+    /// The fingerprint of an array. Every encoder that writes to a shard of this array takes this name.
     Writers(u64),
 }
 
-/// Whether others may have the same name at the same time.
+/// The mode in which a name is taken: whether other encoders may have the same name at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Shared,
     Alone,
 }
 
-/// A name to take, and how.
+/// A name that an encoder takes, and the mode in which it takes it.
 pub(crate) type NameToTake = (Name, Mode);
 
-/// Why there was no turn.
+/// The reason why an encoder got no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoTurn {
-    /// It did not come in time.
+    /// The turn did not come within the limit.
     Late,
-    /// The thread has another turn, or is in the middle of polling a future that has one.
+    /// The thread has another turn already, or polls a future that has one.
     Nested,
 }
 
-/// The names that are taken, and those that wait.
+/// The names that encoders have taken, and the encoders that wait.
 #[derive(Default)]
 struct Line {
-    /// How many share a name; `None` is one that is alone.
+    /// For each taken name, the number of encoders that share it; `None` if one encoder has it alone.
     taken: HashMap<Name, Option<usize>>,
     waiting: VecDeque<Waiting>,
     next_ticket: u64,
@@ -80,15 +82,15 @@ struct Line {
 struct Waiting {
     ticket: u64,
     names: Arc<[NameToTake]>,
-    /// The names are taken, and the encoder has not noticed yet.
+    /// Whether the encoder has got its names, and has not noticed it yet.
     has_turn: bool,
     waker: Waker,
-    /// When the clock has to wake an awaited encoder.
+    /// The time at which the clock has to wake an awaited encoder.
     #[cfg(feature = "async")]
     alarm: Option<Instant>,
 }
 
-/// The line of one process.
+/// The line of one process, whose encoders wait for each other.
 struct Process {
     id: u32,
     line: Mutex<Line>,
@@ -97,8 +99,8 @@ struct Process {
 }
 
 impl Process {
-    /// The line of this process. A forked child leaves the line of its parent behind, whose lock a
-    /// thread may have held.
+    /// Returns the line of this process. A forked child does not use the line of its parent, whose lock a
+    /// thread may have held during the fork.
     fn this() -> &'static Self {
         static THIS: PerProcess<Process> = PerProcess::new(Process::new);
         THIS.get()
@@ -139,7 +141,7 @@ impl Line {
         }
     }
 
-    /// Give `names` back. Returns the encoders to wake, as [`serve`](Self::serve) does.
+    /// Gives `names` back. Returns the encoders to wake, as [`serve`](Self::serve) does.
     #[must_use]
     fn release(&mut self, names: &[NameToTake]) -> Vec<Waker> {
         for (name, _) in names {
@@ -154,12 +156,12 @@ impl Line {
         self.serve()
     }
 
-    /// Take the names of every encoder that waits for none before it. Returns the encoders to wake,
-    /// without the lock: a waker is the application's code.
+    /// Takes the names of every encoder that need not wait any longer. Returns the wakers of these encoders.
+    /// The caller wakes them without the lock, because a waker is the application's code.
     #[must_use]
     fn serve(&mut self) -> Vec<Waker> {
         let mut woken = Vec::new();
-        // The names of encoders before this one: a stream of others must not get ahead of them.
+        // The names of encoders that came before. Later encoders must not overtake them again and again.
         let mut wanted = Line::default();
         let mut waiting = std::mem::take(&mut self.waiting);
         for one in waiting.iter_mut().filter(|one| !one.has_turn) {
@@ -175,7 +177,7 @@ impl Line {
         woken
     }
 
-    /// Takes `names` as [`take`](Self::take) does. These names may conflict with each other.
+    /// Takes `names` as [`take`](Self::take) does, also names that other encoders have taken.
     fn want(&mut self, names: &[NameToTake]) {
         for taken @ (name, _) in names {
             if self.taken.get(name) != Some(&None) {
@@ -184,7 +186,7 @@ impl Line {
         }
     }
 
-    /// Whether an encoder that comes now could begin.
+    /// Returns whether an encoder that takes `names` could begin at once.
     fn would_serve(&self, names: &[NameToTake]) -> bool {
         let mut wanted = Line::default();
         for one in self.waiting.iter().filter(|one| !one.has_turn) {
@@ -195,11 +197,11 @@ impl Line {
 }
 
 thread_local! {
-    /// How many turns this thread has, those of futures that it polls among them.
+    /// The number of turns that this thread has, including those of futures that it polls.
     static TURNS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Meanwhile this thread waits for no turn.
+/// Marks this thread as one that must not wait for a turn, until this value is dropped.
 struct Busy(PhantomData<*const ()>);
 
 impl Busy {
@@ -215,7 +217,7 @@ impl Drop for Busy {
     }
 }
 
-/// A turn, until it is dropped.
+/// A turn of an encoder, which ends when this value is dropped.
 pub(crate) struct Turn {
     process: &'static Process,
     names: Arc<[NameToTake]>,
@@ -223,7 +225,7 @@ pub(crate) struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // A forked child that drops a turn of its parent must not touch the parent's lock.
+        // A forked child must not touch the lock of its parent's line when it drops a turn of its parent.
         if self.process.id == std::process::id() {
             let woken = self.process.line().release(&self.names);
             woken.iter().for_each(Waker::wake_by_ref);
@@ -231,7 +233,7 @@ impl Drop for Turn {
     }
 }
 
-/// The wait for a turn. Dropping it leaves the line.
+/// The wait for a turn. When it is dropped, the encoder leaves the line.
 struct Taking {
     process: &'static Process,
     names: Arc<[NameToTake]>,
@@ -257,21 +259,22 @@ impl Taking {
         }
     }
 
-    /// How long it may still wait.
+    /// Returns how long the encoder may still wait.
     fn left(&self) -> Duration {
         self.limit.saturating_sub(self.since.elapsed())
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Turn, NoTurn>> {
         if self.process.id != std::process::id() {
-            // A forked child waits in its own line.
+            // A forked child waits in the line of its own process.
             self.process = Process::this();
             self.ticket = None;
         }
-        // Wakers are dropped after the lock, too.
+        // Old wakers are dropped after the lock is released, because a waker is the application's code.
         let (_removed, _old, woken);
         let mut line = self.process.line();
-        // With the lock: the clock wakes just the waker that is there when the time has come.
+        // The time is read under the lock: the clock wakes only the waker that is in the line when the time
+        // has come.
         let left = self.left();
         let turn = || Turn {
             process: self.process,
@@ -290,7 +293,7 @@ impl Taking {
             if left.is_zero() {
                 _removed = line.waiting.remove(place);
                 self.ticket = None;
-                // Others may have waited for this one alone.
+                // Other encoders may have waited only for this one.
                 woken = line.serve();
                 drop(line);
                 woken.iter().for_each(Waker::wake_by_ref);
@@ -311,7 +314,7 @@ impl Taking {
         }
         #[cfg(feature = "async")]
         if self.is_awaited && !clock::runs(self.process, &mut line) {
-            // Without a clock the wait would have no end.
+            // Without a clock, the wait would not end at its limit.
             return Poll::Ready(Err(NoTurn::Late));
         }
         let ticket = line.next_ticket;
@@ -355,7 +358,7 @@ impl Drop for Taking {
     }
 }
 
-/// Wakes a thread.
+/// A waker that unparks a thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -364,15 +367,15 @@ impl Wake for Unpark {
     }
 }
 
-/// A turn of a thread that blocks while it has the turn.
+/// A turn of an encoder whose calls block its thread.
 pub(crate) struct BlockingTurn {
-    // The files are unlocked before others of this process have their turn.
+    // The files are unlocked before another encoder of this process gets its turn.
     _files: Scope,
     _turn: Turn,
     _busy: Busy,
 }
 
-/// Block until `names` are taken, for at most `limit`.
+/// Blocks until `names` are taken, for at most `limit`.
 pub(super) fn take_blocking(names: &[NameToTake], limit: Duration) -> Result<BlockingTurn, NoTurn> {
     let mut taking = Taking::new(names, limit, false);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -388,16 +391,16 @@ pub(super) fn take_blocking(names: &[NameToTake], limit: Duration) -> Result<Blo
     }
 }
 
-/// Wait until `names` are taken, for at most `limit`. Everything that the encoder awaits while it has the
-/// turn goes through [`during`].
+/// Waits until `names` are taken, for at most `limit`. While the encoder has the turn, it awaits everything
+/// through [`during`].
 #[cfg(feature = "async")]
 pub(super) async fn take_awaited(names: &[NameToTake], limit: Duration) -> Result<Turn, NoTurn> {
     let mut taking = Taking::new(names, limit, true);
     std::future::poll_fn(|context| taking.poll(context.waker())).await
 }
 
-/// Do `work` for an encoder that may have a turn. If it has one, the thread that polls the work takes no other
-/// turn that it would have to wait for.
+/// Awaits `work` for an encoder that may have a turn. If it has one, the thread that polls `work` is refused
+/// other turns for which it would have to wait.
 pub(crate) async fn during<R, T>(turn: Option<&R>, work: impl Future<Output = T>) -> T {
     if turn.is_none() {
         return work.await;

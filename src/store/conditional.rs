@@ -1,9 +1,9 @@
-//! Stores that replace a value only if no other process has changed it.
+//! Replaces the value of a store only if no other process has changed it.
 
 use bytes::Bytes;
 use zarrs_storage::{ListableStorageTraits, StorageError, StoreKey, WritableStorageTraits};
 
-/// The version of a stored value, as its store tells it. At least one of both is there.
+/// The version of a stored value, as its store tells it. At least one of the two members is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueVersion {
     /// The entity tag (`ETag`) of the value.
@@ -12,25 +12,26 @@ pub struct ValueVersion {
     pub version: Option<String>,
 }
 
-/// A store of objects that makes a value only if there is none, and replaces a value only if it has a version
-/// (`If-None-Match: *` and `If-Match` of HTTP). The store does both in one step, so that of several processes
-/// one succeeds. A listing has what was stored before it.
+/// A store of objects with conditional writes (`If-None-Match: *` and `If-Match` of HTTP). The store makes a
+/// value only if there is none, or replaces a value only if the value has a given version. The store checks
+/// and writes in one step, so of several processes one succeeds. A listing shows everything that was stored
+/// before it.
 pub trait ConditionalStore: WritableStorageTraits + ListableStorageTraits {
     /// Returns the value of `key` and its version; `None` if there is no value.
     ///
     /// # Errors
-    /// The store's; [`StorageError::Unsupported`] if it does not tell versions.
+    /// The errors of the store; [`StorageError::Unsupported`] if it does not tell versions.
     fn get_with_version(
         &self,
         key: &StoreKey,
     ) -> Result<Option<(Bytes, ValueVersion)>, StorageError>;
 
-    /// Stores `value` if the stored one has this `version`, or without one if there is no value. Returns the
-    /// new version, or `None` if the stored value is another one: then nothing was stored. After a request
-    /// that was sent twice, the value may be stored nevertheless.
+    /// Stores `value` if the stored value has this `version`, or, without a `version`, if there is no value.
+    /// Returns the new version, or `None` if the condition was not met, and nothing was stored. If the
+    /// request was sent twice, `None` may be returned although the first one has stored the value.
     ///
     /// # Errors
-    /// The store's; [`StorageError::Unsupported`] if it has no such requests.
+    /// The errors of the store; [`StorageError::Unsupported`] if it has no conditional requests.
     fn set_if(
         &self,
         key: &StoreKey,

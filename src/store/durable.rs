@@ -1,5 +1,5 @@
-//! Names that outlast a power failure: a file that is synced may still have no name, until its directory is
-//! synced, too.
+//! Lets the names of files outlast a power failure: a file that is synced may still have no name until its
+//! directory is synced, too.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,14 +14,15 @@ use super::files::directory_of;
 #[cfg(test)]
 use zarrs_cuda_testing::stores::disk::Disk;
 
-/// Lets the disk know which names there are in a directory of a store.
+/// Syncs a directory of a store, so that the names in it are on the disk.
 type Sync = Box<dyn Fn(&Path) -> io::Result<()> + Send + std::marker::Sync>;
 
-/// Directories with names that were made, and are not known to be on the disk.
+/// The directories in which names were made or erased, and which were not synced since.
 pub(crate) struct Names {
     sync: Sync,
     new: Mutex<BTreeSet<PathBuf>>,
-    /// Held while directories are synced: a call must not return while another one syncs its names.
+    /// The lock that is held while directories are synced: a call must not return while another call syncs
+    /// its names.
     syncing: Mutex<()>,
 }
 
@@ -34,7 +35,8 @@ impl fmt::Debug for Names {
 }
 
 impl Names {
-    /// The names of the values of `store`, if these are files, and the store does not sync their names.
+    /// Returns the names of the values of `store`; `None` if these are not files, or the store syncs names
+    /// itself.
     pub(crate) fn of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<Self> {
         #[cfg(test)]
         if let Some(disk) = (store as &dyn std::any::Any).downcast_ref::<Arc<Disk>>() {
@@ -47,7 +49,7 @@ impl Names {
         directory_of(store).map(Self::new)
     }
 
-    /// The names of the files below `root`.
+    /// Returns the names of the files below `root`.
     pub(crate) fn new(root: PathBuf) -> Self {
         Self::synced_by(move |directory| sync_directory(&root.join(directory)))
     }
@@ -62,14 +64,15 @@ impl Names {
         }
     }
 
-    /// Note that the name of `key` was made, or erased. The directories above it may be new, too.
+    /// Notes that the name of `key` was made or erased. The directories above it may be new, too.
     pub(crate) fn note(&self, key: &StoreKey) {
         let above = Path::new(key.as_str()).ancestors().skip(1);
         let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
         new.extend(above.map(Path::to_path_buf));
     }
 
-    /// Let the disk have every name that was noted before the call. After an error they are tried again.
+    /// Syncs every name that was noted before the call. After an error, the next call tries the same names
+    /// again.
     ///
     /// # Errors
     /// The error of the file system.
@@ -77,7 +80,8 @@ impl Names {
         let _turn = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let take = || self.new.lock().unwrap_or_else(PoisonError::into_inner);
         let noted = std::mem::take(&mut *take());
-        // The deepest first: a directory that is on the disk has all of its names.
+        // The deepest directories are synced first. So all names in a directory are on the disk before its
+        // own name is.
         let synced = noted
             .iter()
             .rev()
@@ -89,7 +93,7 @@ impl Names {
     }
 }
 
-/// Let the disk know which names there are beside `path`.
+/// Syncs the names in the directory of `path`.
 ///
 /// # Errors
 /// The error of the file system, unless another process has removed the directory.
@@ -101,7 +105,7 @@ pub(crate) fn sync_names_beside(path: &Path) -> io::Result<()> {
     sync_directory(directory)
 }
 
-/// Let the disk know which names there are in `directory`.
+/// Syncs the names in `directory`.
 ///
 /// # Errors
 /// The error of the file system, unless another process has removed the directory.
@@ -109,13 +113,13 @@ pub(crate) fn sync_names_beside(path: &Path) -> io::Result<()> {
 pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
     match File::open(directory).and_then(|directory| directory.sync_all()) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        // Some file systems sync no directories.
+        // Some file systems cannot sync directories.
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
         synced => synced,
     }
 }
 
-/// Nothing: directories are not synced on this system.
+/// Does nothing, because directories are not synced on this system.
 #[cfg(not(unix))]
 pub(crate) fn sync_directory(_directory: &Path) -> io::Result<()> {
     Ok(())

@@ -1,16 +1,16 @@
-//! Turns on files: processes compare and write a shard that is a file one after the other.
+//! Gives processes turns on files: they compare and write a shard that is a file one after the other.
 //!
-//! A codec takes a turn among the encoders of its process (`codec_queue.rs`), and does not know whether its shard
-//! is a file. A store of files knows. So the turn of a thread opens a [`Scope`], and the store [holds](hold)
-//! each file that it is asked for meanwhile. The locks end with the turn.
+//! A codec takes a turn among the encoders of its process (`codec_queue.rs`), and does not know whether its
+//! shard is a file. A store of files knows it. So the turn of a thread opens a [`Scope`], and the store
+//! [holds](hold) each file that it is asked for during the turn. The locks end with the turn.
 //!
 //! 1. A lock is an advisory lock of the open file. The system takes it away when the process ends,
 //!    however it ends.
 //! 2. Another process may replace the file while this one waits for its lock. So the name is compared
 //!    after the file was locked.
-//! 3. Where there is no file yet, its directory is locked.
-//! 4. No turn waits longer than its limit. Then it is refused with [`ErrorKind::ResourceBusy`].
-//! 5. Some file systems have no locks. There nothing is locked.
+//! 3. If the file does not exist, its directory is locked.
+//! 4. No turn waits longer than its limit. Then the turn is refused with [`ErrorKind::ResourceBusy`].
+//! 5. Some file systems have no locks. On such a file system, nothing is locked.
 
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -20,18 +20,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// The turns of this thread, the innermost last.
+    /// The files that each turn of this thread holds. The innermost turn is the last.
     static SCOPES: RefCell<Vec<Files>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The files of one turn.
+/// The files that one turn holds.
 struct Files {
-    /// When the turn stops waiting; `None` if it never does.
+    /// The time at which the turn stops waiting; `None` if it waits without limit.
     until: Option<Instant>,
     held: Vec<Held>,
 }
 
-/// A file, or the directory of one that does not exist, whose lock this process has.
+/// A locked file or, if the file does not exist, its locked directory.
 struct Held {
     path: PathBuf,
     locked: File,
@@ -39,16 +39,18 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // A forked child may have the open file, too: closing it would not unlock it.
+        // The file is unlocked explicitly: if a forked child has the same open file, closing it does not
+        // unlock it.
         let _ = self.locked.unlock(); // the lock ends with the process at the latest
     }
 }
 
-/// The turn of a thread. Files that its store holds meanwhile are unlocked when it is dropped.
+/// The scope of a thread's turn. Files that its store holds in the scope are unlocked when the scope is
+/// dropped.
 pub(super) struct Scope(PhantomData<*const ()>);
 
 impl Scope {
-    /// Open a scope, whose files are waited for until `limit` after `since`.
+    /// Opens a scope. Its files are waited for until `limit` after `since`.
     pub(super) fn new(since: Instant, limit: Duration) -> Self {
         let until = since.checked_add(limit);
         let held = Vec::new();
@@ -63,11 +65,11 @@ impl Drop for Scope {
     }
 }
 
-/// Hold the file at `path` until the turn of this thread ends. Without a turn, nothing is done.
+/// Holds the file at `path` until the turn of this thread ends. Without a turn, it does nothing.
 ///
 /// # Errors
-/// [`ErrorKind::ResourceBusy`] if another process holds it for longer than the turn may wait, or an outer
-/// turn of this thread does.
+/// [`ErrorKind::ResourceBusy`] if another process holds the file for longer than the turn may wait, or if an
+/// outer turn of this thread holds it.
 pub fn hold(path: &Path) -> io::Result<()> {
     let known = SCOPES.with_borrow(|scopes| {
         let (inner, outer) = scopes.split_last()?;
@@ -86,10 +88,10 @@ pub fn hold(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Let the turn of this thread hold `file`, which this process has made and will give the name `path`.
+/// Lets the turn of this thread hold `file`, which this process has made and will give the name `path`.
 ///
 /// # Errors
-/// [`ErrorKind::ResourceBusy`] if another process has locked it.
+/// [`ErrorKind::ResourceBusy`] if another process has locked the file.
 pub(super) fn hold_new(path: &Path, file: &File) -> io::Result<()> {
     if SCOPES.with_borrow(Vec::is_empty) {
         return Ok(());
@@ -121,7 +123,7 @@ fn busy(path: &Path, who: &str) -> io::Error {
     io::Error::new(ErrorKind::ResourceBusy, what)
 }
 
-/// The locked file at `path`, or the locked directory where there is no file; `None` where nothing can be
+/// Returns the locked file at `path` or, if there is no file, its locked directory; `None` if nothing can be
 /// locked.
 fn lock(path: &Path, until: Option<Instant>) -> io::Result<Option<File>> {
     loop {
@@ -137,7 +139,7 @@ fn lock(path: &Path, until: Option<Instant>) -> io::Result<Option<File>> {
                     Err(_) => return Ok(None),
                 }
             }
-            // The store finds the same, and says it.
+            // The store gets the same error when it opens the file, and reports it.
             Err(_) => return Ok(None),
         };
         if !waited(&file, path, until)? {
@@ -147,11 +149,11 @@ fn lock(path: &Path, until: Option<Instant>) -> io::Result<Option<File>> {
         if !is_new && is_at(&file, place) {
             return Ok(Some(file));
         }
-        let _ = file.unlock(); // it is closed, too
+        let _ = file.unlock(); // the file is closed in any case
     }
 }
 
-/// Wait for the lock of `file`. Returns whether the file system has locks.
+/// Waits for the lock of `file`. Returns whether the file system has locks.
 fn waited(file: &File, path: &Path, until: Option<Instant>) -> io::Result<bool> {
     const LONGEST: Duration = Duration::from_millis(4);
     let mut pause = Duration::from_micros(50);
@@ -171,7 +173,7 @@ fn waited(file: &File, path: &Path, until: Option<Instant>) -> io::Result<bool> 
     }
 }
 
-/// Whether `path` is the name of the open file.
+/// Returns whether `path` is a name of the open file.
 #[cfg(unix)]
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -182,7 +184,7 @@ pub(super) fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Whether `path` is the name of a file, which is taken for the open one.
+/// Returns whether a file has the name `path`. On this system, it is taken for the open file.
 #[cfg(not(unix))]
 pub(super) fn is_at(_file: &File, path: &Path) -> bool {
     path.exists()

@@ -1,9 +1,9 @@
-//! Directories, read without zarrs.
+//! Reads directories and files without zarrs.
 //!
 //! zarrs' `FilesystemStore` lists nothing, without an error, if it cannot open a directory: a process with
-//! too many open files takes a full directory for an empty one. It panics at a name that is not UTF-8. It finds
-//! nothing under a link that leads nowhere, and waits for the other end of a pipe. Here each error is returned,
-//! and a file is looked at before it is read.
+//! too many open files takes a full directory for an empty one. It panics at a name that is not UTF-8. It
+//! finds nothing under a link that leads nowhere, and waits for the other end of a pipe. This module returns
+//! each error, and looks at a file before it reads the file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use super::times::{Stamp, Times};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// Replaces each part of a name that is not UTF-8.
+/// The character that replaces each part of a name that is not UTF-8.
 pub(crate) const NOT_UTF_8: char = char::REPLACEMENT_CHARACTER;
 
 /// The directory of a store whose keys are paths.
@@ -32,14 +32,14 @@ pub(crate) struct Files {
 
 /// An entry of a directory.
 struct Entry {
-    /// With [`NOT_UTF_8`] where it is not UTF-8.
+    /// The name of the entry, with [`NOT_UTF_8`] where it is not UTF-8.
     name: String,
     is_directory: bool,
     is_link: bool,
 }
 
 fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
-    // Its number alone says that there are too many open files.
+    // The error number alone says that there are too many open files.
     let advice = if error.kind() == ErrorKind::PermissionDenied {
         "see to it that this process may"
     } else {
@@ -51,14 +51,14 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
     ))
 }
 
-/// Whether there is nothing at a path.
+/// Returns whether `error` says that nothing exists at a path.
 fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// Whether a link leads to nothing, or to itself.
+/// Returns whether `error` says that a link leads to nothing, or to itself.
 fn leads_nowhere(error: &io::Error) -> bool {
-    // The kind of error that this is has no stable name.
+    // The `ErrorKind` of a loop of links has no stable name.
     #[cfg(target_os = "linux")]
     let is_loop = error.raw_os_error() == Some(libc::ELOOP);
     #[cfg(not(target_os = "linux"))]
@@ -66,7 +66,7 @@ fn leads_nowhere(error: &io::Error) -> bool {
     is_loop || is_missing(error)
 }
 
-/// When the inode was changed, as by renaming.
+/// Returns the time at which the inode was changed, for example by renaming.
 #[cfg(unix)]
 #[cfg_attr(
     not(feature = "filesystem"),
@@ -89,7 +89,7 @@ fn changed(_: &fs::Metadata) -> Option<SystemTime> {
     None
 }
 
-/// The directory whose files are the values of `store`, if it is zarrs' store of files.
+/// Returns the directory whose files are the values of `store`; `None` if it is not zarrs' store of files.
 #[cfg(feature = "filesystem")]
 pub(crate) fn directory_of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<PathBuf> {
     let store: &dyn std::any::Any = store;
@@ -97,7 +97,7 @@ pub(crate) fn directory_of<S: ?Sized + 'static>(store: &Arc<S>) -> Option<PathBu
     Some(store.prefix_to_fs_path(&StorePrefix::root()))
 }
 
-/// `None`: without the feature `filesystem`, zarrs' store of files is not known.
+/// Returns `None`: without the feature `filesystem`, zarrs' store of files is not known.
 #[cfg(not(feature = "filesystem"))]
 pub(crate) fn directory_of<S: ?Sized + 'static>(_store: &Arc<S>) -> Option<PathBuf> {
     None
@@ -118,7 +118,7 @@ impl Files {
         let cannot = |error: &io::Error| failed("list the directory", &path, error);
         let directory = match fs::read_dir(&path) {
             Ok(directory) => directory,
-            // There is nothing below it.
+            // A directory that does not exist has no entries.
             Err(error) if is_missing(&error) => return Ok(Vec::new()),
             Err(error) => return Err(cannot(&error)),
         };
@@ -127,7 +127,7 @@ impl Files {
             let entry = entry.map_err(|error| cannot(&error))?;
             let kind = match entry.file_type() {
                 Ok(kind) => kind,
-                // It was deleted meanwhile.
+                // The entry was deleted meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(failed("look at", &entry.path(), &error)),
             };
@@ -149,7 +149,7 @@ impl Files {
         Ok(entries)
     }
 
-    /// When files were stored.
+    /// Returns a function that tells when files were stored.
     #[cfg_attr(
         not(feature = "filesystem"),
         allow(dead_code, reason = "of a store that has them")
@@ -167,10 +167,10 @@ impl Files {
         })
     }
 
-    /// When the file of `key` was stored; `None` if there is none.
+    /// Returns when the file of `key` was stored; `None` if there is no file.
     ///
     /// # Errors
-    /// If it cannot be looked at, or the file system keeps no times.
+    /// The error of a file that cannot be looked at, or of a file system that keeps no times.
     #[cfg_attr(
         not(feature = "filesystem"),
         allow(dead_code, reason = "of a store that has them")
@@ -188,10 +188,10 @@ impl Files {
         Ok(Some(Stamp { written, placed }))
     }
 
-    /// The keys and prefixes directly under `prefix`, in order.
+    /// Returns the keys and prefixes directly under `prefix`, in order.
     ///
     /// # Errors
-    /// If the directory cannot be read, unless there is none.
+    /// The error of a directory that cannot be read. A missing directory is no error.
     pub(crate) fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
         let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
         for entry in self.entries(prefix.as_str())? {
@@ -207,10 +207,10 @@ impl Files {
         Ok(StoreKeysPrefixes::new(keys, prefixes))
     }
 
-    /// All keys under `prefix`, in order.
+    /// Returns all keys under `prefix`, in order.
     ///
     /// # Errors
-    /// If a directory cannot be read, unless it is gone.
+    /// The error of a directory that cannot be read. A directory that was deleted is no error.
     pub(crate) fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
         let mut keys = Vec::new();
         let mut left = vec![prefix.as_str().to_owned()];
@@ -228,8 +228,8 @@ impl Files {
         Ok(keys)
     }
 
-    /// Whether a link in a directory leads to a directory on the way to it: its keys are found already, and
-    /// the link again. So does a link that is gone.
+    /// Returns whether a link in a directory leads to this directory or one above it. The keys below such a
+    /// link are found already, and so is the link. Also returns true for a link that is gone.
     fn leads_up(&self, directory: &str, link: &str) -> Result<bool> {
         let real = |path: &str| {
             let path = self.root.join(path);
@@ -242,7 +242,7 @@ impl Files {
         let Some(target) = real(link)? else {
             return Ok(true);
         };
-        // Directories that links lead to are in others than their keys say.
+        // A directory that a link leads to does not lie where its key says, so the real paths are compared.
         let ends = directory.match_indices('/').map(|(end, _)| end);
         for end in std::iter::once(0).chain(ends) {
             if real(&directory[..end])?.is_some_and(|above| above.starts_with(&target)) {
@@ -252,11 +252,11 @@ impl Files {
         Ok(false)
     }
 
-    /// Whether a regular file of at most `most` bytes lies at `key`, and not something else, such as a link, a pipe or
-    /// a directory; `None` if there is nothing.
+    /// Returns whether `key` is a regular file of at most `most` bytes, and not, for example, a link, a pipe
+    /// or a directory; `None` if nothing is there.
     ///
     /// # Errors
-    /// If it cannot be looked at.
+    /// The error of a file that cannot be looked at.
     pub(crate) fn is_file_of(&self, key: &StoreKey, most: u64) -> Result<Option<bool>> {
         let path = self.root.join(key.as_str());
         match fs::symlink_metadata(&path) {
@@ -267,7 +267,7 @@ impl Files {
     }
 }
 
-/// A file that is open for reading. It stays the same file when another one takes its name.
+/// A file that is open for reading. It stays the same file if another file takes its name.
 #[derive(Debug)]
 pub(crate) struct File {
     path: PathBuf,
@@ -276,10 +276,10 @@ pub(crate) struct File {
 }
 
 impl Files {
-    /// Open the value at `key`; `None` if there is none.
+    /// Opens the value at `key`; `None` if there is no value.
     ///
     /// # Errors
-    /// If it cannot be opened, or is not a file.
+    /// The error of a value that cannot be opened, or is not a file.
     pub(crate) fn open(&self, key: &StoreKey) -> Result<Option<File>> {
         let path = self.root.join(key.as_str());
         // Opening a pipe would wait for its other end.
@@ -299,21 +299,21 @@ impl Files {
 }
 
 impl File {
-    /// How many bytes the file has now. Another process may have truncated it.
+    /// Returns the number of bytes of the file now. Another process may have truncated the file.
     ///
     /// # Errors
-    /// If the file cannot be looked at.
+    /// The error of a file that cannot be looked at.
     pub(crate) fn size(&self) -> Result<u64> {
         let metadata = self.file.metadata();
         let metadata = metadata.map_err(|error| failed("look at", &self.path, &error))?;
         Ok(metadata.len())
     }
 
-    /// Read `ranges` into `buffer`, one after the other, and return each.
+    /// Reads `ranges` into `buffer`, one after the other, and returns the bytes of each.
     ///
     /// # Errors
-    /// If a range is not in the file, there is no memory, or the file cannot be read: another process
-    /// may have truncated it.
+    /// The error of a range that is not in the file, of missing memory, or of a file that cannot be read:
+    /// another process may have truncated it.
     pub(crate) fn read<'b>(
         &self,
         ranges: &[ByteRange],
@@ -343,7 +343,7 @@ impl File {
         let mut rest = &mut buffer[..len];
         let mut read = Vec::with_capacity(ranges.len());
         for range in ranges {
-            // Fits: the sum does.
+            // The length fits, because the sum of all lengths does.
             let len = usize::try_from(range.end - range.start).unwrap_or(0);
             let (bytes, others) = rest.split_at_mut(len);
             read_exact_at(&self.file, bytes, range.start)

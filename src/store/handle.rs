@@ -1,4 +1,5 @@
-//! The bytes of one value of a store, as zarrs hands them to a codec, which does not know the key.
+//! Reads and writes the bytes of one value of a store, as zarrs hands them to a codec, which does not know
+//! the key.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -22,29 +23,30 @@ use crate::panics::no_panic;
 
 type Result<T> = std::result::Result<T, CodecError>;
 
-/// The operations of a codec on the bytes of a value, through the handles of one kind.
+/// The operations of a codec on the bytes of a value, for one kind of handles: blocking or awaited.
 pub(crate) trait Handle {
     /// zarrs' handle to read the bytes.
     type Reader: ?Sized + Send + Sync + 'static;
     /// zarrs' handle to read and write the bytes.
     type Writer: ?Sized + Send + Sync + 'static;
-    /// A turn among the writers of this process, until it is dropped.
+    /// A turn among the encoders of this process, which ends when this value is dropped.
     type Turn;
 
-    /// The reading side of a handle.
+    /// Returns the reading side of a handle.
     fn reader(writer: &Self::Writer) -> &Self::Reader;
 
-    /// Read the bytes at `ranges`, by one request; `None` if there is no value.
+    /// Reads the bytes at `ranges` by one request; `None` if there is no value.
     ///
     /// # Errors
-    /// The store's. A panic of the store is an error, too: some stores panic where a range leaves the value.
+    /// The errors of the store. A panic of the store is an error, too: some stores panic if a range leaves
+    /// the value.
     fn read<'a>(
         reader: &'a Self::Reader,
         ranges: Vec<ByteRange>,
         options: &CodecOptions,
     ) -> impl Future<Output = Result<Option<Vec<ArrayBytesRaw<'a>>>>> + Send;
 
-    /// Read the bytes of one range; `None` if there is no value.
+    /// Reads the bytes of one range; `None` if there is no value.
     fn read_one<'a>(
         reader: &'a Self::Reader,
         range: ByteRange,
@@ -62,7 +64,7 @@ pub(crate) trait Handle {
         }
     }
 
-    /// Take a turn, after waiting for `limit` at most.
+    /// Takes a turn, after it has waited for at most `limit`.
     ///
     /// # Errors
     /// [`NoTurn`] if the turn does not come in time, or if this thread has another one.
@@ -71,21 +73,22 @@ pub(crate) trait Handle {
         limit: Duration,
     ) -> impl Future<Output = std::result::Result<Self::Turn, NoTurn>> + Send;
 
-    /// Write bytes at their offsets, by one request.
+    /// Writes bytes at their offsets, by one request.
     fn write(
         writer: &Self::Writer,
         pieces: Vec<(u64, Vec<u8>)>,
         options: &CodecOptions,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Whether bytes are written without replacing the value.
+    /// Returns whether the store writes bytes without replacing the value.
     fn writes_ranges(writer: &Self::Writer) -> bool;
 
-    /// Erase the value.
+    /// Erases the value.
     fn erase(writer: &Self::Writer) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// The error of a store, as codecs return it if the file of a shard is busy ([`hold`](super::hold)).
+/// Returns the error of a store as codecs report it. It says so if the file of a shard is busy
+/// ([`hold`](super::hold)).
 fn refused(error: CodecError) -> CodecError {
     match error {
         CodecError::StorageError(StorageError::IOError(error))
@@ -97,7 +100,7 @@ fn refused(error: CodecError) -> CodecError {
     }
 }
 
-/// Handles whose calls return when they are done. Every future is ready when it is first polled.
+/// Marks handles whose calls return when they are done. Every future is ready when it is first polled.
 #[derive(Debug)]
 pub(crate) enum BlockingHandle {}
 
@@ -147,7 +150,7 @@ impl Handle for BlockingHandle {
     }
 }
 
-/// Handles whose calls are awaited.
+/// Marks handles whose calls are awaited.
 #[cfg(feature = "async")]
 #[derive(Debug)]
 pub(crate) enum AwaitedHandle {}

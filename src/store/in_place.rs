@@ -1,8 +1,8 @@
-//! Files of which parts are written where they are.
+//! Writes parts of a file in place.
 //!
-//! A full disk must not leave a shard half written: room for all bytes is reserved before the first one is
-//! written. If a write fails nevertheless, the file gets its old length back. A file that does not exist
-//! appears with all of its parts.
+//! A full disk must not leave a shard half written. So room for all bytes is reserved before the first byte
+//! is written. If a write fails nevertheless, the file gets its old length back. A file that does not exist
+//! appears with all of its parts at once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -14,16 +14,17 @@ use super::durable::sync_names_beside;
 use super::file_turns::{hold, hold_new};
 use super::replace::{Durable, NewFile};
 
-/// Write `values`, each at its offset in bytes, to the file at `path`; all of them, or as far as the file
-/// system fails. If they are to be `synced_below` a directory, they are on the disk when the call returns, and
-/// so are the names below that directory which lead to the file. A missing file and its directories are made. A file with other names (hard links) is copied first, so that its other names keep their bytes.
+/// Writes `values`, each at its offset in bytes, to the file at `path`. Makes a missing file and its
+/// directories. With `synced_below`, the bytes are on the disk when the call returns, and so are the names
+/// below that directory that lead to the file. A file with other names (hard links) is copied first, so that
+/// its other names keep their bytes.
 ///
 /// In a turn of a partial encoder, the file is held until the turn ends.
 ///
 /// # Errors
-/// The error of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If there is
-/// no room, nothing was written, except on file systems that copy what is overwritten. After each error the
-/// file is as long as it was. Bytes that lie within the old length may be old or new.
+/// The error of the file system, or [`ErrorKind::ResourceBusy`] if another process holds the file. If the
+/// disk has no room, nothing was written, except on file systems that copy what is overwritten. After each
+/// error the file has its old length. Bytes within the old length may be old or new.
 pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) -> io::Result<()> {
     let durable = synced_below.map_or(Durable::No, Durable::Below);
     let sync = synced_below.is_some();
@@ -44,7 +45,8 @@ pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) 
     let len = file.metadata()?.len();
     let written = reserve(&file, values).and_then(|()| write_all(&file, values, sync));
     if written.is_err() {
-        // Room that was reserved behind the end is given back, too. The first error is the one to report.
+        // Room that was reserved behind the end is given back, too. The first error is the one that is
+        // reported.
         let _ = file.set_len(len);
     }
     written
@@ -52,7 +54,7 @@ pub fn write(path: &Path, values: &[(u64, Bytes)], synced_below: Option<&Path>) 
 
 fn create(path: &Path, values: &[(u64, Bytes)], durable: Durable<'_>) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok() {
-        // A link that leads to nothing is followed.
+        // If `path` is a link that leads to nothing, this makes the file to which it leads.
         let file = OpenOptions::new()
             .write(true)
             .create(true)
@@ -75,9 +77,9 @@ fn create(path: &Path, values: &[(u64, Bytes)], durable: Durable<'_>) -> io::Res
     new.rename_to(path, durable)
 }
 
-/// Give the file at `path` a copy of its own, which has no other names, and return it.
+/// Replaces the file at `path` by a copy that has no other names, and returns the copy.
 fn copy_of(path: &Path, durable: Durable<'_>) -> io::Result<File> {
-    // A symbolic link stays one.
+    // The copy replaces the file, not a symbolic link that leads to it.
     let real = fs::canonicalize(path)?;
     let mut from = File::open(&real)?;
     let copy = NewFile::beside(&real)?;
@@ -90,7 +92,7 @@ fn copy_of(path: &Path, durable: Durable<'_>) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reserve room for `values`, without making the file longer.
+/// Reserves room on the disk for `values`, without making the file longer.
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, values: &[(u64, Bytes)]) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -106,7 +108,7 @@ fn reserve(file: &File, values: &[(u64, Bytes)]) -> io::Result<()> {
                 Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => {
                     return Err(error.into());
                 }
-                // Other errors say that the file system does not reserve.
+                // Other errors say that the file system cannot reserve room.
                 _ => break,
             }
         }
@@ -148,7 +150,7 @@ fn has_other_names(_metadata: &fs::Metadata) -> bool {
     false
 }
 
-/// Let the disk know the names of the directories above `path` that lie below `root`. Any of them may be new: the
+/// Syncs the names of the directories above `path` that lie below `root`. Any of them may be new, because the
 /// turn of a partial write makes directories, too.
 fn sync_directories(path: &Path, root: &Path) -> io::Result<()> {
     let above = path.ancestors().skip(1);

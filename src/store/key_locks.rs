@@ -1,8 +1,8 @@
-//! Locks of keys: writers of the same shard in this process write one after the other.
+//! Locks keys: writers of the same shard in this process write one after the other.
 //!
-//! A lock is held while the store is read and written. A store that hands its work to the threads of
-//! rayon must not wait for it there: rayon could give the waiting thread another write that
-//! waits for the same lock.
+//! A lock is held while the store is read and written. A store that hands its work to the threads of rayon
+//! must not let such a thread wait for a lock: rayon could give the waiting thread another write that waits
+//! for the same lock.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -15,7 +15,8 @@ use zarrs_storage::StoreKey;
 use super::Awaited;
 use super::Blocking;
 
-/// Shards that share a lock wait for each other without need, which only costs time.
+/// The number of locks. Shards that share a lock sometimes wait for each other without need, which only costs
+/// time.
 pub(crate) const STRIPES: usize = 64;
 
 /// The locks of the keys of an adapter. Its store either blocks or is awaited, and each kind of store
@@ -37,24 +38,24 @@ impl Default for KeyLocks {
     }
 }
 
-/// The number of the lock of `shard`.
+/// Returns the number of the lock of `shard`.
 pub(crate) fn stripe(shard: &StoreKey) -> usize {
     let mut hasher = DefaultHasher::new();
     shard.hash(&mut hasher);
-    // The remainder is less than 64.
+    // The remainder is less than 64, so it fits.
     usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)
 }
 
-/// The numbers of the locks of `shards`, each once and in order: two writers that each wait for several locks
-/// wait for these locks in the same order.
+/// Returns the numbers of the locks of `shards`, each once and in order. So two writers that each wait for
+/// several locks wait for them in the same order.
 fn stripes(shards: &[StoreKey]) -> impl Iterator<Item = usize> {
     let stripes: BTreeSet<usize> = shards.iter().map(stripe).collect();
     stripes.into_iter()
 }
 
-/// Waits for locks of keys in the way in which the store waits for everything else.
+/// Waits for locks of keys in the same way as for the store: the thread blocks, or the wait is awaited.
 pub(crate) trait LocksKeys {
-    /// Holds a lock until it is dropped.
+    /// The guard of a lock, which is held until the guard is dropped.
     type Guard<'a>;
 
     /// Waits for the lock of `shard`.
@@ -94,7 +95,7 @@ impl<S: ?Sized + Sync> LocksKeys for Blocking<'_, S> {
     }
 
     async fn lock_all_keys<'a>(&self, locks: &'a KeyLocks) -> Vec<Self::Guard<'a>> {
-        // All writers lock in one order. A writer that holds one lock waits for no other.
+        // All writers take locks in this order. A writer that holds only one lock waits for no other lock.
         let held = locks.blocking.iter().map(Mutex::lock);
         held.map(|lock| lock.unwrap_or_else(PoisonError::into_inner))
             .collect()

@@ -1,14 +1,14 @@
-//! Leases on files: a file that says which process does something, and that the process still runs.
+//! Takes leases on files. A lease says which process does some work, and whether the process still runs.
 //!
-//! A lease is a file with the [`Owner`] and a count that the owner raises every few seconds. It permits
-//! nothing. It finds out that another process does the same, before either has changed anything.
+//! A lease is a file with the [`Owner`] and a count that the owner raises every few seconds. A process looks
+//! for the leases of others before it changes anything; the lease does not keep others from writing.
 //! `array_lease.rs` says which leases of an array exclude each other.
 //!
 //! 1. The owner has an advisory lock on the file. The system takes the lock away when the process ends,
 //!    however it ends. So a lease without a lock is taken over at once, if its owner is of this machine.
-//! 2. Where locks say nothing (another machine, a file system without locks), the owner is asked for
-//!    whether it [runs](Owner::life). If that is not known, the lease must stay as it is for [`DURATION`],
-//!    by the clock of the process that waits.
+//! 2. Where locks say nothing (another machine, a file system without locks), the process asks whether the
+//!    owner [runs](Owner::life). If that is not known, the lease must stay unchanged for [`DURATION`], by the
+//!    clock of the process that waits.
 //! 3. The file is deleted when the lease is dropped, and so are directories that were made for it and are
 //!    empty. A forked child leaves the lease to its parent.
 
@@ -24,49 +24,49 @@ use super::file_turns::is_at;
 use super::owner::{Life, Owner};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How long a lease must stay as it is until another process may take it over.
+/// The time for which a lease must stay unchanged until another process may take it over.
 pub(super) const DURATION: Duration = Duration::from_secs(10);
 
-/// How often the count of a lease is raised.
+/// The time between two raises of the count of a lease.
 pub(super) const BEAT: Duration = Duration::from_secs(3);
 
-/// How often a lease is made anew whose directory is gone.
+/// The number of times that a lease is made again because its directory was removed.
 const ATTEMPTS: usize = 100;
 
-/// A lease of any kind, which is deleted when the last of its holders drops it.
+/// A lease on files or on objects, which is deleted when its last holder drops it.
 pub(crate) type Held = Arc<dyn fmt::Debug + Send + Sync>;
 
-/// A lease of this process.
+/// A lease on a file that this process has.
 #[derive(Debug)]
 pub(crate) struct Lease {
     file: Arc<File>,
     path: PathBuf,
-    /// Directories that were made for the file, the deepest first.
+    /// The directories that were made for the file, the deepest first.
     made: Vec<PathBuf>,
     process: u32,
 }
 
-/// A lease that another process has made, and may have left.
+/// A lease of another process, which may have ended without deleting it.
 struct Doubtful {
     path: PathBuf,
     file: File,
     content: String,
 }
 
-/// The state of a lease that another process has made.
+/// The state of a lease of another process.
 enum LeaseState {
-    /// No process has it.
+    /// No process has the lease.
     Free,
-    /// Its owner may run.
+    /// The owner of the lease may still run.
     Unknown,
 }
 
 impl Lease {
-    /// Take the lease at `path`, whose directories are made.
+    /// Takes the lease at `path`, and makes the directories above it.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] if another process has it, or another part of this process; otherwise
-    /// the errors of the file system.
+    /// [`ErrorKind::ResourceBusy`] if another process, or another part of this process, has the lease;
+    /// otherwise the errors of the file system.
     pub(crate) fn take(path: &Path) -> io::Result<Self> {
         Self::take_within(path, DURATION)
     }
@@ -79,7 +79,7 @@ impl Lease {
                 make(directory, &mut made)?;
             }
             let (file, is_new) = match open(path) {
-                // Some file systems say so wherever no file can be made.
+                // Some file systems return this error wherever no file can be made.
                 Err(error) if error.kind() == ErrorKind::NotFound && attempts < ATTEMPTS => {
                     attempts += 1;
                     continue;
@@ -96,7 +96,7 @@ impl Lease {
                 }
                 Err(TryLockError::Error(_)) => false,
             };
-            // The process that had the lease may have deleted it in between.
+            // The process that had the lease may have deleted the file before this process locked it.
             if !is_at(&file, path) {
                 continue;
             }
@@ -113,7 +113,7 @@ impl Lease {
             }
             break (file, is_new);
         };
-        // From here on the file is deleted after an error, too.
+        // From here on the file is deleted after an error, too, when `lease` is dropped.
         let lease = Self {
             file: Arc::new(file),
             path: path.to_path_buf(),
@@ -128,11 +128,11 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Check that no process has one of the leases at `paths`. Leases of processes that have ended are
-    /// deleted.
+    /// Checks that no process has one of the leases at `paths`. Deletes leases of processes that have ended.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] if a process has one; otherwise the errors of the file system.
+    /// [`ErrorKind::ResourceBusy`] if a process has one of the leases; otherwise the errors of the file
+    /// system.
     pub(crate) fn check_free(paths: &[PathBuf]) -> io::Result<()> {
         Self::check_free_within(paths, DURATION)
     }
@@ -148,7 +148,7 @@ impl Lease {
                 return Ok(());
             }
             tracing::info!(leases = doubtful.len(), path = %doubtful[0].path.display(), "leases may be another machine's: waiting whether they change");
-            // All of them at once: there may be one for each part of an image.
+            // All leases are waited for at the same time: there may be one for each part of an image.
             thread::sleep(duration);
             left.clear();
             for Doubtful {
@@ -170,15 +170,15 @@ impl Lease {
     }
 }
 
-/// The lease at `path`, if its owner may run. Deletes it if the owner has ended.
+/// Returns the lease at `path`, if its owner may still run. Deletes the lease if the owner has ended.
 fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
     must_be_plain(path)?;
     let file = match OpenOptions::new().read(true).write(true).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    // Shared: processes that look at one lease, and may run beside each other, do not take each other for
-    // its owner.
+    // The lock is shared: processes that look at one lease at the same time must not take each other for its
+    // owner.
     let has_lock = match file.try_lock_shared() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(busy(&path.display(), &content(&file)?)),
@@ -186,7 +186,7 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
     };
     if let LeaseState::Unknown = look(path, &file, has_lock)? {
         let content = content(&file)?;
-        let _ = file.unlock(); // the look is over
+        let _ = file.unlock(); // the lease was looked at
         let path = path.to_path_buf();
         return Ok(Some(Doubtful {
             path,
@@ -194,7 +194,7 @@ fn doubt(path: &Path) -> io::Result<Option<Doubtful>> {
             content,
         }));
     }
-    // No other thread looks at the lease now, or begins to own it.
+    // Now no other thread looks at the lease, or begins to own it.
     if (!has_lock || file.try_lock().is_ok()) && is_at(&file, path) {
         delete(path)?;
     }
@@ -208,7 +208,7 @@ fn delete(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Make `directory` and those above it. Adds the ones that were not there to `made`, the deepest first.
+/// Makes `directory` and the directories above it. Adds those that were missing to `made`, the deepest first.
 fn make(directory: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     let above = directory.ancestors();
     let missing = above.take_while(|path| !path.as_os_str().is_empty() && !path.exists());
@@ -229,14 +229,15 @@ impl Drop for Lease {
         {
             tracing::warn!(path = %self.path.display(), %error, "a lease was left behind");
         }
-        // The first that is not empty, or gone, ends it.
+        // The first directory that is not empty, or is gone, ends the loop.
         let _ = self.made.iter().try_for_each(fs::remove_dir);
-        // A forked child may have the open file, too: closing it would not unlock it.
+        // The file is unlocked explicitly: if a forked child has the same open file, closing it does not
+        // unlock it.
         let _ = self.file.unlock(); // the lock ends with the process at the latest
     }
 }
 
-/// The file at `path`, and whether it was made.
+/// Opens the file at `path`. Returns the file, and whether it was made.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     must_be_plain(path)?;
     let mut options = OpenOptions::new();
@@ -247,7 +248,7 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// Check that no link is followed: a file that the link leads to must not be written.
+/// Checks that `path` is not a link: the file that it leads to must not be written.
 fn must_be_plain(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let what = format!("{} is not a plain file: delete it", path.display());
@@ -256,11 +257,11 @@ fn must_be_plain(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Find out whether the lease in `file` is somebody's.
+/// Finds out whether a process may still have the lease in `file`.
 fn look(path: &Path, file: &File, has_lock: bool) -> io::Result<LeaseState> {
     let content = content(file)?;
     let Some(owner) = owner_of(&content) else {
-        // A process died before it wrote its name, or is about to write it.
+        // The owner died before it wrote its name, or is about to write it.
         return Ok(if has_lock {
             LeaseState::Free
         } else {
@@ -284,12 +285,12 @@ fn content(mut file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The process that has stored `content`.
+/// Returns the process that has stored `content`; `None` if `content` does not name one.
 pub(super) fn owner_of(content: &str) -> Option<Owner> {
     content.lines().next()?.parse().ok()
 }
 
-/// The error that another process has a lease, which lies at `place`.
+/// Returns the error of a lease at `place` that another process has.
 pub(super) fn busy(place: &dyn fmt::Display, content: &str) -> io::Error {
     let who = match owner_of(content) {
         Some(owner) if owner == *Owner::this() => "another part of this process".to_owned(),
@@ -304,13 +305,13 @@ pub(super) fn busy(place: &dyn fmt::Display, content: &str) -> io::Error {
     io::Error::new(ErrorKind::ResourceBusy, what)
 }
 
-/// Write the owner and a count to a lease.
+/// Writes the owner and a count to a lease.
 fn beat(mut file: &File, count: u64) -> io::Result<()> {
     file.rewind()?;
     file.write_all(format!("{}\n{count:020}\n", Owner::this()).as_bytes())
 }
 
-/// The leases whose counts are raised, and whether a thread does that.
+/// The leases whose counts are raised, and whether a thread raises them.
 #[derive(Default)]
 struct Beating {
     files: Vec<Weak<File>>,
@@ -319,7 +320,7 @@ struct Beating {
 
 static BEATING: PerProcess<Mutex<Beating>> = PerProcess::new(Mutex::default);
 
-/// Raise the count of a lease until it is dropped.
+/// Lets a thread raise the count of a lease until the lease is dropped.
 fn keep(file: &Arc<File>) -> io::Result<()> {
     let mut beating = BEATING.get().lock().unwrap_or_else(PoisonError::into_inner);
     beating.files.push(Arc::downgrade(file));
@@ -331,7 +332,7 @@ fn keep(file: &Arc<File>) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs in a thread, and ends when there is no lease.
+/// Raises the counts of all leases, until there is no lease. A thread runs this function.
 fn raise_counts() {
     for count in 1.. {
         thread::sleep(BEAT);

@@ -1,23 +1,23 @@
-//! Stores, for everything above the plan: each operation is written once, whether a store blocks or is
-//! awaited.
+//! Gives everything above the plan access to stores. Each operation is written once, whether a store blocks
+//! or is awaited.
 //!
 //! An operation on a store is an `async fn` over [`Reads`], [`Writes`] and [`Lists`]; one on the bytes of a
 //! value that zarrs hands to a codec is an `async fn` over a kind of [`Handle`]. There are two kinds of both:
 //!
-//! - **Blocking** ([`Blocking`], [`BlockingHandle`]): each call is done when it returns. Its futures are ready when
-//!   they are first polled, so [`now`] runs an operation to its end on the thread of the caller. So an
-//!   operation may wait for its store and its locks alone.
+//! - **Blocking** ([`Blocking`], [`BlockingHandle`]): each call is done when it returns. Its futures are
+//!   ready when they are first polled, so [`now`] runs an operation to its end on the thread of the caller.
+//!   So an operation may wait only for its store and its locks.
 //! - **Awaited** ([`Awaited`], [`AwaitedHandle`]): the caller polls, on a runtime of its own.
 //!
-//! Beside them are what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
+//! The other files have what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
 //! filesystem (`files.rs`), errors of stores that failed or panicked (`failures.rs`), and the order of writers of one process:
 //! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
 //! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
-//! (`file_turns.rs`), and write parts of such shards where these parts are (`in_place.rs`). Whole files are replaced at
-//! once by `replace.rs`, and values of stores that rename have temporaries by `renaming.rs`. `owner.rs` tells
-//! processes apart, and `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two from doing the same to one
-//! array, the latter over stores that have `conditional.rs`;
-//! `durable.rs` lets names outlast a power failure, and `times.rs` has the times of values.
+//! (`file_turns.rs`), and write parts of such shards in place (`in_place.rs`). `replace.rs` replaces whole
+//! files at once, and `renaming.rs` names the temporaries of stores that rename. `owner.rs` tells processes
+//! apart. `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two processes from doing the same work on
+//! one array; leases on objects need the requests of `conditional.rs`. `durable.rs` lets names outlast a
+//! power failure, and `times.rs` has the times of values.
 
 pub(crate) mod array_lease;
 #[cfg(feature = "async")]
@@ -56,15 +56,15 @@ pub(crate) use handle::{BlockingHandle, Handle};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// Values are read.
+/// A store whose values can be read.
 pub(crate) trait Reads: Sync {
-    /// Read a value; `None` if there is none.
+    /// Reads a value; `None` if there is no value.
     fn get(&self, key: &StoreKey) -> impl Future<Output = Result<Option<Bytes>>> + Send;
 
-    /// Read a value of at most `most` bytes; `None` if there is none.
+    /// Reads a value of at most `most` bytes; `None` if there is no value.
     ///
-    /// A store that can look at a value first does not read a longer one, or one that is not a regular file:
-    /// it returns an empty value instead.
+    /// If a store can look at a value first, it does not read a value that is longer, or is not a regular
+    /// file: it returns an empty value instead.
     fn get_at_most(
         &self,
         key: &StoreKey,
@@ -74,8 +74,8 @@ pub(crate) trait Reads: Sync {
         self.get(key)
     }
 
-    /// Read several values as [`get_at_most`](Self::get_at_most) does, each by one request; several at
-    /// once where that helps.
+    /// Reads several values as [`get_at_most`](Self::get_at_most) does, each by one request. It makes several
+    /// requests at once where that helps.
     fn get_each_at_most(
         &self,
         keys: &[StoreKey],
@@ -90,23 +90,23 @@ pub(crate) trait Reads: Sync {
         }
     }
 
-    /// Read parts of a value, by one request; `None` if there is no value.
+    /// Reads parts of a value by one request; `None` if there is no value.
     fn get_ranges(
         &self,
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> impl Future<Output = Result<Option<Vec<Bytes>>>> + Send;
 
-    /// Find the size of a value, in bytes; `None` if there is no value.
+    /// Returns the size of a value in bytes; `None` if there is no value.
     fn size(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
-/// Values are written.
+/// A store whose values can be written and erased.
 pub(crate) trait Writes: Sync {
     fn set(&self, key: &StoreKey, value: Bytes) -> impl Future<Output = Result<()>> + Send;
 
-    /// Write several values, in any order; several at once where that helps. When one fails, the others may have
-    /// been written or not.
+    /// Writes several values in any order, several at once where that helps. When a write fails, each of the
+    /// other values may have been written or not.
     fn set_each(&self, values: &[(StoreKey, Bytes)]) -> impl Future<Output = Result<()>> + Send {
         async move {
             for (key, value) in values {
@@ -116,19 +116,19 @@ pub(crate) trait Writes: Sync {
         }
     }
 
-    /// Write parts of a value, each at its offset, by one request.
+    /// Writes parts of a value, each at its offset, by one request.
     fn set_ranges(
         &self,
         key: &StoreKey,
         values: Vec<(u64, Bytes)>,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Whether the store writes parts of a value without replacing the value.
+    /// Returns whether the store writes parts of a value without replacing the value.
     fn writes_ranges(&self) -> bool;
 
     fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<()>> + Send;
 
-    /// Erase several keys, in any order; several at once where that helps.
+    /// Erases several keys in any order, several at once where that helps.
     fn erase_each(&self, keys: &[StoreKey]) -> impl Future<Output = Result<()>> + Send {
         async move {
             for key in keys {
@@ -141,7 +141,7 @@ pub(crate) trait Writes: Sync {
     fn erase_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Keys are listed.
+/// A store whose keys can be listed.
 pub(crate) trait Lists: Sync {
     fn list_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<StoreKeys>> + Send;
 
@@ -150,7 +150,8 @@ pub(crate) trait Lists: Sync {
         prefix: &StorePrefix,
     ) -> impl Future<Output = Result<StoreKeysPrefixes>> + Send;
 
-    /// Whether a listing that fails is always an error. Some stores return an empty list instead.
+    /// Returns whether a listing that fails always returns an error. Some stores return an empty list
+    /// instead.
     fn returns_each_error(&self) -> bool {
         false
     }

@@ -1,13 +1,14 @@
-//! Leases on objects: as on files, without locks, and with requests that have conditions.
+//! Takes leases on objects: they work as leases on files do, with conditional requests in place of locks.
 //!
-//! 1. The lease is made only if there is none, and its count is raised only if it is the one that this process
-//!    stored last. So of two processes one has it.
-//! 2. A lease of a process of this machine that has ended is taken over at once. Every other one must stay as
-//!    it is for [`DURATION`], by the clock of the process that waits.
-//! 3. Some servers take conditions and ignore them. They are found out by two requests that must fail.
-//! 4. The lease is replaced by an empty value, under the condition that it is still the same, and erased then.
-//!    So no process erases a lease that another one has just made. If an erasure comes so late that another
-//!    process has taken over the empty value, that process makes its lease again when it raises the count.
+//! 1. A process makes the lease only if there is none, and raises the count only if the stored count is the
+//!    one that it stored last. So of two processes, only one has the lease.
+//! 2. A lease of a process of this machine that has ended is taken over at once. Every other lease must stay
+//!    unchanged for [`DURATION`], by the clock of the process that waits.
+//! 3. Some servers take conditions and ignore them. Two requests that must fail find these servers out.
+//! 4. At the end, the lease is replaced by an empty value, under the condition that it is unchanged, and then
+//!    erased. So no process erases a lease that another process has just made. If an erasure comes so late
+//!    that another process has taken over the empty value, that process makes its lease again when it raises
+//!    the count.
 //! 5. A thread of the lease raises the count, and erases the lease at the end. A process that drops the lease
 //!    waits for that thread, but not longer than [`ERASURE`]. A forked child leaves the lease to its parent.
 
@@ -29,23 +30,23 @@ use super::lease::{BEAT, DURATION, busy, owner_of};
 use super::owner::{Life, Owner};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How often a lease is made anew that other processes make and erase.
+/// The number of times that this process tries to make a lease which other processes make and erase.
 const ATTEMPTS: usize = 100;
 
-/// How long a process waits for the erasure of its lease.
+/// The longest time that a process waits for the erasure of its lease.
 const ERASURE: Duration = Duration::from_secs(3);
 
-/// How often an erasure is tried, every [`BEAT`].
+/// The number of times that an erasure is tried, one every [`BEAT`].
 const ERASURES: usize = 20;
 
-/// The numbers of the leases that this process has, or is about to make.
+/// The numbers of the leases on objects that this process has, or is about to make.
 static NUMBERS: PerProcess<Mutex<BTreeSet<u64>>> = PerProcess::new(Mutex::default);
 
 fn numbers() -> MutexGuard<'static, BTreeSet<u64>> {
     NUMBERS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lease of this process.
+/// A lease on an object that this process has.
 pub(crate) struct ObjectLease {
     held: Arc<Held>,
     process: u32,
@@ -55,16 +56,17 @@ pub(crate) struct ObjectLease {
 /// The thread that raises the count of a lease, and erases the lease when `end` is dropped.
 struct Beating {
     end: Sender<()>,
-    /// Closed when the lease is erased.
+    /// Closed by the thread when it has erased the lease.
     erased: Mutex<Receiver<()>>,
 }
 
 struct Held {
     store: Arc<dyn ConditionalStore>,
     key: StoreKey,
-    /// Tells the lease apart from those of other processes: an owner may not be all that is known of one.
+    /// The number that tells the leases of one process apart, because the owner in a lease does not.
     number: u64,
-    /// The count, and the stored version; `None` if another process has taken the lease over.
+    /// The last count, and the version of the stored value; `None` if another process has taken the lease
+    /// over.
     state: Mutex<Option<(u64, ValueVersion)>>,
 }
 
@@ -77,11 +79,12 @@ impl fmt::Debug for ObjectLease {
 }
 
 impl ObjectLease {
-    /// Take the lease at `key`. `None` if the store has no conditional requests, or ignores the conditions.
+    /// Takes the lease at `key`. Returns `None` if the store has no conditional requests, or ignores the
+    /// conditions.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process has the lease, or another
-    /// part of this process; otherwise the store's.
+    /// [`ErrorKind::ResourceBusy`] in a [`StorageError::IOError`] if another process, or another part of this
+    /// process, has the lease; otherwise the errors of the store.
     pub(crate) fn take(
         store: Arc<dyn ConditionalStore>,
         key: StoreKey,
@@ -131,7 +134,7 @@ impl ObjectLease {
         }))
     }
 
-    /// Checks that no process has one of the leases at `keys`. Leases of processes that have ended are erased.
+    /// Checks that no process has one of the leases at `keys`. Erases leases of processes that have ended.
     ///
     /// # Errors
     /// The errors of [`take`](Self::take).
@@ -157,7 +160,7 @@ impl ObjectLease {
                 store.erase(&left.key)?;
                 continue;
             }
-            // An empty one, or none: another process found the lease left, too, and erases it.
+            // If the lease is empty or gone, another process has also found that it was left, and erases it.
             let now = FoundLease::at(&**store, left.key)?;
             if let Some(now) = now.filter(|now| !now.value.is_empty()) {
                 return Err(now.busy());
@@ -173,7 +176,7 @@ impl Drop for ObjectLease {
             return;
         };
         if self.process != std::process::id() {
-            // A thread of the parent may hold their locks.
+            // A thread of the parent may have held the locks of these ends during the fork.
             mem::forget((end, erased));
             return;
         }
@@ -193,7 +196,7 @@ struct FoundLease {
 }
 
 impl FoundLease {
-    /// The lease at `key`, if there is one.
+    /// Returns the lease at `key`; `None` if there is none.
     fn at(store: &dyn ConditionalStore, key: StoreKey) -> Result<Option<Self>, StorageError> {
         let found = store.get_with_version(&key)?;
         Ok(found.map(|(value, version)| Self {
@@ -203,7 +206,7 @@ impl FoundLease {
         }))
     }
 
-    /// Whether the process that stored the lease still has it.
+    /// Returns whether the process that stored the lease still has it.
     fn life(&self) -> Life {
         let value = String::from_utf8_lossy(&self.value);
         match owner_of(&value) {
@@ -225,11 +228,11 @@ impl FoundLease {
     }
 }
 
-/// The leases of `found` whose processes have ended, or that stay as they are for `duration`. Leases that are
-/// erased meanwhile are not among them.
+/// Returns the leases of `found` whose processes have ended, or that stay unchanged for `duration`. Leases
+/// that are erased meanwhile are left out.
 ///
 /// # Errors
-/// [`ErrorKind::ResourceBusy`] if a process has one of the leases; otherwise the store's.
+/// [`ErrorKind::ResourceBusy`] if a process has one of the leases; otherwise the errors of the store.
 fn left(
     store: &dyn ConditionalStore,
     found: Vec<FoundLease>,
@@ -247,7 +250,7 @@ fn left(
         tracing::info!(leases = doubtful.len(), key = %first.key, "leases may be another machine's: waiting whether they change");
     }
     let since = Instant::now();
-    // All of them at once: there may be one for each part of an image.
+    // All leases are waited for at the same time: there may be one for each part of an image.
     while !doubtful.is_empty() && since.elapsed() < duration {
         thread::sleep((duration / 20).min(duration.saturating_sub(since.elapsed())));
         let mut still = Vec::new();
@@ -256,7 +259,7 @@ fn left(
                 continue;
             };
             let is_other = now.value != found.value || now.version != found.version;
-            // An empty lease is about to be erased.
+            // A lease that has become empty is about to be erased.
             if is_other && !now.value.is_empty() {
                 return Err(now.busy());
             }
@@ -275,12 +278,12 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// The value of the lease with this count.
+    /// Returns the value that is stored for the lease with this count.
     fn value(&self, count: u64) -> String {
         format!("{}\n{count:020}\n{}\n", Owner::this(), self.number)
     }
 
-    /// Whether `value` is one of this lease.
+    /// Returns whether `value` was stored for this lease.
     fn is_ours(&self, value: &[u8]) -> bool {
         let mut lines = value.split(|byte| *byte == b'\n');
         lines.next() == Some(Owner::this().to_string().as_bytes())
@@ -291,7 +294,7 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Store the value with this count in the place of `version`. Returns its version; `None` if another
+    /// Stores the value with this count in the place of `version`. Returns the new version; `None` if another
     /// process has the lease.
     fn store(
         &self,
@@ -304,13 +307,15 @@ impl Held {
         if stored.is_some() {
             return Ok(stored);
         }
-        // A request may have been sent twice, because its answer was lost.
+        // If the request was sent twice because its first answer was lost, the first one has stored the
+        // value.
         let now = self.store.get_with_version(&self.key)?;
         let ours = now.filter(|(value, _)| self.is_ours(value));
         Ok(ours.map(|(_, version)| version))
     }
 
-    /// Make the lease. Returns whether the store obeys conditions; otherwise there is none.
+    /// Makes the lease. Returns whether the store obeys conditions. If it does not, no lease is left in the
+    /// store.
     fn make(&self, duration: Duration) -> Result<bool, StorageError> {
         for _ in 0..ATTEMPTS {
             let before = match FoundLease::at(&*self.store, self.key.clone())? {
@@ -326,7 +331,8 @@ impl Held {
                 Ok(None) => continue, // another process was first
                 Ok(Some(first)) => first,
                 Err(error) => {
-                    // It may be there. No process has a lease in a store without conditions.
+                    // The value may be stored. It is erased, because no process can have a lease in a store
+                    // without conditions.
                     if matches!(error, StorageError::Unsupported(_)) && before.is_none() {
                         self.store.erase(&self.key)?;
                     }
@@ -344,7 +350,7 @@ impl Held {
                     return Ok(false);
                 }
                 Err(error) => {
-                    let _ = self.store.erase(&self.key); // the first error is the one to tell
+                    let _ = self.store.erase(&self.key); // the first error is the one that is returned
                     return Err(error);
                 }
             }
@@ -356,10 +362,10 @@ impl Held {
         Err(io::Error::new(ErrorKind::ResourceBusy, what).into())
     }
 
-    /// Raise the count for the first time, with the version `first` for a condition. Find out whether the
-    /// store obeys conditions.
+    /// Raises the count for the first time, under the condition that the stored version is `first`. Finds out
+    /// whether the store obeys conditions.
     fn obeyed(&self, first: &ValueVersion) -> Result<Obeyed, StorageError> {
-        // There is a value.
+        // The store has a value, so this request must fail.
         if self
             .store
             .set_if(&self.key, self.value(0).into(), None)?
@@ -370,7 +376,7 @@ impl Held {
         let Some(next) = self.store(1, Some(first))? else {
             return Ok(Obeyed::Lost);
         };
-        // This version is no longer there.
+        // The stored version is no longer `first`, so this request must fail.
         let again = self
             .store
             .set_if(&self.key, self.value(2).into(), Some(first))?;
@@ -380,19 +386,19 @@ impl Held {
         })
     }
 
-    /// Raise the count until `ends` is closed.
+    /// Raises the count until `ends` is closed.
     fn beat_until(&self, ends: &Receiver<()>) {
         let mut next = Instant::now() + BEAT;
         while ends.recv_timeout(next.saturating_duration_since(Instant::now()))
             == Err(RecvTimeoutError::Timeout)
         {
             self.beat();
-            // A slow request does not delay the one after it.
+            // After a slow request, the next one comes no later than usual.
             next = (next + BEAT).max(Instant::now());
         }
     }
 
-    /// Raise the count.
+    /// Raises the count once.
     fn beat(&self) {
         let mut state = self.state();
         let Some((count, version)) = &*state else {
@@ -400,7 +406,8 @@ impl Held {
         };
         let count = count + 1;
         let stored = match self.store(count, Some(version)) {
-            // An erasure of a lease that was left may have come late.
+            // The lease may be gone because another process has erased it late, when it was left by its
+            // former owner.
             Ok(None) => self.store(count, None),
             stored => stored,
         };
@@ -416,7 +423,7 @@ impl Held {
         }
     }
 
-    /// Erase the lease. An erasure that fails is tried again.
+    /// Erases the lease. If the erasure fails, it is tried again.
     fn erase_at_last(&self) {
         for attempt in 1..=ERASURES {
             match self.erase() {
@@ -432,7 +439,7 @@ impl Held {
         }
     }
 
-    /// Erase the lease if it is this one.
+    /// Erases the lease if the stored value is still of this lease.
     fn erase(&self) -> Result<(), StorageError> {
         let mut state = self.state();
         let Some((_, version)) = &*state else {
@@ -444,7 +451,7 @@ impl Held {
             .is_none()
         {
             match self.store.get_with_version(&self.key)? {
-                // A request was sent twice: the answer to the first one was lost.
+                // The request was sent twice, because the answer to the first one was lost.
                 Some((value, version)) if self.is_ours(&value) => {
                     *state = state.take().map(|(count, _)| (count, version));
                     let again = io::Error::new(ErrorKind::Interrupted, "it has changed meanwhile");
@@ -452,7 +459,7 @@ impl Held {
                 }
                 Some((value, _)) if value.is_empty() => {}
                 _ => {
-                    *state = None; // it is another one's, or erased
+                    *state = None; // another process has the lease, or it is erased
                     return Ok(());
                 }
             }
@@ -463,12 +470,12 @@ impl Held {
     }
 }
 
-/// Whether a store obeys conditions.
+/// The answer to whether a store obeys conditions.
 enum Obeyed {
-    /// The lease has this version.
+    /// The store obeys conditions. The lease now has this version.
     Yes(ValueVersion),
     No,
-    /// Another process has taken the lease meanwhile.
+    /// Another process has taken the lease meanwhile, so there is no answer.
     Lost,
 }
 

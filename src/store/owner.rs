@@ -1,7 +1,8 @@
-//! The process that a file belongs to, told by the name of the file, or by its content.
+//! Names the process that a file belongs to, in the name or the content of the file.
 //!
-//! A process is known by its machine, its number and the time of its start, because numbers are given
-//! again. Only of a process of the same machine can it be said that it has ended.
+//! A process is known by its machine, its number and the time of its start, because a machine gives numbers
+//! of ended processes to new ones. Only for a process of the same machine can the library find out that it
+//! has ended.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,30 +11,31 @@ use twox_hash::XxHash3_64;
 
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// A process of some machine. `Display` makes text of it, and `FromStr` understands that text.
+/// A process of some machine. `Display` writes the process as text, and `FromStr` reads that text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The running system and its numbering of processes; 0 if the system does not tell them.
+    /// The identifier of the running system and of its numbering of processes; 0 if the system does not tell
+    /// it.
     machine: u64,
     process: u32,
-    /// In units of the system.
+    /// The time of the start, in units of the system.
     start: u64,
 }
 
-/// Whether a process runs.
+/// The answer to whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Life {
-    /// The process has ended for certain.
+    /// The process has certainly ended.
     Ended,
     /// The process runs.
     Runs,
-    /// The process is of another machine, or the machine was started again, or the system tells nothing.
+    /// The process is of another machine, the machine was started again, or the system does not tell.
     Unknown,
 }
 
 impl Owner {
-    /// Returns this process. A forked child is another one.
+    /// Returns this process. A forked child is a process of its own.
     #[must_use]
     pub fn this() -> &'static Self {
         static THIS: PerProcess<Owner> = PerProcess::new(|| {
@@ -65,7 +67,7 @@ impl Owner {
         }
     }
 
-    /// Returns whether the process is of this machine, since it was started, and has its numbering of
+    /// Returns whether the process belongs to this machine since its last start, and to the same numbering of
     /// processes.
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
@@ -104,7 +106,8 @@ impl FromStr for Owner {
     }
 }
 
-/// Tells apart machines, starts of one machine, and containers with numbers of their own.
+/// Returns a number that tells apart machines, starts of one machine, and containers with process numbers of
+/// their own; `None` if the system does not tell.
 #[cfg(target_os = "linux")]
 fn machine() -> Option<u64> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
@@ -118,18 +121,18 @@ fn machine() -> Option<u64> {
     None
 }
 
-/// When a process started, in clock ticks after the machine, and whether it runs: one that has ended is still
-/// there until its parent has asked for it.
+/// Returns when a process started, in clock ticks since the start of the machine, and whether it runs. A
+/// process that has ended stays listed until its parent has asked for it.
 fn state_of(process: u32) -> Option<(u64, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program is in parentheses, and may have spaces and parentheses.
+    // The name of the program is in parentheses, and may itself contain spaces and parentheses.
     let (_, behind_name) = stat.rsplit_once(')')?;
     let mut fields = behind_name.split_whitespace();
     let runs = !matches!(fields.next()?, "Z" | "X" | "x");
     Some((fields.nth(18)?.parse().ok()?, runs))
 }
 
-/// Whether no process has this number. A process of another user may be hidden in `/proc`.
+/// Returns whether no process has this number. A process of another user may be hidden in `/proc`.
 #[cfg(unix)]
 fn has_ended(process: u32) -> bool {
     let process = i32::try_from(process).ok();

@@ -1,4 +1,4 @@
-//! Ranges of bytes of values: checked, merged, cut out, and written over.
+//! Checks, merges and cuts out ranges of bytes of values, and writes over them.
 
 use std::ops::Range;
 
@@ -6,13 +6,15 @@ use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
 use zarrs_storage::{StorageError, StoreKey};
 
-/// Returns the bytes that `range` names in a value of `len` bytes. A store that reads parts of its values needs this.
+/// Returns the bytes that `range` names in a value of `len` bytes. A store that reads parts of its values
+/// needs it.
 ///
 /// # Errors
 /// [`StorageError::InvalidByteRangeError`] if the range begins or ends outside of the value.
 pub fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
     bytes_of(range, len).ok_or_else(|| match range {
-        // The error for invalid ranges adds the numbers up when it is shown.
+        // The error for invalid ranges adds the start and the count when it is shown, which would overflow
+        // here.
         ByteRange::FromStart(start, Some(count)) if start.checked_add(count).is_none() => {
             StorageError::Other(format!(
                 "invalid byte range of {count} bytes from {start} on for bytes of length {len}"
@@ -22,7 +24,8 @@ pub fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
     })
 }
 
-/// The bytes that `range` means of a value of `len` bytes, if all of them are in the value.
+/// Returns the bytes that `range` names in a value of `len` bytes; `None` if not all of them are in the
+/// value.
 pub(crate) fn bytes_of(range: ByteRange, len: u64) -> Option<Range<u64>> {
     let bytes = match range {
         ByteRange::FromStart(start, None) => start..len,
@@ -32,17 +35,18 @@ pub(crate) fn bytes_of(range: ByteRange, len: u64) -> Option<Range<u64>> {
     (bytes.start <= bytes.end && bytes.end <= len).then_some(bytes)
 }
 
-/// Disjoint ranges in ascending order, none of them empty, which do not touch.
+/// Disjoint ranges in ascending order. No range is empty, and no two ranges touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Merged(Vec<Range<u64>>);
 
 impl Merged {
-    /// The bytes that are in one of `ranges` at least.
+    /// Merges `ranges` to the bytes that are in at least one of them.
     pub(crate) fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         Self::near(0, ranges)
     }
 
-    /// The bytes that are in one of `ranges`, or between two of them that are at most `gap` bytes apart.
+    /// Merges `ranges` to the bytes that are in one of them, or between two of them that are at most `gap`
+    /// bytes apart.
     pub(crate) fn near(gap: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         let joins = |last: &Range<u64>, next: &Range<u64>| {
             last.start <= next.start && next.start <= last.end.saturating_add(gap)
@@ -51,7 +55,7 @@ impl Merged {
         let mut is_sorted = true;
         for range in ranges.into_iter().filter(|range| !range.is_empty()) {
             match merged.last_mut() {
-                // Most ranges follow the one before.
+                // Most ranges follow the range before them.
                 Some(last) if joins(last, &range) => last.end = last.end.max(range.end),
                 last => {
                     is_sorted &= last.is_none_or(|last| last.start < range.start);
@@ -80,7 +84,7 @@ impl Merged {
         self.0.iter()
     }
 
-    /// The bytes before `end` that are in none of them.
+    /// Returns the ranges of bytes before `end` that are in none of the merged ranges.
     pub(crate) fn gaps(&self, end: u64) -> Vec<Range<u64>> {
         let mut from = 0;
         let mut gaps = Vec::new();
@@ -93,7 +97,7 @@ impl Merged {
         gaps
     }
 
-    /// How many bytes they are; [`u64::MAX`] if there are more.
+    /// Returns the number of bytes in all ranges; [`u64::MAX`] if there are more.
     pub(crate) fn total(&self) -> u64 {
         let lens = self.0.iter().map(|range| range.end - range.start);
         lens.fold(0, u64::saturating_add)
@@ -106,15 +110,16 @@ impl Merged {
             .collect()
     }
 
-    /// Whether `read` are the bytes of these ranges, by their numbers.
+    /// Returns whether the lengths of `read` are the lengths of the merged ranges.
     pub(crate) fn fits(&self, read: &[impl AsRef<[u8]>]) -> bool {
         let ranges = self.0.iter();
         let lens = ranges.map(|range| range.end - range.start);
         lens.eq(read.iter().map(|bytes| bytes.as_ref().len() as u64))
     }
 
-    /// Where the bytes of `range`, which was merged and is not empty, lie in the bytes that were `read`: in
-    /// which of them, and where in that.
+    /// Returns where the bytes of `range` lie in the buffers `read`, which have the merged ranges: the index
+    /// of the buffer, and the place in the buffer. `range` was merged and is not empty. Returns `None` if a
+    /// buffer is missing or too short.
     pub(crate) fn place(
         &self,
         read: &[impl AsRef<[u8]>],
@@ -128,7 +133,8 @@ impl Merged {
         (end <= read.as_ref().len()).then_some((at, start..end))
     }
 
-    /// The bytes of `range`, which was merged, of those that were `read`.
+    /// Returns the bytes of `range`, which was merged, from the buffers `read`; `None` if a buffer is missing
+    /// or too short.
     pub(crate) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
         if range.is_empty() {
             return Some(Bytes::new());
@@ -145,17 +151,17 @@ impl Merged {
 pub fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
     let range = within(range, value.len() as u64)?;
     match [range.start, range.end].map(usize::try_from) {
-        // It ends within the value.
+        // `within` has checked that the range ends within the value.
         [Ok(start), Ok(end)] => Ok(value.slice(start..end)),
         [Err(error), _] | [_, Err(error)] => Err(StorageError::Other(error.to_string())),
     }
 }
 
-/// `value`, which is that of `key`, with `parts` written into it, one after the other, and zeros between
-/// it and a part that begins behind its end.
+/// Returns `value`, the value of `key`, after it has written `parts` into it, one after the other. The gap
+/// between the end of `value` and a part that begins behind it is filled with zeros.
 ///
 /// # Errors
-/// [`StorageError::Other`] if memory cannot be had.
+/// [`StorageError::Other`] if the memory cannot be allocated.
 pub(crate) fn with_parts(
     key: &StoreKey,
     value: Bytes,

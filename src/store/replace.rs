@@ -1,15 +1,16 @@
-//! Files that appear at once under their names: each is written beside its name, and renamed.
+//! Makes files that appear at once under their names: each is written beside its name, and renamed.
 //!
 //! ```text
-//! create NAME.OWNER-NUMBER.tmp, which fails if it is there     no process writes the file of another one
+//! create NAME.OWNER-NUMBER.tmp, which fails if it exists      no process writes the file of another process
 //! write the bytes
 //! sync the bytes                                               as `Durable` asks
 //! rename to NAME                                               readers see the old file or the new one
 //! sync the names above                                         as `Durable` asks
 //! ```
 //!
-//! The name of the temporary says which process writes it. The temporary is deleted if its process gives up, and
-//! stays if the process is killed: [`Unfinished`] tells these apart from files that are being written.
+//! The name of the temporary says which process writes it. The temporary is deleted if its process gives up,
+//! and stays if the process is killed. [`Unfinished`] tells leftovers apart from files that are being
+//! written.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File, OpenOptions};
@@ -38,24 +39,24 @@ pub enum Durable<'a> {
     Below(&'a Path),
 }
 
-/// A new file that does not have its name yet. It is deleted unless it is renamed.
+/// A new file that does not have its name yet. The file is deleted unless it is renamed.
 #[derive(Debug)]
 pub struct NewFile {
     file: File,
-    /// Its name until then; empty once it is renamed.
+    /// The path of the temporary; empty once it was renamed.
     temporary: PathBuf,
-    /// The directory that was the last one there, if directories were made.
+    /// The deepest directory above the file that existed before, if directories were made.
     above_new: Option<PathBuf>,
 }
 
 impl NewFile {
-    /// Makes a new file, empty, beside `path`. Makes the directories above it that are not there.
+    /// Makes a new, empty file beside `path`. Makes the missing directories above it.
     ///
     /// # Errors
     /// The error of the file system.
     pub fn beside(path: &Path) -> io::Result<Self> {
         static NEXT: PerProcess<AtomicU64> = PerProcess::new(|| {
-            // Half of the numbers are left to count.
+            // The first number is less than half of the maximum, so the count never overflows.
             AtomicU64::new(RandomState::new().hash_one(std::process::id()) >> 1)
         });
         let number = NEXT.get().fetch_add(1, Ordering::Relaxed);
@@ -92,21 +93,21 @@ impl NewFile {
         &self.file
     }
 
-    /// Returns the file, for functions that take it so.
+    /// Returns the file, for functions that need a mutable reference.
     pub fn file_mut(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives the file the name `path`, beside which it was made. It replaces the file that has this name.
+    /// Gives the file the name `path`, beside which it was made. It replaces a file that has this name.
     ///
     /// # Errors
-    /// The error of the file system. After an error of the rename, or before it, `path` is as it was.
+    /// The error of the file system. After an error before or in the rename, `path` is as it was.
     pub fn rename_to(mut self, path: &Path, durable: Durable<'_>) -> io::Result<()> {
         if durable != Durable::No {
             self.file.sync_all()?;
         }
         fs::rename(&self.temporary, path)?;
-        // Nothing is left to delete.
+        // The temporary has its final name, so `drop` has nothing to delete.
         self.temporary = PathBuf::new();
         let Durable::Below(root) = durable else {
             return Ok(());
@@ -126,12 +127,12 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.temporary.as_os_str().is_empty() {
-            let _ = fs::remove_file(&self.temporary); // the error of the write is the one to report
+            let _ = fs::remove_file(&self.temporary); // the caller reports the error of the write
         }
     }
 }
 
-/// Replaces the file `path` by one with `bytes`: see [`NewFile`].
+/// Replaces the file `path` by a file with `bytes`: see [`NewFile`].
 ///
 /// # Errors
 /// The error of the file system.
@@ -141,17 +142,17 @@ pub fn replace(path: &Path, bytes: &[u8], durable: Durable<'_>) -> io::Result<()
     new.rename_to(path, durable)
 }
 
-/// The name of a temporary: of a file that is being written, or that a killed process has left.
+/// The name of a temporary, which is being written or was left by a killed process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished<'a> {
     /// The name that the file was to have.
     pub name: &'a str,
-    /// The process that writes it, if it is one of [`NewFile`].
+    /// The process that writes the file; `None` if the file is not a temporary of [`NewFile`].
     pub owner: Option<Owner>,
 }
 
 impl<'a> Unfinished<'a> {
-    /// Understands a name without directories; `None` if it does not end in `.tmp`.
+    /// Reads a file name without directories; `None` if it does not end in `.tmp`.
     #[must_use]
     pub fn of(name: &'a str) -> Option<Self> {
         let name = name.strip_suffix(SUFFIX)?;
@@ -164,7 +165,8 @@ impl<'a> Unfinished<'a> {
         Some(Self { name, owner })
     }
 
-    /// Returns whether the process that wrote it has ended for certain. Only then nobody misses the file.
+    /// Returns whether the process that wrote the file has certainly ended. Otherwise the file may still be
+    /// needed.
     #[must_use]
     pub fn is_left(&self) -> bool {
         let owner = self.owner.as_ref();

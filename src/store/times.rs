@@ -1,4 +1,4 @@
-//! When values were stored, for stores that know it.
+//! Tells when values were stored, for stores that know it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
-/// When a value was stored.
+/// The times at which a value was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// When its bytes were written.
+    /// The time at which its bytes were written.
     pub(crate) written: SystemTime,
-    /// When it came under its key: a file is written under another name first.
+    /// The time at which it got its key: a file is written under another name first.
     pub(crate) placed: SystemTime,
 }
 
 impl Stamp {
-    /// Makes the stamp of a store that has one time.
+    /// Makes the stamp of a value in a store that knows only one time.
     pub(crate) fn at(time: SystemTime) -> Self {
         Self {
             written: time,
@@ -24,25 +24,26 @@ impl Stamp {
         }
     }
 
-    /// Returns `true` if the value was stored behind `other`. A copy or a change of rights moves one of the two times alone, and
-    /// so does a file that waits for its name.
+    /// Returns `true` if the value was stored after the value of `other`. Both times must be later: a copy, a
+    /// change of access rights, or a file that waits for its name moves only one of them.
     pub(crate) fn is_after(&self, other: &Self) -> bool {
         self.written > other.written && self.placed > other.placed
     }
 }
 
-/// The times of a value and of those directly under a prefix, as far as they are there.
+/// Returns the times of a value and of the values directly under a prefix. Values that do not exist are left
+/// out.
 pub(crate) type Times = Arc<
     dyn Fn(&StoreKey, &StorePrefix) -> Result<BTreeMap<StoreKey, Stamp>, StorageError>
         + Send
         + Sync,
 >;
 
-/// A time in UTC, for people.
+/// Returns a time in UTC as text for people.
 pub(crate) fn told(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // Years that begin in March have their leap day at the end; 146,097 days are 400 years.
+    // If years begin in March, the leap day is their last day. 400 years are 146,097 days.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -21,11 +21,11 @@ use super::stream::Stream;
 /// ```
 pub trait Appending: Send + 'static {
     #[doc(hidden)]
-    /// Returns the stream of the array that takes the slices: level 0 of an image.
+    /// Returns the stream of the array to which slices are appended: of level 0, if this is an image.
     fn top(&self) -> &Stream;
 
     #[doc(hidden)]
-    /// Returns the stream of the array that takes the slices.
+    /// Returns the stream of the array to which slices are appended, to change it.
     fn top_mut(&mut self) -> &mut Stream;
 
     #[doc(hidden)]
@@ -33,20 +33,21 @@ pub trait Appending: Send + 'static {
     fn streams(&self) -> Vec<&Stream>;
 
     #[doc(hidden)]
-    /// Appends `bytes`, and returns how many are left: none if it may `wait` for room.
+    /// Appends `bytes`, and returns how many of them were not appended, for lack of room: none if the call
+    /// may `wait` for room.
     ///
     /// # Errors
-    /// As for [`append`](super::Writer::append).
+    /// The errors of [`append`](super::Writer::append).
     fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError>;
 
     #[doc(hidden)]
     /// Appends elements that are on a device.
     ///
     /// # Errors
-    /// As for [`append_device`](super::Writer::append_device).
+    /// The errors of [`append_device`](super::Writer::append_device).
     ///
     /// # Safety
-    /// As for [`append_device`](super::Writer::append_device).
+    /// The preconditions of [`append_device`](super::Writer::append_device).
     #[allow(unsafe_code)]
     unsafe fn append_device(&mut self, slice: &DeviceSlice) -> Result<DeviceEvent, WriterError>;
 
@@ -54,19 +55,19 @@ pub trait Appending: Send + 'static {
     /// Waits until every complete shard is stored.
     ///
     /// # Errors
-    /// As for [`flush`](super::Writer::flush).
+    /// The errors of [`flush`](super::Writer::flush).
     fn flush(&mut self) -> Result<(), WriterError>;
 
     #[doc(hidden)]
-    /// Ends without storing more. Returns the first slice that is not stored.
+    /// Ends the writer without storing more. Returns the first slice that is not stored.
     ///
     /// # Errors
-    /// As for [`abort`](super::Writer::abort).
+    /// The errors of [`abort`](super::Writer::abort).
     fn give_up(&mut self) -> Result<u64, WriterError>;
 
     #[doc(hidden)]
     /// Hands complete shards that have waited long enough to the threads of the writer, without waiting.
-    /// Returns in how long to look again; `None` if there will be nothing to do.
+    /// Returns the time until the next call; `None` if no later call has anything to do.
     fn look(&mut self) -> Option<Duration>;
 
     #[doc(hidden)]
@@ -77,11 +78,11 @@ pub trait Appending: Send + 'static {
     }
 
     #[doc(hidden)]
-    /// Ends the writer, which `stores` its complete shards before. Returns the first slice that is not
-    /// stored. Waiting for the store is [limited](super::waiting::Waiting::limit).
+    /// Ends the writer, and before that `stores` its complete shards. Returns the first slice that is not
+    /// stored. The time to wait for the store is [limited](super::waiting::Waiting::limit).
     ///
     /// # Errors
-    /// As for [`stop`](super::Writer::stop).
+    /// The errors of [`stop`](super::Writer::stop).
     fn stop(&mut self, stores: bool) -> Result<u64, WriterError> {
         if stores && let Err(error) = self.flush() {
             let path = self.top().shared.setup.array.path();

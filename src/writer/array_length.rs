@@ -20,35 +20,35 @@ use crate::metadata::stored::{MetadataStore, Replacement, Seen, text_of_array};
 use crate::metadata::temporary::{comparing, temporary_of};
 use crate::store::conditional::ConditionalStore;
 
-/// The length of an array, in the `zarr.json` of its store.
+/// Reads and changes the length of an array in the `zarr.json` of its store.
 ///
-/// It is read again whenever the array grows, and one number in it is changed. Everything else in it,
-/// and everything added meanwhile, stays as it is. Bytes that this writer has neither read nor written before
-/// are compared with the last ones: they must describe the same array.
+/// The file is read again whenever the array grows, and only the length in it is changed. All other metadata,
+/// also those that another process has added meanwhile, stay. If the file has bytes that this writer has
+/// neither read nor written before, the file must still describe the same array.
 pub(super) struct ArrayLength {
     key: StoreKey,
-    /// The key of the temporary, if it is renamed.
+    /// The key of the temporary, if new metadata are written to a temporary that is renamed.
     temporary: Option<StoreKey>,
-    /// The array's own description, which is stored if there is no `zarr.json` yet.
+    /// The array's own description, which is stored if the store has no `zarr.json` yet.
     own: Bytes,
-    /// The extents of the array but the first.
+    /// The extents of the array along all axes but the first.
     inner: Vec<u64>,
     metadata: MetadataStore,
-    /// The lock is held while the metadata change.
+    /// The writer's knowledge of the stored metadata. The lock is held while the metadata change.
     state: Mutex<State>,
 }
 
-/// How often the metadata are read again while other processes change them.
+/// The number of attempts to change the metadata while other processes change them.
 const ATTEMPTS: usize = 10;
 
 /// The stored metadata, as far as the writer knows them.
 #[derive(Debug, Default)]
 struct State {
-    /// The metadata that the store failed to store: part of them may be there.
+    /// The metadata that this writer last tried to store, in vain: part of them may be stored.
     attempted: Option<Bytes>,
-    /// The number of slices that this writer last saw or stored, if no other process may change it.
+    /// The number of slices that this writer last saw or stored; `None` if other processes may change it.
     known: Option<u64>,
-    /// The number of slices of a store that failed, and may have been done.
+    /// The number of slices in metadata that the store refused by an error, and may have stored nevertheless.
     tried: Option<u64>,
     /// The metadata that this writer last read or stored.
     last: Option<Bytes>,
@@ -64,10 +64,10 @@ impl fmt::Debug for ArrayLength {
 }
 
 impl ArrayLength {
-    /// The length of `array` in its own storage: metadata are replaced by one `set`, as zarrs does.
+    /// Returns the length of `array` in its own storage: metadata are replaced by one `set`, as zarrs does.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] for an array of Zarr V2; that of a storage transformer.
+    /// [`StorageError::Unsupported`] for an array of Zarr V2; the error of a storage transformer.
     pub(super) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
     where
         T: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -76,13 +76,13 @@ impl ArrayLength {
         let writer = array
             .storage_transformers()
             .create_writable_transformer(writer)?;
-        // zarrs reads metadata past the transformers.
+        // zarrs does not pass metadata through the array's storage transformers.
         let writer = Replacement::Whole(writer);
         Self::new(array, array.storage().readable(), writer, None)
     }
 
-    /// The length of `array` in `store`: metadata are written to a temporary, which is renamed. Processes
-    /// that each write a `part` have each their own.
+    /// Returns the length of `array` in `store`: metadata are written to a temporary, which is renamed. Each
+    /// process that writes a `part` of the array has a temporary of its own.
     ///
     /// # Errors
     /// [`StorageError::Unsupported`] for an array of Zarr V2.
@@ -100,11 +100,12 @@ impl ArrayLength {
         Self::new(array, store, writer, Some(temporary))
     }
 
-    /// The length of `array` in `store`, whose requests may have conditions. It is the array's storage.
+    /// Returns the length of `array` in `store`, whose requests may have conditions. `store` is the array's
+    /// storage.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] for an array of Zarr V2, and if its metadata in `store` are others; that
-    /// of the store.
+    /// [`StorageError::Unsupported`] for an array of Zarr V2, and if `store` has other metadata of the array;
+    /// the errors of the store.
     pub(super) fn conditional<T>(
         array: &Array<T>,
         store: Arc<dyn ConditionalStore>,
@@ -155,8 +156,8 @@ impl ArrayLength {
         })
     }
 
-    /// Let every change find out whether another process has changed the number of slices. The stored array
-    /// has `slices` of them now, or is not stored yet.
+    /// Lets every later change check whether another process has changed the number of slices. The stored
+    /// array has `slices` slices now, or is not stored yet.
     pub(super) fn know(&self, slices: u64) {
         self.state().known = Some(slices);
     }
@@ -165,7 +166,8 @@ impl ArrayLength {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Check that no other process has changed the number of slices, which is `found` now.
+    /// Checks that no other process has changed the number of slices, which is `found` in the stored
+    /// metadata.
     fn check(&self, state: &State, found: u64) -> Result<(), StorageError> {
         match state.known {
             Some(known) if found != known && state.tried != Some(found) => {
@@ -178,7 +180,8 @@ impl ArrayLength {
         }
     }
 
-    /// Erase the temporary that a failed attempt left, if its value is `attempted` or a part of it.
+    /// Erases the temporary that a failed attempt left, if its value is `attempted` or the beginning of
+    /// `attempted`.
     fn erase_own(&self, attempted: &mut Option<Bytes>) -> Result<(), StorageError> {
         if let (Some(temporary), Some(attempted)) = (&self.temporary, &*attempted)
             && let Some(found) = self.metadata.reader.get(temporary)?
@@ -190,8 +193,8 @@ impl ArrayLength {
         Ok(())
     }
 
-    /// Store `metadata` in the place of `before`, and keep them in `attempted` unless the store has stored
-    /// them. Returns whether `before` were still there.
+    /// Replaces the metadata `before` by `metadata`. If the store fails, `metadata` stay in `attempted`.
+    /// Returns whether they were stored: not if the store no longer had `before`.
     fn store(
         &self,
         attempted: &mut Option<Bytes>,
@@ -218,8 +221,8 @@ impl ArrayLength {
         }
     }
 
-    /// `metadata` with another first extent of its shape, which `change` makes of the extent that it
-    /// has; `None` if that is the same. And the extent then.
+    /// Returns `metadata` with the first extent of the shape that `change` makes of its present first extent,
+    /// and the new extent. The metadata are `None` if the extent stays the same.
     fn with_length(
         &self,
         metadata: &[u8],
@@ -246,7 +249,7 @@ impl ArrayLength {
         Ok((changed.flatten(), slices))
     }
 
-    /// Stores the metadata with the first extent that `change` makes of the stored one.
+    /// Replaces the first extent of the stored shape by the extent that `change` makes of it.
     fn change(&self, change: &dyn Fn(u64) -> u64) -> Result<(), StorageError> {
         let mut state = self.state();
         for _ in 0..ATTEMPTS {
@@ -261,8 +264,8 @@ impl ArrayLength {
         )))
     }
 
-    /// Tries once what [`change`](Self::change) does. Returns whether the metadata are stored; otherwise
-    /// another process has changed them meanwhile, or they were torn.
+    /// Makes one attempt of [`change`](Self::change). Returns whether the metadata are stored. If not,
+    /// another process has changed them meanwhile, or the stored value was torn.
     fn try_change(
         &self,
         state: &mut State,
@@ -270,11 +273,12 @@ impl ArrayLength {
     ) -> Result<bool, StorageError> {
         let stored = self.metadata.read(&self.key)?;
         let base = match (&state.attempted, &stored) {
-            // A torn value is made whole first, so that it is never a part of some older attempt.
+            // A torn value is completed first, so that it is never taken for the beginning of an older
+            // attempt.
             (Some(whole), Some(torn)) if is_torn(&torn.bytes, whole) => {
                 let whole = whole.clone();
                 self.store(&mut state.attempted, stored.as_ref(), whole)?;
-                return Ok(false); // it is read again
+                return Ok(false); // the caller reads the metadata again
             }
             (_, Some(stored)) => stored.bytes.clone(),
             (Some(attempted), None) => attempted.clone(),
@@ -316,7 +320,7 @@ impl ArrayLength {
         Ok(true)
     }
 
-    /// Check that the metadata `now` describe the array of the last ones.
+    /// Checks that the metadata `now` describe the same array as the metadata that were last read or stored.
     fn check_array(&self, state: &State, now: &Bytes) -> Result<(), StorageError> {
         let Some(last) = state.last.as_ref().filter(|last| *last != now) else {
             return Ok(());
@@ -333,12 +337,12 @@ impl ArrayLength {
     }
 }
 
-/// Whether `value` is the beginning of `whole`.
+/// Returns whether `value` is only the beginning of `whole`.
 fn is_torn(value: &Bytes, whole: &Bytes) -> bool {
     value.len() < whole.len() && whole.starts_with(value)
 }
 
-/// Erases what a failed attempt left.
+/// Erases the temporary that a failed attempt left.
 impl Drop for ArrayLength {
     fn drop(&mut self) {
         let state = self.state.get_mut();

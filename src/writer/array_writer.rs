@@ -28,20 +28,21 @@ use super::stream::Stream;
 ///
 /// Call [`finish`](ArrayWriter::finish) at the end. A writer that is dropped without it stores its complete
 /// shards, unless the thread panics, for at most the time of
-/// [`with_drop_limit`](super::ArrayWriterBuilder::with_drop_limit). It logs the slices that are lost.
+/// [`with_drop_limit`](super::ArrayWriterBuilder::with_drop_limit). The writer logs the slices that are lost.
 ///
 /// A writer belongs to the process that built it. In a forked child every append is an error, and
 /// dropping the writer does nothing.
 pub type ArrayWriter = Writer<Stream>;
 
 impl ArrayWriter {
-    /// Returns what the writer does, and why: its engine, its buffers, and whether it has a lease.
+    /// Returns the behaviour of the writer and the reasons for it: its engine, its buffers, and whether it
+    /// has a lease.
     #[must_use]
     pub fn explain(&self) -> WriterExplanation {
         self.shared[0].setup.explanation.clone()
     }
 
-    /// Returns how far the writer is.
+    /// Returns how much was appended, encoded and stored until now.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.shared[0].progress()
@@ -54,8 +55,8 @@ impl ArrayWriter {
     /// `finish` can be called again: the writer loses nothing that it holds.
     ///
     /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
-    /// then. Otherwise as for [`append`](Self::append).
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer stays open, and takes
+    /// the rest. The other errors are those of [`append`](Self::append).
     pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.with(Stream::finish)
     }
@@ -89,7 +90,7 @@ impl Appending for Stream {
 
     #[allow(unsafe_code)]
     unsafe fn append_device(&mut self, slice: &DeviceSlice) -> Result<DeviceEvent, WriterError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what `append` demands.
         unsafe { from_device::append(self, slice) }
     }
 

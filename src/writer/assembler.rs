@@ -1,15 +1,16 @@
-//! Encoded batches into shards: where each subchunk lies, the index, and what a store is to do.
+//! Puts encoded batches together to shards: places each subchunk, encodes the index, and lists the steps for
+//! the store.
 //!
 //! For each part of a batch, in order:
 //!
 //! ```text
-//! whole shards, with room:       index into the room; set
-//! put together here:             copy the part behind those before; at the end the index; set
-//! a store where shards grow:     write the part behind those before; at the end the index; complete
+//! whole shards, with room:       copy the index into the room; set the shard
+//! put together here:             append the part to the shard's buffer; at the end the index; set the shard
+//! a store where shards grow:     write the part behind the earlier parts; at the end the index; complete
 //! ```
 //!
-//! A shard of which nothing was stored is erased. Slots that never come, of a short last shard epoch or
-//! beyond the edge of the array, stay empty in the index.
+//! A shard without any stored subchunk is erased. The index has empty entries for subchunks that no slice
+//! reaches: those of a short last shard epoch, and those beyond the edge of the array.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,25 +22,25 @@ use zarrs_cuda_engine::layout::{Extent, ShardPart, c_order};
 use zarrs_cuda_engine::memory::buffers::{Lease, Pool};
 use zarrs_cuda_engine::memory::pieces;
 
-/// Shards that are not complete.
+/// Puts the parts of batches together to shards, and keeps the shards that are not complete.
 #[derive(Debug)]
 pub(super) struct Assembler {
     open: BTreeMap<ShardId, Open>,
-    /// Buffers for shards that are put together here.
+    /// The pool of buffers in which shards are put together; `None` if no shard is put together in memory.
     buffers: Option<Arc<Pool>>,
-    /// The buffers that the next shards get.
+    /// Buffers that were taken from the pool, for the next shards that begin.
     prepared: Vec<Lease>,
 }
 
-/// A shard that is not complete.
+/// A shard of which some parts were added, and not all.
 #[derive(Debug)]
 struct Open {
     extents: Vec<Extent>,
-    /// Its length until now.
+    /// The number of bytes of the shard until now.
     end: usize,
-    /// Whether pieces of it were given to the store.
+    /// Whether pieces of the shard were given to the store.
     begun: bool,
-    /// Its bytes until now, if it is put together here.
+    /// The bytes of the shard until now, if the shard is put together in memory.
     buffer: Option<Lease>,
 }
 
@@ -49,14 +50,14 @@ impl Open {
     }
 }
 
-/// The work that shards need.
+/// The steps of storing for each of some shards.
 pub(super) type WorkOfShards = Vec<(ShardId, Vec<Work>)>;
 
 const LEAVES: &str = "an encoded part leaves its buffer";
 
 impl Assembler {
-    /// With `buffers` for shards that are put together here; `None` if the parts of a batch are whole
-    /// shards, with room for an index, or if shards grow where they are stored.
+    /// Makes an assembler that puts shards together in `buffers`. `buffers` are `None` if each part of a
+    /// batch is a whole shard with room for an index, or if shards grow in the store.
     pub(super) fn new(buffers: Option<Arc<Pool>>) -> Self {
         Self {
             open: BTreeMap::new(),
@@ -65,8 +66,8 @@ impl Assembler {
         }
     }
 
-    /// Takes the buffers that [`add`](Self::add) needs for `batch`, without waiting. Returns whether there
-    /// were enough: then it does not wait for buffers.
+    /// Takes the buffers that [`add`](Self::add) needs for `batch`, without waiting. Returns whether the pool
+    /// had enough of them; then `add` does not wait for buffers.
     pub(super) fn prepare(&mut self, setup: &Setup, batch: &Batch) -> bool {
         let Some(buffers) = &self.buffers else {
             return true;
@@ -77,14 +78,14 @@ impl Assembler {
             match buffers.take(true) {
                 Ok(Some(buffer)) => self.prepared.push(buffer),
                 Ok(None) => return false,
-                // The shards fail for the same reason.
+                // `add` fails for the same reason, and reports it.
                 Err(_) => return true,
             }
         }
         true
     }
 
-    /// Adds `encoded`, which is `batch`, to its shards. Returns the work that the shards need then.
+    /// Adds `encoded`, the encoded `batch`, to its shards. Returns the next steps of storing these shards.
     pub(super) fn add(
         &mut self,
         setup: &Setup,
@@ -135,7 +136,7 @@ impl Assembler {
         Ok(work)
     }
 
-    /// Completes the open shards.
+    /// Completes the open shards. Returns the last steps of storing them.
     pub(super) fn end(&mut self, setup: &Setup) -> Result<WorkOfShards, String> {
         std::mem::take(&mut self.open)
             .into_iter()
@@ -159,10 +160,10 @@ impl Assembler {
     }
 }
 
-/// The epoch, within its shard epoch, that a batch begins with.
+/// Returns the first epoch of a batch, counted within its shard epoch.
 fn first_within(setup: &Setup, batch: &Batch) -> usize {
     let epochs = setup.grid.epochs_per_shard();
-    // Less than `epochs`.
+    // The remainder is less than `epochs`, a `usize`.
     usize::try_from(batch.first_epoch % epochs as u64).unwrap_or(0)
 }
 
@@ -176,7 +177,7 @@ fn id_of(setup: &Setup, batch: &Batch, part: &ShardPart) -> ShardId {
     }
 }
 
-/// Note where the subchunks of a part lie, behind what the shard has.
+/// Places the subchunks of a part behind the bytes that the shard has, and notes their extents.
 fn place(
     setup: &Setup,
     part: &ShardPart,
@@ -203,7 +204,8 @@ fn place(
     Ok(())
 }
 
-/// The copies from `output` to `to`, which is as long as the part; `None` if one leaves its buffer.
+/// Pairs each piece of the part in `output` with its place in `to`, which is as long as the part. Returns
+/// `None` if a piece is not within `output` or `to`.
 fn copies_of<'a>(
     mut to: &'a mut [u8],
     output: &'a [u8],
@@ -217,7 +219,7 @@ fn copies_of<'a>(
     copies.collect()
 }
 
-/// Write a part that is not empty behind `start` bytes that its shard has.
+/// Returns the step that writes a part that is not empty, behind the `start` bytes that its shard has.
 fn write(
     output: &Arc<dyn BatchOutput>,
     open: &mut Open,
@@ -239,7 +241,7 @@ fn write(
     Ok(Work::Write { pieces, first })
 }
 
-/// Completes a shard that has all its parts.
+/// Returns the last steps of storing a shard that has all its parts.
 fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
     if open.is_empty() {
         return Ok(vec![Work::Erase]);
@@ -260,7 +262,7 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
     Ok(vec![Work::Write { pieces, first }, Work::Complete])
 }
 
-/// Every part of the batch is a whole shard.
+/// Returns the steps of storing a batch, each part of which is a whole shard.
 fn whole_shards(
     setup: &Setup,
     batch: &Batch,
@@ -314,7 +316,7 @@ fn index_of(setup: &Setup, extents: &[Extent]) -> Result<Vec<u8>, String> {
     index.map_err(|error| format!("the index of a shard cannot be encoded: {error}"))
 }
 
-/// The first `len` bytes of a buffer, which grows if it has fewer.
+/// Returns the first `len` bytes of a buffer. A shorter buffer grows to `len` bytes.
 fn room_for(buffer: &mut Lease, len: usize) -> Result<&mut [u8], String> {
     let buffer = buffer.bytes();
     if let Some(missing) = len.checked_sub(buffer.len()) {

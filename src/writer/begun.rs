@@ -1,4 +1,4 @@
-//! Finds out whether an array has more than its metadata.
+//! Finds out whether the store has more of an array than its metadata.
 
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
@@ -8,14 +8,14 @@ use zarrs_storage::{
 
 use zarrs_cuda_engine::layout::{StreamGrid, c_order};
 
-/// Returns whether a shard of `array`, whose shards are those of `grid`, is stored, or what a killed writer leaves.
+/// Returns whether the store has a shard of `array`, with the shards of `grid`, or leftovers of a killed
+/// writer.
 ///
-/// Some shards of the last and of the first shard epoch are asked for. If none of them is there, the store `listed`
-/// is listed, which has the values of the array. Without lists, an array that has shards in other places
-/// alone is not told from one that has none.
+/// Asks for some shards of the last and of the first shard epoch. If the store has none of them, `listed`,
+/// which has the values of the array, is listed. If `listed` is `None`, shards at other places are not found.
 ///
 /// # Errors
-/// The store's.
+/// The errors of the store.
 pub(super) fn is_begun<T>(
     array: &Array<T>,
     grid: &StreamGrid,
@@ -24,7 +24,7 @@ pub(super) fn is_begun<T>(
 where
     T: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// So many shards of an epoch are asked for, at most.
+    /// The most shards of an epoch that are asked for.
     const MOST: usize = 64;
     let Some(last) = array.shape()[0].checked_sub(1) else {
         return Ok(false);

@@ -33,7 +33,7 @@ use zarrs_cuda_engine::layout::StreamGrid;
 use zarrs_cuda_engine::memory::buffers::{Contents, Pool};
 use zarrs_cuda_engine::process::account::{Debtor, Reservation};
 
-/// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`].
+/// Builds an [`ArrayWriter`]. [`ArrayWriter::builder`] returns a builder.
 pub type ArrayWriterBuilder<TStorage> = WriterBuilder<TStorage, OneArray>;
 
 impl ArrayWriter {
@@ -50,35 +50,37 @@ impl ArrayWriter {
     }
 }
 
-/// The settings of a writer of an array that a writer of an image does not have.
+/// The settings that only a writer of one array has, and not a writer of an image.
 #[derive(Debug, Default)]
 pub struct OneArray {
     on_progress: Option<ProgressCallback>,
-    /// The rest of the settings, if the array is a level of an image.
+    /// The settings that the writer of an image gives, if the array is a level of the image.
     pub(crate) level: OneLevel,
 }
 
-/// The settings of a writer of one level, which all levels of an image have together.
+/// The settings of one level that the writer of its image gives.
 #[derive(Debug, Default)]
 pub(crate) struct OneLevel {
-    /// Lets the stored array end where the array that was given ends, from the first shard on that needs it,
-    /// and creates it now if it is not there. Otherwise an array that was extended meanwhile is an error.
+    /// The cuts of the image, which the first shard that needs them makes: they cut the stored array off at
+    /// the end of the array that was given, and this writer creates a missing array. If `None`, an array that
+    /// was extended meanwhile is an error.
     pub(crate) cutting: Option<Cutting>,
-    /// The part that this process writes, while others write the other parts of the same arrays.
+    /// The part of the arrays that this process writes, if other processes write the other parts.
     pub(crate) part: Option<u64>,
-    /// The lease of the array, which the caller has taken.
+    /// The lease of the array, which the writer of the image has taken.
     pub(crate) lease: Option<Held>,
-    /// The most epochs of a batch, unless it is a whole shard epoch that is stored as it is.
+    /// The most epochs of a batch, unless the batch is a whole shard epoch that is stored as it is.
     pub(crate) most_epochs: Option<usize>,
     /// The stream whose slices a device reduces to those of this level.
     pub(crate) reduced_from: Option<ReducedFrom>,
     /// The account in which the memory of this writer was reserved.
     pub(crate) account: Option<Account>,
-    /// How long calls of all levels wait.
+    /// The limit for how long calls wait, which all levels share.
     pub(crate) waiting: Option<Arc<Waiting>>,
 }
 
-/// An engine with its buffers, and the reservation of its memory, unless it was reserved before.
+/// The plan of a writer, its engine with its buffers, and the reservation of its memory, unless the caller
+/// has reserved it.
 type Prepared = (Plan, Arc<dyn StreamEngine>, Option<Reservation>);
 
 impl<TStorage> ArrayWriterBuilder<TStorage>
@@ -92,20 +94,20 @@ where
         }
     }
 
-    /// Returns how long calls of a writer wait.
+    /// Returns the limit for how long calls of the writer wait.
     pub(crate) fn waiting(&self) -> Arc<Waiting> {
         let new = || Arc::new(Waiting::new(self.settings.interrupt.clone()));
         self.target.level.waiting.clone().unwrap_or_else(new)
     }
 
-    /// The stream, and whether a device encodes it.
+    /// Returns the grid of the stream, and whether a device encodes the stream.
     pub(crate) fn stream_on(&self) -> Result<(StreamGrid, bool), WriterError> {
         let (encoding, grid) = self.stream()?;
         let plan = self.plan(&encoding, &grid, self.epochs(), None)?;
         Ok((grid, plan.choice.is_device()))
     }
 
-    /// How many epochs a batch of the writer would have.
+    /// Returns the number of epochs in a batch of the writer.
     pub(crate) fn planned_epochs(&self) -> Result<usize, WriterError> {
         let (encoding, grid) = self.stream()?;
         Ok(self.plan(&encoding, &grid, self.epochs(), None)?.job.epochs)
@@ -114,26 +116,26 @@ where
     /// Returns the bytes of host memory that a writer reserves when it is built now: its smallest buffers.
     ///
     /// # Errors
-    /// As for [`memory_estimate`](Self::memory_estimate).
+    /// The errors of [`memory_estimate`](Self::memory_estimate).
     pub fn memory_reserved(&self) -> Result<usize, WriterError> {
         let (encoding, grid) = self.stream()?;
         Ok(self.plan(&encoding, &grid, self.epochs(), None)?.reserved)
     }
 
-    /// How many slices the stored array has; `None` if it is not there.
+    /// Returns the number of slices in the stored array; `None` if the array is not stored.
     pub(crate) fn stored_length(&self) -> Result<Option<u64>, WriterError> {
         let stored = self.stores(None)?.1.stored();
         stored.map_err(|error| WriterError::refused(self.array.path(), error))
     }
 
-    /// Stores the array that was given unless one is there.
+    /// Stores the array that was given unless the store has an array there.
     pub(crate) fn create(&self) -> Result<(), WriterError> {
         let (_, length) = self.stores(None)?;
         let created = length.grow(0);
         created.map_err(|error| WriterError::refused(self.array.path(), error))
     }
 
-    /// Lets the stored array be as long as the array that was given.
+    /// Sets the length of the stored array to the length of the array that was given.
     pub(crate) fn store_length(&self) -> Result<(), WriterError> {
         let (_, length) = self.stores(None)?;
         let slices = self.array.shape()[0];
@@ -144,7 +146,7 @@ where
     /// Sets a function to call whenever a shard was stored or the metadata was written. Default:
     /// none.
     ///
-    /// It runs on threads of the writer, one at a time, and they wait for it.
+    /// The function runs on threads of the writer, one at a time, and these threads wait for it.
     pub fn with_progress_callback(
         mut self,
         callback: impl Fn(&Progress) + Send + Sync + 'static,
@@ -160,7 +162,7 @@ where
     /// any.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), without the errors of the store.
+    /// The errors of [`build`](Self::build), without the errors of the store.
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let (encoding, grid) = self.stream()?;
         self.first_slice(&grid)?;
@@ -196,7 +198,7 @@ where
     /// Builds the stream of a writer.
     ///
     /// # Errors
-    /// As for [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub(crate) fn build_stream(&self) -> Result<Stream, WriterError> {
         let (encoding, grid) = self.stream()?;
         if self.settings.start.is_none() && self.target.level.cutting.is_none() {
@@ -209,7 +211,7 @@ where
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let extends = self.extends(start, &grid);
-        // Before anything of another writer is taken for a leftover.
+        // The lease is taken first, so that no file of another writer is taken for a leftover.
         let (mut lease, mut late) = (self.target.level.lease.clone(), None);
         if lease.is_none()
             && self.target.level.part.is_none()
@@ -242,7 +244,7 @@ where
                     .map_err(|error| WriterError::refused(self.array.path(), error))?,
             }
         }
-        // An array whose metadata were never stored covers nothing yet.
+        // If the array's metadata were never stored, they cover no slices yet.
         let covered = stored.map_or(0, |_| self.array.shape()[0]);
         let buffers = plan.assembly.map(
             |Assembly {
@@ -290,7 +292,8 @@ where
         ))
     }
 
-    /// Returns where shards and metadata go: to temporaries that are renamed, or by one `set` each.
+    /// Returns the destinations of shards and metadata: temporaries that are renamed, or keys that one `set`
+    /// replaces.
     fn stores(&self, extends: Option<Extends>) -> Result<Stores, WriterError> {
         let role = (self.target.level.part, extends);
         match &self.settings.renaming {
@@ -299,8 +302,9 @@ where
         }
     }
 
-    /// Whether a writer that begins at the slice `start` extends the array. A writer of the last shard epoch
-    /// does, if the array ends within it: none of several writers within the array begins there twice.
+    /// Returns how a writer that begins at the slice `start` extends the array; `None` if it does not. A
+    /// writer of the last shard epoch extends the array if the array ends within that epoch: of several
+    /// writers within the array, at most one begins there.
     fn extends(&self, start: u64, grid: &StreamGrid) -> Option<Extends> {
         let end = self.array.shape()[0];
         let shard_slices = grid.shard_slices() as u64;
@@ -312,8 +316,8 @@ where
         })
     }
 
-    /// Where the leases of the array are: `None` if the store's values are not known to be files, and it has
-    /// no requests with conditions.
+    /// Returns the place of the array's leases; `None` if the store's values are not known to be files, and
+    /// the store has no requests with conditions.
     pub(crate) fn leases(&self) -> Option<Leases> {
         let array = self.array.path();
         match (&self.settings.root, &self.settings.conditional) {
@@ -371,8 +375,8 @@ where
         )
     }
 
-    /// Prepares an engine. If a device has less memory than its budget, batches become
-    /// smaller. If it has too little for any, the host encodes, where the options allow it.
+    /// Prepares an engine. If a device has less memory than its budget, batches become smaller. If the device
+    /// has too little memory for any batch, the host encodes, where the options allow it.
     fn engine(
         &self,
         encoding: &ShardEncoding,
@@ -388,7 +392,8 @@ where
                 Some(_) => None,
                 None => match Reservation::take(plan.reserved, limit) {
                     Ok(reservation) => Some(reservation),
-                    // Another writer was built meanwhile: the next plan finds less memory.
+                    // Another writer was built meanwhile, and has reserved memory: the next plan finds less
+                    // free memory.
                     Err(_) => continue,
                 },
             };
@@ -407,11 +412,11 @@ where
         }
     }
 
-    /// Checks that the slices behind which the writer appends are there. An array that was made with its final
-    /// shape has none, and slices that were appended behind them would be overlooked.
+    /// Checks that the slices before the first appended slice are stored. An array that was made with its
+    /// final shape has no stored slices, and readers would not expect appended slices behind them.
     ///
     /// # Errors
-    /// [`WriterError::Unsupported`] if [no shard](begun::is_begun) is stored; the store's.
+    /// [`WriterError::Unsupported`] if [no shard](begun::is_begun) is stored; the errors of the store.
     pub(crate) fn check_begun(&self) -> Result<(), WriterError> {
         let slices = self.array.shape().first().copied().unwrap_or(0);
         let (_, grid) = self.stream()?;
@@ -431,7 +436,7 @@ where
     fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
         let start = self.settings.start.unwrap_or(self.array.shape()[0]);
         let shard_slices = grid.shard_slices() as u64;
-        // Numbers of slices must not overflow, as far as anything can be appended behind `start`.
+        // The numbers of all slices that can be appended from `start` on must not overflow.
         let numbers = start
             .checked_add(i64::MAX as u64)
             .and_then(|end| end.checked_add(shard_slices));
@@ -450,7 +455,7 @@ where
         })
     }
 
-    /// How the array's shards are encoded, and how its slices divide.
+    /// Returns how the array's shards are encoded, and how its slices are divided into epochs and shards.
     fn stream(&self) -> Result<(ShardEncoding, StreamGrid), WriterError> {
         let codecs = self.array.codecs();
         let name = |name: Option<std::borrow::Cow<'static, str>>| name.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Slices that are on a device already.
+//! Describes slices that are on a device already.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct DeviceSlice {
     /// The address of the first byte, in the primary context of the device: what `cudaMalloc`
     /// returns, and `cuMemAlloc` in that context.
     pub pointer: u64,
-    /// The number of bytes.
+    /// The number of bytes of the elements.
     pub len: usize,
     /// The stream that produces the elements: a `CUstream` or `cudaStream_t`; 0 for the default
     /// stream. The device waits for the work that is in the stream now.
@@ -32,7 +32,7 @@ impl fmt::Debug for DeviceEvent {
 }
 
 impl DeviceEvent {
-    /// An event of nothing that was appended, which has happened.
+    /// Returns an event for an append of nothing. The event has happened already.
     pub(crate) fn of_nothing() -> Self {
         Self(None)
     }
@@ -56,7 +56,7 @@ impl DeviceEvent {
     }
 
     /// Returns the event (a `CUevent`) for a stream of the application to wait for, or 0 if there
-    /// is nothing to wait for. It is valid until this object is dropped.
+    /// is nothing to wait for. The event is valid until this object is dropped.
     #[must_use]
     pub fn as_raw(&self) -> u64 {
         self.0.as_ref().map_or(0, |event| event.event())

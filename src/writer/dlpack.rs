@@ -1,4 +1,4 @@
-//! Tensors of other libraries, through `DLPack`.
+//! Appends tensors of other libraries through `DLPack`.
 
 use dlpark::ffi::{DataTypeCode, DeviceType};
 use dlpark::traits::TensorView;
@@ -12,8 +12,8 @@ use super::handle::Writer;
 use super::stream::Stream;
 
 impl<W: Appending> Writer<W> {
-    /// Appends the elements of `tensor`: any number of them. The tensor must be contiguous in C
-    /// order and of the array's data type. All of it has been read when this returns.
+    /// Appends the elements of `tensor`, which may be any number of elements. The tensor must be contiguous
+    /// in C order and of the array's data type. All of it has been read when this function returns.
     ///
     /// Elements on a CUDA device are copied there, as by [`append_device`](Self::append_device).
     /// Elements in host memory are copied as by [`append_bytes`](Self::append_bytes). `stream` is
@@ -22,7 +22,7 @@ impl<W: Appending> Writer<W> {
     /// # Errors
     /// - [`WriterError::Unsupported`] if the tensor is of another data type, is not contiguous, or
     ///   is in memory that this writer cannot read. Nothing was appended.
-    /// - Otherwise as for [`append_device`](Self::append_device).
+    /// - The errors of [`append_device`](Self::append_device).
     ///
     /// # Safety
     /// `tensor` describes memory that can be read until this returns, and `stream` is a stream of
@@ -33,17 +33,18 @@ impl<W: Appending> Writer<W> {
         stream: u64,
     ) -> Result<(), WriterError> {
         self.with(|writer| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the preconditions are those of this function.
             match unsafe { elements_of(writer.top(), tensor, stream)? } {
                 Elements::Host(bytes) => writer.put(bytes, true).map(drop),
-                // SAFETY: the caller's promise, since it is waited for.
+                // SAFETY: the caller keeps the tensor readable until this function returns, which waits for
+                // the device.
                 Elements::Device(slice) => unsafe { writer.append_device(&slice)? }.wait(),
             }
         })
     }
 }
 
-/// The elements of a tensor.
+/// The elements of a tensor, in the memory where they are.
 enum Elements<'a> {
     Host(&'a [u8]),
     Device(DeviceSlice),
@@ -52,10 +53,10 @@ enum Elements<'a> {
 /// Returns the elements of `tensor` if `writer` can append them.
 ///
 /// # Errors
-/// [`WriterError::Unsupported`] as for [`append_dlpack`](Writer::append_dlpack).
+/// [`WriterError::Unsupported`], where [`append_dlpack`](Writer::append_dlpack) returns it.
 ///
 /// # Safety
-/// As for [`append_dlpack`](Writer::append_dlpack), as long as the elements are used.
+/// The preconditions of [`append_dlpack`](Writer::append_dlpack), as long as the elements are used.
 unsafe fn elements_of<'a>(
     writer: &Stream,
     tensor: &'a impl TensorView,
@@ -70,7 +71,7 @@ unsafe fn elements_of<'a>(
             writer.shared.setup.array.data_type()
         ));
     }
-    // A tensor of no dimension has no shape to point to.
+    // The shape of a tensor without dimensions may be a null pointer.
     let shape = if tensor.dl_tensor().ndim <= 0 {
         &[]
     } else {
@@ -99,7 +100,7 @@ unsafe fn elements_of<'a>(
     let device = tensor.dl_tensor().device;
     match device.device_type {
         DeviceType::Cpu | DeviceType::CudaHost => {
-            // SAFETY: the caller's promise; `len` bytes are what its shape takes.
+            // SAFETY: the tensor can be read, as the caller promises, and its elements take `len` bytes.
             Ok(Elements::Host(unsafe {
                 let start = tensor.data_ptr().cast::<u8>().add(tensor.byte_offset());
                 std::slice::from_raw_parts(start, len)
@@ -121,7 +122,7 @@ unsafe fn elements_of<'a>(
     }
 }
 
-/// Whether elements follow one another in C order.
+/// Returns whether elements of this shape and these strides follow one another in C order.
 fn is_contiguous(shape: &[i64], strides: Option<&[i64]>) -> bool {
     let Some(strides) = strides else { return true };
     let mut expected = 1_i64;
@@ -135,8 +136,8 @@ fn is_contiguous(shape: &[i64], strides: Option<&[i64]>) -> bool {
         || shape.contains(&0)
 }
 
-/// Returns the type code and the bits that `DLPack` has for a data type; `None` if it has no name for the
-/// type.
+/// Returns the type code and the number of bits by which `DLPack` names a data type; `None` if `DLPack` has
+/// no name for the type.
 fn dlpack_type(data_type: &DataType) -> Option<(DataTypeCode, u8)> {
     use DataTypeCode::{Bfloat, Bool, Complex, Float, Int, UInt};
     let name = data_type.name(ZarrVersion::V3)?;

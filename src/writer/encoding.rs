@@ -1,4 +1,4 @@
-//! How batches are encoded: the steps that threads of the process do, one at a time.
+//! Encodes the batches of a writer in steps, which threads of the process do one at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Setup, Shared, State};
 use zarrs_cuda_engine::contract::stream::{BatchInput, EncodedPart, Encoder, FailedBatch};
 
-/// The next step.
+/// The next step of encoding a stream.
 pub(super) enum Step {
     Submit(Batch, Box<dyn BatchInput>),
     Complete,
     End,
 }
 
-/// The encoder of a writer, which encodes batches, and the assembler, which makes shards of them.
+/// Encodes the batches of a writer, and lets the assembler put them together to shards.
 #[derive(Debug)]
 pub(super) struct Encoding {
     encoder: Box<dyn Encoder>,
     assembler: Assembler,
     under_way: VecDeque<Batch>,
-    /// The number of the batch that shards get next.
+    /// The number of the encoded batch that is added to shards next.
     next: u64,
 }
 
@@ -35,12 +35,13 @@ impl Encoding {
         }
     }
 
-    /// How many batches can be under way at once.
+    /// Returns how many batches can be under way at once.
     pub(super) fn depth(&self) -> usize {
         self.encoder.depth()
     }
 
-    /// Takes the buffers with which the oldest batch is completed. Returns whether there were enough.
+    /// Takes the buffers with which the oldest batch is completed. Returns whether the pool had enough of
+    /// them.
     pub(super) fn prepare(&mut self, setup: &Setup) -> bool {
         let Some(oldest) = self.under_way.front() else {
             return false;
@@ -48,7 +49,7 @@ impl Encoding {
         self.encoder.prepare() && self.assembler.prepare(setup, oldest)
     }
 
-    /// Does a step.
+    /// Does one step of encoding.
     pub(super) fn run(&mut self, shared: &Shared, step: Step) {
         match step {
             Step::Submit(batch, input) => {
@@ -75,7 +76,8 @@ impl Encoding {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * shared.setup.grid.epoch_bytes();
                 let packed: usize = encoded.parts.iter().map(EncodedPart::len).sum();
-                // After a failure those behind it come back, too.
+                // After a failure, the batches behind the failed one are encoded again, and must not be added
+                // yet.
                 if batch.number == self.next {
                     self.next += 1;
                     let setup = &shared.setup;
@@ -98,7 +100,8 @@ impl Encoding {
                 tracing::warn!(first, last, %error, "slices could not be encoded");
                 shared.change(|state| {
                     state.progress.batches_encoding -= 1;
-                    // Where it was: those behind it come back, too, and are encoded after it again.
+                    // The batch goes back to its place: the batches behind it also come back, and are encoded
+                    // again after it.
                     let is_before = |item: &Item| matches!(item, Item::Batch(other, _) if other.number < batch.number);
                     let at = state.batches.iter().take_while(|item| is_before(item)).count();
                     state.batches.insert(at, Item::Batch(batch, input));
@@ -127,8 +130,8 @@ fn give(shared: &Shared, work: Result<super::assembler::WorkOfShards, String>) {
     }
 }
 
-/// Takes the next step out of `state`, if there is one. A batch `is_ready` if it has the buffers with which
-/// it is completed.
+/// Takes the next step out of `state`; `None` if there is none. `is_ready` says whether the oldest batch has
+/// the buffers with which it is completed.
 pub(super) fn next(state: &mut State, depth: usize, is_ready: bool) -> Option<Step> {
     if !may_go_on(state) {
         return None;
@@ -148,7 +151,8 @@ pub(super) fn next(state: &mut State, depth: usize, is_ready: bool) -> Option<St
     (under_way > 0 && is_ready).then_some(Step::Complete)
 }
 
-/// Whether there is a step. Completing a batch is one, unless it `is_ready` only when a buffer comes back.
+/// Returns whether there is a step. Completing the oldest batch is a step only if it `is_ready`, and needs no
+/// buffer.
 pub(super) fn has_step(state: &State, depth: usize, is_ready: bool) -> bool {
     let under_way = state.progress.batches_encoding;
     let begins = match state.batches.front() {

@@ -1,4 +1,4 @@
-//! The end of a stream: everything is stored, or given up.
+//! Ends a stream: stores everything, or gives up the rest.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::storing;
 use super::stream::Stream;
 
 impl Stream {
-    /// Lets what is stored outlast a power failure, where the store promises that.
+    /// Lets the stored shards and metadata outlast a power failure, where the store promises that.
     pub(crate) fn sync_names(&self) -> Result<(), WriterError> {
         let setup = &self.shared.setup;
         let synced = storing::caught(|| setup.sink.sync_names());
@@ -21,13 +21,13 @@ impl Stream {
         })
     }
 
-    /// Whether something of a writer that has ended is not stored yet, and no error keeps it from that.
+    /// Returns whether some work of the stream is not done yet, and no error prevents it.
     pub(crate) fn is_busy(&self) -> bool {
         let state = self.shared.lock();
         Shared::error(&state).is_none() && !(state.ended && state.is_idle())
     }
 
-    /// Stores everything: see [`ArrayWriter::finish`].
+    /// Stores everything that was appended: see [`ArrayWriter::finish`].
     pub(crate) fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.check_process()?;
         if let Some(report) = &self.report {
@@ -80,7 +80,7 @@ impl Stream {
         })
     }
 
-    /// Tells the threads, once, that nothing more comes.
+    /// Tells the threads that no more slices come, if they have not been told.
     pub(crate) fn end(&mut self) -> Result<(), WriterError> {
         if self.shared.lock().end.is_some() {
             return Ok(());
@@ -88,7 +88,7 @@ impl Stream {
         let short = if self.filled == 0 {
             None
         } else {
-            // Up to the end of the epoch there is nothing but the fill value.
+            // The rest of the last epoch is the fill value.
             let epochs = self.filled.div_ceil(self.job.grid.epoch_bytes());
             let missing = epochs * self.job.grid.epoch_bytes() - self.filled;
             self.pad(missing)?;
@@ -106,9 +106,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Fills `missing` bytes behind the appended ones with the fill value.
+    /// Appends `missing` bytes of the fill value.
     pub(crate) fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
-        /// About so many bytes at once.
+        /// The approximate number of bytes that are appended at once.
         const PIECE: usize = 1 << 20;
         let fill = &self.job.fill_value;
         let pattern = fill.repeat((PIECE / fill.len()).max(1).min(missing / fill.len()));
@@ -124,7 +124,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends without storing anything more.
+    /// Ends the stream without storing anything more, and returns a report.
     pub(crate) fn leave(&mut self) -> Result<WriterReport, WriterError> {
         self.give_up()?;
         (self.lease, self.reservation) = (None, None);
@@ -133,7 +133,8 @@ impl Stream {
         Ok(report)
     }
 
-    /// Ends without storing more, and erases temporaries. Returns the first slice that is not stored.
+    /// Ends the stream without storing more, and erases temporaries. Returns the first slice that is not
+    /// stored.
     pub(crate) fn give_up(&mut self) -> Result<u64, WriterError> {
         self.input = None;
         let dropped = self.shared.change(|state| {
@@ -146,7 +147,8 @@ impl Stream {
                 .collect();
             (std::mem::take(&mut state.batches), work)
         });
-        // Not under the lock: buffers go back, and tell so.
+        // The items are dropped without the lock: their buffers then go back to their pools, which wakes
+        // waiting threads.
         drop(dropped);
         self.shared.signal.give_up();
         self.shared.close();
@@ -164,7 +166,7 @@ impl Stream {
                 self.shared.must_grow(&state),
             )
         };
-        // Readers may read all that is stored: the metadata have to cover it.
+        // Readers may rely on every stored shard, so the metadata have to cover all stored slices.
         let setup = &self.shared.setup;
         if uncovered && let Err(error) = storing::caught(|| setup.cover(finished_slices)) {
             tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
@@ -172,7 +174,7 @@ impl Stream {
         let mut result = Ok(finished_slices);
         for key in begun {
             if let Err(source) = storing::caught(|| setup.sink.discard(&key)) {
-                // The others are erased nevertheless.
+                // After an error, the other temporaries are erased nevertheless.
                 result = result.and(Err(WriterError::Store {
                     doing: "erase the temporary of",
                     key,
@@ -184,7 +186,7 @@ impl Stream {
         result
     }
 
-    /// Logs the slices that were appended and not stored, if there are any.
+    /// Logs which appended slices were not stored, if there are any.
     pub(crate) fn tell_lost(&self) {
         let (end, finished) = (self.end_slice(), self.progress().finished_slices);
         if end > finished || self.partial_slice() > 0 {
@@ -202,7 +204,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.check_process().is_err() {
-            // The parent goes on with all of it: with its temporaries, too.
+            // The parent process goes on with the stream, also with its temporaries and buffers.
             let shared = (self.shared.clone(), self.engine.clone());
             std::mem::forget((shared, self.input.take()));
             return;

@@ -18,7 +18,7 @@ pub enum WriterError {
     /// The array cannot be written as a stream of slices, or a call does not fit the writer.
     #[error("the array cannot be written as a stream of slices: {reason}")]
     Unsupported {
-        /// Why, and what to do.
+        /// The reason, and what the user can do.
         reason: String,
     },
     /// The stream does not start at the border of a shard.
@@ -26,7 +26,7 @@ pub enum WriterError {
         "a writer starts at the border of a shard: slice {start} is not a multiple of {shard_slices}, the extent of a shard along the first axis. Start at slice {before}, and append what the array has from there on once more"
     )]
     Start {
-        /// The requested first slice.
+        /// The first slice that was asked for.
         start: u64,
         /// The number of slices in a shard.
         shard_slices: u64,
@@ -38,9 +38,9 @@ pub enum WriterError {
         "the smallest buffers for this stream take {needed} bytes of {memory}, and the budget is {budget}: {advice}"
     )]
     Memory {
-        /// The kind of memory.
+        /// The name of the kind of memory that is short, such as "host memory".
         memory: &'static str,
-        /// The fewest bytes that would do.
+        /// The number of bytes that the smallest buffers take.
         needed: usize,
         /// The budget of the [`Options`](crate::Options), in bytes.
         budget: usize,
@@ -60,19 +60,19 @@ pub enum WriterError {
     IncompleteSlice {
         /// The index of the slice along the first axis.
         slice: u64,
-        /// The bytes of the slice that were appended.
+        /// The number of bytes of the slice that were appended.
         got: usize,
-        /// The bytes of a whole slice.
+        /// The number of bytes of a whole slice.
         expected: usize,
     },
-    /// Slices could not be encoded.
+    /// Some slices could not be encoded.
     #[error(
         "cannot encode slices {first} to {last}: {source}. Slices below {finished_slices} are stored; `flush` and `finish` try the others again"
     )]
     Encode {
-        /// The first of these slices.
+        /// The first of the slices that could not be encoded.
         first: u64,
-        /// The last of these slices.
+        /// The last of the slices that could not be encoded.
         last: u64,
         /// All slices below this one are stored.
         finished_slices: u64,
@@ -86,7 +86,7 @@ pub enum WriterError {
     Store {
         /// The operation, such as "store".
         doing: &'static str,
-        /// The key of the operation.
+        /// The key of the value or temporary on which the operation failed.
         key: StoreKey,
         /// All slices below this one are stored.
         finished_slices: u64,
@@ -98,7 +98,7 @@ pub enum WriterError {
         "the writer cannot go on: {reason}. Slices below {finished_slices} are stored, the others have to be appended again, to a new writer"
     )]
     Broken {
-        /// Why.
+        /// The reason why the writer cannot go on.
         reason: String,
         /// All slices below this one are stored.
         finished_slices: u64,
@@ -109,12 +109,12 @@ pub enum WriterError {
         /// The engine's error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// An image cannot have such levels.
+    /// The levels of an image cannot be made as they were asked for.
     #[error("no pyramid of {path}: {reason}")]
     Pyramid {
         /// The path of level 0.
         path: String,
-        /// Why, and what to do.
+        /// The reason, and what the user can do.
         reason: String,
     },
     /// The stored slices of a level, from which the level below is made, could not be read.
@@ -122,9 +122,9 @@ pub enum WriterError {
     Read {
         /// The path of the level.
         path: String,
-        /// The first of these slices.
+        /// The first of the slices that could not be read.
         first: u64,
-        /// The last of these slices.
+        /// The last of the slices that could not be read.
         last: u64,
         /// The reader's error.
         source: Box<crate::reader::ReaderError>,
@@ -134,7 +134,7 @@ pub enum WriterError {
     Level {
         /// The number of the level.
         level: usize,
-        /// The error of its writer.
+        /// The error of the writer of this level.
         source: Box<WriterError>,
     },
     /// The application has cancelled the work.
@@ -143,13 +143,14 @@ pub enum WriterError {
     /// The writer was finished, and takes nothing more.
     #[error("the writer was finished at slice {end}, and takes nothing more")]
     Finished {
-        /// The first slice that it did not write.
+        /// The first slice behind the finished stream.
         end: u64,
     },
 }
 
 impl WriterError {
-    /// The store cannot be written to, or failed, before the array at `path` is written.
+    /// Returns the error of a store that cannot be written to, or failed, before the array at `path` is
+    /// written.
     pub(crate) fn refused(path: &NodePath, error: StorageError) -> Self {
         match error {
             StorageError::Unsupported(reason) => Self::Unsupported { reason },
@@ -157,12 +158,13 @@ impl WriterError {
         }
     }
 
-    /// The lease of the array at `path` cannot be taken.
+    /// Returns the error of a lease of the array at `path` that cannot be taken.
     pub(crate) fn no_lease(path: &NodePath, error: StorageError) -> Self {
         Self::of_store("begin to write", path, error)
     }
 
-    /// The store failed while something was `doing` to the metadata at `path`.
+    /// Returns the error of a store that failed while the writer was `doing` something to the metadata at
+    /// `path`.
     pub(crate) fn of_store(doing: &'static str, path: &NodePath, source: StorageError) -> Self {
         Self::Array(crate::error::Error::Storage {
             doing,
@@ -171,19 +173,19 @@ impl WriterError {
         })
     }
 
-    /// There is no thread for `task`.
+    /// Returns the error of a thread for `task` that cannot be started.
     pub(crate) fn no_thread(task: &str, error: &std::io::Error) -> Self {
         let reason = format!("no thread to {task}: {error}");
         Self::Array(CodecError::from(std::io::Error::new(error.kind(), reason)).into())
     }
 
-    /// The engine cannot be used.
+    /// Returns the error of an engine that cannot be used.
     pub(crate) fn of_engine(error: EngineError) -> Self {
         Self::Array(crate::error::Error::Codec(codec_error(error)))
     }
 }
 
-/// The array cannot be written as a stream, for this reason.
+/// Returns the error of an array that cannot be written as a stream, for this `reason`.
 pub(crate) fn unsupported(reason: impl Into<String>) -> WriterError {
     WriterError::Unsupported {
         reason: reason.into(),

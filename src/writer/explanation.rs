@@ -1,4 +1,4 @@
-//! Explains in words what a writer does, and why.
+//! Explains in words the behaviour of a writer, and the reasons for it.
 
 use std::fmt;
 
@@ -12,27 +12,27 @@ use crate::metrics::MemoryEstimate;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriterExplanation {
-    /// The engine that encodes.
+    /// The name of the engine that encodes the shards.
     pub engine: &'static str,
-    /// The reason for that engine.
+    /// The reason why this engine encodes.
     pub why: String,
     /// The number of epochs that are encoded together.
     pub epochs_per_batch: usize,
-    /// The most memory that the buffers take.
+    /// The most memory that the buffers of the writer take.
     pub memory: MemoryEstimate,
-    /// The number of shards that are stored at once, at most.
+    /// The most shards that are stored at once.
     pub store_threads: usize,
-    /// How a shard is stored.
+    /// A description of how a shard is stored.
     pub shards: &'static str,
-    /// How the metadata of the array are replaced.
+    /// A description of how the metadata of the array are replaced.
     pub metadata: &'static str,
-    /// Whether the writer has a lease, so that another writer that extends the array is refused.
+    /// Whether the writer has a lease. While it has one, other writers that extend the array are refused.
     pub has_lease: bool,
-    /// Why the writer has a lease, or has none.
+    /// The reason why the writer has a lease, or has none.
     pub lease: &'static str,
 }
 
-/// How a store replaces values, as far as a writer can use it.
+/// The ways in which a store can replace values, of which a writer uses the best one.
 #[derive(Clone, Copy)]
 pub(super) enum StoreKind {
     Renames,
@@ -41,7 +41,7 @@ pub(super) enum StoreKind {
 }
 
 impl StoreKind {
-    /// Says how a shard is stored.
+    /// Returns a description of how a shard is stored.
     pub(super) fn shards(self) -> &'static str {
         match self {
             Self::Renames => "each grows in a temporary, which is renamed when it is complete",
@@ -51,7 +51,7 @@ impl StoreKind {
         }
     }
 
-    /// Says how the metadata of the array are replaced.
+    /// Returns a description of how the metadata of the array are replaced.
     pub(super) fn metadata(self) -> &'static str {
         match self {
             Self::Renames => "a temporary is compared with what was read last, and renamed",
@@ -65,7 +65,7 @@ impl StoreKind {
     }
 }
 
-/// Says why a writer has a lease, or has none.
+/// Returns the reason why a writer has a lease, or has none.
 pub(super) fn why_lease(has_lease: bool, extends: bool, has_conditions: bool) -> &'static str {
     match (has_lease, extends, has_conditions) {
         (true, ..) => {

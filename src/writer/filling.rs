@@ -1,60 +1,29 @@
-//! How shards fill: since when complete ones wait, and whether one takes too long.
+//! Notes how shards fill: how long complete shards wait, and whether a shard takes too long.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use zarrs_cuda_engine::layout::StreamGrid;
 
-/// The longest time that a shard may take to fill before the application is told.
-const PATIENCE: Duration = Duration::from_mins(1);
+use super::slow_shard::{PATIENCE, SlowShard};
 
-/// How shards of a stream fill. It looks at a clock only where a shard begins or ends.
+/// The times at which shards of a stream began or became complete. The clock is read only where a shard
+/// begins or ends.
 #[derive(Debug)]
 pub(crate) struct Filling {
     slice_bytes: u64,
     shard_bytes: u64,
     epoch_slices: u64,
-    /// For how long a complete shard may wait for the rest of its batch.
+    /// The longest time that a complete shard waits for the rest of its batch; `None` if it waits without
+    /// limit.
     flush_after: Option<Duration>,
-    /// When the first shard became complete that the open batch has.
+    /// The time at which the first complete shard of the open batch became complete.
     open: Option<Instant>,
-    /// When the first shard became complete that the metadata need not cover yet.
+    /// The time at which a shard became complete that the metadata are not yet promised to cover: the first
+    /// of them.
     unpromised: Option<Instant>,
-    /// When the shard that is being filled began.
+    /// The time at which the shard that is being filled began.
     began: Option<Instant>,
     is_quiet: bool,
-}
-
-/// A shard that takes long to fill. `Display` says what came, and what to do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Slow {
-    /// The slices that came, and the time they took.
-    pub(crate) slices: u64,
-    pub(crate) time: Duration,
-    /// The slices that come within [`PATIENCE`]: whole subchunks, if there are any.
-    pub(crate) in_time: u64,
-    epoch_slices: u64,
-}
-
-impl fmt::Display for Slow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            slices, in_time, ..
-        } = self;
-        let (time, patience) = (self.time.as_secs(), PATIENCE.as_secs());
-        write!(
-            f,
-            "{slices} slices came in {time} s; shards of {in_time} slices would be full within {patience} s"
-        )?;
-        if *in_time < self.epoch_slices {
-            write!(
-                f,
-                ", with subchunks of as many slices, which have {} now",
-                self.epoch_slices
-            )?;
-        }
-        Ok(())
-    }
 }
 
 impl Filling {
@@ -72,13 +41,14 @@ impl Filling {
         }
     }
 
-    /// Does not tell that a shard takes long: another level does.
+    /// Never reports a slow shard from now on, because another level of the image reports it.
     pub(crate) fn be_quiet(&mut self) {
         self.is_quiet = true;
     }
 
-    /// Notes that `len` bytes were appended, which are `appended` now. Returns a shard that took long, once.
-    pub(crate) fn advance(&mut self, len: u64, appended: u64) -> Option<Slow> {
+    /// Notes that `len` bytes were appended, so that `appended` bytes were appended in all. Returns a shard
+    /// that took too long to fill, unless one was returned before.
+    pub(crate) fn advance(&mut self, len: u64, appended: u64) -> Option<SlowShard> {
         let begins = self.began.is_none();
         let complete = appended / self.shard_bytes;
         let ends = complete > appended.saturating_sub(len) / self.shard_bytes;
@@ -99,21 +69,21 @@ impl Filling {
         self.slow(self.shard_bytes / self.slice_bytes, now - began)
     }
 
-    /// Returns the shard that is being filled, if it takes long and nothing was told of one before.
-    pub(crate) fn overdue(&mut self, now: Instant, appended: u64) -> Option<Slow> {
+    /// Returns the shard that is being filled, if it takes too long and no slow shard was returned before.
+    pub(crate) fn overdue(&mut self, now: Instant, appended: u64) -> Option<SlowShard> {
         let time = now.saturating_duration_since(self.began?);
         let slices = appended % self.shard_bytes / self.slice_bytes;
         self.slow(slices, time)
     }
 
-    fn slow(&mut self, slices: u64, time: Duration) -> Option<Slow> {
+    fn slow(&mut self, slices: u64, time: Duration) -> Option<SlowShard> {
         if self.is_quiet || time <= PATIENCE {
             return None;
         }
         self.is_quiet = true;
         let in_time = slices.saturating_mul(PATIENCE.as_secs()) / time.as_secs().max(1);
         let whole = in_time / self.epoch_slices * self.epoch_slices;
-        Some(Slow {
+        Some(SlowShard {
             slices,
             time,
             in_time: if whole > 0 { whole } else { in_time.max(1) },
@@ -121,18 +91,18 @@ impl Filling {
         })
     }
 
-    /// The open batch was submitted, or all of its complete shards were.
+    /// Notes that the open batch was submitted, or that all of its complete shards were.
     pub(crate) fn submitted(&mut self) {
         self.open = None;
     }
 
-    /// Whether a complete shard of the open batch has waited long enough.
+    /// Returns whether a complete shard of the open batch has waited long enough for the rest of its batch.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.has_passed(self.open, now)
     }
 
-    /// Whether a complete shard is to be covered without further waiting. It is then, with all that are
-    /// complete by now.
+    /// Returns whether the metadata are to cover a complete shard without further waiting. If so, the caller
+    /// promises that for all shards that are complete by now.
     pub(crate) fn takes_promise(&mut self, now: Instant) -> bool {
         let takes = self.has_passed(self.unpromised, now);
         if takes {
@@ -148,7 +118,8 @@ impl Filling {
         }
     }
 
-    /// In how long a complete shard has waited long enough; a shard that completes from now on has not before.
+    /// Returns the time until a complete shard has waited long enough. No shard that completes from now on
+    /// has waited long enough before.
     pub(crate) fn next(&self, now: Instant) -> Duration {
         let after = self.flush_after.unwrap_or(PATIENCE);
         let first = [self.open, self.unpromised].into_iter().flatten().min();
@@ -158,7 +129,7 @@ impl Filling {
         }
     }
 
-    /// For how long a complete shard may wait.
+    /// Returns the longest time that a complete shard waits; [`PATIENCE`] if there is no limit.
     pub(crate) fn flush_after(&self) -> Duration {
         self.flush_after.unwrap_or(PATIENCE)
     }

@@ -10,7 +10,7 @@ use super::stream::Stream;
 use zarrs_cuda_engine::contract::stream::{DeviceBytes, Reusable};
 
 impl<W: Appending> Writer<W> {
-    /// Appends elements that are on the device on which this writer encodes: any number of bytes,
+    /// Appends elements that are on the device on which this writer encodes. Any number of bytes is allowed,
     /// not only whole elements. Nothing is copied to the host, unless the host encodes another level of an
     /// image. Waits like [`append`](Self::append).
     ///
@@ -24,7 +24,7 @@ impl<W: Appending> Writer<W> {
     ///   the slice's stream is being captured into a graph. Nothing was appended.
     /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
     ///   was appended.
-    /// - Otherwise as for [`append`](Self::append).
+    /// - The errors of [`append`](Self::append).
     ///
     /// # Safety
     /// - `slice` names memory of its device that can be read, and a stream of its primary context,
@@ -35,7 +35,7 @@ impl<W: Appending> Writer<W> {
         &mut self,
         slice: &DeviceSlice,
     ) -> Result<DeviceEvent, WriterError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the preconditions are those of this function.
         self.with(|writer| unsafe { writer.append_device(slice) })
     }
 }
@@ -43,16 +43,16 @@ impl<W: Appending> Writer<W> {
 /// Appends elements that are on a device: see [`Writer::append_device`].
 ///
 /// # Safety
-/// As for [`Writer::append_device`].
+/// The preconditions of [`Writer::append_device`].
 pub(super) unsafe fn append(
     stream: &mut Stream,
     slice: &DeviceSlice,
 ) -> Result<DeviceEvent, WriterError> {
     let mut event = DeviceEvent(None);
-    // SAFETY: the caller's promise.
+    // SAFETY: the preconditions are those of this function.
     let appended = unsafe { stream.append_parts(slice, &mut event.0) };
     if let Err(error) = appended {
-        // The elements that were appended have been read when the caller hears of the error.
+        // When the caller gets the error, the device has read the elements that were appended.
         event.wait()?;
         return Err(error);
     }
@@ -60,10 +60,11 @@ pub(super) unsafe fn append(
 }
 
 impl Stream {
-    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
+    /// Appends a slice batch by batch. Sets `last` to an event that happens when all appended elements have
+    /// been read.
     ///
     /// # Safety
-    /// As for [`Writer::append_device`].
+    /// The preconditions of [`Writer::append_device`].
     unsafe fn append_parts(
         &mut self,
         slice: &DeviceSlice,
@@ -86,9 +87,9 @@ impl Stream {
                 len,
                 stream: slice.stream,
             };
-            // SAFETY: a part of the caller's promise.
+            // SAFETY: the caller promises for the whole slice what this part of it needs.
             let put = unsafe { input.write_from_device(self.filled, &bytes) };
-            // All copies are in one stream of the device, so that the last one stands for all.
+            // All copies are in one stream of the device, so the last copy ends after all others.
             *last = Some(put.map_err(failed)?);
             at += len;
             self.advance(len);

@@ -1,4 +1,4 @@
-//! A writer as an application has it: of an array, or of an image with its levels.
+//! The type of a writer as an application has it: of an array, or of an image with its levels.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::metrics::MemoryEstimate;
 #[derive(Debug)]
 pub struct Writer<W: Appending> {
     open: Kept<W>,
-    /// The shared state of the stream of each level.
+    /// The shared states of the streams of all levels, from level 0 on.
     pub(crate) shared: Vec<Arc<Shared>>,
     memory: MemoryEstimate,
 }
 
 impl<W: Appending> Writer<W> {
-    /// A writer whose buffers take `memory` at most.
+    /// Makes a writer whose buffers take at most `memory`.
     pub(crate) fn new(
         open: W,
         memory: MemoryEstimate,
@@ -37,7 +37,7 @@ impl<W: Appending> Writer<W> {
         })
     }
 
-    /// Does `work` with the writer, at which the timer does not look meanwhile.
+    /// Does `work` with the writer. The timer does not look at the writer meanwhile.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut W) -> Result<T, WriterError>,
@@ -45,13 +45,13 @@ impl<W: Appending> Writer<W> {
         self.open.with(work)
     }
 
-    /// Returns the most memory that the buffers take: of all levels of an image.
+    /// Returns the most memory that the buffers of the writer take, together for all levels of an image.
     #[must_use]
     pub fn memory_estimate(&self) -> MemoryEstimate {
         self.memory
     }
 
-    /// Returns the first slice that this writer writes: of level 0 of an image.
+    /// Returns the first slice that this writer writes. For a writer of an image, it is a slice of level 0.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.open.start()
@@ -81,17 +81,18 @@ impl<W: Appending> Writer<W> {
     /// number of bytes, not only whole elements. Waits like [`append`](Self::append).
     ///
     /// # Errors
-    /// As for [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
         self.with(|writer| writer.put(bytes, true).map(drop))
     }
 
-    /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
+    /// Appends as many of `elements` as there is room for, without waiting, and returns the elements that
+    /// were not appended.
     ///
-    /// There is room again when a batch was encoded and stored.
+    /// There is room again when a batch was encoded and stored, because its buffers are then free.
     ///
     /// # Errors
-    /// As for [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn try_append<'a, T: Element>(
         &mut self,
         elements: &'a [T],
@@ -99,16 +100,17 @@ impl<W: Appending> Writer<W> {
         self.with(|writer| {
             let bytes = writer.top().bytes_of(elements)?;
             let size = writer.top().job.grid.shard().element_size();
-            // Whole elements: no element was cut, and batches have whole ones.
+            // `left` is a multiple of `size`: no element was cut before, and a batch has whole elements.
             let left = writer.put(&bytes, false)?;
             Ok(&elements[elements.len() - left / size..])
         })
     }
 
-    /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
+    /// Appends as many of `bytes` as there is room for, without waiting, and returns the bytes that were not
+    /// appended.
     ///
     /// # Errors
-    /// As for [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
         self.with(|writer| {
             let left = writer.put(bytes, false)?;
@@ -119,29 +121,29 @@ impl<W: Appending> Writer<W> {
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub fn discard_partial_slice(&mut self) -> usize {
         let discarded = self.with(|writer| Ok(writer.top_mut().discard_partial_slice()));
-        // In a forked child there is nothing to discard.
+        // In a forked child, which may not use the writer, nothing was discarded.
         discarded.unwrap_or(0)
     }
 
-    /// Waits until every complete shard is stored, and covered by the array's metadata: on each level of an
-    /// image.
+    /// Waits until every complete shard is stored, and covered by the array's metadata. A writer of an image
+    /// does so for each level.
     ///
     /// Incomplete shards stay in memory. After an error of the store, `flush` tries again; if it
     /// succeeds, more can be appended.
     ///
     /// # Errors
-    /// As for [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn flush(&mut self) -> Result<(), WriterError> {
         self.with(W::flush)
     }
 
     /// Stores complete shards, for at most `limit`, and gives up the rest. Returns the first slice that is
-    /// not stored then: of level 0 of an image.
+    /// not stored then, of level 0 if this is a writer of an image.
     ///
     /// A store that is at work after the limit is left alone, and may complete its shard later.
     ///
     /// # Errors
-    /// [`WriterError::Store`] if a temporary could not be erased. What could not be stored is logged.
+    /// [`WriterError::Store`] if a temporary could not be erased. Slices that could not be stored are logged.
     pub fn stop(self, limit: Duration) -> Result<u64, WriterError> {
         self.open.stop(limit, true)
     }

@@ -1,7 +1,8 @@
-//! The lease of a writer that begins within the array, or behind its end.
+//! Takes the lease of a writer that begins within the array, or behind its end.
 //!
-//! Such a writer may be one of several, and has no lease. It has one from the moment on that it extends the
-//! array: before it stores a shard with slices behind the end that the array had when the writer was built.
+//! Several such writers may write one array, so the writer has no lease at first. The writer takes the lease
+//! before it extends the array: before it stores a shard with slices behind the end that the array had when
+//! the writer was built.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +24,7 @@ pub(crate) struct LateLease {
 struct Taken {
     /// Whether the writer may extend the array.
     may_extend: bool,
-    /// `None` if the store has no leases, too.
+    /// The lease that was taken; also `None` if the store has no leases.
     lease: Option<Held>,
 }
 
@@ -44,12 +45,12 @@ impl LateLease {
         }
     }
 
-    /// Takes the lease before a shard is stored whose slices end at `end`, if these extend the array. From then
-    /// on `length` finds out whether another process changes the number of slices.
+    /// Takes the lease before a shard is stored whose slices end at `end`, if these slices extend the array.
+    /// From then on `length` checks that no other process changes the number of slices.
     ///
     /// # Errors
-    /// The errors of [`Leases::take`], those of `length`, and that another process has changed the number of
-    /// slices since the writer was built. Then it may be called again.
+    /// The errors of [`Leases::take`] and of `length`, and that another process has changed the number of
+    /// slices since the writer was built. After an error, this function may be called again.
     pub(crate) fn before(&self, end: u64, length: &dyn Length) -> Result<(), StorageError> {
         if end <= self.slices {
             return Ok(());

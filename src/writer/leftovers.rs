@@ -1,4 +1,4 @@
-//! Leftovers of a killed writer.
+//! Erases the leftovers of a killed writer.
 
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
@@ -12,13 +12,13 @@ use crate::store::renaming::temporary_key;
 /// Erases the temporaries of the metadata of `array`, and of its shards from index `first` on along the
 /// first axis. Returns how many there were.
 ///
-/// No other writer may be writing there. Complete shards stay. Chunk keys usually have a directory for
-/// each index along the first axis; then no directory below `first` is listed. If a chunk key encoding
-/// does not spell out the indices in decimal digits, nothing is found. The remains of a shard are then
-/// cut off when it is written again.
+/// No other writer may be writing to these shards. Complete shards stay. Chunk keys usually have a directory
+/// for each index along the first axis; then no directory below `first` is listed. If a chunk key encoding
+/// does not spell out the indices in decimal digits, no temporary is found. A temporary that was not found is
+/// cut off when its shard is written again.
 ///
 /// # Errors
-/// The store's. What is left can be erased by another call.
+/// The errors of the store. Another call erases the temporaries that are left.
 pub(super) fn clean<T, S>(array: &Array<T>, store: &S, first: u64) -> Result<usize, StorageError>
 where
     T: ?Sized,
@@ -38,13 +38,13 @@ where
     Ok(erased)
 }
 
-/// Lists keys, among them the keys of all shards from index `first` on and of their temporaries.
+/// Lists keys of the array. All shards from index `first` on, and their temporaries, are among them.
 fn candidates<T, S>(array: &Array<T>, store: &S, first: u64) -> Result<StoreKeys, StorageError>
 where
     T: ?Sized,
     S: ?Sized + ListableStorageTraits,
 {
-    // Find the part of a key that is for the index along the first axis.
+    // Find the component of a key that contains the index along the first axis.
     let [here, beside, next] = [(first, 0), (first, 1), (first.wrapping_add(1), 0)]
         .map(|(outer, inner)| key_of(array, outer, inner));
     let [here, beside, next] = [&here, &beside, &next].map(|key| parts(key.as_str()));
@@ -75,14 +75,15 @@ where
     store.list_prefix(&prefix(&parts(array.path().as_str()))?)
 }
 
-/// Whether `key` is the temporary of a shard of `array`, from index `first` on.
+/// Returns whether `key` is the temporary of a shard of `array` whose index along the first axis is `first`
+/// or more.
 fn is_temporary<T: ?Sized>(array: &Array<T>, key: &StoreKey, first: u64) -> bool {
     let path = array.path().as_str().trim_start_matches('/');
     let Some(within) = key.as_str().strip_prefix(path) else {
         return false;
     };
     let grid = array.chunk_grid_shape();
-    // An array without axes has no index along the first.
+    // An array without axes has no index along the first axis, and `windows` panics for 0.
     numbers(within).windows(grid.len().max(1)).any(|indices| {
         indices[0] >= first
             && indices.len() == grid.len()
@@ -91,7 +92,7 @@ fn is_temporary<T: ?Sized>(array: &Array<T>, key: &StoreKey, first: u64) -> bool
     })
 }
 
-/// The key of the shard at `outer` along the first axis, and at `inner` along the others.
+/// Returns the key of the shard at index `outer` along the first axis, and at `inner` along the others.
 fn key_of<T: ?Sized>(array: &Array<T>, outer: u64, inner: u64) -> StoreKey {
     let mut indices = vec![inner; array.dimensionality()];
     if let Some(index) = indices.first_mut() {
@@ -104,7 +105,7 @@ fn parts(key: &str) -> Vec<&str> {
     key.trim_start_matches('/').split('/').collect()
 }
 
-/// The prefix of the directories `parts`.
+/// Returns the prefix of the keys in the nested directories `parts`.
 fn prefix(parts: &[&str]) -> Result<StorePrefix, StorageError> {
     let path: String = parts
         .iter()
@@ -114,7 +115,7 @@ fn prefix(parts: &[&str]) -> Result<StorePrefix, StorageError> {
     Ok(StorePrefix::new(path)?)
 }
 
-/// The runs of decimal digits in `text`, those that are numbers of 64 bits.
+/// Returns the runs of decimal digits in `text` that are numbers of 64 bits.
 fn numbers(text: &str) -> Vec<u64> {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())

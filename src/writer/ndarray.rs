@@ -1,4 +1,4 @@
-//! Arrays and views of `ndarray`.
+//! Appends arrays and views of `ndarray`.
 
 use ndarray::{ArrayBase, Data, Dimension};
 use zarrs::array::Element;
@@ -8,14 +8,15 @@ use super::error::WriterError;
 use super::handle::Writer;
 
 impl<W: Appending> Writer<W> {
-    /// Appends the elements of `array`, which may be a view, in C order of its axes: any number of
-    /// them.
+    /// Appends the elements of `array`, which may be a view, in C order of its axes. Any number of elements
+    /// is allowed.
     ///
-    /// An array in standard layout is appended as it lies. Otherwise rows along the last axis are
+    /// An array in standard layout is appended without a copy of its elements. Otherwise rows along the last
+    /// axis are
     /// appended one by one, and copied first if they are not contiguous.
     ///
     /// # Errors
-    /// As for [`append`](Self::append).
+    /// The errors of [`append`](Self::append).
     pub fn append_ndarray<S, D>(&mut self, array: &ArrayBase<S, D>) -> Result<(), WriterError>
     where
         S: Data<Elem: Element>,

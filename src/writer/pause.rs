@@ -1,4 +1,5 @@
-//! Writers between two calls of the application: one thread stores complete shards while the input rests.
+//! Keeps writers between two calls of the application: one thread stores complete shards while the input
+//! rests.
 //!
 //! ```text
 //! a call of the application  ──► lock ──► the writer
@@ -20,26 +21,26 @@ use super::stream::check_process;
 use super::timer::{Look, TIMER};
 use super::waiting::{TURN, Waiting};
 
-/// In how long to look again at a writer that was busy.
+/// The time until the timer looks again at a writer that was busy.
 pub(crate) const SOON: Duration = Duration::from_millis(10);
 
-/// How long the end of a writer takes beyond its limit, so that its temporaries are erased.
+/// The time beyond its limit that the end of a writer may take to erase temporaries.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// A writer of an application, which the timer knows.
+/// A writer that an application has, and that the timer looks at.
 #[derive(Debug)]
 pub(crate) struct Kept<W: Appending> {
-    /// `None` once it was taken out.
+    /// The writer; `None` once it was taken out to end it.
     writer: Arc<Mutex<Option<W>>>,
     waiting: Arc<Waiting>,
     start: u64,
     drop_limit: Duration,
-    /// The process that built it.
+    /// The identifier of the process that built the writer.
     process: u32,
 }
 
 impl<W: Appending> Kept<W> {
-    /// Lets the timer know a writer, unless nothing is stored in pauses.
+    /// Keeps a writer, and lets the timer look at it unless complete shards are to wait for their batches.
     pub(crate) fn new(
         writer: W,
         flush_after: Option<Duration>,
@@ -68,7 +69,7 @@ impl<W: Appending> Kept<W> {
         self.start
     }
 
-    /// Does `work` with the writer.
+    /// Does `work` with the writer, while the timer does not look at the writer.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut W) -> Result<T, WriterError>,
@@ -83,7 +84,7 @@ impl<W: Appending> Kept<W> {
         }
     }
 
-    /// Takes the writer out; `None` if it was taken before.
+    /// Takes the writer out; `None` if it was taken out before.
     ///
     /// # Errors
     /// [`WriterError::Broken`] in a forked child.
@@ -92,8 +93,8 @@ impl<W: Appending> Kept<W> {
         Ok(lock(&self.writer).take())
     }
 
-    /// Ends the writer within `limit`: see [`Appending::stop`]. It goes on behind the caller's back if it takes
-    /// longer.
+    /// Ends the writer within `limit`: see [`Appending::stop`]. If the end takes longer, it goes on in a
+    /// thread, and this function returns.
     pub(crate) fn stop(&self, limit: Duration, stores: bool) -> Result<u64, WriterError> {
         let Some(writer) = self.take()? else {
             return Ok(self.start);
@@ -103,11 +104,11 @@ impl<W: Appending> Kept<W> {
             return Ok(finished);
         }
         self.waiting.limit(limit);
-        // The thread takes the writer, so that it is still here if there is no thread.
+        // The thread takes the writer out of `place`. If no thread can be started, the writer is still there.
         let place = Arc::new(Mutex::new(Some(writer)));
         let of_thread = place.clone();
         let (send, done) = sync_channel(1);
-        // Its end is logged where the caller logs.
+        // Events of the end are logged by the subscriber of the caller.
         let log = tracing::dispatcher::get_default(Clone::clone);
         let work = move || {
             let _log = tracing::dispatcher::set_default(&log);
@@ -115,9 +116,9 @@ impl<W: Appending> Kept<W> {
                 return;
             };
             let result = catch_unwind(AssertUnwindSafe(|| writer.stop(stores)));
-            // The store is free when the caller goes on.
+            // The writer no longer uses the store when the caller goes on.
             drop(catch_unwind(AssertUnwindSafe(|| drop(writer))));
-            // Without a caller there is nobody to tell.
+            // An error means that the caller waits no longer.
             let _ = send.send(result);
         };
         let thread = std::thread::Builder::new().name("zarrs_cuda stop".to_owned());
@@ -159,7 +160,7 @@ impl<W: Appending> Kept<W> {
 impl<W: Appending> Drop for Kept<W> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The parent goes on with all of it: with its temporaries, too.
+            // The parent process goes on with the writer, also with its temporaries.
             std::mem::forget(self.writer.clone());
             return;
         }
@@ -174,7 +175,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<W: Appending> Look for Mutex<Option<W>> {
-    /// Looks at the writer by [`Appending::look`], unless a call of the application is in the writer.
+    /// Looks at the writer by [`Appending::look`], unless a call of the application uses the writer.
     fn look(self: Arc<Self>) -> Option<Duration> {
         match self.try_lock() {
             Ok(mut writer) => writer.as_mut()?.look(),

@@ -1,4 +1,4 @@
-//! How large batches are, and how many buffers there are, within the budgets.
+//! Chooses the size of batches and the number of buffers, within the budgets.
 //!
 //! The first of these configurations that fits the budgets is taken, from the best down:
 //!
@@ -12,9 +12,9 @@
 //!   outputs, each for a batch;
 //! - fewer epochs.
 //!
-//! The last of those with the same number of epochs has the smallest buffers with which a writer can
-//! always go on. These buffers are the writer's own, and must fit beside the own buffers of the other open
-//! writers. Further buffers of the configuration are lent.
+//! The last configuration among those with the same number of epochs has the smallest buffers with which a
+//! writer can always go on. The writer reserves these buffers for itself: they must fit beside those that the
+//! other open writers have reserved. The pool lends further buffers of the configuration.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -30,55 +30,55 @@ use zarrs_cuda_engine::layout::StreamGrid;
 use zarrs_cuda_engine::process::account;
 use zarrs_cuda_engine::process::account::{Lender, Reserved};
 
-/// The numbers that were tuned, together.
+/// The tuned sizes of a batch.
 struct Targets {
-    /// Decoded bytes of a batch.
+    /// The number of decoded bytes that a batch should have.
     bytes: usize,
-    /// Subchunks of a batch: enough that all threads, or a whole device, have work.
+    /// The number of subchunks that a batch should have, so that all threads, or a whole device, have work.
     subchunks: usize,
-    /// The most bytes of a batch to reach that number.
+    /// The most decoded bytes that a batch may have to reach that number of subchunks.
     most_bytes: usize,
 }
 
-/// Batches that stay in no cache anyway.
+/// The sizes of a batch on the host. A batch is too large for any cache.
 const HOST: Targets = Targets {
     bytes: 64 << 20,
     subchunks: 64,
     most_bytes: 256 << 20,
 };
 
-/// A device compresses a thousand subchunks about as fast as one.
+/// The sizes of a batch on a device, which compresses a thousand subchunks about as fast as one.
 const DEVICE: Targets = Targets {
     bytes: 64 << 20,
     subchunks: 1024,
     most_bytes: 256 << 20,
 };
 
-/// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
+/// The most subchunks of a batch, unless one epoch has more: each subchunk has entries in tables.
 const MOST_SUBCHUNKS: usize = 1 << 18;
 
-/// More bytes of indexes than any machine has memory for.
+/// The size of indexes, in bytes, for which no machine has memory.
 const MOST_INDEXES: usize = 1 << 40;
 
-/// The configuration of a writer.
+/// The configuration that was chosen for a writer.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) job: Arc<StreamJob>,
     pub(crate) choice: StreamChoice,
     pub(crate) memory: MemoryEstimate,
-    /// The host memory of the smallest buffers, in bytes.
+    /// The number of bytes of host memory in the smallest buffers, which the writer reserves.
     pub(crate) reserved: usize,
-    /// Whether every batch has whole shards.
+    /// Whether every batch consists of whole shards.
     pub(crate) whole_shards: bool,
-    /// Buffers for shards that are put together.
+    /// The buffers in which shards are put together; `None` if no shard is.
     pub(crate) assembly: Option<Assembly>,
 }
 
-/// Buffers for shards that are put together.
+/// The buffers in which shards are put together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Assembly {
     pub(crate) count: usize,
-    /// How many of them are the writer's own.
+    /// The number of these buffers that the writer reserves for itself.
     pub(crate) own: usize,
     pub(crate) len: usize,
     pub(crate) lender: Lender,
@@ -87,20 +87,20 @@ pub(crate) struct Assembly {
 /// The host memory of all open writers, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Account {
-    /// The most that they may have.
+    /// The most host memory that all open writers may have together.
     pub(crate) limit: usize,
-    /// How much of it a writer may reserve.
+    /// The part of `limit` that no writer has reserved.
     pub(crate) free: usize,
-    /// How much of that a writer takes, unless its smallest batches take more.
+    /// The part of `free` that a new writer takes, unless its smallest batches take more.
     pub(crate) share: usize,
     /// The memory that the open writers have reserved.
     pub(crate) reserved: Reserved,
 }
 
 impl Account {
-    /// With a limit for all open writers.
+    /// Returns the account of this moment, with a `limit` for all open writers.
     pub(crate) fn now(limit: usize) -> Self {
-        /// The part of what the others have left: one over this number.
+        /// The divisor of the free memory: beside other writers, a new writer takes one part of so many.
         const BESIDE_OTHERS: usize = 4;
         let reserved = account::reserved();
         let free = limit.saturating_sub(reserved.bytes);
@@ -113,7 +113,8 @@ impl Account {
         }
     }
 
-    /// The error of a writer whose smallest buffers do not fit beside the smallest buffers of the others.
+    /// Returns the error of a writer whose smallest buffers do not fit beside the smallest buffers of the
+    /// others.
     pub(crate) fn refuses(&self, needed: usize, budget: usize) -> WriterError {
         let Reserved { writers, bytes } = self.reserved;
         WriterError::Memory {
@@ -128,28 +129,28 @@ impl Account {
     }
 }
 
-/// How many epochs a batch has.
+/// The limits for the number of epochs in a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Epochs {
-    /// The number of epochs that the application asks for, if it asks for one.
+    /// The number of epochs that the application asks for; `None` if it leaves the choice to the plan.
     pub(crate) asked: Option<usize>,
-    /// At most so many, unless a batch is a whole shard epoch that is stored as it is.
+    /// The most epochs of a batch, unless the batch is a whole shard epoch that is stored as it is.
     pub(crate) most: Option<usize>,
 }
 
-/// One configuration.
+/// One configuration of a writer: the sizes and numbers of its buffers.
 #[derive(Clone, Copy)]
 struct Candidate {
     epochs: usize,
     inputs: usize,
     outputs: usize,
-    /// Shard epochs that are put together, or stored after that, at once.
+    /// The number of shard epochs that are put together, or wait to be stored after that, at once.
     assembled: usize,
     room: Room,
 }
 
 impl Candidate {
-    /// Its buffers are the writer's own, and `lender` lends others.
+    /// Returns the rule for buffers: those of this candidate are the writer's own, and `lender` lends others.
     fn lending(&self, lender: Lender) -> Lending {
         Lending {
             inputs: self.inputs,
@@ -159,8 +160,8 @@ impl Candidate {
     }
 }
 
-/// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
-/// batches of `epochs`; on the `host`, if there is a reason.
+/// Plans a writer of `encoding` and `grid`, with batches of `epochs`. If the sink `grows` shards, it stores
+/// them in pieces. If there is a reason for the `host`, the host encodes.
 pub(crate) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -176,7 +177,7 @@ pub(crate) fn plan(
         budget,
         advice: advice(memory, needed, grid, grows, epochs.asked),
     };
-    // The search for divisors would take long for shards that no machine has room for.
+    // For a shard that no machine has memory for, the search for divisors below would take long.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
     if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
@@ -199,7 +200,7 @@ pub(crate) fn plan(
     let fixed = encoding.chain.is_fixed_size();
     let mut least_of_all: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
-    // The fewest bytes that do not fit beside the other writers.
+    // The smallest number of bytes that did not fit beside the other writers.
     let mut crowded: Option<usize> = None;
     let sizes = sizes(grid, grows, fixed, choice.is_device(), epochs);
     let smallest = sizes.last().copied();
@@ -273,7 +274,7 @@ pub(crate) fn plan(
     ))
 }
 
-/// The configurations with batches of `epochs`, from the best down.
+/// Returns the configurations with batches of `epochs` epochs, from the best to the smallest.
 fn candidates(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -299,14 +300,14 @@ fn candidates(
         },
     };
     let buffers = [(3, 3, 2), (2, 2, 2), (2, 2, 1), (2, 1, 1)];
-    // A device has two outputs at least.
+    // A device needs at least two outputs.
     let buffers = &buffers[..if choice.is_device() { 3 } else { 4 }];
     let candidate = |&(inputs, outputs, sets): &(usize, usize, usize)| Candidate {
         epochs,
         inputs,
         outputs: match (in_place, assembles) {
             (true, _) => 0,
-            // Copied from, and free again before there is another one.
+            // The output is copied into shards at once, so the next batch can use it.
             (_, true) => 1,
             (_, false) => outputs,
         },
@@ -320,8 +321,8 @@ fn candidates(
     buffers.iter().map(candidate).collect()
 }
 
-/// The buffers of `candidate`, one of `candidates`, that are the writer's own. A device has all of its buffers
-/// from the beginning.
+/// Returns the smallest configuration that can replace `candidate`, one of `candidates`: the writer reserves
+/// its buffers. A device has all of its buffers from the beginning.
 fn least(candidate: &Candidate, candidates: &[Candidate], device: bool) -> Candidate {
     let last = candidates.last().unwrap_or(candidate);
     Candidate {
@@ -362,7 +363,7 @@ fn job(
     }
 }
 
-/// Epochs of a batch, from the best number down.
+/// Returns the numbers of epochs that a batch may have, from the best to the smallest.
 fn sizes(grid: &StreamGrid, grows: bool, fixed: bool, device: bool, epochs: Epochs) -> Vec<usize> {
     if let Some(asked) = epochs.asked {
         return vec![grid.whole_batch(asked)];
@@ -394,7 +395,8 @@ fn sizes(grid: &StreamGrid, grows: bool, fixed: bool, device: bool, epochs: Epoc
     }
 }
 
-/// Buffers for shards that are put together: how many, and how long.
+/// Returns the number of buffers in which shards are put together, and their length in bytes; `None` if
+/// `candidate` needs none.
 fn assembly(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -404,7 +406,7 @@ fn assembly(
         return None;
     }
     let bound = StreamChoice::encoded_bound(&encoding.chain, encoding.shards.grid.subchunk_bytes());
-    // An array may be smaller than its shards.
+    // A shard may reach beyond the edge of the array, where it has no subchunks.
     let most = std::iter::zip(
         encoding.shards.grid.counts().iter().skip(1),
         grid.subchunks(),
@@ -421,7 +423,7 @@ fn assembly_count(grid: &StreamGrid, candidate: &Candidate) -> usize {
     grid.shards_per_epoch().saturating_mul(candidate.assembled)
 }
 
-/// Returns the bytes that the indexes of the open shards take, as they are put together and encoded.
+/// Returns the bytes that the indexes of the open shards take, both decoded and encoded.
 fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
     let of_subchunk = size_of::<zarrs_cuda_engine::layout::Extent>() + 2 * size_of::<u64>();
     encoding
@@ -432,7 +434,8 @@ fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
         .checked_mul(grid.shards_per_epoch())
 }
 
-/// The memory that two candidates of the same batches take; `None` if it is more than this machine can address.
+/// Returns the memory of two candidates with the same batches. An estimate is `None` if it exceeds the
+/// address space.
 fn memories(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -452,7 +455,7 @@ fn memories(
     Ok([of(candidates[0])?, of(candidates[1])?])
 }
 
-/// The memory that it takes; `None` if that is more than this machine can address.
+/// Returns the memory of a writer; `None` if it exceeds the address space.
 fn memory(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -471,7 +474,8 @@ fn memory(
     })
 }
 
-/// The first kind of memory that exceeds its budget: its name, the bytes, and the budget.
+/// Returns the first kind of memory that exceeds its budget: its name, the needed bytes, and the budget.
+/// `None` if all fit.
 fn over_budget(memory: MemoryEstimate, options: &Options) -> Option<(&'static str, usize, usize)> {
     let host = options.host_memory();
     if memory.host > host {

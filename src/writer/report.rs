@@ -1,57 +1,57 @@
-//! How far a writer is, and what it did.
+//! Reports how much a writer has appended, encoded and stored.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How far a writer is.
+/// The amounts of data that a writer has appended, encoded and stored until now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes that were appended.
+    /// The number of bytes that were appended.
     pub appended_bytes: u64,
-    /// Whole slices among them.
+    /// The number of whole slices among the appended bytes.
     pub appended_slices: u64,
-    /// Bytes that were encoded, counted before encoding.
+    /// The number of bytes that were encoded, counted before encoding.
     pub encoded_bytes: u64,
-    /// Bytes that they were encoded to.
+    /// The number of bytes to which `encoded_bytes` were encoded.
     pub packed_bytes: u64,
     /// All slices of the array below this one are stored.
     pub finished_slices: u64,
     /// The shape in the array's metadata covers all slices below this one.
     pub covered_slices: u64,
-    /// Whole slices that were appended and are not stored, or not covered by the shape: a kill would lose
-    /// them.
+    /// The number of whole slices that were appended and are not stored, or not covered by the shape. If the
+    /// process is killed, they are lost.
     pub at_risk: u64,
-    /// A number of slices of a shard that would be appended within 60 seconds, once a shard took longer:
-    /// see [`ArrayWriterBuilder::with_flush_after`](super::ArrayWriterBuilder::with_flush_after).
+    /// The number of slices that are appended within 60 seconds; `None` until a shard took longer to fill.
+    /// Shards of so many slices would fill in time: see
+    /// [`ArrayWriterBuilder::with_flush_after`](super::ArrayWriterBuilder::with_flush_after).
     pub slow_shard: Option<u64>,
-    /// Shards that were stored.
+    /// The number of shards that were stored.
     pub shards_stored: u64,
-    /// Shards of nothing but the fill value, which are not stored.
+    /// The number of shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
-    /// Bytes that were given to the store.
+    /// The number of bytes that were given to the store.
     pub stored_bytes: u64,
-    /// Full batches that wait to be encoded.
+    /// The number of full batches that wait to be encoded.
     pub batches_waiting: usize,
-    /// Batches that are being encoded.
+    /// The number of batches that are being encoded.
     pub batches_encoding: usize,
-    /// Shards that wait to be stored, or are being stored.
+    /// The number of shards that wait to be stored, or are being stored.
     pub shards_waiting: usize,
-    /// How often an append waited.
+    /// The number of times that an append waited for the encoder or the store.
     pub waits: u64,
-    /// How often `try_append` or `try_append_bytes` left something.
+    /// The number of calls of `try_append` or `try_append_bytes` that did not append everything.
     pub refusals: u64,
-    /// How long appends waited, in all.
+    /// The total time that appends waited.
     pub waiting: Duration,
-    /// Time of encoding.
+    /// The total time that was spent on encoding.
     pub encoding: Duration,
-    /// Time of storing, summed over all threads that store.
+    /// The total time that was spent on storing, summed over all threads that store.
     pub storing: Duration,
 }
 
 impl Progress {
-    /// The ratio of compression: encoded bytes over packed bytes; `None` before anything was
-    /// encoded.
+    /// Returns the compression ratio, encoded bytes over packed bytes; `None` before anything was encoded.
     #[must_use]
     #[allow(
         clippy::cast_precision_loss,
@@ -68,30 +68,30 @@ impl Progress {
 pub struct WriterReport {
     /// The engine that encoded: `host` or `cuda`.
     pub engine: &'static str,
-    /// The first slice that was written.
+    /// The first slice that the writer wrote.
     pub first_slice: u64,
     /// All slices below this one are stored.
     pub finished_slices: u64,
-    /// Shards that were stored.
+    /// The number of shards that were stored.
     pub shards: u64,
-    /// Shards of nothing but the fill value, which are not stored.
+    /// The number of shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
-    /// Bytes that were appended.
+    /// The number of bytes that were appended.
     pub raw_bytes: u64,
-    /// Bytes that were given to the store.
+    /// The number of bytes that were given to the store.
     pub stored_bytes: u64,
-    /// Time from the first append to the end.
+    /// The time from the first append to the end.
     pub elapsed: Duration,
-    /// How long appends waited for the encoder or the store, in all.
+    /// The total time that appends waited for the encoder or the store.
     pub waiting: Duration,
-    /// Time of encoding.
+    /// The total time that was spent on encoding.
     pub encoding: Duration,
-    /// Time of storing, summed over all threads that store.
+    /// The total time that was spent on storing, summed over all threads that store.
     pub storing: Duration,
 }
 
 impl WriterReport {
-    /// Appended bytes over stored bytes.
+    /// Returns the ratio of appended bytes to stored bytes.
     #[must_use]
     #[allow(
         clippy::cast_precision_loss,

@@ -1,4 +1,4 @@
-//! When a pause tries again what a store has refused.
+//! Decides when the timer, in a pause of the input, tries again to store what a store has refused.
 
 use std::time::{Duration, Instant};
 
@@ -6,27 +6,28 @@ use std::time::{Duration, Instant};
 const LEAST: Duration = Duration::from_millis(10);
 const MOST: Duration = Duration::from_mins(1);
 
-/// The attempts of a writer whose store fails: each comes later than the one before, by twice the time.
+/// The attempts to store again after a failure of the store. The time before each attempt is twice the time
+/// before the last one.
 #[derive(Debug)]
 pub(crate) struct Retry {
     first: Duration,
     interval: Duration,
-    /// When the next attempt is due; `None` until a failure was seen.
+    /// The time at which the next attempt is due; `None` until a failure was seen.
     next: Option<Instant>,
 }
 
-/// The answer for a pause.
+/// The answer whether the timer is to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// Nothing has failed.
+    /// No attempt is needed, because nothing has failed.
     NotNeeded,
     Now,
-    /// In so long.
+    /// The next attempt is due after this time.
     Later(Duration),
 }
 
 impl Retry {
-    /// The first attempt comes `first` after the failure was seen.
+    /// Makes attempts, the first of which comes the time `first` after the failure was seen.
     pub(crate) fn new(first: Duration) -> Self {
         let first = first.clamp(LEAST, MOST);
         Self {
@@ -36,7 +37,8 @@ impl Retry {
         }
     }
 
-    /// Whether to try again at `now`, if the store `has_failed`. A writer that has stored everything `is_well`.
+    /// Decides whether to try again at `now`, if the store `has_failed`. `is_well` says that the writer has
+    /// stored everything.
     pub(crate) fn look(&mut self, now: Instant, has_failed: bool, is_well: bool) -> Attempt {
         if !has_failed {
             self.next = None;

@@ -24,21 +24,21 @@ use crate::store::files::directory_of;
 pub struct WriterBuilder<TStorage: ?Sized, Target> {
     pub(crate) array: Array<TStorage>,
     pub(crate) settings: Settings<TStorage>,
-    /// The settings of a writer of this kind alone.
+    /// The settings that only this kind of writer has.
     pub(crate) target: Target,
 }
 
-/// The settings of writers of both kinds.
+/// The settings that both kinds of writers have.
 pub(crate) struct Settings<TStorage: ?Sized> {
-    /// The store, if it renames.
+    /// The store, if it can rename values.
     pub(crate) renaming: Option<Arc<dyn Renaming<TStorage>>>,
-    /// The store, if it replaces values under conditions.
+    /// The store, if it can replace values under conditions.
     pub(crate) conditional: Option<Arc<dyn ConditionalStore>>,
     /// The directory of the store, if its values are files.
     pub(crate) root: Option<PathBuf>,
     pub(crate) start: Option<u64>,
     pub(crate) epochs_per_batch: Option<usize>,
-    /// The most host memory of all open writers, if it is not that of the options.
+    /// The most host memory of all open writers, in bytes; `None` for the number in the codec's options.
     pub(crate) host_memory: Option<usize>,
     pub(crate) store_threads: usize,
     pub(crate) codec_options: CodecOptions,
@@ -80,7 +80,7 @@ impl<TStorage: ?Sized> Clone for Settings<TStorage> {
 }
 
 impl<TStorage: ?Sized> Settings<TStorage> {
-    /// Returns `options` of the array's codec, with the memory that the writer may have.
+    /// Returns the `options` of the array's codec, with the most host memory that was set for this writer.
     pub(crate) fn limit(&self, options: &Options) -> Options {
         let options = options.clone();
         match self.host_memory {
@@ -122,26 +122,25 @@ impl<TStorage, Target> WriterBuilder<TStorage, Target>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
-    /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's
-    /// extent there. Default: the end of the array, which is extended.
+    /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's extent along
+    /// that axis. Default: the end of the array, which the writer then extends.
     ///
-    /// The array's slices from there on are replaced, shard by shard. A writer that begins at the last
-    /// border of a shard before the end extends the array, as one that begins at its end does.
+    /// The array's slices from the first slice on are replaced, shard by shard. A writer that begins at the
+    /// last border of a shard before the end also extends the array.
     ///
-    /// An image takes a slice of level 0 that is not behind its end. All its levels are cut there when the first
-    /// of their shards is about to be stored. Until then the image stays as it is, also if the writer
-    /// finishes without a slice.
+    /// A writer of an image takes a slice of level 0 that is not behind the end of level 0. When the first
+    /// shard is about to be stored, all levels are cut at that slice. Until then the image stays as it is,
+    /// also if the writer finishes without a slice.
     pub fn with_start(mut self, slice: u64) -> Self {
         self.settings.start = Some(slice);
         self
     }
 
-    /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
-    /// of the first axis. Default: enough that all threads, or a whole device, have work, as the
-    /// budgets allow.
+    /// Sets the most epochs that are encoded together. An epoch is all subchunks at one index of the first
+    /// axis. Default: enough epochs that all threads, or a whole device, have work, as the budgets allow.
     ///
     /// The number is rounded down to a divisor or a multiple of the epochs in a shard, and is at
-    /// least 1. The shards are the same for any number. It is a number of level 0 of an image.
+    /// least 1. The stored shards are the same for any number. For an image, the number is that of level 0.
     pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
         self.settings.epochs_per_batch = Some(epochs.max(1));
         self
@@ -149,14 +148,15 @@ where
 
     /// Sets how many shards are stored at once, each by a thread of its own; at least 1. Default:
     /// 8, because the threads mostly wait for a disk that syncs or for a server. Use more for a
-    /// store that is far away. Each level of an image has half as many as the level above, and at least one.
+    /// store that is far away. Each level of an image has half as many threads as the level above, and at
+    /// least one.
     pub fn with_store_threads(mut self, threads: usize) -> Self {
         self.settings.store_threads = threads.max(1);
         self
     }
 
-    /// Sets the most host memory that the buffers of all open writers of this process may take for this writer
-    /// to be built, and to be lent further ones, in bytes. Default:
+    /// Sets the most host memory, in bytes, that the buffers of all open writers of this process may take.
+    /// The limit applies when this writer is built and when the pool lends it further buffers. Default:
     /// [`Options::host_memory`](crate::Options::host_memory) of the array's codec.
     pub fn with_host_memory(mut self, bytes: usize) -> Self {
         self.settings.host_memory = Some(bytes);
@@ -180,8 +180,8 @@ where
         self
     }
 
-    /// Sets for how long a complete shard waits for the rest of its batch before it is stored without it;
-    /// `None`: until the batch is full. Default: one second.
+    /// Sets for how long a complete shard waits for the rest of its batch before it is stored alone. With
+    /// `None`, the shard waits until the batch is full. Default: one second.
     ///
     /// A batch may have several shards, which are encoded together. While slices come fast this changes
     /// nothing. When the input rests, or slices come slowly, complete shards are stored nevertheless, and
@@ -190,10 +190,11 @@ where
     /// being filled. The stored bytes are the same for any time. [`Progress::at_risk`](super::Progress::at_risk) says how many
     /// slices are not stored.
     ///
-    /// When a shard takes longer than 60 seconds to fill, the writer logs a warning, once, with a length
-    /// of shards that would not: [`Progress::slow_shard`](super::Progress::slow_shard).
+    /// When a shard takes longer than 60 seconds to fill, the writer logs a warning, once. The warning says
+    /// which length of shards would fill in time, as does
+    /// [`Progress::slow_shard`](super::Progress::slow_shard).
     ///
-    /// One thread does this for all writers of a process.
+    /// One thread looks after all writers of a process.
     pub fn with_flush_after(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.settings.flush_after = time.into();
         self
@@ -243,10 +244,10 @@ where
     }
 
     /// Takes the [lease](crate::guide::reference::streaming#leases) of the array, and replaces its metadata,
-    /// by requests to `store` that have conditions. `store` is the store of the array: one of objects, which
-    /// has such requests. Without them there is no lease, and the metadata are replaced in any case.
+    /// by conditional requests to `store`. `store` is the array's object store, and supports such requests.
+    /// Without this setting there is no lease, and metadata are replaced unconditionally.
     ///
-    /// With [`with_atomic_rename`](Self::with_atomic_rename) it changes nothing.
+    /// With [`with_atomic_rename`](Self::with_atomic_rename) this setting changes nothing.
     /// [`explain`](super::ArrayWriter::explain) says whether there is a lease. [`build`](Self::build) reports errors
     /// of `store`.
     pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {

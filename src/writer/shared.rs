@@ -36,41 +36,41 @@ use crate::shard::stream::ShardEncoding;
 use zarrs_cuda_engine::contract::stream::{BatchInput, Returned};
 use zarrs_cuda_engine::layout::{BatchGrid, StreamGrid, c_order};
 
-/// The part that does not change.
+/// The parts of a writer's shared state that do not change.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) encoding: ShardEncoding,
     pub(crate) grid: StreamGrid,
-    /// The array without its store: it names shards.
+    /// The array without its store. The array gives the keys of shards.
     pub(crate) array: Array<()>,
     pub(crate) engine: &'static str,
     pub(crate) explanation: WriterExplanation,
-    /// The first slice of the stream.
+    /// The first slice that the stream writes.
     pub(crate) start: u64,
-    /// Whether every batch has whole shards.
+    /// Whether every batch consists of whole shards.
     pub(crate) whole_shards: bool,
     pub(crate) sink: Box<dyn ShardSink>,
     pub(crate) length: Arc<dyn Length>,
-    /// Made before a shard is replaced.
+    /// The cuts of the image, which are made before a shard is replaced.
     pub(crate) cutting: Cutting,
-    /// Taken before a shard extends the array.
+    /// The lease that the writer takes before a shard extends the array.
     pub(crate) extending: Weak<LateLease>,
-    /// How many shards are stored at once.
+    /// The number of shards that are stored at once.
     pub(crate) store_threads: usize,
     pub(crate) metadata_interval: Duration,
     pub(crate) on_progress: Option<ProgressCallback>,
 }
 
 impl Setup {
-    /// Lets the array's length cover `slices`, whose shards are stored. Their names outlast a power failure
-    /// before the length does.
+    /// Lets the array's length cover `slices`, whose shards are stored. First makes sure that the names of
+    /// these shards outlast a power failure.
     pub(crate) fn cover(&self, slices: u64) -> Result<(), StorageError> {
         self.sink.sync_names()?;
         self.length.grow(slices)
     }
 }
 
-/// The function to call when a shard was stored.
+/// The application's function, called when a shard was stored or the metadata were written.
 #[derive(Clone)]
 pub(crate) struct ProgressCallback(pub(crate) Arc<dyn Fn(&Progress) + Send + Sync>);
 
@@ -88,42 +88,42 @@ pub(crate) struct ShardId {
     pub(crate) inner: usize,
 }
 
-/// A full batch, or a last one that may be short.
+/// A full batch, or the last batch, which may be short.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// How many batches come before it.
+    /// The number of batches that come before this one.
     pub(crate) number: u64,
-    /// The index of its first epoch, counted from the start of the array.
+    /// The index of the batch's first epoch, counted from the start of the array.
     pub(crate) first_epoch: u64,
     pub(crate) grid: Arc<BatchGrid>,
 }
 
-/// An item of work for encoding.
+/// One item in the queue of the encoder.
 #[derive(Debug)]
 pub(crate) enum Item {
     Batch(Batch, Box<dyn BatchInput>),
-    /// No other batch comes: open shards are complete.
+    /// The end of the stream: no batch follows, and the open shards can be completed.
     End,
 }
 
 /// A step of storing a shard. The steps are done in order.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Store all of it.
+    /// Store the whole shard.
     Set(StoredBytes),
-    /// Erase it: all of it is the fill value.
+    /// Erase the shard, because all of it is the fill value.
     Erase,
-    /// Write pieces of it, each at its offset; the first ones of it, maybe.
+    /// Write pieces of the shard, each at its offset. `first` says that no piece was written before.
     Write {
         pieces: Vec<(u64, StoredBytes)>,
         first: bool,
     },
-    /// All of it is written.
+    /// Complete the shard, all pieces of which are written.
     Complete,
 }
 
 impl Work {
-    /// For a person.
+    /// Returns the name of the step for an error message.
     pub(crate) fn doing(&self) -> &'static str {
         match self {
             Self::Set(_) => "store the shard",
@@ -134,18 +134,18 @@ impl Work {
     }
 }
 
-/// A shard that is not finished.
+/// A shard with steps of storing that are not done.
 #[derive(Debug)]
 pub(crate) struct Storing {
     pub(crate) key: StoreKey,
     pub(crate) work: VecDeque<Work>,
-    /// Whether a thread does some of it.
+    /// Whether a thread does a step of this shard now.
     pub(crate) busy: bool,
-    /// Whether anything was written of it.
+    /// Whether any piece of this shard was written.
     pub(crate) begun: bool,
 }
 
-/// Why nothing new is begun.
+/// The reason why no new step begins until the caller tries again.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Store {
@@ -167,36 +167,36 @@ pub(crate) enum Failure {
 )]
 pub(crate) struct State {
     pub(crate) batches: VecDeque<Item>,
-    /// Shards with work, and those whose temporaries have begun.
+    /// The shards that have work, or of which a part was written.
     pub(crate) shards: BTreeMap<ShardId, Storing>,
-    /// Shards with work that no thread does.
+    /// The shards that have work and that no thread works on.
     pub(crate) ready: VecDeque<ShardId>,
     pub(crate) failure: Option<Failure>,
-    /// Why the writer cannot go on, ever.
+    /// The reason why the writer can never go on; `None` if it can.
     pub(crate) broken: Option<String>,
-    /// Everything is dropped.
+    /// Whether the writer was given up, and its queued work dropped.
     pub(crate) aborted: bool,
-    /// The first slice behind the stream, once that is known.
+    /// The first slice behind the stream; `None` while more slices may come.
     pub(crate) end: Option<u64>,
-    /// Whether encoding has come to the end.
+    /// Whether everything was encoded, up to the end of the stream.
     pub(crate) ended: bool,
-    /// The first shard epoch that is not finished, and how many shards are in those from there on.
+    /// The first shard epoch that is not finished.
     pub(crate) first_unfinished: u64,
     pub(crate) finished_of: BTreeMap<u64, usize>,
-    /// Whether a thread writes metadata.
+    /// Whether a thread writes the array's metadata now.
     pub(crate) growing: bool,
     pub(crate) grown: Instant,
-    /// Metadata is to be written now.
+    /// Whether the metadata are to be written now, without waiting for their interval.
     pub(crate) grow_now: bool,
-    /// Metadata are to be written as soon as all slices below this one are stored.
+    /// The end of the slices that the metadata are to cover as soon as all of these slices are stored.
     pub(crate) promised: u64,
-    /// Tasks that store.
+    /// The number of tasks that store, with and without a step.
     pub(crate) storing: usize,
-    /// Tasks that store and do a step.
+    /// The number of tasks that store and do a step now.
     pub(crate) working: usize,
-    /// Whether the timer looks when the metadata are to be written.
+    /// Whether the timer waits for the time at which the metadata are to be written.
     pub(crate) is_timed: bool,
-    /// Whether the timer looks whether the writer rests.
+    /// Whether the timer waits to find out whether the writer rests.
     pub(crate) is_resting: bool,
     pub(crate) progress: Progress,
 }
@@ -206,23 +206,24 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) setup: Setup,
     state: Mutex<State>,
-    /// Held while the application's callback runs.
+    /// The lock that is held while the application's callback runs.
     pub(crate) telling: Mutex<()>,
     pub(crate) signal: Arc<Returned>,
-    /// Whether a page-locked buffer was kept by the store: it gets copies from then on.
+    /// Whether the store has kept a page-locked buffer. From then on, the store gets copies.
     pub(crate) store_keeps: AtomicBool,
     staff: OnceLock<Box<dyn Calls>>,
 }
 
 /// Calls threads for the work of a writer.
 pub(crate) trait Calls: fmt::Debug + Send + Sync {
-    /// Counts the threads that `state` needs, in it. The result calls them, when the state is not locked.
+    /// Counts in `state` the threads that are needed, and returns a function that calls them. The caller runs
+    /// it after it has unlocked the state. `None` if no thread is needed.
     fn needed(&self, shared: &Shared, state: &mut State) -> Option<Box<dyn FnOnce() + '_>>;
 
-    /// Ends the work: nothing more is begun, and what has begun is waited for.
+    /// Ends the work: no step begins any more, and steps that have begun are waited for.
     fn close(&self);
 
-    /// Whether the work has ended.
+    /// Returns whether the work has ended.
     fn is_closed(&self) -> bool;
 }
 
@@ -264,20 +265,20 @@ impl Shared {
         })
     }
 
-    /// Sets what calls threads for the work. To be set once, before there is work.
+    /// Sets the staff that calls threads for the work. The caller sets it once, before there is work.
     pub(crate) fn employ(&self, staff: Box<dyn Calls>) {
         let _ = self.staff.set(staff);
     }
 
-    /// Ends the work of the writer: nothing more is begun, and what has begun is waited for. Buffers that are
-    /// not in use are freed.
+    /// Ends the work of the writer: no step begins any more, and steps that have begun are waited for.
+    /// Buffers that are not in use are freed.
     pub(crate) fn close(&self) {
         if let Some(staff) = self.staff.get() {
             staff.close();
         }
     }
 
-    /// Whether the work of the writer has ended.
+    /// Returns whether the work of the writer has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.staff.get().is_some_and(|staff| staff.is_closed())
     }
@@ -286,7 +287,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, notifies waiting threads, and calls threads for what there is to do now.
+    /// Changes the state, notifies waiting threads, and calls threads for the steps that are possible now.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, calls) = {
             let mut state = self.lock();
@@ -304,7 +305,7 @@ impl Shared {
         result
     }
 
-    /// The writer cannot go on.
+    /// Notes that the writer can never go on, for this `reason`.
     pub(crate) fn break_down(&self, reason: String) {
         tracing::error!(reason, "a writer cannot go on");
         self.change(|state| {
@@ -312,7 +313,7 @@ impl Shared {
         });
     }
 
-    /// Give a shard work.
+    /// Gives a shard more steps of storing.
     pub(crate) fn add_work(&self, id: ShardId, work: impl IntoIterator<Item = Work>) {
         self.change(|state| {
             let storing = state.shards.entry(id).or_insert_with(|| Storing {
@@ -329,7 +330,7 @@ impl Shared {
         });
     }
 
-    /// Where a shard is stored.
+    /// Returns the key of a shard.
     pub(crate) fn key_of(&self, id: ShardId) -> StoreKey {
         let inner = c_order::coordinates(id.inner, &self.setup.grid.shards());
         let inner = inner.into_iter().map(|at| at as u64);
@@ -337,7 +338,7 @@ impl Shared {
         self.setup.array.chunk_key(&indices)
     }
 
-    /// A shard is stored: how far the stored slices reach now.
+    /// Notes that a shard is stored, and how many slices are finished now.
     pub(crate) fn finish_shard(&self, state: &mut State, id: ShardId) {
         state.shards.remove(&id);
         *state.finished_of.entry(id.outer).or_default() += 1;
@@ -351,7 +352,7 @@ impl Shared {
         }
     }
 
-    /// The error of `state` for the caller, if there is one.
+    /// Returns the error that `state` has for the caller; `None` if there is none.
     pub(crate) fn error(state: &State) -> Option<WriterError> {
         let finished_slices = state.progress.finished_slices;
         if let Some(reason) = &state.broken {
@@ -380,14 +381,14 @@ impl Shared {
         })
     }
 
-    /// Whether the store has failed, and whether everything that was given to the threads is stored.
+    /// Returns whether the store has failed, and whether everything that was given to the threads is stored.
     pub(crate) fn has_failed(&self) -> (bool, bool) {
         let state = self.lock();
         let has_failed = matches!(state.failure, Some(Failure::Store { .. }));
         (has_failed, state.is_idle() && !self.must_grow(&state))
     }
 
-    /// Forgets a failure, so that everything is tried again.
+    /// Forgets a failure, so that the failed steps are tried again.
     pub(crate) fn try_again(&self) {
         self.change(|state| {
             state.failure = None;
@@ -399,25 +400,25 @@ impl Shared {
         });
     }
 
-    /// Whether the array's metadata has to be written.
+    /// Returns whether the array's metadata do not cover all finished slices yet.
     pub(crate) fn must_grow(&self, state: &State) -> bool {
         let finished = state.progress.finished_slices;
         finished > state.progress.covered_slices && finished > self.setup.start
     }
 
-    /// The end of the slices that were appended. A part of a slice counts.
+    /// Returns the end of the slices that were appended. A slice that was appended in part counts.
     pub(crate) fn end(&self) -> u64 {
         let appended = self.lock().progress.appended_bytes;
         let slices = appended.div_ceil(self.setup.grid.slice_bytes() as u64);
         self.setup.start + slices
     }
 
-    /// How far the writer is, in `state`.
+    /// Returns the progress of the writer, from `state`.
     pub(crate) fn snapshot(&self, state: &State) -> Progress {
         let slice = self.setup.grid.slice_bytes() as u64;
         let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
         let appended = state.progress.appended_bytes / slice;
-        // A reader finds what is stored and covered.
+        // A reader finds slices that are both stored and covered.
         let progress = &state.progress;
         let kept = progress.finished_slices.min(progress.covered_slices);
         Progress {
@@ -429,14 +430,14 @@ impl Shared {
         }
     }
 
-    /// How far the writer is.
+    /// Returns the progress of the writer.
     pub(crate) fn progress(&self) -> Progress {
         self.snapshot(&self.lock())
     }
 }
 
 impl State {
-    /// Whether everything that was given to the threads is stored.
+    /// Returns whether everything that was given to the threads is stored.
     pub(crate) fn is_idle(&self) -> bool {
         self.batches.is_empty()
             && self.progress.batches_encoding == 0

@@ -1,4 +1,4 @@
-//! Where finished shards go, and how the array's metadata says how far they reach.
+//! Takes finished shards, and lets the array's metadata say how far they reach.
 
 mod renamed;
 mod whole;
@@ -9,11 +9,11 @@ use zarrs_storage::{StorageError, StoreKey};
 pub(crate) use renamed::RenamedSink;
 pub(crate) use whole::WholeSink;
 
-/// Where shards go. Called by several threads at once, but never twice at once for one key.
+/// The destination of shards. Several threads call it at once, but never two for the same key.
 ///
-/// A shard is stored whole ([`set`](Self::set)), or, where a store can rename, in pieces:
-/// [`write`](Self::write) them, and [`complete`](Self::complete) it. Every call can be repeated after
-/// it has failed.
+/// A shard is stored whole by [`set`](Self::set). In a store that can rename, it is stored in pieces:
+/// [`write`](Self::write) stores pieces, and [`complete`](Self::complete) ends the shard. Every call can be
+/// repeated after it has failed.
 pub(crate) trait ShardSink: Send + Sync + std::fmt::Debug {
     /// Replaces the shard `key` by `value` at once: a reader sees the old shard or all of `value`.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError>;
@@ -33,8 +33,9 @@ pub(crate) trait ShardSink: Send + Sync + std::fmt::Debug {
     /// Makes the shard `key` visible. All its pieces are written.
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError>;
 
-    /// Lets the names of all shards that were stored, and of the metadata, outlast a power failure, where the
-    /// store does not do that itself. Called before the array's length covers shards, and at the end.
+    /// Lets the names of all stored shards, and of the metadata, outlast a power failure, where the store
+    /// does not do that itself. The writer calls this before the array's length covers shards, and at the
+    /// end.
     fn sync_names(&self) -> Result<(), StorageError> {
         Ok(())
     }
@@ -45,11 +46,12 @@ pub(crate) trait ShardSink: Send + Sync + std::fmt::Debug {
 
 /// The array's length, as readers see it.
 pub(crate) trait Length: Send + Sync + std::fmt::Debug {
-    /// Checks that the stored array has `slices` slices along its first axis, or is not stored yet. Lets every
-    /// change find out from now on whether another process has changed the number of slices.
+    /// Checks that the stored array has `slices` slices along its first axis, or is not stored yet. From now
+    /// on, every change checks whether another process has changed the number of slices.
     ///
     /// # Errors
-    /// The store's, that the metadata cannot be understood, and that the array has more or fewer slices.
+    /// The errors of the store, that the metadata cannot be understood, and that the array has more or fewer
+    /// slices.
     fn expect(&self, slices: u64) -> Result<(), StorageError>;
 
     /// Lets the array have at least `slices` slices along its first axis. A reader that opens it sees
@@ -60,9 +62,10 @@ pub(crate) trait Length: Send + Sync + std::fmt::Debug {
     /// there are none. A reader that opens it sees the old number or this one.
     fn cut(&self, slices: u64) -> Result<(), StorageError>;
 
-    /// How many slices the stored array has along its first axis; `None` if it has no metadata yet.
+    /// Returns the number of slices of the stored array along its first axis; `None` if it has no metadata
+    /// yet.
     ///
     /// # Errors
-    /// The store's, and that the metadata cannot be understood.
+    /// The errors of the store, and that the metadata cannot be understood.
     fn stored(&self) -> Result<Option<u64>, StorageError>;
 }

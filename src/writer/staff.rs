@@ -1,4 +1,4 @@
-//! The threads that a writer calls for its work, and what it has looked at later.
+//! Calls threads for the work of a writer, and asks the timer to look at the writer later.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,35 +14,35 @@ use super::workers::{ENCODING, STORING, Task};
 use zarrs_cuda_engine::process::account::Debtor;
 use zarrs_cuda_engine::process::crew::PATIENCE;
 
-/// Calls threads for a writer, as many as it may have.
+/// Calls threads for a writer, at most as many as the writer may have.
 #[derive(Debug)]
 struct Staff {
     this: Weak<Self>,
     writer: Weak<Shared>,
-    /// Until the writer ends. The task that encodes has it locked.
+    /// The encoding of the writer; `None` after the writer's end. The task that encodes holds the lock.
     encoding: Mutex<Option<Encoding>>,
     depth: usize,
     called: Arc<Called>,
     visits: Arc<Visits>,
-    /// For the timer.
+    /// The part of the staff that the timer asks whether metadata are due.
     growth: Arc<Growth>,
     rest: Arc<Rest>,
-    /// The buffers on the host.
+    /// The pools of the writer's buffers on the host.
     pools: Vec<Arc<dyn Debtor>>,
-    /// The process whose threads do the work.
+    /// The identifier of the process whose threads do the work.
     process: u32,
 }
 
-/// Whether a thread was called to encode.
+/// Whether a thread was called to encode, and whether the last one lacked a buffer.
 #[derive(Debug, Default)]
 struct Called {
-    /// Whether there is a task.
+    /// Whether a task that encodes was queued or runs.
     is_called: AtomicBool,
-    /// Whether a task ended because it lacked a buffer.
+    /// Whether the last task ended because a buffer was missing.
     is_starved: AtomicBool,
 }
 
-/// The metadata of a writer, which are to be written at some time.
+/// The metadata of a writer, which the timer has written when they are due.
 #[derive(Debug)]
 struct Growth {
     writer: Weak<Shared>,
@@ -58,13 +58,13 @@ impl Look for Growth {
     }
 }
 
-/// A writer that gives back what it was lent when nothing has changed for a while.
+/// A writer that gives lent buffers back when its state has not changed for a while.
 #[derive(Debug)]
 struct Rest {
     writer: Weak<Shared>,
     visits: Arc<Visits>,
     pools: Vec<Arc<dyn Debtor>>,
-    /// How many changes there were when the timer looked.
+    /// The number of changes of the state when the timer last looked.
     seen: AtomicU64,
 }
 
@@ -82,7 +82,7 @@ impl Look for Rest {
     }
 }
 
-/// Work of a writer for a thread of the process.
+/// A task of a thread of the process: the steps of one writer.
 struct OfWriter {
     writer: Weak<Shared>,
     staff: Weak<Staff>,
@@ -92,7 +92,7 @@ struct OfWriter {
 
 impl Task for OfWriter {
     fn step(&mut self) -> bool {
-        // Dropped last: the end of the writer waits until nothing of it is used.
+        // The visit is dropped last: the end of the writer waits until no thread uses the writer.
         let Some(_visit) = self.visits.enter() else {
             return false;
         };
@@ -108,13 +108,13 @@ impl Task for OfWriter {
     }
 }
 
-/// The threads to call for.
+/// The threads and the looks of the timer that a writer needs.
 struct Needed {
     encodes: bool,
     stores: usize,
-    /// In how long the metadata are to be written.
+    /// The time until the metadata are to be written; `None` if the timer need not look.
     later: Option<Duration>,
-    /// Whether the timer is to look whether the writer rests.
+    /// Whether the timer is to check later whether the writer rests.
     rests: bool,
 }
 
@@ -147,7 +147,7 @@ pub(super) fn employ(shared: &Arc<Shared>, encoding: Encoding, pools: Vec<Arc<dy
 
 impl Calls for Arc<Staff> {
     fn needed(&self, shared: &Shared, state: &mut State) -> Option<Box<dyn FnOnce() + '_>> {
-        // A forked child has a copy of a writer whose threads are in its parent.
+        // In a forked child, the threads of this writer do not exist: they are in the parent.
         if self.process != std::process::id() {
             return None;
         }
@@ -176,7 +176,8 @@ impl Calls for Arc<Staff> {
 
     fn close(&self) {
         self.visits.close();
-        // Not under the lock: buffers go back, and tell so.
+        // The encoding is dropped without the lock: its buffers then go back to their pools, which calls this
+        // staff.
         let encoding = self.encoding().take();
         drop(encoding);
         self.pools.iter().for_each(|pool| pool.free_all());
@@ -188,7 +189,7 @@ impl Calls for Arc<Staff> {
 }
 
 impl Staff {
-    /// Lets encoding go on when a buffer comes back that it lacked.
+    /// Lets encoding go on when a buffer that it lacked comes back.
     fn call_when_fed(&self, shared: &Shared) {
         let (staff, visits) = (self.this.clone(), self.visits.clone());
         let (called, process) = (self.called.clone(), self.process);
@@ -237,7 +238,7 @@ impl Staff {
         }
     }
 
-    /// Calls a thread that encodes. No other one is called.
+    /// Calls a thread that encodes. The caller has made sure that no other thread was called to encode.
     fn call_encoding(&self) {
         if let Err(error) = ENCODING.get().call(self.task(true), 1) {
             self.called.is_called.store(false, Ordering::SeqCst);
@@ -254,7 +255,7 @@ impl Staff {
         })
     }
 
-    /// No thread can be started. The caller may try again.
+    /// Notes that no thread can be started. The caller may try again.
     fn lacks_threads(&self, doing: &'static str, error: std::io::Error) {
         tracing::warn!(%error, "a writer lacks threads");
         let Some(shared) = self.writer.upgrade() else {
@@ -272,7 +273,7 @@ impl Staff {
         self.encoding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does the next step of encoding, if there is one. Returns whether there may be another one.
+    /// Does the next step of encoding, if there is one. Returns whether another step may follow.
     fn encode(&self, shared: &Shared) -> bool {
         let mut encoding = self.encoding();
         let Some(encoding) = encoding.as_mut() else {
@@ -287,7 +288,7 @@ impl Staff {
         true
     }
 
-    /// The next step of `encoding`. If there is none, no task encodes from then on.
+    /// Returns the next step of `encoding`. If it returns `None`, the task that encodes ends.
     fn next(&self, shared: &Shared, encoding: &mut Encoding) -> Option<encoding::Step> {
         let Called {
             is_called,
@@ -305,7 +306,7 @@ impl Staff {
             let lacks = state.progress.batches_encoding > 0 && !is_ready;
             is_starved.store(lacks, Ordering::SeqCst);
             drop(state);
-            // A buffer that comes back from now on calls a thread. One may have come back before.
+            // From now on, a buffer that comes back calls a thread. A buffer may have come back before that.
             is_ready = lacks && encoding.prepare(&shared.setup);
             if !is_ready || is_called.swap(true, Ordering::SeqCst) {
                 return None;

@@ -1,4 +1,4 @@
-//! Bytes for a store that own the buffer they lie in.
+//! Gives a store bytes that own the buffer in which they lie.
 //!
 //! A store may keep the [`Bytes`] that it is given, as a store in memory does. A buffer of the host then
 //! belongs to the store, and another buffer takes its place. Page-locked buffers are too scarce for that:
@@ -11,11 +11,11 @@ use bytes::Bytes;
 
 use zarrs_cuda_engine::contract::stream::BatchOutput;
 
-/// Some bytes of an output, as a store is given them.
+/// Bytes of an encoded output, in the form in which a store takes them.
 #[derive(Debug)]
 pub(crate) struct StoredBytes {
     bytes: Bytes,
-    /// Where they came from, unless this part owns them alone.
+    /// The part of the output in which the bytes lie; `None` if this value has copied them.
     origin: Option<Origin>,
 }
 
@@ -23,11 +23,12 @@ pub(crate) struct StoredBytes {
 struct Origin {
     output: Arc<dyn BatchOutput>,
     range: Range<usize>,
-    /// Held by all clones of the bytes, and here.
+    /// A token that all clones of the bytes hold, and this value: its count says whether the store keeps a
+    /// clone.
     bytes: Arc<()>,
 }
 
-/// The owner of the bytes.
+/// The owner of the bytes that a store is given.
 struct Owner {
     output: Arc<dyn BatchOutput>,
     range: Range<usize>,
@@ -36,13 +37,13 @@ struct Owner {
 
 impl AsRef<[u8]> for Owner {
     fn as_ref(&self) -> &[u8] {
-        // Checked when the part was made.
+        // `StoredBytes::of` has checked the range.
         &(*self.output).as_ref()[self.range.clone()]
     }
 }
 
 impl StoredBytes {
-    /// The bytes `range` of `output`; `None` if it does not have them.
+    /// Returns the bytes `range` of `output`; `None` if `output` is shorter.
     pub(crate) fn of(output: &Arc<dyn BatchOutput>, range: Range<usize>) -> Option<Self> {
         (**output).as_ref().get(range.clone())?;
         let token = Arc::new(());
@@ -60,7 +61,7 @@ impl StoredBytes {
         })
     }
 
-    /// Bytes of its own.
+    /// Makes stored bytes of a vector, which belong to no output.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self {
             bytes: Bytes::from(bytes),
@@ -68,7 +69,7 @@ impl StoredBytes {
         }
     }
 
-    /// The same bytes in memory of their own, if they lie in a scarce buffer.
+    /// Returns the same bytes. Bytes in a scarce buffer are copied into memory of their own.
     pub(crate) fn out_of_scarce(self) -> Self {
         if self.is_scarce() {
             Self::owned(self.bytes.to_vec())
@@ -86,13 +87,13 @@ impl StoredBytes {
         self.bytes.len()
     }
 
-    /// The bytes for a store.
+    /// Returns a clone of the bytes, for a store.
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes.clone()
     }
 
-    /// The store has taken the bytes. If it keeps them, and they are in a scarce buffer, it has to be
-    /// given these in their place.
+    /// Notes that the store has taken the bytes. Returns a copy if the store keeps bytes that are in a scarce
+    /// buffer: the caller must store the copy in their place.
     pub(crate) fn taken(self) -> Option<Self> {
         let origin = self.origin?;
         drop(self.bytes);

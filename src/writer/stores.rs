@@ -1,4 +1,4 @@
-//! The ways to the store of a writer: where shards go, and where the array's length is kept.
+//! Gives a writer its sink, which takes shards, and its length, which changes the array's metadata.
 
 use std::sync::Arc;
 
@@ -16,30 +16,32 @@ use crate::metadata::temporary::replacing;
 use crate::store::conditional::ConditionalStore;
 use crate::store::durable::Names;
 
-/// Where shards go, and where the array's length is kept.
+/// The destination of shards, and the stored length of the array.
 pub(crate) type Stores = (Box<dyn ShardSink>, Arc<dyn Length>);
 
-/// A writer that extends its array.
+/// The way in which a writer extends its array.
 #[derive(Clone, Copy)]
 pub(crate) struct Extends {
     /// The index of the first new shard epoch: temporaries from there on are leftovers.
     pub(crate) first: u64,
-    /// Whether the stored array is cut off there, and created.
+    /// Whether the stored array is cut off at `first`, and created if it is missing.
     pub(crate) cuts: bool,
 }
 
-/// The process that writes: which part of its arrays, if others write the others, and whether it extends them.
+/// The role of the process: which part of the arrays it writes, if other processes write the other parts, and
+/// how it extends the arrays, if it does.
 type Role = (Option<u64>, Option<Extends>);
 
-/// A store that renames, whose type is known only where an application gives it.
+/// A store that renames. Its type is known only in the call in which the application gives it.
 pub(crate) trait Renaming<TStorage: ?Sized>: Send + Sync {
-    /// Returns temporaries of `array` that are renamed.
+    /// Returns a sink and a length for `array` that write temporaries and rename them.
     fn stores(&self, array: &Array<TStorage>, role: Role) -> Result<Stores, WriterError>;
 
-    /// Returns a store that replaces metadata at once, for the process that writes a part, or the only one.
+    /// Returns a store that replaces metadata atomically. Each process that writes a `part` has temporaries
+    /// of its own.
     fn replacing(&self, part: Option<u64>) -> WritableStorage;
 
-    /// Returns the store, which has lists.
+    /// Returns the store as one that can list keys.
     fn listed(&self) -> ListableStorage;
 }
 
@@ -61,7 +63,8 @@ where
         let sink = RenamedSink::of(array, self.clone(), Names::of(self)).map_err(refused)?;
         let length = ArrayLength::renamed(array, self.clone(), part).map_err(refused)?;
         if let Some(extends) = extends {
-            // First: what is there may belong to another process, which extends the array now.
+            // This check comes first: if another process has extended the array, temporaries may belong to
+            // that process.
             check(array, &length, extends)?;
             let erased = leftovers::clean(array, &**self, extends.first).map_err(refused)?;
             if erased > 0 {
@@ -82,7 +85,8 @@ where
     }
 }
 
-/// Returns the array's own store, to which each value goes by one `set`, or under a condition of `conditional`.
+/// Returns a sink and a length in the array's own store. Each value is stored by one `set`, or under a
+/// condition by `conditional`.
 pub(crate) fn whole<TStorage>(
     array: &Array<TStorage>,
     conditional: Option<&Arc<dyn ConditionalStore>>,
@@ -105,8 +109,8 @@ where
     Ok((Box::new(sink), Arc::new(length)))
 }
 
-/// Lets no other process change the length of an array that this writer extends, unless it writes a part
-/// of the array.
+/// Lets the length refuse changes by other processes, if this writer extends the array and does not write
+/// only a part of it.
 fn know<TStorage: ?Sized>(
     array: &Array<TStorage>,
     length: &ArrayLength,
@@ -120,8 +124,8 @@ fn know<TStorage: ?Sized>(
     Ok(())
 }
 
-/// Checks that the array was not extended since it was opened, unless it is cut: the writer would start within
-/// its new slices.
+/// Checks that the array was not extended since it was opened, unless it is cut. The writer would otherwise
+/// start within the new slices.
 fn check<TStorage: ?Sized>(
     array: &Array<TStorage>,
     length: &dyn Length,

@@ -1,5 +1,5 @@
-//! How shards are stored, and the array's metadata say how far they reach: the steps that threads of the
-//! process do.
+//! Stores shards, and lets the array's metadata say how far they reach, in steps that threads of the process
+//! do.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -11,14 +11,14 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::shared::{Failure, ShardId, Shared, State, Storing, Work};
 use super::stored_bytes::StoredBytes;
 
-/// The next step.
+/// The next step of storing.
 enum Step {
     Shard(ShardId, StoreKey, Work),
-    /// Let the array have so many slices.
+    /// Let the metadata cover so many slices.
     Grow(u64),
 }
 
-/// Does the next step of `shared`, if there is one. Returns whether there may be another one.
+/// Does the next step of `shared`, if there is one. Returns whether another step may follow.
 pub(super) fn step(shared: &Shared) -> bool {
     let step = {
         let mut state = shared.lock();
@@ -50,7 +50,7 @@ fn next(shared: &Shared, state: &mut State) -> Option<Step> {
     if !may_begin(state) {
         return None;
     }
-    // The metadata first: more shards may come for ever.
+    // The metadata come first: otherwise, new shards could delay them for ever.
     if due(shared, state).is_some_and(|due| due.is_zero()) {
         state.growing = true;
         return Some(Step::Grow(state.progress.finished_slices));
@@ -59,7 +59,7 @@ fn next(shared: &Shared, state: &mut State) -> Option<Step> {
     let storing = state.shards.get_mut(&id)?;
     let work = storing.work.pop_front()?;
     storing.busy = true;
-    // Even if it fails, or the writer is given up meanwhile.
+    // The temporary may exist from here on, even if the step fails or the writer is given up meanwhile.
     storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
     let key = storing.key.clone();
     Some(Step::Shard(id, key, merged(work, storing)))
@@ -69,7 +69,7 @@ fn may_begin(state: &State) -> bool {
     !state.aborted && state.failure.is_none() && state.broken.is_none()
 }
 
-/// How many threads can begin a step now.
+/// Returns how many threads could begin a step now.
 pub(super) fn steps(shared: &Shared, state: &State) -> usize {
     if !may_begin(state) {
         return 0;
@@ -78,7 +78,7 @@ pub(super) fn steps(shared: &Shared, state: &State) -> usize {
     state.ready.len() + usize::from(grows)
 }
 
-/// In how long the metadata are to be written; `None` if they need not be.
+/// Returns the time until the metadata are to be written; `None` if they need not be written.
 pub(super) fn due(shared: &Shared, state: &State) -> Option<Duration> {
     if !may_begin(state) || state.growing || !shared.must_grow(state) {
         return None;
@@ -90,13 +90,13 @@ pub(super) fn due(shared: &Shared, state: &State) -> Option<Duration> {
     Some(interval.saturating_sub(state.grown.elapsed()))
 }
 
-/// Whether all slices are stored that the metadata are to cover without waiting for their time.
+/// Returns whether all slices are stored that the metadata are to cover before their interval is over.
 fn is_promised(state: &State) -> bool {
     let progress = &state.progress;
     progress.covered_slices < state.promised && state.promised <= progress.finished_slices
 }
 
-/// Joins `work` with the pieces behind it, because each call of a store has a cost.
+/// Joins `work` with the writes behind it in the queue of the shard, because each call of a store has a cost.
 fn merged(mut work: Work, storing: &mut Storing) -> Work {
     if let Work::Write { pieces, .. } = &mut work {
         while let Some(Work::Write { pieces: more, .. }) = storing.work.front_mut() {
@@ -150,7 +150,7 @@ fn do_work(shared: &Shared, id: ShardId, key: &StoreKey, work: Work) {
                 !matches!(last, Last::No)
             }
             (Err(_), Some(left)) if state.aborted => {
-                // Its buffers go back when the state is not locked.
+                // The work is dropped after the state was unlocked, because its buffers then go back.
                 work = Some(left);
                 false
             }
@@ -186,14 +186,14 @@ fn extend(shared: &Shared, end: u64) -> Result<(), StorageError> {
         return Ok(());
     };
     lease.before(end.min(shared.end()), &*shared.setup.length)?;
-    // Taking the lease may last longer than the end of the writer waits.
+    // Taking the lease may last longer than the limit for the end of a writer, so the writer may have ended.
     if shared.lock().aborted {
         return Err(StorageError::Other("the writer has ended".to_owned()));
     }
     Ok(())
 }
 
-/// Whether a shard is finished.
+/// The state of a shard after a step: whether it is finished, and how.
 #[derive(Clone, Copy)]
 enum Last {
     No,
@@ -201,7 +201,7 @@ enum Last {
     Empty,
 }
 
-/// Does `work`, and takes it when it is done.
+/// Does the step in `work`, and leaves `None` there when the step is done.
 fn store(
     shared: &Shared,
     key: &StoreKey,
@@ -218,7 +218,7 @@ fn store(
             other => other,
         };
     }
-    // There while the store has it, which may panic.
+    // The step stays in `work` during the call, because the store may panic.
     let result = match work.insert(doing) {
         Work::Set(part) => sink.set(key, part.bytes()),
         Work::Erase => sink.erase(key),
@@ -244,11 +244,12 @@ fn store(
         Work::Erase => Last::Empty,
         Work::Write { pieces, first } => {
             for (at, part) in pieces {
-                // Where the index will be, there is nothing yet.
+                // The first bytes are only room for an index at the start, which is counted when it is
+                // written.
                 if at > 0 || !first || shared.setup.encoding.shards.index.is_at_end() {
                     *stored += part.len() as u64;
                 }
-                // Nothing keeps a piece of a file.
+                // A store does not keep the buffer of a piece of a file.
                 drop(part.taken());
             }
             Last::No
@@ -257,7 +258,7 @@ fn store(
     })
 }
 
-/// Gives the store a copy in place of the bytes that it keeps.
+/// Stores a copy of the bytes, so that the store gives back the scarce buffer that it keeps.
 fn replace(
     shared: &Shared,
     key: &StoreKey,
@@ -302,7 +303,7 @@ fn grow(shared: &Shared, slices: u64) {
     }
 }
 
-/// Call the application's callback, one thread after the other, so that it sees no step back.
+/// Calls the application's callback. One thread calls it at a time, so that the progress never goes back.
 fn tell(shared: &Shared) {
     let Some(callback) = &shared.setup.on_progress else {
         return;
@@ -317,7 +318,7 @@ fn tell(shared: &Shared) {
     }
 }
 
-/// Returns the result of `work`; a panic of the store is an error.
+/// Returns the result of `work`, or an error if the store panicked.
 pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, StorageError>) -> Result<T, StorageError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(StorageError::Other("the store panicked".to_string())))

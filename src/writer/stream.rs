@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use zarrs::array::{ArrayBytes, Element};
 
 use super::error::WriterError;
-use super::filling::{Filling, Slow};
+use super::filling::Filling;
 use super::plan::Plan;
 use super::report::{Progress, WriterReport};
 use super::retry::Retry;
 use super::shared::{Batch, Item, Shared};
+use super::slow_shard::SlowShard;
 use super::waiting::Waiting;
 use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
@@ -27,30 +28,32 @@ pub struct Stream {
     pub(crate) shared: Arc<Shared>,
     pub(crate) engine: Arc<dyn StreamEngine>,
     pub(crate) memory: MemoryEstimate,
-    /// Bytes of the smallest buffers on the host.
+    /// The number of bytes of host memory in the smallest buffers, which the writer reserved.
     pub(crate) reserved: usize,
-    /// A full batch.
+    /// The grid of a full batch.
     pub(crate) grid: Arc<BatchGrid>,
     pub(crate) batch_bytes: usize,
-    /// The batch that is being filled, and how far.
+    /// The batch that is being filled; `None` if no buffer was taken for it.
     pub(crate) input: Option<Box<dyn BatchInput>>,
     pub(crate) filled: usize,
-    /// Whether a full batch stays until [`submit_full`](Self::submit_full): a level below is made of it.
+    /// Whether a full batch waits for [`submit_full`](Self::submit_full), because the level below is made of
+    /// it.
     pub(crate) holds: bool,
-    /// How many batches, and epochs, came before it.
+    /// The number of batches that were submitted before the open one.
     pub(crate) batches: u64,
     pub(crate) epochs: u64,
     pub(crate) first_append: Option<Instant>,
     pub(crate) filling: Filling,
     pub(crate) retry: Retry,
     pub(crate) waiting: Arc<Waiting>,
-    /// Deleted when the writer has finished, or is dropped.
+    /// The lease of the array, which is deleted when the writer has finished, or is dropped.
     pub(crate) lease: Option<Held>,
-    /// Until the writer has finished; `None` if all levels of an image have one.
+    /// The reserved memory, until the writer has finished; `None` if the levels of an image share a
+    /// reservation.
     pub(crate) reservation: Option<Reservation>,
     pub(crate) report: Option<WriterReport>,
     pub(crate) job: Arc<StreamJob>,
-    /// The process that built it.
+    /// The identifier of the process that built the writer.
     pub(crate) process: u32,
 }
 
@@ -89,18 +92,18 @@ impl Stream {
         }
     }
 
-    /// Checks that this is the process that built the writer, and not one that was forked from it.
+    /// Checks that this process has built the writer, and was not forked from the process that has.
     pub(crate) fn check_process(&self) -> Result<(), WriterError> {
-        // Without a lock, which a thread of the parent may have held.
+        // The check takes no lock, because a thread of the parent may have held it during the fork.
         check_process(self.process, self.shared.setup.start)
     }
 
-    /// How far the writer is.
+    /// Returns the progress of the writer.
     pub(crate) fn progress(&self) -> Progress {
         self.shared.progress()
     }
 
-    /// The bytes of `elements`, if they are of the array's data type.
+    /// Returns the bytes of `elements`, if they are of the array's data type.
     pub(crate) fn bytes_of<'a, T: Element>(
         &self,
         elements: &'a [T],
@@ -123,8 +126,8 @@ impl Stream {
         }
     }
 
-    /// Appends the beginning of `bytes`, as much as the batch takes, and returns the rest. If no
-    /// batch is free, the rest is all of it, unless it may `wait`.
+    /// Appends the beginning of `bytes`, as much as the open batch takes, and returns the rest. If no buffer
+    /// is free for a batch, waits for one if it may `wait`, and otherwise appends nothing.
     pub(crate) fn take<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -133,7 +136,8 @@ impl Stream {
         self.take_telling(bytes, wait, &|_| ())
     }
 
-    /// Appends like [`take`](Self::take). Threads tell what they have `read`: see [`BatchInput::write_telling`].
+    /// Appends like [`take`](Self::take). The threads that copy report in `read` what they have copied: see
+    /// [`BatchInput::write_telling`].
     pub(crate) fn take_telling<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -155,19 +159,20 @@ impl Stream {
         Ok(rest)
     }
 
-    /// Appends all of `bytes`, which are part of one slice, or nothing if no batch is free. Waits for
-    /// one if it may `wait`. Returns whether they were appended. Threads tell what they have `read`.
+    /// Appends all of `bytes`, which are part of one slice, or nothing if no buffer is free for a batch.
+    /// Waits for a buffer if it may `wait`. Returns whether `bytes` were appended. The threads that copy
+    /// report in `read` what they have copied.
     pub(crate) fn take_slice(
         &mut self,
         bytes: &[u8],
         wait: bool,
         read: &OnRead<'_>,
     ) -> Result<bool, WriterError> {
-        // A batch has whole slices.
+        // A batch ends at the end of a slice, so that the rest is empty or all of `bytes`.
         Ok(self.take_telling(bytes, wait, read)?.is_empty())
     }
 
-    /// Notes that `len` bytes were put into the batch.
+    /// Notes that `len` bytes were put into the open batch.
     pub(crate) fn advance(&mut self, len: usize) {
         self.filled += len;
         let appended = {
@@ -183,7 +188,7 @@ impl Stream {
         }
     }
 
-    /// Complete slices of the batch.
+    /// Returns the number of complete slices in the open batch.
     pub(crate) fn whole_slices(&self) -> usize {
         self.filled / self.job.grid.slice_bytes()
     }
@@ -192,14 +197,14 @@ impl Stream {
         self.filled == self.batch_bytes
     }
 
-    /// Submits the batch if it is full.
+    /// Submits the open batch if it is full.
     pub(crate) fn submit_full(&mut self) {
         if self.is_full() {
             self.submit(self.grid.clone(), self.job.epochs);
         }
     }
 
-    /// Checks that more can be appended.
+    /// Checks that more slices can be appended.
     pub(crate) fn check(&self) -> Result<(), WriterError> {
         self.check_process()?;
         let state = self.shared.lock();
@@ -217,7 +222,7 @@ impl Stream {
         }
     }
 
-    /// A buffer for the next batch.
+    /// Returns a buffer for the next batch; `None` if no buffer is free and the call may not `wait`.
     pub(crate) fn next_input(
         &self,
         wait: bool,
@@ -226,7 +231,8 @@ impl Stream {
             let input = self.engine.input(new);
             input.map_err(|error| self.broken(&error.to_string()))
         };
-        // One that was used is warm: it is waited for as long as allocating another one takes.
+        // The memory of a used buffer is mapped already, so it is worth waiting as long as an allocation
+        // would take.
         let patience = Patience::for_bytes(self.batch_bytes);
         let mut since = None;
         let found = loop {
@@ -252,7 +258,7 @@ impl Stream {
         Ok(found)
     }
 
-    /// Gives the filled input to be encoded, as a batch of `grid`.
+    /// Gives the filled buffer to the encoder, as a batch of `grid`.
     pub(crate) fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
@@ -271,12 +277,12 @@ impl Stream {
             .change(|state| state.batches.push_back(Item::Batch(batch, input)));
     }
 
-    /// The first slice that was not appended completely.
+    /// Returns the first slice that was not appended completely.
     pub(crate) fn end_slice(&self) -> u64 {
         self.shared.setup.start + self.progress().appended_slices
     }
 
-    /// Bytes of a slice that was begun.
+    /// Returns the number of bytes of a slice that was appended in part.
     pub(crate) fn partial_slice(&self) -> usize {
         self.filled % self.job.grid.slice_bytes()
     }
@@ -284,16 +290,16 @@ impl Stream {
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub(crate) fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
-        // The elements that come next are written over the incomplete slice.
+        // The next elements are written over the incomplete slice.
         self.filled -= partial;
         self.shared.lock().progress.appended_bytes -= partial as u64;
         partial
     }
 
-    /// Submits the complete shards of a batch without waiting for its rest, which moves to the next
-    /// batch. Returns whether it did: unless it may `wait`, there may be no buffer for the rest.
+    /// Submits the complete shards of the open batch, and moves the rest of it to the next batch. Returns
+    /// whether it did so: unless it may `wait`, there may be no buffer for the rest.
     pub(crate) fn submit_complete_shards(&mut self, wait: bool) -> Result<bool, WriterError> {
-        /// About so many bytes move at once.
+        /// The approximate number of bytes that are moved at once.
         const PIECE: usize = 1 << 20;
         let per_shard = self.job.grid.epochs_per_shard();
         let complete = self.filled / self.job.grid.epoch_bytes() / per_shard * per_shard;
@@ -308,7 +314,8 @@ impl Stream {
             (false, _) => None,
             (true, true) => self.next_input(true)?,
             (true, false) => {
-                // Without memory for another buffer, the shards wait for the rest of their batch.
+                // If there is no memory for another buffer, the complete shards wait for the rest of their
+                // batch.
                 let input = self.engine.input(true).ok().flatten();
                 if input.is_none() {
                     return Ok(false);
@@ -323,7 +330,7 @@ impl Stream {
                 let copied = input
                     .read(at, piece)
                     .and_then(|()| next.write(moved, piece));
-                // The elements that were filled in are still there after an error.
+                // After an error, the elements stay in the buffer of the open batch.
                 copied.map_err(|error| WriterError::Device {
                     source: Box::new(error),
                 })?;
@@ -337,12 +344,13 @@ impl Stream {
         Ok(true)
     }
 
-    /// Waits until everything that was given to the threads is stored and covered.
+    /// Waits until everything that was given to the threads is stored and covered by the metadata.
     pub(crate) fn stored(&self) -> Result<(), WriterError> {
         self.shared.change(|state| state.grow_now = true);
         let result = self.waiting.until(&self.shared, |state| {
             if let Some(error) = Shared::error(state) {
-                // Storing that has begun ends first, so that all of it can be tried again.
+                // The steps of storing that have begun end first, so that all failed steps can be tried
+                // again.
                 let busy = state.growing || state.shards.values().any(|storing| storing.busy);
                 return (!busy).then_some(Err(error));
             }
@@ -366,7 +374,7 @@ impl Stream {
     }
 
     /// Logs that a shard takes long to fill.
-    pub(crate) fn tell_slow(&self, slow: Slow) {
+    pub(crate) fn tell_slow(&self, slow: SlowShard) {
         self.shared.lock().progress.slow_shard = Some(slow.in_time);
         tracing::warn!(
             path = %self.shared.setup.array.path(),
@@ -375,13 +383,14 @@ impl Stream {
         );
     }
 
-    /// Stores complete shards that have waited long enough: of this stream alone, without waiting.
+    /// Submits complete shards of this stream that have waited long enough, without waiting. Returns whether
+    /// it did.
     pub(crate) fn submit_due(&mut self) -> Result<bool, WriterError> {
         self.check()?;
         self.submit_complete_shards(false)
     }
 
-    /// Lets the metadata cover all shards that are complete as soon as they are stored, if one of them has
+    /// Lets the metadata cover all complete shards as soon as they are stored, if one of these shards has
     /// waited long enough.
     pub(crate) fn promise_due(&mut self, now: Instant) {
         if !self.filling.takes_promise(now) {
@@ -395,7 +404,7 @@ impl Stream {
         });
     }
 
-    /// Does what is due but for submitting shards. Returns in how long to look again.
+    /// Does everything that is due except submitting shards. Returns the time until the next call.
     pub(crate) fn attend(&mut self, now: Instant) -> Duration {
         self.promise_due(now);
         let appended = self.shared.lock().progress.appended_bytes;
@@ -405,13 +414,13 @@ impl Stream {
         self.filling.next(now)
     }
 
-    /// Whether there is nothing to store any more, or no way to do so.
+    /// Returns whether the writer has nothing to store any more, or cannot go on.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.is_closed() || self.shared.lock().broken.is_some()
     }
 }
 
-/// Checks that this is the process in which a writer was built that begins at the slice `start`.
+/// Checks that this process is `process`, in which a writer was built that begins at the slice `start`.
 pub(crate) fn check_process(process: u32, start: u64) -> Result<(), WriterError> {
     if process == std::process::id() {
         return Ok(());

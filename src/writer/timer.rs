@@ -1,4 +1,4 @@
-//! One thread of the process that looks at something when it is due.
+//! Runs one thread of the process, which looks at each watched object when it is due.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use zarrs_cuda_engine::process::crew::PATIENCE;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// Something that the timer looks at. It never blocks.
+/// An object that the timer looks at. The look never blocks.
 pub(super) trait Look: Send + Sync {
-    /// Does what is due. Returns in how long to look again; `None`: not any more.
+    /// Does the work that is due. Returns the time until the next look; `None` if the timer need not look
+    /// again.
     fn look(self: Arc<Self>) -> Option<Duration>;
 }
 
@@ -23,7 +24,7 @@ pub(super) struct Timer {
 
 struct Watched {
     looked_at: Vec<(Instant, Weak<dyn Look>)>,
-    /// Whether there is a thread. It ends when there is nothing to look at.
+    /// Whether the timer has a thread. The thread ends when no object is watched.
     has_thread: bool,
 }
 
@@ -38,10 +39,10 @@ impl Timer {
         }
     }
 
-    /// Looks at `watched` `after` some time, and then as often as it says.
+    /// Watches an object: looks at it `after` this time, and then whenever its last look has asked for.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The error of a thread that cannot be started.
     pub(super) fn watch(
         &'static self,
         looked_at: Weak<dyn Look>,
@@ -78,7 +79,7 @@ impl Timer {
                     watched.has_thread = false;
                     return;
                 };
-                // The wait has a limit, so that writers that have ended meanwhile are forgotten.
+                // The wait has a limit, so that the timer forgets writers that have ended meanwhile.
                 let wait = next.saturating_duration_since(now).min(PATIENCE);
                 watched = self
                     .changed
@@ -103,7 +104,7 @@ impl Timer {
     }
 }
 
-/// The time in so long, but for a moment at least and a day at most.
+/// Returns the moment `after` this time, which is taken as at least `LEAST` and at most `MOST`.
 fn time_in(after: Duration) -> Instant {
     const LEAST: Duration = Duration::from_millis(5);
     const MOST: Duration = Duration::from_hours(24);

@@ -1,8 +1,8 @@
-//! Counts the threads that are in a writer, so that the end of the writer waits for them.
+//! Counts the threads that use a writer, so that the end of the writer waits for them.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Counts the threads that are in a writer, until the writer ends.
+/// Counts the threads that use a writer, until the writer ends.
 #[derive(Debug, Default)]
 pub(super) struct Visits {
     state: Mutex<Count>,
@@ -15,7 +15,7 @@ struct Count {
     is_closed: bool,
 }
 
-/// A thread that is in a writer, until this is dropped.
+/// The use of a writer by a thread, until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Visit(Arc<Visits>);
 
@@ -24,7 +24,7 @@ impl Visits {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters the writer; `None` if it has ended.
+    /// Notes that a thread uses the writer; `None` if the writer has ended.
     pub(super) fn enter(self: &Arc<Self>) -> Option<Visit> {
         let mut count = self.lock();
         if count.is_closed {
@@ -34,7 +34,7 @@ impl Visits {
         Some(Visit(self.clone()))
     }
 
-    /// Lets no thread enter from now on. Blocks until all have left.
+    /// Lets no thread use the writer from now on. Blocks until no thread uses it.
     pub(super) fn close(&self) {
         let mut count = self.lock();
         count.is_closed = true;
@@ -45,7 +45,7 @@ impl Visits {
         );
     }
 
-    /// Whether the writer has ended.
+    /// Returns whether the writer has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.lock().is_closed
     }

@@ -1,4 +1,4 @@
-//! How long a call of the application waits for the threads of its writer.
+//! Limits how long a call of the application waits for the threads of its writer.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use super::error::WriterError;
 use super::shared::{Shared, State};
 use zarrs_cuda_engine::contract::stream::Returned;
 
-/// How often a call that waits asks whether to go on.
+/// The time after which a call that waits asks the application again whether to go on.
 pub(crate) const TURN: Duration = Duration::from_millis(50);
 
 /// Asks the application whether a call is to end early.
@@ -21,7 +21,7 @@ impl fmt::Debug for Interrupt {
     }
 }
 
-/// How long calls wait: as the application says or, at the end of a writer, until some time.
+/// The limits for how long calls wait: the application's interrupt and, at the end of a writer, a time.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     interrupt: Option<Interrupt>,
@@ -49,12 +49,12 @@ impl Waiting {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets calls wait for at most `time` from now on. The application is not asked any more.
+    /// Lets calls wait for at most `time` from now on, without asking the application.
     pub(crate) fn limit(&self, time: Duration) {
         self.lock().until = Instant::now().checked_add(time);
     }
 
-    /// Whether the application wants a call to end. It is asked once in a [`TURN`].
+    /// Returns whether the application wants a call to end. It is asked at most once in a [`TURN`].
     pub(crate) fn is_interrupted(&self) -> bool {
         let Some(interrupt) = &self.interrupt else {
             return false;
@@ -69,10 +69,10 @@ impl Waiting {
         (interrupt.0)()
     }
 
-    /// Blocks until something has changed since the count `seen`, for at most `most`.
+    /// Blocks until the signal's count of changes differs from `seen`, for at most the time `most`.
     ///
     /// # Errors
-    /// [`WriterError::Cancelled`] if the call is not to wait any more.
+    /// [`WriterError::Cancelled`] if the call is not to wait any longer.
     pub(crate) fn wait(
         &self,
         signal: &Returned,
@@ -95,10 +95,10 @@ impl Waiting {
         Ok(())
     }
 
-    /// Waits until `look` finds a result.
+    /// Waits until `look` returns a result.
     ///
     /// # Errors
-    /// The error that was found, and [`WriterError::Cancelled`] if the call is not to wait any more.
+    /// The error that `look` returns, and [`WriterError::Cancelled`] if the call is not to wait any longer.
     pub(crate) fn until<T>(
         &self,
         shared: &Shared,

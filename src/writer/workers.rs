@@ -10,9 +10,9 @@
 //! | a step of storing | the store, which may hang; the application's function for progress |
 //! | the timer, and threads of the application that give work | nothing but locks that no thread holds while it works |
 //!
-//! So encoding never waits for a store, and the two have threads of their own. A store that hangs
-//! occupies threads that store. A thread that is in one step for longer than [`STUCK`] is not counted
-//! any more: another one may start in its place, so that the tasks of other writers go on.
+//! Encoding never waits for a store, and encoding and storing have threads of their own. A store that hangs
+//! occupies threads that store. A thread that is in one step for longer than [`STUCK`] is not counted any
+//! more: another thread may start in its place, so that the tasks of other writers go on.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -24,33 +24,33 @@ use super::timer::{Look, TIMER};
 use zarrs_cuda_engine::process::crew::PATIENCE;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How long a step takes before its thread is not counted any more.
+/// The longest time that a step may take before its thread is not counted any more.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// The most threads that store at once, unless one writer asks for more.
 const MOST_STORING: usize = 64;
 
-/// The most threads that encode at once, unless there are more processors. They mostly wait for the
-/// threads of the engine.
+/// The most threads that encode at once, on a machine with fewer processors than this. These threads mostly
+/// wait for the threads of the engine.
 const LEAST_ENCODING: usize = 4;
 
-/// The threads that encode.
+/// The threads of this process that encode batches.
 pub(super) static ENCODING: PerProcess<Arc<Workers>> = PerProcess::new(|| {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     Workers::new("zarrs_cuda encode", cores.max(LEAST_ENCODING))
 });
 
-/// The threads that store.
+/// The threads of this process that store shards.
 pub(super) static STORING: PerProcess<Arc<Workers>> =
     PerProcess::new(|| Workers::new("zarrs_cuda store", MOST_STORING));
 
-/// Work of a writer, in steps.
+/// A task of a writer, which threads do in steps.
 pub(super) trait Task: Send + 'static {
-    /// Does the next step, if there is one. Returns whether there may be another one.
+    /// Does the next step, if there is one. Returns whether another step may follow.
     fn step(&mut self) -> bool;
 }
 
-/// Threads that do tasks. They start when there is work, and end when there was none for a while.
+/// Threads that do tasks. They start when there is work, and end when there was no work for a while.
 pub(super) struct Workers {
     name: &'static str,
     most: usize,
@@ -65,20 +65,21 @@ struct Queue {
     begun: Vec<(u64, Instant)>,
     threads: usize,
     started: u64,
-    /// The most threads that a task of the queue wants.
+    /// The most threads that a task of the queue wants to have at once.
     wanted: usize,
-    /// Whether the timer looks for threads that are stuck.
+    /// Whether the timer watches for threads that are stuck.
     is_watched: bool,
 }
 
 impl Queue {
-    /// Threads that are not stuck.
+    /// Returns the number of threads that are not stuck at `now`.
     fn active(&self, now: Instant) -> usize {
         let stuck = self.begun.iter().filter(|(_, begun)| is_stuck(*begun, now));
         self.threads - stuck.count()
     }
 
-    /// In how long the next thread will be stuck.
+    /// Returns the time until the next thread counts as stuck; `None` if no thread does a step that is not
+    /// stuck yet.
     fn next_stuck(&self, now: Instant) -> Option<Duration> {
         let not_yet = self
             .begun
@@ -107,10 +108,10 @@ impl Workers {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues `task` for a thread. The caller's writer may have `threads` at once.
+    /// Queues `task` for a thread. The caller's writer may have `threads` threads at once.
     ///
     /// # Errors
-    /// There is no thread, and none can be started. The task is dropped.
+    /// The error of a thread that cannot be started, if there is no other thread. The task is dropped.
     pub(super) fn call(
         self: &Arc<Self>,
         task: Box<dyn Task>,
@@ -131,8 +132,8 @@ impl Workers {
 
     /// Wakes or starts threads for the tasks of the queue, as many as may work.
     ///
-    /// Threads that do no step yet, or no longer, take tasks before they sleep. So there is a thread for
-    /// each task, or as many as may work.
+    /// Threads that have not begun a step, or have ended one, take tasks before they sleep. So there is a
+    /// thread for each task, or as many threads as may work.
     fn staff(self: &Arc<Self>, queue: &mut Queue) -> std::io::Result<()> {
         self.arrived.notify_one();
         let now = Instant::now();
@@ -159,7 +160,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Lets the timer start threads for tasks that wait, when others are stuck.
+    /// Lets the timer start threads for waiting tasks when all working threads are stuck.
     fn watch(self: &Arc<Self>, queue: &mut Queue, now: Instant) {
         if queue.is_watched {
             return;
@@ -172,7 +173,7 @@ impl Workers {
         }
     }
 
-    /// Runs a thread until there is no work.
+    /// Runs the loop of a thread until there is no task.
     fn serve(&self, number: u64) {
         let mut mine = None;
         while let Some(mut task) = self.next(number, mine.take()) {
@@ -186,15 +187,15 @@ impl Workers {
         }
     }
 
-    /// Waits for a task: the one that has waited longest, behind which the thread's own one goes.
-    /// `None` if there was none for a while, or there are more threads than may work, and the thread is
-    /// not counted any more.
+    /// Returns the task that has waited longest, after it has queued `mine`, the thread's own task. Returns
+    /// `None` if no task came for a while, or if there are more threads than may work. The thread is then not
+    /// counted any more.
     fn next(&self, number: u64, mine: Option<Box<dyn Task>>) -> Option<Box<dyn Task>> {
         let mut queue = self.lock();
         queue.begun.retain(|(other, _)| *other != number);
         queue.tasks.extend(mine);
         if queue.active(Instant::now()) > self.most.max(queue.wanted) {
-            // It was stuck, and others have its place.
+            // This thread was stuck, and another thread has taken its place.
             queue.threads -= 1;
             return None;
         }
@@ -218,11 +219,11 @@ impl Workers {
 }
 
 impl Look for Workers {
-    /// Starts threads in the place of those that are stuck.
+    /// Starts threads in the place of stuck threads.
     fn look(self: Arc<Self>) -> Option<Duration> {
         let mut queue = self.lock();
         queue.is_watched = false;
-        // Without threads for them, the tasks wait for those that are there.
+        // If no thread can be started, the tasks wait for the threads that there are.
         let _ = self.staff(&mut queue);
         None
     }

@@ -1,5 +1,5 @@
-//! The sharding transformer in the stored metadata of an array. Readers of the files see it; readers
-//! through the adapter do not.
+//! Adds the sharding transformer to the stored metadata of an array, and hides it. Readers of the files see
+//! the transformer; readers through the adapter do not.
 //!
 //! Everything else in the document stays as it is, byte for byte.
 
@@ -15,18 +15,19 @@ use crate::metadata::json::{Document, span};
 pub(in crate::storage) const NAME: &str =
     "https://purl.org/zarr/spec/storage_transformers/sharding/1.0";
 
-/// The URI at the head of the draft, which is understood as well.
+/// The URI at the head of the draft, which this library also understands.
 pub(in crate::storage) const OTHER_NAME: &str =
     "http://purl.org/zarr/spec/storage-transformers/sharding/1.0";
 
 const TRANSFORMERS: &str = "storage_transformers";
 
-/// Returns whether `name` is one of the transformer's.
+/// Returns whether `name` is one of the transformer's names.
 pub(in crate::storage) fn is_name(name: &str) -> bool {
     [NAME, OTHER_NAME].contains(&name)
 }
 
-/// The configuration of the transformer.
+/// The configuration of the transformer: the binary format, and the number of chunks in a shard along each
+/// axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) struct Configuration {
     pub(in crate::storage) format: BinaryFormat,
@@ -90,17 +91,17 @@ impl Configuration {
     }
 }
 
-/// Returns the transformer that some metadata describe; `None` if they are not those of an array, or of one
-/// without it.
+/// Returns the configuration of the transformer that `stored` describes; `None` if `stored` are not the
+/// metadata of an array, or of an array without the transformer.
 pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
     ArrayDocument::parse(stored).map_or(Ok(None), |document| document.configuration())
 }
 
-/// Stored metadata as they are seen through an adapter of `ours`: without the transformer. `None` if
-/// they are seen as they are.
+/// Returns stored metadata as the adapter with the configuration `ours` shows them, without the transformer.
+/// Returns `None` if they are shown as they are.
 ///
 /// # Errors
-/// That another transformer is described, or one that is not understood.
+/// The reason: the metadata describe another transformer, or one that is not understood.
 pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
     let Some(document) = ArrayDocument::parse(stored) else {
         return Ok(None);
@@ -109,18 +110,18 @@ pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<Strin
         return Ok(None);
     }
     let hidden = document.without_first().ok_or(MALFORMED)?;
-    // A member may be there twice: the parser understands the last one.
+    // A member may occur twice, and the parser then takes the last one, so the result is checked.
     match ArrayDocument::parse(hidden.as_bytes()).map(|document| document.configuration()) {
         Some(Ok(None)) => Ok(Some(hidden)),
         _ => Err(format!("it has {TRANSFORMERS:?} more than once")),
     }
 }
 
-/// Metadata as they are to be stored by an adapter of `ours`: with the transformer. `None` if they are
-/// to be stored as they are.
+/// Returns metadata as the adapter with the configuration `ours` stores them, with the transformer. Returns
+/// `None` if they are stored as they are.
 ///
 /// # Errors
-/// That another transformer is described, or one that is not understood.
+/// The reason: the metadata describe another transformer, or one that is not understood.
 pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
     let Some(document) = ArrayDocument::parse(given) else {
         return Ok(None);
@@ -132,7 +133,8 @@ pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<Str
     Ok(Some(described.ok_or(MALFORMED)?))
 }
 
-/// Returns how many chunks an array has along each axis, by its metadata; `None` if it has no regular grid.
+/// Returns the number of chunks of an array along each axis, from its metadata; `None` if it has no regular
+/// grid.
 pub(super) fn chunk_grid(metadata: &[u8]) -> Option<Vec<u64>> {
     let document = ArrayDocument::parse(metadata)?;
     let shape = document.field("shape")?;
@@ -158,7 +160,8 @@ const MALFORMED: &str = "it is not the JSON that it seemed to be";
 struct ArrayDocument<'a>(Document<'a>);
 
 impl<'a> ArrayDocument<'a> {
-    /// `None` if `metadata` are not those of an array of Zarr V3: the reader of these metadata reports that.
+    /// Reads the metadata of an array; `None` if they are not those of an array of Zarr V3. The reader of
+    /// these metadata then reports the error.
     fn parse(metadata: &'a [u8]) -> Option<Self> {
         let document = Self(Document::parse(metadata).ok()?);
         let is_array = document.field("node_type")? == "array";
@@ -180,13 +183,15 @@ impl<'a> ArrayDocument<'a> {
         serde_json::from_str(list).map_err(|error| format!("{TRANSFORMERS:?}: {error}"))
     }
 
+    /// Checks that the adapter can recognise the keys of the array's chunks.
+    ///
     /// # Errors
-    /// That the chunk key encoding is not one of those that are recognised.
+    /// The reason: the chunk key encoding is not one that this library recognises.
     fn check_chunk_keys(&self) -> Result<(), String> {
         let encoding = self.field("chunk_key_encoding").unwrap_or_default();
         let name = encoding.get("name").unwrap_or(&encoding);
         match name.as_str() {
-            // Without one, the reader of the document reports that.
+            // If no encoding is given, the reader of the document reports that.
             None | Some("default" | "v2") => Ok(()),
             Some(name) => Err(format!(
                 "the chunk key encoding is {name:?}, by which no key is known as that of a chunk here, so that none would be in a shard: it has to be `default` or `v2`"
@@ -194,9 +199,11 @@ impl<'a> ArrayDocument<'a> {
         }
     }
 
+    /// Returns the configuration of the transformer; `None` if the metadata do not name the transformer.
+    ///
     /// # Errors
-    /// That the transformer is not understood, or is not the first, and only one; or cannot know the keys
-    /// of chunks.
+    /// The reason: the transformer is not understood, or is not the first and only one; or its chunk keys are
+    /// not recognised.
     fn configuration(&self) -> Result<Option<Configuration>, String> {
         self.check_chunk_keys()?;
         let mut found = None;
@@ -230,7 +237,7 @@ impl<'a> ArrayDocument<'a> {
         Ok(found)
     }
 
-    /// Returns whether the transformer is described, which has to be `ours` then.
+    /// Returns whether the document describes the transformer, which must then be `ours`.
     fn describes(&self, ours: &Configuration) -> Result<bool, String> {
         let counts = ours.chunks_per_shard.len();
         if let Some(rank) = self.rank()
@@ -261,8 +268,8 @@ impl<'a> ArrayDocument<'a> {
         Some(self.0.with(&[(TRANSFORMERS, &others)]))
     }
 
-    /// Returns the document with `transformer` as the first. [`without_first`](Self::without_first) is the
-    /// inverse, but for an empty list, which is not there then.
+    /// Returns the document with `transformer` as the first one. [`without_first`](Self::without_first)
+    /// undoes that, except that it removes an empty list.
     fn with_first(&self, transformer: &str) -> Option<String> {
         let transformers = self.transformers().ok()?;
         let list = match (self.0.member(TRANSFORMERS), transformers.first()) {

@@ -1,4 +1,4 @@
-//! The adapter over a store that is awaited.
+//! Implements the adapter over a store that is awaited.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{ShardedStore, opened};
 use crate::error::Error;
 use crate::store::Awaited;
 
-/// How many shards are read at once by one call.
+/// The most shards that one call reads at once.
 const AT_ONCE: usize = 16;
 
 impl<S: ?Sized> ShardedStore<S> {
@@ -23,20 +23,20 @@ impl<S: ?Sized> ShardedStore<S> {
 }
 
 impl<S: AsyncReadableStorageTraits + ?Sized> ShardedStore<S> {
-    /// [`open`](Self::open) for an asynchronous store.
+    /// Does the same as [`open`](Self::open) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub async fn async_open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let core = opened(&Awaited(&*store), path).await?;
         Ok(Self::with_core(store, Arc::new(core)))
     }
 
-    /// [`get_many`](Self::get_many) for an asynchronous store, with requests for 16 shards or other
-    /// keys at once.
+    /// Does the same as [`get_many`](Self::get_many) for an asynchronous store, with requests for 16 shards
+    /// or other keys at once.
     ///
     /// # Errors
-    /// As for [`get_many`](Self::get_many).
+    /// The errors of [`get_many`](Self::get_many).
     pub async fn async_get_many(
         &self,
         ranges: &[(StoreKey, ByteRange)],
@@ -60,10 +60,10 @@ impl<S: AsyncReadableStorageTraits + ?Sized> ShardedStore<S> {
 }
 
 impl<S: AsyncReadableStorageTraits + AsyncWritableStorageTraits + ?Sized> ShardedStore<S> {
-    /// [`set_many`](Self::set_many) for an asynchronous store.
+    /// Does the same as [`set_many`](Self::set_many) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`set_many`](Self::set_many).
+    /// The errors of [`set_many`](Self::set_many).
     pub async fn async_set_many(
         &self,
         values: impl IntoIterator<Item = (StoreKey, Bytes)>,

@@ -1,4 +1,4 @@
-//! The adapter over a store that blocks.
+//! Implements the adapter over a store that blocks.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ impl<S: ?Sized> ShardedStore<S> {
 }
 
 impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
-    /// Opens an adapter of `store` for the array at `path`, whose metadata say how it is sharded.
+    /// Opens an adapter of `store` for the array at `path`. The metadata of the array say how it is sharded.
     ///
     /// # Errors
-    /// - [`Error::Storage`] if the store fails, or if the metadata are missing or describe no such
+    /// - [`Error::Storage`] if the store fails, or if the metadata are missing or do not describe this
     ///   sharding.
     /// - [`Error::Create`] if `path` is not a node path, or the metadata describe an impossible
     ///   sharding.

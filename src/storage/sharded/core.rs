@@ -1,4 +1,4 @@
-//! The reads of the adapter, for both kinds of stores.
+//! Implements the reads of the adapter, for both kinds of stores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,35 +26,37 @@ type Result<T> = std::result::Result<T, StorageError>;
 /// The most bytes that a shard can have: file systems have signed sizes.
 const LARGEST: u64 = i64::MAX.cast_unsigned();
 
-/// How often a read that a write interfered with is tried again before the read waits for the lock of its shard.
+/// The number of times that a read is repeated because a write interfered, before the read waits for the lock
+/// of its shard.
 const ATTEMPTS: usize = 3;
 
-/// The wanted ranges of bytes of a chunk: the number of the chunk in its shard, and the ranges.
+/// The number of a chunk in its shard, and the ranges of bytes of the chunk that are wanted.
 pub(super) type WantedRanges = (usize, Vec<ByteRange>);
 
 /// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) enum KeyMeaning {
-    /// The key of a chunk: its shard, and its number in the shard, in C order.
+    /// The key of a chunk. The fields are its shard, and its number in the shard, in C order.
     Chunk(ChunkKey, usize),
     /// The key of the metadata of the array.
     Metadata,
-    /// Any other key, which is passed on.
+    /// Any other key, which is passed on to the store.
     Elsewhere,
 }
 
-/// An adapter without its store.
+/// All of an adapter except its store.
 #[derive(Debug)]
 pub(in crate::storage) struct Core {
     configuration: Configuration,
-    /// The key of the metadata of the array, if the adapter shows them differently.
+    /// The key of the array's metadata, if the adapter shows them without the transformer; `None` if it
+    /// passes them on.
     metadata: Option<StoreKey>,
     pub(super) keys: ChunkKeys,
     pub(super) grid: ShardGrid,
     pub(super) layout: ChunkLayout,
     pub(super) key_locks: KeyLocks,
     pub(super) indices: Indices,
-    /// How many chunks the array has along each axis, once it is known.
+    /// The number of chunks of the array along each axis; `None` until the metadata were read.
     chunk_grid: RwLock<Option<Vec<u64>>>,
 }
 
@@ -62,7 +64,7 @@ impl Core {
     /// Returns the core of an adapter for the array at `path`.
     ///
     /// # Errors
-    /// [`Error::Create`] if the configuration is not one of shards that this machine can address.
+    /// [`Error::Create`] if this machine cannot address shards of this configuration.
     pub(in crate::storage) fn new(
         path: &NodePath,
         configuration: Configuration,
@@ -90,7 +92,7 @@ impl Core {
         })
     }
 
-    /// Returns the same, which keeps no indices, and passes on the metadata of the array.
+    /// Returns this core, changed so that it keeps no indices, and passes on the metadata of the array.
     pub(in crate::storage) fn for_transformer(mut self) -> Self {
         self.metadata = None;
         self.indices.set_limit(0);
@@ -118,13 +120,13 @@ impl Core {
         }
     }
 
-    /// Returns how many chunks the array has along each axis, if it is known.
+    /// Returns the number of chunks of the array along each axis; `None` if it is not known.
     pub(super) fn chunk_grid(&self) -> Option<Vec<u64>> {
         let grid = self.chunk_grid.read();
         grid.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes note of the metadata of the array, as they are now; `None` if there are none.
+    /// Notes the extent of the array from its present metadata; `None` if the array has no metadata.
     pub(super) fn note(&self, metadata: Option<&[u8]>) {
         let grid = metadata.and_then(array_metadata::chunk_grid);
         let grid = grid.filter(|grid| grid.len() == self.grid.counts().len());
@@ -134,7 +136,7 @@ impl Core {
             .unwrap_or_else(PoisonError::into_inner) = grid;
     }
 
-    /// Metadata as the adapter shows them.
+    /// Returns stored metadata as the adapter shows them.
     fn shown(&self, key: &StoreKey, stored: Bytes) -> Result<Bytes> {
         self.note(Some(&stored));
         match array_metadata::hidden(&stored, &self.configuration) {
@@ -144,7 +146,7 @@ impl Core {
         }
     }
 
-    /// Metadata as the adapter stores them.
+    /// Returns given metadata as the adapter stores them.
     pub(super) fn stored(&self, key: &StoreKey, given: Bytes) -> Result<Bytes> {
         match array_metadata::described(&given, &self.configuration) {
             Ok(None) => Ok(given),
@@ -215,7 +217,8 @@ impl Core {
         }
     }
 
-    /// Returns the requests that `get_many` makes: those of a shard together, and those of any other key.
+    /// Returns the requests that `get_many` makes: the ranges of each shard together, and those of each other
+    /// key.
     pub(super) fn grouped(&self, wanted: &[(StoreKey, ByteRange)]) -> Result<Vec<Group>> {
         let mut groups: BTreeMap<StoreKey, Group> = BTreeMap::new();
         for (position, (key, range)) in wanted.iter().enumerate() {
@@ -223,7 +226,7 @@ impl Core {
                 KeyMeaning::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
                 KeyMeaning::Metadata | KeyMeaning::Elsewhere => (key.clone(), None),
             };
-            // The key of a shard is that of a chunk, so that no other key is the same.
+            // A shard has the key of some chunk, so no other key can be equal to it.
             let group = groups.entry(object).or_insert_with_key(|object| Group {
                 object: object.clone(),
                 is_shard: number.is_some(),
@@ -236,8 +239,8 @@ impl Core {
         Ok(groups.into_values().collect())
     }
 
-    /// Reads the ranges of a group. Returns the bytes of each range, if its chunk exists, with the position
-    /// of the range in the request of the caller.
+    /// Reads the ranges of a group. Returns the bytes of each range whose chunk exists, with the position of
+    /// the range in the caller's request.
     pub(super) async fn get_group<R: Reads + LocksKeys>(
         &self,
         store: &R,
@@ -292,7 +295,7 @@ impl Core {
         self.try_read(store, shard, wanted, stamp).await
     }
 
-    /// Returns the index of a shard, of one state of it; `None` if there is no shard.
+    /// Returns the index of a shard, read from one state of the shard; `None` if there is no shard.
     pub(super) async fn read_index<R: Reads + LocksKeys>(
         &self,
         store: &R,
@@ -327,7 +330,7 @@ impl Core {
         if let Some(kept) = kept {
             match self.read_with(store, shard, wanted, &kept).await {
                 Ok(Some(read)) => return Ok(read),
-                // Another process may have written the shard.
+                // The kept index may be old, because another process has written the shard.
                 Ok(None) | Err(_) => self.indices.forget(shard),
             }
         }
@@ -339,7 +342,7 @@ impl Core {
         Ok(read.unwrap_or_else(none))
     }
 
-    /// Returns the index of a shard, from the store; `None` if there is no shard.
+    /// Returns the index of a shard from the store, not from the kept indices; `None` if there is no shard.
     pub(super) async fn stored_index<R: Reads>(
         &self,
         store: &R,
@@ -368,7 +371,7 @@ impl Core {
         })?;
         let extents = match self.layout.extents(shard, &read, LARGEST) {
             Ok(extents) => extents,
-            // To say how large the shard is.
+            // The error is made again with the size of the shard.
             Err(error) => match store.size(shard).await? {
                 Some(size) => self.layout.extents(shard, &read, size)?,
                 None => return Err(error),
@@ -384,10 +387,10 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Returns whether there is a shard.
+    /// Returns whether the shard exists.
     ///
     /// # Errors
-    /// That it is shorter than its index of `len` bytes.
+    /// The error of a shard that is shorter than its index of `len` bytes.
     async fn is_long_enough<R: Reads>(
         &self,
         store: &R,
@@ -423,7 +426,7 @@ impl Core {
             ranges.push(of_chunk.transpose()?);
         }
         let merged = Merged::of(ranges.iter().flatten().flatten().cloned());
-        // A chunk without bytes is not read, so the store does not say whether it is in the shard.
+        // A chunk of no bytes is not read, so the read does not tell whether its extent is within the shard.
         let mut extents = wanted
             .iter()
             .filter_map(|(number, _)| index.extents.get(*number)?.as_ref());
@@ -443,7 +446,7 @@ impl Core {
                     return Err(invalid(shard, reason));
                 }
                 Err(error) => {
-                    // Is it the shard, or the store?
+                    // The size tells whether the shard or the store is the cause of the error.
                     let is_there = self.is_within(store, shard, index).await?;
                     return if is_there { Err(error) } else { Ok(None) };
                 }
@@ -466,10 +469,10 @@ impl Core {
         Ok(Some(found))
     }
 
-    /// Returns whether there is a shard.
+    /// Returns whether the shard exists.
     ///
     /// # Errors
-    /// That its index references bytes beyond its end.
+    /// The error of a shard whose index references bytes beyond the end of the shard.
     async fn is_within<R: Reads>(
         &self,
         store: &R,
@@ -501,19 +504,19 @@ impl Core {
     }
 }
 
-/// Ranges that are wanted of one object.
+/// The ranges that are wanted of one object.
 #[derive(Debug)]
 pub(super) struct Group {
     object: StoreKey,
     is_shard: bool,
-    /// For each chunk, the ranges, and the position of each range in the request of the caller.
+    /// The wanted ranges of each chunk, and the position of each range in the caller's request.
     wanted: BTreeMap<usize, (Vec<ByteRange>, Vec<usize>)>,
 }
 
-/// Returns the bytes of a shard that are `range` of the chunk at `extent`.
+/// Returns the bytes of a shard that hold `range` of the chunk at `extent`.
 fn in_shard(extent: &Range<usize>, range: ByteRange) -> Result<Range<u64>> {
     let within = within(range, extent.len() as u64)?;
-    // Within the extent, whose end is a number.
+    // The range is within the extent, whose end is a `usize`, so the sums do not overflow.
     let start = extent.start as u64;
     Ok(start.saturating_add(within.start)..start.saturating_add(within.end))
 }

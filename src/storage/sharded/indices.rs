@@ -1,8 +1,8 @@
-//! The indices of shards, kept until the shards are written.
+//! Keeps the indices of shards until the shards are written.
 //!
-//! A read takes the stamp of its shard first and looks at it again last. Each write changes the stamp
-//! before it begins and after its end, so that a stamp that stayed the same means that all that was read
-//! was of one state of the shard.
+//! A read takes the stamp of its shard first, and compares it again at the end. Each write changes the stamp
+//! before it begins and after its end. So if the stamp is unchanged, all that was read belongs to one state
+//! of the shard.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,48 +14,48 @@ use zarrs_storage::StoreKey;
 use crate::store::key_locks::{STRIPES, stripe};
 use zarrs_cuda_engine::layout::Extent;
 
-/// Where the chunks of a shard lie.
+/// The index of a shard: where its chunks lie.
 #[derive(Debug)]
 pub(super) struct Index {
     pub(super) extents: Vec<Extent>,
-    /// Whether they are known to be within the shard.
+    /// Whether the extents are known to be within the shard.
     pub(super) is_checked: AtomicBool,
 }
 
 impl Index {
-    /// Returns about the size of the index in memory, in bytes.
+    /// Returns the approximate size of the index in memory, in bytes.
     fn cost(&self, shard: &StoreKey) -> usize {
         let extents = self.extents.capacity().saturating_mul(size_of::<Extent>());
-        // The key is there twice in the worst case, and each entry has some links.
+        // In the worst case the key is stored twice, and each entry of the cache has some links.
         extents
             .saturating_add(2 * shard.as_str().len())
             .saturating_add(256)
     }
 }
 
-/// A state of a shard.
+/// A number that stands for a state of a shard, and changes with each write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShardStamp(u64);
 
-/// The state of the shards that share a stamp.
+/// The state of the shards that have the same lock, and so share a stamp.
 #[derive(Debug, Default)]
 struct Stripe {
     stamp: AtomicU64,
-    /// How many writes are under way.
+    /// The number of writes that are under way.
     writes: AtomicU64,
-    /// Whether a write failed, or was given up: the store may still be at it.
+    /// Whether a write failed, or was dropped: the store may still be doing it.
     is_unsettled: AtomicBool,
 }
 
 #[derive(Debug)]
 struct IndexCache {
-    /// In bytes.
+    /// The most bytes that the kept indices may take.
     limit: usize,
     used: usize,
     entries: LruCache<StoreKey, Arc<Index>>,
 }
 
-/// The indices that are kept.
+/// The indices that an adapter keeps, and the stamps of their shards.
 #[derive(Debug)]
 pub(super) struct Indices {
     stripes: [Stripe; STRIPES],
@@ -63,7 +63,7 @@ pub(super) struct Indices {
 }
 
 impl Indices {
-    /// At most `limit` bytes of them.
+    /// Makes a cache that keeps at most `limit` bytes of indices.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             stripes: std::array::from_fn(|_| Stripe::default()),
@@ -96,7 +96,7 @@ impl Indices {
         (stripe.writes.load(Ordering::SeqCst) == 0).then_some(ShardStamp(stamp))
     }
 
-    /// Returns whether the shard was not written since it had this stamp.
+    /// Returns whether the shard is unchanged since it had this stamp.
     pub(super) fn is_current(&self, shard: &StoreKey, stamp: ShardStamp) -> bool {
         self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
     }
@@ -109,7 +109,7 @@ impl Indices {
     pub(super) fn keep(&self, shard: &StoreKey, stamp: ShardStamp, index: Arc<Index>) {
         let cost = index.cost(shard);
         let mut cache = self.cache();
-        // A write changes the stamp before it looks for what is kept.
+        // A write changes the stamp before it forgets the kept index, so an old index is not kept here.
         let is_settled = !self.stripe(shard).is_unsettled.load(Ordering::SeqCst);
         if cost <= cache.limit && is_settled && self.is_current(shard, stamp) {
             cache.forget(shard);
@@ -132,7 +132,7 @@ impl Indices {
         cache.used = 0;
     }
 
-    /// Notes that `shard` is about to be written. The caller holds its lock.
+    /// Notes that `shard` is about to be written. The caller holds the lock of `shard`.
     pub(super) fn write(&self, shard: &StoreKey) -> WriteInProgress<'_> {
         let stripe = stripe(shard);
         let write = WriteInProgress::begin(self, stripe..stripe + 1);
@@ -166,7 +166,7 @@ impl IndexCache {
     }
 }
 
-/// A write, until it is [done](Self::done) or dropped.
+/// A write of a shard, which ends when it is [done](Self::done) or dropped.
 #[derive(Debug)]
 pub(super) struct WriteInProgress<'a> {
     indices: &'a Indices,
@@ -195,7 +195,7 @@ impl<'a> WriteInProgress<'a> {
             .unwrap_or_default()
     }
 
-    /// The store has done all of it.
+    /// Notes that the store has done the whole write.
     pub(super) fn done(mut self) {
         self.is_done = true;
     }

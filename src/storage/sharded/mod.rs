@@ -1,4 +1,4 @@
-//! A store of shards, shown as a store of chunks.
+//! Shows a store of shards as a store of chunks.
 
 mod array_metadata;
 #[cfg(feature = "async")]
@@ -22,18 +22,18 @@ use super::zarrs_traits::zarrs_traits;
 use crate::error::Error;
 use crate::store::Reads;
 
-/// The size of the indices that an adapter keeps, in bytes, unless it is told otherwise.
+/// The default limit of the indices that an adapter keeps, in bytes.
 const DEFAULT_INDEX_CACHE: usize = 64 << 20;
 
-/// How the chunks of a shard lie in its bytes.
+/// The binary format of a shard: how its chunks lie in its bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryFormat {
     /// `"indexed"`, the format of the sharding storage transformer draft: the chunks, then an index
     /// of 16 bytes for each chunk.
     Indexed,
-    /// `"indexed_crc32c"`: the same, then the CRC32C of the index. These are the shards of the
-    /// codec `sharding_indexed` with its index at the end.
+    /// `"indexed_crc32c"`: the same format, then the CRC32C of the index. These are the shards of the codec
+    /// `sharding_indexed` with its index at the end.
     IndexedCrc32c,
 }
 
@@ -169,7 +169,7 @@ impl<S: ?Sized> ShardedStore<S> {
         Self { core, store }
     }
 
-    /// Sets how many bytes of indices are kept. Default: 64 MiB. Zero keeps none.
+    /// Sets the most bytes of indices that are kept. Default: 64 MiB. Zero keeps no index.
     ///
     /// An index takes 24 bytes for each chunk of its shard. Writes through this adapter or its
     /// clones are always seen. Other writes are not seen while the index of their shard is kept:
@@ -191,7 +191,7 @@ impl<S: ?Sized> ShardedStore<S> {
         &self.core.configuration().chunks_per_shard
     }
 
-    /// Returns how chunks lie in their shards.
+    /// Returns the binary format of the shards.
     #[must_use]
     pub fn format(&self) -> BinaryFormat {
         self.core.configuration().format
@@ -214,7 +214,7 @@ fn node(path: &str) -> Result<NodePath, Error> {
     NodePath::new(path).map_err(|error| Error::Create(PluginCreateError::Other(error.to_string())))
 }
 
-/// Returns an adapter without its store, by the metadata of the array at `path`.
+/// Returns an adapter without its store, configured from the metadata of the array at `path`.
 async fn opened<R: Reads>(store: &R, path: &str) -> Result<Core, Error> {
     let path = node(path)?;
     let key = meta_key_v3(&path);

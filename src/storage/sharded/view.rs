@@ -1,4 +1,4 @@
-//! The keys of the adapter's store, as the adapter lists them.
+//! Lists the keys of the adapter's store as the adapter shows them.
 
 use zarrs_storage::{StorageError, StoreKey};
 
@@ -9,7 +9,7 @@ use crate::storage::shard_grid::ShardGrid;
 use crate::store::Reads;
 use crate::store::key_locks::LocksKeys;
 
-/// The chunks of the shards of a store.
+/// The adapter and its store, for a listing of the chunks in the shards of the store.
 #[derive(Debug)]
 pub(super) struct View<'a, R> {
     core: &'a Core,
@@ -40,7 +40,7 @@ impl<R: Reads + LocksKeys> ShardsSeenAsChunks for View<'_, R> {
 
     async fn present(&self, shard: &ChunkKey) -> Result<Vec<Present>, StorageError> {
         let shard = self.core.keys.key(shard)?;
-        // A shard that was there when keys were listed may be gone.
+        // A shard that was listed may have been erased meanwhile.
         let Some(index) = self.core.read_index(self.store, &shard).await? else {
             return Ok(Vec::new());
         };

@@ -1,4 +1,4 @@
-//! The writes of the adapter, for both kinds of stores.
+//! Implements the writes of the adapter, for both kinds of stores.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ type Result<T> = std::result::Result<T, StorageError>;
 /// The chunks of a shard, in C order.
 type Chunks = Vec<Option<Bytes>>;
 
-/// The shard before chunks are written.
+/// The chunks of a shard before a write changes some of them.
 struct ShardBefore {
     chunks: Chunks,
-    /// Whether all chunks that there are will be replaced, so that the shard was not read.
+    /// Whether the write replaces all stored chunks of the shard, so that the shard was not read.
     is_covered: bool,
 }
 
@@ -43,8 +43,8 @@ impl Core {
         self.write_many(store, entries.collect()).await
     }
 
-    /// Stores the values, or erases those that are `None`: each shard once. Of the entries of one key the
-    /// last one counts.
+    /// Stores the values, or erases the keys whose values are `None`. Each shard is stored once. If a key
+    /// occurs more than once, its last entry counts.
     pub(super) async fn write_many<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -72,7 +72,7 @@ impl Core {
         Ok(())
     }
 
-    /// Stores or erases the value of a key that is not that of a chunk.
+    /// Stores or erases the value of a key that is not the key of a chunk.
     async fn write_other<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -97,7 +97,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes parts of a value.
+    /// Writes parts of the value of a key.
     pub(super) async fn set_ranges<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Replaces or erase chunks of a shard.
+    /// Replaces or erases some chunks of a shard.
     async fn update<W: Reads + Writes + LocksKeys>(
         &self,
         store: &W,
@@ -162,8 +162,8 @@ impl Core {
         if changes.len() == self.grid.len() {
             return Ok(covered());
         }
-        // The array may have been larger, or somebody else may have enlarged it: chunks that are not in
-        // it, as it is known here, stay.
+        // The stored shard may have chunks beyond the known end of the array, if the array was larger before,
+        // or if another process has enlarged it. Such chunks stay.
         if self.covers_array(shard, changes)
             && let Some(index) = self.stored_index(store, key, None).await?
         {
@@ -178,12 +178,14 @@ impl Core {
         })
     }
 
-    /// Returns whether all chunks of a shard that are in the array are changed, if it is known which are.
+    /// Returns whether `changes` include every chunk of a shard that is within the array; false if the
+    /// array's extent is not known.
     fn covers_array(&self, shard: &ChunkKey, changes: &BTreeMap<usize, Option<Bytes>>) -> bool {
         let Some(chunk_grid) = self.chunk_grid() else {
             return false;
         };
-        // Most writes change a chunk or two of a shard that has many in the array.
+        // This count avoids the loop below, because most writes change only one or two of a shard's many
+        // chunks.
         let axes = shard
             .coordinates
             .iter()
@@ -209,7 +211,7 @@ impl Core {
         (0..self.grid.len()).all(|number| changes.contains_key(&number) || !is_in_array(number))
     }
 
-    /// Returns the chunks that there are.
+    /// Returns the stored chunks of a shard.
     async fn chunks<R: Reads>(&self, store: &R, shard: &StoreKey) -> Result<Chunks> {
         match store.get(shard).await? {
             Some(object) => self.layout.chunks(shard, &object),
@@ -217,7 +219,8 @@ impl Core {
         }
     }
 
-    /// Stores a shard of `chunks`, or erases it if there are none. The caller holds the lock of the shard.
+    /// Stores a shard of `chunks`, or erases the shard if all chunks are empty. The caller holds the lock of
+    /// the shard.
     async fn replace<W: Writes>(
         &self,
         store: &W,
@@ -273,7 +276,7 @@ impl Core {
         Ok(())
     }
 
-    /// Erases whole shards, and what else has their prefix.
+    /// Erases whole shards, and all other keys that have their prefix.
     async fn erase_shards<W: Writes + LocksKeys>(
         &self,
         store: &W,

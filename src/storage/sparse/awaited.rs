@@ -1,4 +1,4 @@
-//! The adapter over a store that is awaited.
+//! Implements the adapter over a store that is awaited.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::reader::{ArrayReader, ArrayReaderBuilder};
 use crate::store::{Awaited, all};
 
-/// How many shards are consolidated at once at most: requests wait for a server, not a processor.
+/// The most shards that are consolidated at once: requests wait for a server, not for a processor.
 const AT_ONCE: usize = 8;
 
 impl<S: ?Sized> SparseShardStore<S> {
@@ -23,10 +23,10 @@ impl<S: ?Sized> SparseShardStore<S> {
 }
 
 impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
-    /// [`open`](Self::open) for an asynchronous store.
+    /// Does the same as [`open`](Self::open) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub async fn async_open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let array = SparseArray::open(&Awaited(&*store), path).await?;
         Ok(Self { array, store })
@@ -37,11 +37,11 @@ impl<S> SparseShardStore<S>
 where
     S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized + 'static,
 {
-    /// [`reader`](Self::reader) for an asynchronous store. The reader has the asynchronous calls, such
-    /// as [`async_read`](ArrayReader::async_read).
+    /// Does the same as [`reader`](Self::reader) for an asynchronous store. The reader has the asynchronous
+    /// calls, such as [`async_read`](ArrayReader::async_read).
     ///
     /// # Errors
-    /// As for [`reader`](Self::reader).
+    /// The errors of [`reader`](Self::reader).
     pub async fn async_reader(&self) -> Result<ArrayReaderBuilder<S>, Error> {
         let array = self.array.shards(&self.awaited()).await?;
         let builder = ArrayReader::builder(&array.with_storage(self.store.clone()));
@@ -56,39 +56,39 @@ where
         + AsyncListableStorageTraits
         + ?Sized,
 {
-    /// [`pending`](Self::pending) for an asynchronous store.
+    /// Does the same as [`pending`](Self::pending) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending).
+    /// The errors of [`pending`](Self::pending).
     pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
         self.array.framed(&self.awaited()).await
     }
 
-    /// [`consolidate`](Self::consolidate) for an asynchronous store.
+    /// Does the same as [`consolidate`](Self::consolidate) for an asynchronous store.
     ///
     /// If the future is dropped, the store may still complete its last operation, for example on
-    /// another thread. Wait until it has before you consolidate the shard again. Otherwise an old
-    /// shard would replace a newer one.
+    /// another thread. Wait until the store has done so before you consolidate the shard again. Otherwise an
+    /// old shard would replace a newer one.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate).
+    /// The errors of [`consolidate`](Self::consolidate).
     pub async fn async_consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
         self.array.consolidate(&self.awaited(), shard).await
     }
 
-    /// [`discard_invalid`](Self::discard_invalid) for an asynchronous store.
+    /// Does the same as [`discard_invalid`](Self::discard_invalid) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate).
+    /// The errors of [`consolidate`](Self::consolidate).
     pub async fn async_discard_invalid(&self, shard: &[u64]) -> Result<usize, Error> {
         self.array.discard_invalid(&self.awaited(), shard).await
     }
 
-    /// [`consolidate_all`](Self::consolidate_all) for an asynchronous store. A dropped future
-    /// leaves each shard as [`async_consolidate`](Self::async_consolidate) does.
+    /// Does the same as [`consolidate_all`](Self::consolidate_all) for an asynchronous store. A dropped
+    /// future leaves each shard as [`async_consolidate`](Self::async_consolidate) does.
     ///
     /// # Errors
-    /// As for [`consolidate_all`](Self::consolidate_all).
+    /// The errors of [`consolidate_all`](Self::consolidate_all).
     pub async fn async_consolidate_all(
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),

@@ -1,4 +1,5 @@
-//! Writes of many subchunks by one call: they are kept, and each shard's frame is listed once for all of them.
+//! Writes many subchunks by one call: subchunks are kept first, and then the frame of each shard is listed
+//! once for all of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +26,7 @@ use crate::store::key_locks::{KeyLocks, LocksKeys};
 use crate::store::ranges::{slice, with_parts};
 use crate::store::{Blocking, Lists, Reads, Writes, now};
 
-/// A store of subchunks that keeps what it is given until [`write`](Self::write).
+/// A store that keeps the subchunks that it is given until [`write`](Self::write).
 ///
 /// A batch is a [`SparseShardStore`] for one call that writes many subchunks, such as zarrs'
 /// `store_array_subset`. Through the adapter itself, each subchunk is written alone: a shard of
@@ -53,9 +54,9 @@ use crate::store::{Blocking, Lists, Reads, Writes, now};
 /// ```
 ///
 /// - The encoded subchunks are in memory until they are written.
-/// - A read through the batch finds what it keeps, and otherwise what the adapter has. It lists the
-///   frame of a shard once, when it first reads one of the shard's subchunks.
-/// - **A batch that is dropped has written nothing** that was given to it since the last `write`.
+/// - A read through the batch returns the subchunk that the batch keeps, or else the adapter's. The batch
+///   lists the frame of a shard once, when it first reads one of the shard's subchunks.
+/// - **A batch that is dropped has not written** the subchunks that it was given since the last `write`.
 /// - The rules of the adapter hold. Nothing else may write a subchunk from the moment that a part
 ///   of it is changed through the batch until `write` returns.
 /// - Everything but subchunks is passed on to the adapter at once. A batch lists nothing, and
@@ -65,20 +66,20 @@ pub struct SubchunkBatch<S: ?Sized> {
     store: Arc<S>,
 }
 
-/// All of a batch but its store.
+/// All of a batch except its store.
 pub(super) struct SparseBatch {
     array: SparseArray,
     shards: Mutex<BTreeMap<StoreKey, BatchOfShard>>,
-    /// The locks of frames that are listed, so that one thread lists a frame.
+    /// The locks of frames, so that only one thread lists a frame.
     key_locks: KeyLocks,
 }
 
-/// The part of a batch that is of one shard.
+/// The subchunks of one shard that a batch keeps.
 #[derive(Default)]
 struct BatchOfShard {
     /// The key of each subchunk, and its new content.
     entries: BTreeMap<u32, (StoreKey, Entry)>,
-    /// The frame before the first read.
+    /// The frame as it was before the batch first read a subchunk of the shard.
     listing: Option<Arc<Listing>>,
 }
 
@@ -95,7 +96,8 @@ impl SparseBatch {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the place of the subchunk with this key: its shard and its number; `None` if it is none's.
+    /// Returns the shard and the number of the subchunk with this key; `None` if the key is not that of a
+    /// subchunk.
     fn place(&self, key: &StoreKey) -> Result<Option<(StoreKey, u32)>, StorageError> {
         let chunk = self.array.keys.parse(key.as_str());
         chunk.map(|chunk| self.array.place(&chunk)).transpose()
@@ -238,7 +240,7 @@ impl SparseBatch {
             let written = frames.write_each(store, &shard, entries).await;
             drop(locks);
             if let Err(source) = written {
-                // Subchunks that were given meanwhile are newer.
+                // Subchunks that were given during the failed write are newer than those that it took.
                 shards.insert(shard.clone(), kept);
                 let mut now = self.shards();
                 for (shard, kept) in shards {
@@ -289,9 +291,9 @@ where
     /// If the process dies meanwhile, each subchunk is as it was, or as written.
     ///
     /// # Errors
-    /// [`Error::Storage`] with the shard if the store fails, or if a subchunk is longer than one can
-    /// be. Some subchunks of the shard may have been written. The batch keeps all of them, and those of
-    /// the shards behind it: call `write` again.
+    /// [`Error::Storage`] with the shard if the store fails, or if a subchunk is longer than an encoded
+    /// subchunk can be. Some subchunks of the shard may have been written. The batch keeps all subchunks of
+    /// this shard and of the shards after it: call `write` again.
     pub fn write(&self) -> Result<(), Error> {
         now(self.core.write(&self.blocking()))
     }
@@ -305,11 +307,11 @@ where
         + AsyncListableStorageTraits
         + ?Sized,
 {
-    /// [`write`](Self::write) for an asynchronous store. If the future is dropped, the batch has lost
-    /// what it kept, and some of it may have been written.
+    /// Does the same as [`write`](Self::write) for an asynchronous store. If the future is dropped, the batch
+    /// has lost the subchunks that it kept, and some of them may have been written.
     ///
     /// # Errors
-    /// As for [`write`](Self::write).
+    /// The errors of [`write`](Self::write).
     pub async fn async_write(&self) -> Result<(), Error> {
         self.core.write(&self.awaited()).await
     }
@@ -319,7 +321,7 @@ reads_and_writes! {
     SubchunkBatch.core,
     reads: [ReadableStorageTraits ListableStorageTraits],
         [AsyncReadableStorageTraits AsyncListableStorageTraits],
-    gets_parts: false, // of a subchunk everything is read
+    gets_parts: false, // a read of a part reads the whole subchunk
 }
 
 impl<S: ?Sized> fmt::Debug for SubchunkBatch<S> {

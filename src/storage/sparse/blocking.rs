@@ -1,4 +1,4 @@
-//! The adapter over a store that blocks.
+//! Implements the adapter over a store that blocks.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -44,18 +44,17 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// [`open`](Self::open) replaces a shard by one `set`. On a filesystem that is not atomic: a reader
     /// may find part of a shard, and a process that dies leaves one behind.
     ///
-    /// It also makes reads of subchunks without versions cheaper. The parts of an object that one
+    /// Renaming also makes reads of subchunks without versions cheaper. The parts of an object that one
     /// call reads must then come from one object, as they do when `FilesystemStore` reads them from
     /// one open file. So a kept index tells where a subchunk lies, if it is read again together
     /// with the subchunk and has not changed.
     ///
-    /// A temporary is the key with `.tmp` behind it. The next consolidation of a shard replaces a
-    /// temporary that a dead process left. Several processes may store metadata at once, so
-    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
-    /// erased.
+    /// The key of a temporary is the key of the value with `.tmp` behind it. The next consolidation of a
+    /// shard replaces a temporary that a dead process left. Several processes may store metadata at once, so
+    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be erased.
     ///
     /// # Errors
-    /// - As for [`open`](Self::open).
+    /// - The errors of [`open`](Self::open).
     /// - [`Error::NotShards`] if the array's metadata in `renaming` differ from those in `store`.
     pub fn open_renaming<R>(store: Arc<S>, path: &str, renaming: Arc<R>) -> Result<Self, Error>
     where
@@ -81,14 +80,14 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
-    /// The values of the store are `files`.
+    /// Notes that the values of the store are `files`.
     fn set_files(&mut self, files: Files) {
         self.array.watch.times = Some(files.clone().times());
         self.array.files = Some(files);
     }
 
-    /// Replaces objects by renaming in `renaming`, which has the same objects. `names` are those of its files,
-    /// if it does not sync them.
+    /// Lets the adapter replace objects by renaming in `renaming`, which has the same objects as the store.
+    /// `names` are the names of its files, if it does not sync them.
     pub(super) fn rename_in<R>(&mut self, renaming: Arc<R>, names: Option<Names>)
     where
         R: AtomicRenameStorageTraits
@@ -113,7 +112,7 @@ where
     /// do.
     ///
     /// zarrs lists a frame for each subchunk that it reads through the adapter. The reader lists it
-    /// once for each call. It takes subchunks that are in the frame from there, and the others from
+    /// once for each call. The reader takes subchunks that are in the frame from there, and the others from
     /// the shard by its index, several at once.
     ///
     /// ```
@@ -134,14 +133,14 @@ where
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// It takes no path: an adapter is opened for one array. [`ArrayReader::array`] is the array of
+    /// The builder takes no path: an adapter is opened for one array. [`ArrayReader::array`] is the array of
     /// shards. With [`on_filesystem`](Self::on_filesystem), shards are read as files. An adapter
     /// with a [listing age](Self::with_listing_age) shares its listings with the reader.
     ///
     /// - A shard that is consolidated while it is read is read again. After the third time each
-    ///   subchunk is read by itself, as through the adapter.
+    ///   subchunk is read alone, as through the adapter.
     /// - Indices are kept for shards that are files. Elsewhere each call reads the index anew:
-    ///   before the subchunks, with each request for them, and behind them.
+    ///   before the subchunks, with each request for them, and after them.
     /// - There is no [subchunk cache](ArrayReaderBuilder::with_subchunk_cache).
     /// - A forked child opens an adapter and a reader of its own.
     ///
@@ -160,8 +159,8 @@ impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + ListableStorageTraits + ?Sized + 'static,
 {
-    /// Returns a builder of readers of `array`, as [`reader`](Self::reader) does without asking the store.
-    /// `array` is the array of this adapter, with any shape.
+    /// Returns a builder of readers of `array`. It does the same as [`reader`](Self::reader), but asks the
+    /// store for nothing. `array` is the array of this adapter, with any shape.
     pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
         let frames = Arc::new(BlockingFrames(self.clone()));
         ArrayReader::builder(array).with_newer_subchunks(frames, self.array.files.clone())
@@ -176,7 +175,7 @@ where
     /// consolidate.
     ///
     /// Everything in the array is listed, and nothing is read. So a shard stays pending while its
-    /// frame has an object that is not whole ([`Consolidation::invalid`]), however often it is
+    /// frame has an incomplete object ([`Consolidation::invalid`]), however often it is
     /// consolidated.
     ///
     /// # Errors
@@ -198,7 +197,7 @@ where
     /// ([`on_filesystem`](Self::on_filesystem), [`with_times`](Self::with_times)), that is an error,
     /// and nothing is changed, unless [`over_changed_shards`](Self::over_changed_shards) is set.
     ///
-    /// If the store fails to store the shard, but may complete the write later, wait until it has
+    /// If the store fails to store the shard, but may complete the write later, wait until it has done so
     /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
     ///
     /// # Errors
@@ -210,14 +209,14 @@ where
         now(self.array.consolidate(&self.blocking(), shard))
     }
 
-    /// Erases the objects in the frame of the shard with the indices `shard` that are not whole
-    /// ([`Consolidation::invalid`]). Returns how many there were.
+    /// Erases the incomplete objects ([`Consolidation::invalid`]) in the frame of the shard with the indices
+    /// `shard`. Returns how many there were.
     ///
-    /// A writer that died left them, or the machine that it ran on: nothing reads them. But a store
-    /// may show an object that is being written, too. So nothing may write the shard meanwhile.
+    /// Writers that died, or whose machines failed, left these objects, and nothing reads them. But a store
+    /// may also show an object that is being written. So nothing may write to the shard meanwhile.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate).
+    /// The errors of [`consolidate`](Self::consolidate).
     pub fn discard_invalid(&self, shard: &[u64]) -> Result<usize, Error> {
         now(self.array.discard_invalid(&self.blocking(), shard))
     }
@@ -226,13 +225,12 @@ where
     /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
     /// at a time.
     ///
-    /// A shard that fails, because it or its frame is damaged for example, does not keep the others
-    /// from being packed. After 16 failures no more shards are begun; those that were begun are
-    /// completed.
+    /// A shard that fails, for example because it or its frame is damaged, does not keep other shards from
+    /// being packed. After 16 failures no more shards are begun; those that have begun are completed.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate), of the first shard that failed, with the names of
-    /// the others.
+    /// The error of [`consolidate`](Self::consolidate) for the first shard that failed, with the names of the
+    /// other failed shards.
     pub fn consolidate_all(
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
@@ -274,7 +272,7 @@ where
     /// [`consolidate_all`](Self::consolidate_all).
     ///
     /// # Errors
-    /// As for [`consolidate_all`](Self::consolidate_all).
+    /// The errors of [`consolidate_all`](Self::consolidate_all).
     pub fn consolidate_shards(
         &self,
         shards: &[Vec<u64>],
@@ -289,11 +287,12 @@ impl<S> SparseShardStore<S>
 where
     S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
 {
-    /// Opens an adapter for the array at `path` of a store of files below `root`: as `on_filesystem` (feature
-    /// `filesystem`), for another store than zarrs' `FilesystemStore`. The store syncs names of files itself.
+    /// Opens an adapter for the array at `path` of a store of files below `root`. It does the same as
+    /// `on_filesystem` (feature `filesystem`), for a store other than zarrs' `FilesystemStore`. The store
+    /// syncs names of files itself.
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn on_directory(
         store: Arc<S>,
         path: &str,
@@ -314,15 +313,15 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     /// - Shards, and the metadata of the array, are replaced by renaming, as with
     ///   [`open_renaming`](Self::open_renaming).
     /// - The name of a packed shard is on the disk before its frame is deleted.
-    /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore`
-    ///   returns an empty listing for a directory that it cannot open, for instance because the
-    ///   process has too many open files; an update could be lost that way, or a frame passed over.
+    /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore` returns an
+    ///   empty listing for a directory that it cannot open, for instance because the process has too many
+    ///   open files. An update could be lost that way, or a frame be skipped.
     /// - In a frame only regular files are read, of at most the size that a subchunk can have.
     ///   Everything else with the name of a version is [invalid](super::Consolidation::invalid).
-    /// - Names that are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8).
+    /// - Names that are not UTF-8 are skipped and [counted](super::Consolidation::not_utf_8).
     ///
     /// # Errors
-    /// As for [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn on_filesystem(
         store: Arc<zarrs_filesystem::FilesystemStore>,
         path: &str,

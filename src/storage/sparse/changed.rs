@@ -1,18 +1,19 @@
-//! Shards that a program has replaced which knows nothing of frames.
+//! Detects shards that were replaced by a program that knows nothing of frames.
 //!
-//! Such a program reads and writes the shard below its frame. The versions that were in the frame before are older
-//! than its data, and a consolidation would put them over it. So a consolidation compares times, where a store has
-//! them: a shard that was stored after a version that is to be packed was changed meanwhile.
+//! Such a program reads and writes the shard below its frame. The versions that were in the frame before are
+//! older than the program's data, and a consolidation would replace the data by them. So a consolidation
+//! compares times, where a store has them. If a shard was stored after a version that is to be packed,
+//! another program has changed the shard.
 //!
-//! A consolidation changes it, too. Two things leave a version that is older than its shard:
+//! A consolidation changes the shard, too. In two cases it leaves a version that is older than its shard:
 //!
 //! - A consolidation replaced the shard, and died before it had deleted all versions.
 //! - A version was put after a consolidation had listed the frame, and before it replaced the shard.
 //!
-//! So each consolidation puts a *receipt* into the frame before it replaces the shard: an object whose name has the
-//! length and the checksum of the new shard. A shard that has a receipt is one that a consolidation made. The
-//! receipt is deleted when the shard was replaced and a listing after that finds no version any more: a version that
-//! comes then is younger than the shard.
+//! So each consolidation puts a *receipt* into the frame before it replaces the shard: an object whose name
+//! has the length and the checksum of the new shard. A shard with a receipt was made by a consolidation. The
+//! receipt is deleted when the shard was replaced and a later listing finds no version: a version that comes
+//! after that is younger than the shard.
 
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
@@ -22,12 +23,12 @@ use crate::error::Error;
 use crate::store::Reads;
 use crate::store::times::{Times, told};
 
-/// Why a shard was not consolidated.
+/// The reason why a shard was not consolidated.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotPacked {
     #[error(transparent)]
     Store(#[from] StorageError),
-    /// Another program has replaced the shard: the times, and the subchunk that is older.
+    /// Another program has replaced the shard. The text has the times, and the subchunk that is older.
     #[error("{0}")]
     Changed(String),
 }
@@ -46,27 +47,28 @@ impl NotPacked {
 /// The means by which a consolidation sees that another program has replaced a shard.
 #[derive(Clone, Default)]
 pub(super) struct Watch {
-    /// The times of the store, if it has some.
+    /// The times of the store's values; `None` if the store does not tell them.
     pub(super) times: Option<Times>,
-    /// Shards are packed, too, that another program has replaced.
+    /// Whether a shard that another program has replaced is packed nevertheless.
     pub(super) over_changed: bool,
 }
 
 impl Watch {
-    /// Returns `true` if receipts are of use.
+    /// Returns `true` if receipts are needed, because the store tells times.
     pub(super) fn is_on(&self) -> bool {
         self.times.is_some()
     }
 
-    /// Returns the receipt of a new shard.
+    /// Returns the receipt of a new shard; `None` if the shard is erased, or receipts are not needed.
     pub(super) fn receipt(&self, shard: Option<&Bytes>) -> Option<Receipt> {
         shard.filter(|_| self.is_on()).map(Receipt::of)
     }
 
-    /// Checks that no version of `newest`, a subchunk each, is older than a shard that another program has stored.
+    /// Checks that no version in `newest`, which has one for each subchunk, is older than a shard that
+    /// another program has stored.
     ///
     /// # Errors
-    /// [`NotPacked::Changed`] if one is; the store's.
+    /// [`NotPacked::Changed`] if a version is older; the errors of the store.
     pub(super) async fn check<O: Reads>(
         &self,
         store: &O,

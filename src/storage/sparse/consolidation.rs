@@ -1,4 +1,4 @@
-//! Consolidations as callers see them. `protocol/consolidate.rs` merges the frames of one shard.
+//! Implements consolidations as callers see them. `protocol/consolidate.rs` merges the frame of one shard.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::storage::chunk_keys::ChunkKey;
 use crate::store::key_locks::LocksKeys;
 use crate::store::{Lists, Reads, Writes};
 
-/// Shards are replaced as the adapter was told to.
+/// Replaces shards in the way in which the adapter replaces values.
 struct Replaced<'a, O> {
     array: &'a SparseArray,
     store: &'a O,
@@ -56,7 +56,7 @@ impl SparseArray {
         done.map_err(|source| failed(DISCARD, &key, source))
     }
 
-    /// Returns the key of the shard with the indices `shard`, if it may be changed.
+    /// Returns the key of the shard with the indices `shard`, if the adapter may change it.
     fn shard_to_change(&self, shard: &[u64], doing: &'static str) -> Result<StoreKey, Error> {
         if shard.len() != self.grid.counts().len() {
             return Err(Error::NotShards {
@@ -77,8 +77,8 @@ impl SparseArray {
         Ok(key)
     }
 
-    /// Returns the shards that have versions of subchunks in their frames, by their names, or receipts of
-    /// consolidations that were interrupted, in order.
+    /// Returns the indices of the shards that need a consolidation, in order. Their frames have objects with
+    /// the names of versions, or receipts of consolidations that were interrupted.
     pub(super) async fn framed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
         let failed = |source| failed("list the frames beside", &self.metadata, source);
         let prefix = StorePrefix::new(self.keys.prefix());
@@ -94,8 +94,9 @@ impl SparseArray {
         Ok(shards)
     }
 
-    /// Returns how many shards of `shards` can be consolidated at once, by at most `threads`: a shard, its
-    /// frame, and what they are packed into, each of which has as many bytes as a shard can have.
+    /// Returns how many shards of `shards` can be consolidated at once in the adapter's memory, at most
+    /// `threads`. A consolidation has the shard, its frame and the new shard in memory, each of which may
+    /// have as many bytes as a shard can have.
     pub(super) fn at_once(&self, threads: usize) -> usize {
         let one = self
             .frames
@@ -106,10 +107,10 @@ impl SparseArray {
     }
 }
 
-/// The number of failed shards after which no further shard is begun: then the store itself fails.
+/// The number of failed shards after which no other shard begins, because the store itself probably fails.
 const FAILURES: usize = 16;
 
-/// A consolidation of all shards.
+/// The state of a consolidation of all shards: its progress and its errors.
 pub(super) struct All<'a> {
     on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync),
     state: Mutex<(ConsolidationProgress, Vec<Error>)>,

@@ -1,24 +1,24 @@
-//! The objects of a frame: their names, and how a whole object is recognised.
+//! Names, encodes and recognises the objects of a frame.
 //!
-//! A frame is what is under `<shard key>.frame/`. Its objects are versions of subchunks, each stored
-//! once and never changed:
+//! A frame consists of the objects under `<shard key>.frame/`. Its objects are versions of subchunks, each
+//! stored once and never changed:
 //!
 //! ```text
 //! 0000002E.0000000000000003.9F31C02E5B7A44D00000000A.chunk
 //! number   version          writer
 //! ```
 //!
-//! The number is that of the subchunk in its shard, in C order, as Blosc2's sparse frames have it. Of two
-//! versions of a subchunk the one with the higher number is newer, and among equal ones the one with the
-//! greater writer, so that there is always one that is newest. The writer is a random name of who wrote
-//! it, and how often that one had written before: no name is ever used twice.
+//! The number is that of the subchunk in its shard, in C order, as in Blosc2's sparse frames. Of two versions
+//! of a subchunk, the one with the higher version number is newer; among equal numbers, the one with the
+//! greater writer is newer. So there is always one newest version. The writer is a random name of the
+//! process's writer, and how many versions that writer had written before: no name is ever used twice.
 //!
-//! Beside them there may be receipts of consolidations, `0000000000001F40.9F31C02E.packed`, with the length and the
-//! checksum of a shard (`changed.rs`).
+//! Beside the versions there may be receipts of consolidations, `0000000000001F40.9F31C02E.packed`, with the
+//! length and the checksum of a shard (`changed.rs`).
 //!
-//! Behind the encoded subchunk, of which nothing is stored for a subchunk that was erased, there are 16
-//! bytes of trailer. A store that does not set values at once may leave a part of an object behind: the
-//! trailer tells.
+//! An object has the encoded subchunk, or nothing if the subchunk was erased, and then 16 bytes of trailer. A
+//! store that does not set values atomically may leave a part of an object behind. The trailer shows whether
+//! an object is complete.
 //!
 //! | bytes | |
 //! |---|---|
@@ -46,19 +46,20 @@ const MAGIC: [u8; 3] = *b"ZSF";
 /// The size of a trailer, in bytes.
 pub(super) const TRAILER_LEN: usize = 16;
 
-/// Returns where the frame of `shard` is.
+/// Returns the prefix of the frame of `shard`.
 ///
 /// # Errors
-/// [`StorageError::Other`], never: it is a prefix.
+/// [`StorageError::Other`], which cannot happen: the text is always a prefix.
 pub(super) fn prefix_of(shard: &StoreKey) -> Result<StorePrefix, StorageError> {
     StorePrefix::new(format!("{shard}{FRAME}/"))
         .map_err(|error| StorageError::Other(error.to_string()))
 }
 
-/// Returns the key of the shard whose frame this directory, or something in it, is.
+/// Returns the key of the shard whose frame contains `path`, or is the directory `path`; `None` if there is
+/// no such shard.
 pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     let mut from = 0;
-    // The path of the array itself may have such a name in it.
+    // The path of the array itself may contain `.frame`.
     while let Some(at) = path.get(from..)?.find(FRAME) {
         let (shard, rest) = path.split_at(from + at);
         from += at + FRAME.len();
@@ -70,9 +71,9 @@ pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     None
 }
 
-/// Returns the key of the shard that has this object in its frame, if the shard is to be consolidated for it. The
-/// object is a version of one of `subchunks` subchunks by its name, a receipt that a consolidation left because it was
-/// interrupted, or has a name that is not UTF-8.
+/// Returns the key of the shard whose frame has the object `key`, if the shard needs a consolidation because
+/// of the object. By its name, the object is a version of one of `subchunks` subchunks, or a receipt of an
+/// interrupted consolidation; or the name is not UTF-8.
 pub(super) fn shard_with<'a>(keys: &ChunkKeys, key: &'a str, subchunks: usize) -> Option<&'a str> {
     let shard = shard_of(keys, key)?;
     let name = key.strip_prefix(shard)?.strip_prefix(FRAME)?;
@@ -82,9 +83,10 @@ pub(super) fn shard_with<'a>(keys: &ChunkKeys, key: &'a str, subchunks: usize) -
     (name.contains(NOT_UTF_8) || is_version() || is_receipt()).then_some(shard)
 }
 
-/// Names of writers of which none is ever given twice: a random one, and a number that counts up.
+/// Returns a function that returns names of writers, never the same twice: a random number, and a number that
+/// counts up.
 pub(super) fn writers() -> impl Fn() -> String + Send + Sync {
-    // Keys of the system's random numbers; other processes have others, but for one that was forked.
+    // The hash keys are random numbers of the system. Only a forked process has the same hash keys.
     let [a, b] = [(); 2].map(|()| RandomState::new());
     let random = move || {
         let told = (std::process::id(), std::time::SystemTime::now());
@@ -93,7 +95,7 @@ pub(super) fn writers() -> impl Fn() -> String + Send + Sync {
     let (name, count) = (AtomicU64::new(random()), AtomicU64::new(0));
     let process = AtomicU32::new(std::process::id());
     move || {
-        // No lock: another thread of the parent could have held it.
+        // The check takes no lock, because a thread of the parent may have held it during the fork.
         if process.swap(std::process::id(), Ordering::Relaxed) != std::process::id() {
             name.store(random(), Ordering::Relaxed);
         }
@@ -112,10 +114,10 @@ pub(super) struct Version {
     pub(super) writer: String,
 }
 
-/// Returns the object of a version of a subchunk.
+/// Returns the key of the object that stores a version of a subchunk.
 ///
 /// # Errors
-/// [`StorageError::Other`], never: the name is a valid key.
+/// [`StorageError::Other`], which cannot happen: the name is always a valid key.
 pub(super) fn key_of(
     frame: &StorePrefix,
     number: u32,
@@ -129,7 +131,8 @@ pub(super) fn key_of(
     .map_err(|error| StorageError::Other(error.to_string()))
 }
 
-/// A shard that a consolidation made, as the name of an object in its frame has it.
+/// The length and the checksum of a shard that a consolidation made, stored as the name of an object in its
+/// frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Receipt {
     len: u64,
@@ -144,10 +147,10 @@ impl Receipt {
         }
     }
 
-    /// Returns the key of the object of the receipt.
+    /// Returns the key of the object that stores the receipt.
     ///
     /// # Errors
-    /// [`StorageError::Other`], never: the name is a valid key.
+    /// [`StorageError::Other`], which cannot happen: the name is always a valid key.
     pub(super) fn key(&self, frame: &StorePrefix) -> Result<StoreKey, StorageError> {
         let Self { len, checksum } = self;
         let frame = frame.as_str();
@@ -174,7 +177,8 @@ fn is_hexadecimal(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
 }
 
-/// Returns the number and version in the name of an object of a frame; `None` if it is none.
+/// Returns the subchunk's number and the version in the name of an object; `None` if it is not the name of a
+/// version.
 fn parse(name: &str) -> Option<(u32, Version)> {
     let mut parts = name.split('.');
     let [number, version, writer, CHUNK] = [(); 4].map(|()| parts.next().unwrap_or_default())
@@ -196,7 +200,7 @@ fn parse(name: &str) -> Option<(u32, Version)> {
     Some((u32::from_str_radix(number, 16).ok()?, version))
 }
 
-/// The versions of each subchunk of a shard, as they were listed; the newest is the last.
+/// The listed versions of each subchunk of a shard. The newest version is the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listing {
     versions: BTreeMap<u32, Vec<Version>>,
@@ -205,8 +209,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Returns the listing of `keys`, which are under `frame`. Names that no object of a frame has are left
-    /// out, and so are names of subchunks that the shard does not have. Names that are not UTF-8 are counted.
+    /// Returns the listing of `keys`, which are under `frame`. Names of other objects are left out, and so
+    /// are names of subchunks that the shard does not have. Names that are not UTF-8 are counted.
     pub(super) fn of<'a>(
         frame: &StorePrefix,
         keys: impl IntoIterator<Item = &'a StoreKey>,
@@ -233,12 +237,12 @@ impl Listing {
         listing
     }
 
-    /// Returns the receipts of consolidations.
+    /// Returns the listed receipts of consolidations.
     pub(super) fn receipts(&self) -> &[Receipt] {
         &self.receipts
     }
 
-    /// Returns how many names are not UTF-8.
+    /// Returns how many listed names are not UTF-8.
     pub(super) fn not_utf_8(&self) -> usize {
         self.not_utf_8
     }
@@ -264,8 +268,8 @@ impl Listing {
         newest.map_or(0, |newest| newest.version)
     }
 
-    /// Returns a subchunk whose newest version in `first`, an earlier listing, is not in this one. Only a
-    /// consolidation deletes versions.
+    /// Returns a subchunk whose newest version in `first`, an earlier listing, is not in this listing; `None`
+    /// if there is none. Such a version was deleted by a consolidation.
     pub(super) fn misses_newest_of(&self, first: &Self) -> Option<u32> {
         let mut newest = first
             .iter()
@@ -274,7 +278,7 @@ impl Listing {
         missed.map(|(number, _)| number)
     }
 
-    /// With those of `other` that are older than the newest version of the same subchunk.
+    /// Adds the versions of `other` that are older than the newest version of the same subchunk here.
     pub(super) fn add_older(&mut self, mut other: Self) {
         for (number, versions) in &mut self.versions {
             let mut older = other.versions.remove(number).unwrap_or_default();
@@ -290,14 +294,14 @@ impl Listing {
 /// The content of an object of a frame: one version of a subchunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// The subchunk, encoded.
+    /// The encoded bytes of the subchunk.
     Data(Bytes),
     /// The subchunk is empty.
     Tombstone,
 }
 
 impl Entry {
-    /// Returns the encoded subchunk, unless it is empty.
+    /// Returns the encoded subchunk; `None` if it is empty.
     pub(super) fn data(self) -> Option<Bytes> {
         match self {
             Self::Data(data) => Some(data),
@@ -305,10 +309,10 @@ impl Entry {
         }
     }
 
-    /// Returns the object.
+    /// Returns the object that stores this entry: the encoded subchunk and the trailer.
     ///
     /// # Errors
-    /// [`StorageError::Other`] if there is no memory for it.
+    /// [`StorageError::Other`] if the memory cannot be allocated.
     pub(super) fn encode(&self) -> Result<Bytes, StorageError> {
         let (data, kind) = match self {
             Self::Data(data) => (&data[..], b'D'),
@@ -328,7 +332,7 @@ impl Entry {
         Ok(object.into())
     }
 
-    /// Decodes `object`. Returns `None` if the object is not whole.
+    /// Decodes `object`. Returns `None` if the object is not complete.
     pub(super) fn decode(object: &Bytes) -> Option<Self> {
         let (checked, checksum) = object.split_last_chunk::<4>()?;
         let (data, [m, a, g, kind, len @ ..]) = checked.split_last_chunk::<12>()?;

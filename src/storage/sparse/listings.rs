@@ -1,4 +1,4 @@
-//! Recent listings of frames.
+//! Keeps recent listings of frames.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,26 +8,26 @@ use zarrs_storage::StoreKey;
 use super::frame::Listing;
 use crate::store::key_locks::{STRIPES, stripe};
 
-/// Listings that readers may use for some time.
+/// Listings of frames that readers may use until they are too old.
 #[derive(Debug)]
 pub(super) struct Listings {
     age: Duration,
-    /// The last of each stripe.
+    /// The listing that was kept last for each stripe of shards.
     slots: [Mutex<Option<KeptListing>>; STRIPES],
 }
 
 #[derive(Debug)]
 struct KeptListing {
     shard: StoreKey,
-    /// When it began.
+    /// The time at which the listing began.
     begin: Instant,
     listing: Arc<Listing>,
 }
 
-/// The kept listing of a frame, if it is known.
+/// The kept listing of a frame, if there is one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recent {
-    /// Nothing is ever kept.
+    /// Listings are never kept.
     Off,
     Unknown,
     Known(Arc<Listing>),
@@ -40,7 +40,7 @@ impl Default for Listings {
 }
 
 impl Listings {
-    /// Listings that are used until they are of this age.
+    /// Makes a store of listings that may be used until they are of this age.
     pub(super) fn new(age: Duration) -> Self {
         Self {
             age,
@@ -48,7 +48,7 @@ impl Listings {
         }
     }
 
-    /// Returns whether nothing is ever kept.
+    /// Returns whether listings are never kept.
     pub(super) fn is_off(&self) -> bool {
         self.age.is_zero()
     }
@@ -59,7 +59,7 @@ impl Listings {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a listing of the frame of `shard` that may be used.
+    /// Returns the kept listing of the frame of `shard`, if it may still be used.
     pub(super) fn recent(&self, shard: &StoreKey) -> Recent {
         if self.is_off() {
             return Recent::Off;
@@ -72,7 +72,7 @@ impl Listings {
         }
     }
 
-    /// Keeps a listing of the frame of `shard`, which began then.
+    /// Keeps a listing of the frame of `shard`. The listing began at the time `begin`.
     pub(super) fn keep(&self, shard: &StoreKey, begin: Instant, listing: &Arc<Listing>) {
         *self.slot(shard) = Some(KeptListing {
             shard: shard.clone(),

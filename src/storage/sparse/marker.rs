@@ -1,7 +1,8 @@
-//! The marker of an array that has, or had, frames: an object beside its metadata.
+//! Puts the marker of an array that has, or had, frames: an object beside its metadata.
 //!
-//! Readers of shards do not see frames, and listing an array to find some is dear. The marker is put before the
-//! first version of a subchunk, so an array without it has no frames: one request tells.
+//! Readers of shards do not see frames, and a listing of the array that would find them is expensive. The
+//! marker is put before the first version of a subchunk, so an array without a marker has no frames: one
+//! request tells.
 //!
 //! The marker stays when no frame is left. A consolidation that deletes it would have to know that no writer relies
 //! on it: a writer may have seen it a moment before, and put a version a moment later. Stores that only get, put,
@@ -26,10 +27,10 @@ use crate::store::{Blocking, Reads, Writes, now};
 /// written to.
 pub const FRAMES_MARKER: &str = ".zarrs-cuda-frames";
 
-/// For people who find it.
+/// The content of the marker, for people who find it.
 const CONTENT: &[u8] = b"Subchunks of this array were, or are, stored beside its shards, under *.frame/. `zarrs-cuda consolidate` packs them into the shards. This file may be deleted when there are none, and no process writes the array.\n";
 
-/// The marker of an array, as far as an adapter knows of it.
+/// The marker of an array, and whether an adapter knows that it is stored.
 pub(super) struct Marker {
     key: StoreKey,
     is_there: AtomicBool,
@@ -48,7 +49,7 @@ impl Marker {
         &self.key
     }
 
-    /// Puts the marker, unless it is there.
+    /// Puts the marker, unless the store has it already.
     pub(super) async fn put<O: Reads + Writes>(&self, store: &O) -> Result<(), StorageError> {
         if self.is_there.load(Ordering::Relaxed) {
             return Ok(());
@@ -70,12 +71,12 @@ impl Marker {
                 _ => StorageError::Other(what),
             }
         })?;
-        // Each thread that does not see this asks the store itself.
+        // A thread that does not see this value yet asks the store itself.
         self.is_there.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The next writer looks for it, or takes it for there.
+    /// Sets whether the next writer takes the marker for stored. If not, the writer looks for it.
     pub(super) fn forget(&self, is_there: bool) {
         self.is_there.store(is_there, Ordering::Relaxed);
     }
@@ -96,9 +97,9 @@ async fn is_marked<O: Reads>(store: &O, path: &str) -> Result<bool, Error> {
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// Returns whether an adapter has ever written to the array at `path` of `store`, by one request.
     ///
-    /// If not, no subchunks are stored beside its shards. Otherwise [`pending`](Self::pending) lists
-    /// whether some are now. Before its first write, an adapter puts the object
-    /// [`FRAMES_MARKER`] beside the metadata, where it stays.
+    /// If not, no subchunks are stored beside its shards. Otherwise [`pending`](Self::pending) returns the
+    /// shards that have some now. Before its first write, an adapter puts the object [`FRAMES_MARKER`] beside
+    /// the metadata, where it stays.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -109,10 +110,10 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 
 #[cfg(feature = "async")]
 impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
-    /// [`is_marked`](Self::is_marked) for an asynchronous store.
+    /// Does the same as [`is_marked`](Self::is_marked) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`is_marked`](Self::is_marked).
+    /// The errors of [`is_marked`](Self::is_marked).
     pub async fn async_is_marked(store: &S, path: &str) -> Result<bool, Error> {
         is_marked(&Awaited(store), path).await
     }

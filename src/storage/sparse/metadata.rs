@@ -1,4 +1,4 @@
-//! The metadata of a sharded array, as that of an unsharded one with a chunk for each subchunk.
+//! Shows the metadata of a sharded array as those of an unsharded array with a chunk for each subchunk.
 //!
 //! The stored text gets other values of `chunk_grid` and `codecs`, and no other change: the chunk shape becomes
 //! the shape of the subchunks, and the codecs become the inner codecs of the sharding codec.
@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::metadata::json::Document;
 use crate::shard::sharding::Sharding;
 
-/// How an array is sharded.
+/// The sharding of an array.
 #[derive(Clone, Debug)]
 pub(super) struct ShardedArray {
     pub(super) shards: Arc<Sharding>,
@@ -29,8 +29,8 @@ pub(super) struct ShardedArray {
 }
 
 impl ShardedArray {
-    /// Checks that the array at `path`, whose metadata is `stored` at `key` now, still has this sharding.
-    /// Work on the shards of another array would be wrong.
+    /// Checks that the array at `path`, whose present metadata at `key` are `stored`, still has this
+    /// sharding. The adapter must not work on the shards of another array.
     ///
     /// # Errors
     /// [`StorageError::Other`] if the array has another sharding; [`StorageError::InvalidMetadata`].
@@ -64,7 +64,7 @@ impl ShardedArray {
     }
 }
 
-/// Returns the array at `path`, of which the metadata is stored at `key`.
+/// Returns the array at `path`, whose metadata are stored at `key`.
 pub(super) fn array_of(
     key: &StoreKey,
     path: &NodePath,
@@ -77,11 +77,11 @@ pub(super) fn array_of(
         .map_err(|error| invalid(error.to_string()))
 }
 
-/// Returns how the array at `path` is sharded, of which the metadata is `stored` at `key`.
+/// Returns the sharding of the array at `path`, whose metadata at `key` are `stored`.
 ///
 /// # Errors
-/// - [`Error::NotShards`] if what it stores are not plain shards on a regular grid.
-/// - [`Error::Storage`] if its metadata is invalid.
+/// - [`Error::NotShards`] if the array does not store plain shards on a regular grid.
+/// - [`Error::Storage`] if the metadata are invalid.
 pub(super) fn sharded(
     key: &StoreKey,
     path: &NodePath,
@@ -136,17 +136,17 @@ fn sharded_array(path: &NodePath, array: &Array<()>) -> Result<ShardedArray, Err
     })
 }
 
-/// Returns the JSON object `bytes`, which are those of `key`.
+/// Parses `bytes`, the value of `key`, as a JSON object.
 fn document_of<'a>(key: &StoreKey, bytes: &'a [u8]) -> Result<Document<'a>, StorageError> {
     let document = Document::parse(bytes);
     document.map_err(|reason| StorageError::InvalidMetadata(key.clone(), reason))
 }
 
-/// Returns the metadata of the unsharded array, of that which is `stored` at `key`.
+/// Returns the metadata of the unsharded array that is shown in place of the array that is `stored` at `key`.
 ///
 /// # Errors
-/// [`StorageError::InvalidMetadata`] if it is not that of an array with `sharding_indexed` as its only
-/// codec.
+/// [`StorageError::InvalidMetadata`] if `stored` are not the metadata of an array with `sharding_indexed` as
+/// its only codec.
 pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, StorageError> {
     let invalid = |reason: &str| {
         StorageError::InvalidMetadata(
@@ -179,10 +179,10 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
     Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
 }
 
-/// Makes this library the owner of the codec of nested shards: the subchunks that are shards themselves, of
-/// the array that is `stored` at `key`. The library also owns the codec where nothing is registered, because
-/// zarrs' own codec panics on some corrupted shards. Returns `None` if the subchunks are no shards, or if an
-/// application registered another codec for them.
+/// Makes this library the owner of the codec of nested shards, if the subchunks of the array `stored` at
+/// `key` are shards themselves. The library also owns the codec where nothing is registered, because zarrs'
+/// own codec panics on some corrupted shards. Returns `None` if the subchunks are no shards, or if an
+/// application has registered another codec for them.
 pub(super) fn own_nested(
     key: &StoreKey,
     stored: &[u8],
@@ -196,10 +196,12 @@ pub(super) fn own_nested(
     Ok(nested.and_then(|codec| registry::own(codec).ok()))
 }
 
-/// Returns the metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
+/// Returns the metadata to store at `key` in the place of `stored`, so that the unsharded array is shown with
+/// `new`.
 ///
 /// # Errors
-/// [`StorageError::Unsupported`] if the chunks of `new` are not those that there are; [`StorageError::InvalidMetadata`].
+/// [`StorageError::Unsupported`] if `new` has other chunks than the stored array;
+/// [`StorageError::InvalidMetadata`].
 pub(super) fn stored_for(
     key: &StoreKey,
     path: &NodePath,

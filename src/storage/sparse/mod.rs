@@ -1,4 +1,5 @@
-//! Shards for many writers: each subchunk is an object of its own until it is packed.
+//! Shows a sharded array to many writers: each subchunk is an object of its own until it is packed into its
+//! shard.
 
 mod batch;
 mod changed;
@@ -67,7 +68,7 @@ const TEMPORARY: &str = ".tmp";
 /// grid of subchunks and the inner codecs, and its chunk keys are those of subchunks. Everything
 /// else in the store looks as it is.
 ///
-/// A write of a subchunk does not touch its shard. It stores an object of its own beside the shard,
+/// A write of a subchunk does not touch its shard. The write stores an object of its own beside the shard,
 /// in the shard's *frame*. So
 ///
 /// - writers of different subchunks never lose each other's data, in any number of processes and
@@ -108,8 +109,8 @@ const TEMPORARY: &str = ".tmp";
 ///   one: zarrs' stores have no conditional writes.
 /// - No writes to the shards themselves meanwhile, and no erasing of prefixes of the array.
 /// - No change of the sharding. An adapter reads, writes and consolidates as the array was sharded
-///   when it was opened. It looks again only when its metadata is read or stored; a change is then
-///   an error. Consolidation reads no metadata. The array's shape may change.
+///   when it was opened. The adapter looks again only when the array's metadata are read or stored; a change
+///   is then an error. Consolidation reads no metadata. The array's shape may change.
 ///
 /// The [guide](crate::guide::share) shows how to use it. The [reference
 /// page](crate::guide::reference::sparse_shards) has the promises, the protocol, and how both were
@@ -119,34 +120,34 @@ pub struct SparseShardStore<S: ?Sized> {
     store: Arc<S>,
 }
 
-/// All of an adapter but its store. Clones take turns with each other.
+/// All of an adapter except its store. Clones take turns with each other.
 #[derive(Clone)]
 struct SparseArray {
     path: NodePath,
     metadata: StoreKey,
-    /// When the adapter was opened.
+    /// The sharding of the array when the adapter was opened.
     sharded: ShardedArray,
     keys: ChunkKeys,
     grid: ShardGrid,
-    /// Makes subchunks that are shards ours.
+    /// Makes this library the owner of the codec of subchunks that are shards; `None` if they are not shards.
     _nested: Option<Arc<OwnedMetadata>>,
     frames: Arc<Frames>,
     listings: Arc<Listings>,
-    /// How an object is replaced at once, if not by `set`.
+    /// Replaces a value atomically; `None` if the store's `set` does so.
     rename: Option<Rename>,
-    /// Where the store's values are files, if that is known.
+    /// The directory of the store, if its values are known to be files.
     files: Option<Files>,
-    /// For consolidations, in bytes.
+    /// The most bytes of memory that consolidations take.
     memory: usize,
     /// The means by which consolidations see that another program has replaced a shard.
     watch: Watch,
 }
 
-/// Store a value under a key at once, or erase it.
+/// Stores a value under a key atomically, or erases the key.
 type Rename = Arc<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
-    /// Opens the array at `path`, as it is stored.
+    /// Opens the adapter of the array at `path`, with the sharding in its stored metadata.
     async fn open<O: Reads>(store: &O, path: &str) -> Result<Self, Error> {
         let node = node_path(path)?;
         let key = meta_key_v3(&node);
@@ -196,17 +197,18 @@ impl SparseArray {
     /// Returns the shard of a chunk, and the number of the chunk in it.
     fn place(&self, chunk: &ChunkKey) -> Result<(StoreKey, u32), StorageError> {
         let (shard, number) = self.grid.shard_of(chunk);
-        // The adapter was opened only if a shard has fewer subchunks than that.
+        // The adapter was opened only because a shard has fewer subchunks than `u32` can count.
         let number =
             u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))?;
         Ok((self.keys.key(&shard)?, number))
     }
 
-    /// zarrs writes part of a subchunk by reading and storing it. A read by an old listing would undo what
-    /// others wrote since.
+    /// Checks that the adapter may write, which it may not if it uses old listings. zarrs writes a part of a
+    /// subchunk by reading and storing it, and a read by an old listing would undo what others have written
+    /// since.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if old listings are used.
+    /// [`StorageError::Unsupported`] if the adapter uses old listings.
     fn check_writable(&self, what: &str) -> Result<(), StorageError> {
         if self.listings.is_off() {
             return Ok(());
@@ -216,7 +218,7 @@ impl SparseArray {
         )))
     }
 
-    /// Returns the array of shards, as its metadata is now.
+    /// Returns the array of shards, with its present metadata.
     async fn shards<O: Reads>(&self, store: &O) -> Result<Array<()>, Error> {
         let key = &self.metadata;
         let array = async {
@@ -241,7 +243,7 @@ impl SparseArray {
         }
     }
 
-    /// Returns a subchunk, encoded.
+    /// Returns an encoded subchunk; `None` if it is empty.
     async fn read<O: Reads + Lists>(
         &self,
         store: &O,
@@ -249,7 +251,7 @@ impl SparseArray {
         number: u32,
         listing: Option<Arc<Listing>>,
     ) -> Result<Option<Bytes>, StorageError> {
-        // Where shards are replaced by renaming, one that is open stays what it is.
+        // If shards are replaced by renaming, an open file stays the same version of the shard.
         let snapshots = self.rename.is_some();
         self.frames
             .read(store, shard, number, listing, snapshots)
@@ -285,7 +287,7 @@ impl SparseArray {
         Ok(listing)
     }
 
-    /// The caller holds the lock of the chunk.
+    /// Writes or erases a subchunk. The caller holds the lock of the subchunk.
     async fn write_chunk<O: Reads + Writes + Lists>(
         &self,
         store: &O,
@@ -435,18 +437,18 @@ impl SparseArray {
                 let keys = listing::list_prefix(&self.view(store), store, prefix).await?;
                 self.erase_each(store, &keys).await
             }
-            // In a frame nothing is seen that could be erased.
+            // Objects in a frame are not shown, so nothing can be erased there.
             Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
-            // All shards and frames have this prefix, or none.
+            // Either all shards and frames have this prefix, or none has it.
             _ => {
-                // The marker may be among them.
+                // The prefix may cover the marker, so the marker must be looked for again.
                 self.frames.marker().forget(false);
                 store.erase_prefix(prefix).await
             }
         }
     }
 
-    /// Replaces the value of `key` at once, or erases it.
+    /// Replaces the value of `key` atomically, or erases it.
     async fn replace<O: Writes>(
         &self,
         store: &O,
@@ -461,8 +463,9 @@ impl SparseArray {
     }
 }
 
-/// Replaces values by renaming in `store`. `names` are those of its files, if it does not sync them. Any process may store the `metadata` at any time; any other
-/// value is replaced by one process at a time.
+/// Returns a function that replaces values by renaming in `store`. `names` are the names of its files, if the
+/// store does not sync them. Any process may store the `metadata` at any time; any other value is replaced by
+/// one process at a time.
 pub(super) fn renaming<R>(store: Arc<R>, metadata: StoreKey, names: Option<Names>) -> Rename
 where
     R: AtomicRenameStorageTraits + WritableStorageTraits + ?Sized + 'static,
@@ -477,10 +480,12 @@ where
             temporary_key(key)?
         };
         if !is_shared {
-            // A process that died may have left it; or it is a link, which would be written through.
+            // A process that died may have left the temporary; or it is a link, through which the store would
+            // write.
             store.erase(&temporary)?;
         }
-        // Versions in the frame are deleted after this: a shard must have its name on the disk before.
+        // The caller deletes versions in the frame after this, so the name of the shard must be on the disk
+        // before.
         let sync = || {
             let Some(names) = &names else { return Ok(()) };
             names.note(key);
@@ -493,7 +498,8 @@ where
         let stored = stored.and_then(|()| store.rename(&temporary, key));
         let stored = stored.and_then(|()| sync());
         if stored.is_err() && is_shared {
-            // The name of the temporary is not used again. The first error is more important than an error here.
+            // The name of the temporary is not used again, so it is erased. The first error is returned, and
+            // not an error here.
             let _ = store.erase(&temporary);
         }
         stored
@@ -522,10 +528,10 @@ zarrs_traits! {
     SparseShardStore.array,
     reads: [ReadableStorageTraits ListableStorageTraits],
         [AsyncReadableStorageTraits AsyncListableStorageTraits],
-    gets_parts: false, // of a subchunk everything is read
+    gets_parts: false, // a read of a part reads the whole subchunk
 }
 
-/// An adapter with its store, as [`listing`] sees it.
+/// An adapter and its store, as [`listing`] needs them.
 struct View<'a, O> {
     array: &'a SparseArray,
     store: &'a O,
@@ -585,7 +591,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// Lets reads reuse a frame listing that is at most `age` old. Default: zero, and each read of
     /// a subchunk lists its shard's frame.
     ///
-    /// With it, many reads of a shard list its frame once. Writes of others may be seen that much
+    /// With an age, many reads of a shard list its frame once. Writes of others may be seen that much
     /// later. A read never returns anything that was not written.
     ///
     /// **Such an adapter only reads.** Storing, erasing and consolidating through it is
@@ -609,8 +615,8 @@ impl<S: ?Sized> SparseShardStore<S> {
 
     /// Sets how the store tells when its objects were stored, for
     /// [`consolidate`](Self::consolidate), which then reports shards that another program has
-    /// replaced. `times` is given the key of a shard and the prefix of its frame. It returns the keys
-    /// and times of the shard and of the objects directly under the prefix, as far as they are there.
+    /// replaced. `times` is given the key of a shard and the prefix of its frame. The function returns the
+    /// keys and times of the shard and of the objects directly under the prefix, as far as they are there.
     ///
     /// zarrs' traits of stores have no times. [`on_filesystem`](Self::on_filesystem) needs no
     /// `times`. For an object store, one request finds the time of the shard, and a listing those of
@@ -631,8 +637,9 @@ impl<S: ?Sized> SparseShardStore<S> {
         self
     }
 
-    /// Lets [`consolidate`](Self::consolidate) pack shards, too, that another program has replaced
-    /// after subchunks were stored beside them. The subchunks win. Default: such a shard is an error.
+    /// Lets [`consolidate`](Self::consolidate) also pack a shard that another program has replaced after
+    /// subchunks were stored beside it. The subchunks replace the program's data. Default: such a shard is an
+    /// error.
     #[must_use]
     pub fn over_changed_shards(mut self) -> Self {
         self.array.watch.over_changed = true;

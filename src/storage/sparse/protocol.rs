@@ -33,42 +33,45 @@
 //! | `packed_index` | reads, decodes and keeps the indices of shards |
 //! | `consolidate` | packs a frame into its shard |
 //!
-//! Versions are never changed, and a version that was listed is deleted only after the shard has it or
-//! a newer one. So a process that finds no version of a subchunk finds the last one that was written in the
-//! shard, or a newer one; and a process that finds one finds the last one there. The newest is deleted last,
-//! since a reader that lists in between would take an older one for the newest. A new version is higher
-//! than all that are listed, so that one whose writer died, or is not done yet, is never put over.
+//! Versions are never changed. A version that was listed is deleted only after the shard has this version or
+//! a newer one. So a process that finds no version of a subchunk finds the last one that was written, or a
+//! newer one, in the shard; and a process that finds versions finds the last one among them. The newest
+//! version is deleted last: otherwise a reader that lists in between would take an older version for the
+//! newest. A new version is higher than all listed versions, so it never replaces a version whose writer
+//! died, or still writes.
 //!
-//! Some stores return an empty list when a listing fails, and no error. A writer would then take the first
-//! version beside a higher one, and its update would be lost. The listing after the put shows that: the
-//! version that is there for certain is missing, or the higher one is there.
+//! Some stores return an empty list when a listing fails, and no error. A writer would then put the first
+//! version beside a higher one, and its update would be lost. The listing after the put shows the failure:
+//! the version that was just put is missing, or the higher one is listed.
 //!
-//! A listing takes time, and goes through a directory in any order. It can find version 7 and miss 6, both put
-//! after it began. If 7 was packed and deleted, 6 would be the newest again. All versions below 7 were put before
-//! 7 was: a second listing has them. It comes before the versions are read: since 7 is there when it is
-//! read, all writers that listed meanwhile have seen it, and none took a version below it. After the shard was replaced
-//! this would not be certain: a deletion of 7 that another process began before it died may take effect late, and
-//! a writer that lists then begins at 1 again.
+//! A listing takes time, and goes through a directory in any order. It can find version 7 and miss version 6,
+//! if both were put after it began. If 7 was then packed and deleted, 6 would be the newest again. All
+//! versions below 7 were put before 7, so a second listing finds them. The second listing comes before the
+//! versions are read. Since 7 is still there when it is read, all writers that listed meanwhile have seen it,
+//! and none took a version below it. After the shard was replaced, this would not be certain: if a process
+//! died after it began to delete 7, the deletion may take effect late, and a writer that lists then begins at
+//! 1 again.
 //!
-//! A write of several subchunks is as many writes of one whose listings are the same ones. Each write of one
-//! subchunk needs this alone: its first listing begins when every earlier write of the same subchunk is done, its
-//! put comes behind this listing, and its second listing begins when the put is done. How long it waits in between
-//! does not matter, nor what the same process puts meanwhile for other subchunks: versions of different subchunks
-//! are never compared. A consolidation that deletes a version between the put and the second listing has packed it,
-//! and the subchunk is put once more. The locks of all subchunks are taken before the first listing, so another
-//! thread of the process cannot write one of them behind that listing.
+//! A write of several subchunks is equivalent to several writes of one subchunk that share their listings. A
+//! write of one subchunk needs only this order: its first listing begins when every earlier write of the same
+//! subchunk is done, its put comes after this listing, and its second listing begins when the put is done.
+//! The time in between does not matter, nor do the puts of the same process for other subchunks: versions of
+//! different subchunks are never compared. If a consolidation deletes a version between the put and the
+//! second listing, it has packed the version, and the subchunk is put once more. The locks of all subchunks
+//! are taken before the first listing, so no other thread of the process can write one of them after that
+//! listing.
 //!
 //! The protocol rests on these assumptions:
 //!
-//! - What was put is found by all who read or list afterwards. If listings of a store fail silently, writes
-//!   are safe, but for erasures of subchunks without a listed version and unless both listings miss the newest
-//!   version and the second has the new one; reads and consolidations see the past, and with them a
-//!   write of a part of a subchunk, which reads first.
-//! - A shard is replaced at once: a process that reads it finds all of the one before or all of the new one,
-//!   also by a request for several parts. Objects of frames may be put in part, since they say whether
-//!   they are whole.
-//! - One writer at a time of each subchunk. Writers of one adapter wait for each other.
-//! - One consolidation at a time of each shard, none of which goes on after another one has begun.
+//! - Every process that reads or lists afterwards finds a value that was put. If listings of a store fail
+//!   silently, writes are still safe, with two exceptions: erasures of subchunks without a listed version,
+//!   and writes of which both listings miss the newest version while the second has the new one. Reads and
+//!   consolidations then see the past, and so does a write of a part of a subchunk, which reads first.
+//! - A shard is replaced atomically: a process that reads it finds all of the old shard or all of the new
+//!   one, also by a request for several parts. Objects of frames may be put in part, since their trailers say
+//!   whether they are complete.
+//! - Each subchunk has one writer at a time. Writers of one adapter wait for each other.
+//! - Each shard has one consolidation at a time, which does not go on after another one has begun.
 
 mod consolidate;
 pub(super) mod newest;
@@ -92,33 +95,34 @@ use crate::store::Lists;
 use crate::store::key_locks::KeyLocks;
 use packed_index::{DecodedIndex, INDICES};
 
-/// Names the writer of a version, differently each time. So deleting one version, however late that takes
-/// effect, never deletes another.
+/// Returns a name for the writer of a version, a different one each time. So a deletion of one version,
+/// however late it takes effect, never deletes another version.
 pub(super) type Writers = Box<dyn Fn() -> String + Send + Sync>;
 
-/// Shards that are worked on.
+/// The shards of an array and their frames, with everything that the protocol needs.
 pub(super) struct Frames {
     layout: ChunkLayout,
-    /// How many subchunks a shard has.
+    /// The number of subchunks in a shard.
     subchunks: usize,
-    /// The most bytes that a shard can have, where its codecs say so.
+    /// The most bytes that a shard can have; `None` if its codecs do not tell.
     bound: Option<u64>,
-    /// How long an encoded subchunk may be.
+    /// The lengths that an encoded subchunk may have.
     len: SubchunkLen,
-    /// Names of the versions that are put here.
+    /// Names the writers of the versions that this adapter puts.
     writers: Writers,
-    /// The locks of writers.
+    /// The locks of the writers of this adapter.
     key_locks: KeyLocks,
-    /// The locks of consolidations.
+    /// The locks of the consolidations of this adapter.
     consolidations: KeyLocks,
     marker: Marker,
-    /// Indices that were decoded last: most reads of a shard find the same bytes.
+    /// The indices that were decoded last. Most reads of a shard find the same index, which need not be
+    /// decoded again.
     indices: [Mutex<Option<(StoreKey, DecodedIndex)>>; INDICES],
 }
 
-/// How a shard is replaced at once.
+/// Replaces a shard atomically.
 pub(super) trait ReplacesShards: Sync {
-    /// Lets the shard at `key` be `shard`, at once; erases it if that is `None`.
+    /// Replaces the shard at `key` by `shard` atomically, or erases it if `shard` is `None`.
     fn replace(
         &self,
         key: &StoreKey,
@@ -127,6 +131,8 @@ pub(super) trait ReplacesShards: Sync {
 }
 
 impl Frames {
+    /// Makes the protocol's state for an array of these shards.
+    ///
     /// # Errors
     /// - [`Error::Codec`] if the codecs do not fit the data type, or cannot encode an index.
     /// - [`Error::NotShards`] if a shard has more subchunks than an adapter packs.
@@ -148,7 +154,7 @@ impl Frames {
         })
     }
 
-    /// Returns the most bytes that a shard can have, where its codecs say so.
+    /// Returns the most bytes that a shard can have; `None` if its codecs do not tell.
     pub(super) fn bound(&self) -> Option<u64> {
         self.bound
     }
@@ -158,12 +164,12 @@ impl Frames {
         &self.marker
     }
 
-    /// Returns the locks of writers.
+    /// Returns the locks of the writers of this adapter.
     pub(super) fn key_locks(&self) -> &KeyLocks {
         &self.key_locks
     }
 
-    /// Returns the content of the frame of `shard`.
+    /// Lists the frame of `shard`.
     pub(super) async fn list<O: Lists>(
         &self,
         store: &O,
@@ -179,7 +185,7 @@ impl Frames {
         self.len.most().unwrap_or(u64::MAX)
     }
 
-    /// Decodes an object of a frame. Returns `None` if the object is not whole, or has more data than a
+    /// Decodes an object of a frame. Returns `None` if the object is not complete, or has more data than a
     /// subchunk can have.
     fn entry(&self, object: &Bytes) -> Option<Entry> {
         let is_possible = object.len() as u64 <= self.most_of_object();

@@ -1,4 +1,4 @@
-//! Frames, for readers of boxes.
+//! Lists frames for readers of boxes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::store::{Lists, Reads};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// The frames of an adapter whose store blocks.
+/// Lists the frames of an adapter whose store blocks.
 pub(super) struct BlockingFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
 
 impl<S> ListsNewerSubchunks for BlockingFrames<S>
@@ -35,7 +35,7 @@ where
     }
 }
 
-/// The frames of an adapter whose store is awaited.
+/// Lists the frames of an adapter whose store is awaited.
 #[cfg(feature = "async")]
 pub(super) struct AwaitedFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
 
@@ -57,7 +57,7 @@ where
     }
 }
 
-/// Returns the frame of `shard` in `store`.
+/// Lists the frame of `shard` in `store`.
 pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     array: &'a SparseArray,
     store: O,
@@ -73,7 +73,7 @@ pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     }))
 }
 
-/// A frame that was listed.
+/// A frame that was listed, with the adapter that reads its subchunks.
 struct Listed<'a, O> {
     array: &'a SparseArray,
     store: O,
@@ -81,7 +81,7 @@ struct Listed<'a, O> {
     listing: Arc<Listing>,
 }
 
-/// Returns a subchunk as frames count it.
+/// Returns the number of a subchunk as the frames' `u32`.
 fn to_u32(number: usize) -> Result<u32> {
     u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! Reports of consolidations.
+//! Reports the progress and the results of consolidations.
 
 use std::fmt;
 
@@ -6,14 +6,15 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Consolidation {
-    /// Subchunks that were written or erased since the shard was packed last.
+    /// The number of subchunks that were written or erased since the shard was packed last.
     pub subchunks: usize,
-    /// Objects that held these subchunks. They are deleted.
+    /// The number of objects in the frame that held these subchunks, and were deleted.
     pub versions: usize,
-    /// Objects that are not whole: they are being written, or their writers died. They stay.
+    /// The number of incomplete objects: they are being written, or their writers died. They stay in the
+    /// frame.
     pub invalid: usize,
-    /// Names in the frame that are not UTF-8. No version has such a name, so they are passed over,
-    /// and logged as a warning. They stay, and may be deleted.
+    /// The number of names in the frame that are not UTF-8. No version has such a name, so they are skipped,
+    /// and logged as a warning. They stay in the frame, and may be deleted.
     pub not_utf_8: usize,
     /// The size of the shard before, in bytes; 0 if there was none.
     pub before: u64,
@@ -21,15 +22,15 @@ pub struct Consolidation {
     pub after: u64,
 }
 
-/// How far a consolidation of many shards is, and what it did.
+/// The progress of a consolidation of many shards, and its results until now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConsolidationProgress {
-    /// Shards that had a frame.
+    /// The number of shards that had a frame.
     pub shards: usize,
-    /// Shards that are done.
+    /// The number of shards that are consolidated.
     pub done: usize,
-    /// The sum over the shards that are done.
+    /// The sum of the results of the shards that are consolidated.
     pub sum: Consolidation,
 }
 

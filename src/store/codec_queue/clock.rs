@@ -1,4 +1,4 @@
-//! Wakes awaited encoders whose wait has come to its limit: there may be no runtime that has a clock.
+//! Wakes awaited encoders that have waited for their limit, because there may be no runtime that has a clock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use super::{Line, Process};
 
-/// See to it that a thread watches the alarms, as long as there are any. `false` if there can be none.
+/// Makes sure that a thread watches the alarms, as long as there are any. Returns `false` if no thread can be
+/// started.
 pub(super) fn runs(process: &'static Process, line: &mut Line) -> bool {
     if !line.clock_runs {
         let name = "zarrs_cuda turns".to_owned();
@@ -19,7 +20,7 @@ pub(super) fn runs(process: &'static Process, line: &mut Line) -> bool {
 
 fn watch(process: &Process) {
     let mut line = process.line();
-    // Encoders take their place in the line before they give the lock back: the first is there.
+    // An encoder takes its place in the line before it releases the lock, so its alarm is there.
     while let Some(next) = line.waiting.iter().filter_map(|one| one.alarm).min() {
         let now = Instant::now();
         if next <= now {
@@ -30,7 +31,8 @@ fn watch(process: &Process) {
                     late.push(one.waker.clone());
                 }
             }
-            // A waker is the application's code: without the lock, and if it panics, the clock goes on.
+            // A waker is the application's code. It is called without the lock, and if it panics, the clock
+            // goes on.
             drop(line);
             for waker in &late {
                 let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake_by_ref()));

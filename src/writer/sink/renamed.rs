@@ -1,4 +1,4 @@
-//! Shards that grow in a temporary beside their key, and are renamed when they are complete.
+//! Stores shards that grow in a temporary beside their key, and are renamed when they are complete.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,30 +15,31 @@ use super::ShardSink;
 use crate::store::durable::Names;
 use crate::store::renaming::{set_anew, temporary_key};
 
-/// Shards grow in a temporary of `store`, which is renamed when they are complete.
+/// Lets shards grow in temporaries of `store`, which are renamed when the shards are complete.
 pub(crate) struct RenamedSink<S: ?Sized> {
     store: Arc<S>,
     /// The shards that were begun, and not completed or discarded.
     begun: Mutex<HashMap<StoreKey, Begun>>,
-    /// The metadata of the array.
+    /// The key of the array's metadata.
     metadata: StoreKey,
-    /// The names of shards, if they are files whose names the store does not sync.
+    /// The names of shards that are not synced yet; `None` if the values are no files, or the store syncs
+    /// names.
     names: Option<Names>,
 }
 
-/// A shard of which pieces are written.
+/// A shard of which pieces were written.
 #[derive(Clone, Copy, Debug, Default)]
 struct Begun {
-    /// Where the last of them ends.
+    /// The end of the last of these pieces, in bytes.
     len: u64,
-    /// Set when the temporary was about to be renamed. It may have been.
+    /// Set before the temporary is renamed. From then on, the temporary may have been renamed.
     renaming: Option<Renaming>,
 }
 
 /// The state before the temporary was renamed.
 #[derive(Clone, Copy, Debug)]
 struct Renaming {
-    /// The size of the shard that was there, if there was one.
+    /// The size of the shard that had this key before; `None` if there was none.
     before: Option<u64>,
 }
 
@@ -46,13 +47,13 @@ impl<S> RenamedSink<S>
 where
     S: ?Sized + AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
-    /// For the shards of `array`, whose storage is, or looks upon, `store`. `names` are those of its files, if
-    /// the store does not sync them.
+    /// Makes a sink for the shards of `array`, whose storage is, or gives access to, `store`. `names` are the
+    /// names of its files, if the store does not sync them.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if the store cannot write parts of values, if the array has
-    /// storage transformers, which `store` would bypass, or if the array's metadata in `store` is
-    /// not that in its own storage; the store's.
+    /// [`StorageError::Unsupported`] if the store cannot write parts of values, if the array has storage
+    /// transformers, which `store` would bypass, or if `store` has other metadata of the array than its own
+    /// storage; the errors of the store.
     pub(crate) fn of<T>(
         array: &Array<T>,
         store: Arc<S>,
@@ -104,8 +105,8 @@ where
         })
     }
 
-    /// Checks that the temporary is at least as long as what was written to it. Another writer may have
-    /// erased it as a leftover, and later pieces would make a shard with holes.
+    /// Checks that the temporary has at least `len` bytes, as many as were written to it. Another writer may
+    /// have erased it as a leftover, and later pieces would make a shard with holes.
     fn check(&self, key: &StoreKey, temporary: &StoreKey, len: u64) -> Result<(), StorageError> {
         let size = self.store.size_key(temporary)?;
         if size.is_some_and(|size| size >= len) {
@@ -117,8 +118,8 @@ where
         )))
     }
 
-    /// Whether the temporary of `key` became `key`, although the store reported an error. This cannot be
-    /// told if the shard had as many bytes `before` as now.
+    /// Returns whether the temporary of `key` was renamed to `key`, although the store reported an error.
+    /// Returns false if the shard had as many bytes `before` as now, because the sizes then do not tell.
     fn was_renamed(
         &self,
         key: &StoreKey,
@@ -162,7 +163,7 @@ where
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
         self.store.erase(key)?;
         self.note(key);
-        // A killed writer may have begun it.
+        // A killed writer may have left a temporary of this shard.
         self.discard(key)
     }
 
@@ -184,7 +185,7 @@ where
         })?;
         if first {
             self.begun().insert(key.clone(), Begun::default());
-            // Only `set` can cut off what a killed writer left there.
+            // Only `set` cuts off the bytes of a temporary that a killed writer left.
             let start = pieces.iter().position(|(at, _)| *at == 0);
             let start = start.map_or_else(Bytes::new, |start| pieces.remove(start).1);
             set_anew(&*self.store, &temporary, start)?;
@@ -192,7 +193,7 @@ where
             self.check(key, &temporary, self.of_begun(key)?.len)?;
         }
         if !pieces.is_empty() {
-            // At once: a store may sync at the end of each call.
+            // One call writes all pieces, because a store may sync at the end of each call.
             self.store
                 .set_partial_many(&temporary, Box::new(pieces.into_iter()))?;
         }

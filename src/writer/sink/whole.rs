@@ -1,4 +1,4 @@
-//! Shards that are stored by one `set`.
+//! Stores shards by one `set` each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use zarrs_storage::{
 
 use super::ShardSink;
 
-/// Stores shards in the array's own storage, through its storage transformers, each by one `set`.
-/// They appear as the store lets values appear.
+/// Stores shards in the array's own storage, through its storage transformers, each by one `set`. The store
+/// decides whether a reader can see a part of a shard.
 pub(crate) struct WholeSink {
     storage: WritableStorage,
 }
 
 impl WholeSink {
-    /// For the shards of `array`.
+    /// Makes a sink for the shards of `array`.
     pub(crate) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
     where
         T: ?Sized + WritableStorageTraits + 'static,
@@ -66,7 +66,7 @@ impl ShardSink for WholeSink {
     }
 
     fn discard(&self, _key: &StoreKey) -> Result<(), StorageError> {
-        // Nothing was begun.
+        // A shard that is stored whole leaves no pieces.
         Ok(())
     }
 }

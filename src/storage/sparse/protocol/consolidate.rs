@@ -1,4 +1,4 @@
-//! How the frame of a shard is packed into the shard.
+//! Packs the frame of a shard into the shard.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,14 +14,15 @@ use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::Merged;
 use crate::store::{Lists, Reads, Writes};
 
-/// How many versions that are not the last of their subchunk are in memory at once.
+/// The most older versions that are in memory at once. The newest version of each subchunk is not counted.
 const AT_ONCE: usize = 64;
 
 impl Frames {
-    /// Packs the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
+    /// Packs the frame of a shard into the shard, and replaces the shard through `shards`. Returns `None` if
+    /// there is no frame.
     ///
     /// # Errors
-    /// The store's; if the shard is invalid; if another process consolidates it.
+    /// The errors of the store, of an invalid shard, and of another process that consolidates the shard.
     pub(in crate::storage::sparse) async fn consolidate<O, R>(
         &self,
         store: &O,
@@ -53,7 +54,8 @@ impl Frames {
         done.invalid = versions.invalid.len();
         if versions.newest.is_empty() {
             if done.invalid == 0 {
-                // A consolidation died behind its last deletion of a version.
+                // A receipt without versions is left if a consolidation died after it had deleted all
+                // versions.
                 let old = listing.receipts().iter().map(|old| old.key(&frame));
                 let old: Vec<_> = old.collect::<Result<_, _>>()?;
                 store.erase_each(&old).await?;
@@ -61,7 +63,7 @@ impl Frames {
             if done.invalid == 0 && done.not_utf_8 == 0 {
                 return Ok(None);
             }
-            // The shard stays as it is.
+            // Without valid versions, the shard stays as it is.
             done.before = store.size(shard).await?.unwrap_or(0);
             done.after = done.before;
             return Ok(Some(done));
@@ -99,7 +101,7 @@ impl Frames {
         store.erase_each(&keys).await?;
         if watch.is_on() {
             let left = self.list(store, shard).await?;
-            // A version that is left may be older than the new shard.
+            // If a version is left, it may be older than the new shard, so the receipt stays.
             let stays = receipt.filter(|_| !left.is_empty());
             let old = left.receipts().iter();
             let old = old.filter(|&receipt| Some(*receipt) != stays);
@@ -109,10 +111,10 @@ impl Frames {
         Ok(Some(done))
     }
 
-    /// Erases the objects in the frame of a shard that are not whole. Returns how many there were.
+    /// Erases the incomplete objects in the frame of a shard. Returns how many there were.
     ///
     /// # Errors
-    /// The store's; if another process consolidates the shard.
+    /// The errors of the store, and of another process that consolidates the shard.
     pub(in crate::storage::sparse) async fn discard_invalid<
         O: Reads + Writes + Lists + LocksKeys,
     >(
@@ -127,7 +129,7 @@ impl Frames {
         Ok(invalid.len())
     }
 
-    /// Gets what is listed.
+    /// Reads the versions that are listed.
     async fn versions<O: Reads>(
         &self,
         store: &O,
@@ -154,7 +156,8 @@ impl Frames {
             }
             Ok::<_, StorageError>(())
         };
-        // The last of each subchunk are as many bytes as a shard has. Of the others there can be more.
+        // The newest versions of all subchunks take as many bytes as a shard. The older versions may take
+        // more.
         let (mut last, mut others) = (Vec::new(), Vec::new());
         for (number, versions) in listing.iter() {
             let mut keys = Vec::with_capacity(versions.len());
@@ -175,8 +178,8 @@ impl Frames {
         Ok(versions)
     }
 
-    /// Reads those of `subchunks` that are `None` from the shard: its size. Nobody else replaces it
-    /// meanwhile.
+    /// Reads the entries of `subchunks` that are `None` from the shard. Returns the size of the shard. No
+    /// other process replaces the shard meanwhile.
     async fn complete<O: Reads>(
         &self,
         store: &O,
@@ -184,7 +187,7 @@ impl Frames {
         subchunks: &mut [Option<Entry>],
     ) -> Result<u64, StorageError> {
         if subchunks.iter().all(Option::is_some) {
-            // No subchunk is needed from the shard, whatever the shard is.
+            // Every subchunk has a version in the frame, so the shard need not be valid.
             return Ok(store.size(shard).await?.unwrap_or(0));
         }
         let unusable = |error: StorageError| {
@@ -194,7 +197,7 @@ impl Frames {
             );
             match error {
                 StorageError::IOError(error) => io::Error::new(error.kind(), what).into(),
-                // The shard is shorter than its index.
+                // The shard is shorter than its index says.
                 StorageError::InvalidByteRangeError(_) => {
                     io::Error::new(io::ErrorKind::InvalidData, what).into()
                 }
@@ -205,7 +208,7 @@ impl Frames {
         let Some(index) = index else {
             return Ok(0);
         };
-        // Some stores have no size of what they cannot look at.
+        // Some stores return no size for a value that they cannot look at.
         let size = store.size(shard).await?.ok_or_else(|| {
             StorageError::Other(format!(
                 "the store says that there is a shard {shard}, and that it has no size: try again"
@@ -219,7 +222,7 @@ impl Frames {
             subchunk.is_none().then_some((number, range))
         };
         let missing: Vec<_> = subchunks.iter().enumerate().filter_map(missing).collect();
-        // Subchunks may share bytes; but they are not more than subchunks can be.
+        // Extents of an index may overlap, but their sum must not exceed what subchunks can have.
         let sum = missing.iter().try_fold(0_u64, |sum, (_, range)| {
             sum.checked_add(range.end - range.start)
         });
@@ -229,7 +232,7 @@ impl Frames {
                 "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}"
             ))));
         }
-        // Subchunks that lie together are read together.
+        // Adjacent subchunks are read as one range.
         let merged = Merged::of(missing.iter().map(|(_, range)| range.clone()));
         let read = if merged.is_empty() {
             Vec::new()
@@ -252,20 +255,21 @@ impl Frames {
 /// The versions of a shard's subchunks.
 #[derive(Default)]
 struct Versions {
-    /// The newest of each subchunk.
+    /// The newest valid version of each subchunk: its key and its content.
     newest: BTreeMap<u32, (StoreKey, Entry)>,
-    /// The others of each, older ones behind newer ones.
+    /// The keys of the other valid versions of each subchunk, the newest first.
     older: BTreeMap<u32, Vec<StoreKey>>,
-    /// Objects that are not whole.
+    /// The keys of incomplete objects.
     invalid: Vec<StoreKey>,
 }
 
 impl Versions {
-    /// Returns the older versions in the order in which they are deleted: those of a subchunk one after the
-    /// other, the oldest first.
+    /// Returns the older versions in rounds, in the order in which the rounds are deleted: in each round one
+    /// version of each subchunk, the oldest first.
     ///
-    /// A listing takes time on some stores. It may miss the newest version, which came when it had
-    /// begun, and one before that, which was deleted meanwhile: it must not find a still older one then.
+    /// A listing takes time on some stores. It may miss the newest version, which was put after the listing
+    /// began, and the version before it, which was deleted meanwhile. It must not find a still older version
+    /// then.
     fn rounds_of_older(mut self) -> Vec<Vec<StoreKey>> {
         let mut rounds = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! The newest valid version of a subchunk in a listed frame.
+//! Finds the newest valid version of a subchunk in a listed frame.
 
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
@@ -9,14 +9,14 @@ use crate::store::Reads;
 /// The result of reading the listed versions of a subchunk.
 pub(in crate::storage::sparse) enum NewestVersion {
     Valid(Entry),
-    /// None of them is valid.
+    /// No listed version is valid.
     Nothing,
-    /// One that could have been the newest was deleted.
+    /// A version that could have been the newest was deleted before it was read.
     Gone,
 }
 
 impl Frames {
-    /// Returns the newest valid version of a subchunk in a frame that was listed.
+    /// Returns the newest valid version of a subchunk in a listed frame.
     pub(in crate::storage::sparse) async fn newest<O: Reads>(
         &self,
         store: &O,
@@ -29,7 +29,7 @@ impl Frames {
         self.newest_of(store, &frame, number, versions).await
     }
 
-    /// Returns the newest valid one of `versions`, which are listed from the oldest on.
+    /// Returns the newest valid version among `versions`, which are in order from the oldest to the newest.
     pub(super) async fn newest_of<O: Reads>(
         &self,
         store: &O,

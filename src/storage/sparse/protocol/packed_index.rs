@@ -1,4 +1,4 @@
-//! The index of a shard: how it is read, decoded and kept.
+//! Reads, decodes and keeps the indices of shards.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::store::Reads;
 use crate::store::key_locks::stripe;
 use zarrs_cuda_engine::layout::Extent;
 
-/// How many decoded indices are kept.
+/// The most decoded indices that are kept.
 pub(super) const INDICES: usize = 16;
 
 /// An index, encoded and decoded.
@@ -22,14 +22,14 @@ pub(super) struct DecodedIndex {
 }
 
 impl Frames {
-    /// Returns the index of a shard, encoded; `None` if there is no shard.
+    /// Returns the encoded index of a shard; `None` if there is no shard.
     pub(super) async fn read_index<O: Reads>(
         &self,
         store: &O,
         shard: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let len = self.layout.index_len() as u64;
-        // A store may make room for what is asked before it looks.
+        // A store may allocate the requested bytes before it looks at the value.
         if len > UNCHECKED
             && let Some(size) = store.size(shard).await?
             && size < len
@@ -57,7 +57,7 @@ impl Frames {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the index that the shard had when it was decoded last.
+    /// Returns the index that the shard had when its index was last decoded; `None` if it is not kept.
     pub(super) fn known(&self, shard: &StoreKey) -> Option<DecodedIndex> {
         match &*self.slot(shard) {
             Some((of, known)) if of == shard => Some(known.clone()),
@@ -73,7 +73,8 @@ impl Frames {
         }
     }
 
-    /// Returns where the subchunks lie, in a shard that could have any size.
+    /// Returns the index of a shard, decoded. The size of the shard is not known, so extents are not checked
+    /// against it.
     pub(super) fn decode(
         &self,
         shard: &StoreKey,
@@ -86,7 +87,7 @@ impl Frames {
         }
         let extents = self.layout.extents(shard, encoded, u64::MAX);
         let decoded = DecodedIndex {
-            // A part of something larger would keep all of it.
+            // A slice would keep all of the memory that the store returned.
             encoded: Bytes::copy_from_slice(encoded),
             extents: extents?.into(),
         };

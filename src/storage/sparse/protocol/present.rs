@@ -1,4 +1,4 @@
-//! The present subchunks of a shard, and their sizes.
+//! Lists the stored subchunks of a shard, and their sizes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::storage::sparse::frame::{self, Listing};
 use crate::store::{Lists, Reads};
 
 impl Frames {
-    /// Returns the subchunks that there are, in C order, and the size of each, in bytes.
+    /// Returns the stored subchunks of a shard, in C order, and the size of each in bytes.
     ///
     /// # Errors
-    /// The store's, and if the shard is invalid.
+    /// The errors of the store, and of an invalid shard.
     pub(in crate::storage::sparse) async fn present<O: Reads + Lists>(
         &self,
         store: &O,
@@ -24,7 +24,8 @@ impl Frames {
         self.present_of(store, shard, &|_| true, None).await
     }
 
-    /// Does the same as [`present`](Self::present) for the subchunks that are `wanted`. `listing` is used first.
+    /// Does the same as [`present`](Self::present) for the subchunks that are `wanted`. The first attempt
+    /// uses `listing`.
     pub(super) async fn present_of<O: Reads + Lists>(
         &self,
         store: &O,
@@ -84,7 +85,7 @@ impl Frames {
         Err(starved(shard))
     }
 
-    /// Returns the size of each subchunk of the shard itself that there is.
+    /// Returns the size of each subchunk that is stored in the shard itself, without its frame.
     async fn packed_sizes<O: Reads>(
         &self,
         store: &O,

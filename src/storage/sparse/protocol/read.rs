@@ -1,4 +1,4 @@
-//! How one subchunk is read, from its frame or from its shard.
+//! Reads one subchunk, from its frame or from its shard.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use crate::storage::chunk_layout::UNCHECKED;
 use crate::storage::sparse::frame::Listing;
 use crate::store::{Lists, Reads};
 
-/// How often a read begins again, because another process has changed what it reads.
+/// The number of times that a read begins again because another process has changed what it reads.
 pub(super) const ATTEMPTS: usize = 1000;
 
-/// How often parts of a shard that cannot be read, or understood, are asked for before all of it is.
+/// The number of times that parts of a shard are read in vain before the whole shard is read.
 const FAILURES: usize = 3;
 
 impl Frames {
     /// Returns a subchunk, encoded; `None` if it is empty.
     ///
-    /// `listing` is used first, which may be of the past: what is read is then at least as new as that.
-    /// With `snapshots`, parts of a shard that are read by one request come from one shard.
+    /// `listing`, which may be old, is used first: the result is at least as new as that listing. `snapshots`
+    /// says that all parts of a shard that one request reads come from one version of the shard.
     ///
     /// # Errors
-    /// The store's, and if the shard is invalid.
+    /// The errors of the store, and of an invalid shard.
     pub(in crate::storage::sparse) async fn read<O: Reads + Lists>(
         &self,
         store: &O,
@@ -50,7 +50,7 @@ impl Frames {
                             let whole = self.read_whole(store, shard, error, &mut failures);
                             whole.await?.map(|mut subchunks| {
                                 let subchunk = subchunks.get_mut(number as usize)?.take();
-                                // The rest of the shard is not kept.
+                                // A copy lets the rest of the shard's memory be freed.
                                 subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))
                             })
                         }
@@ -65,8 +65,8 @@ impl Frames {
         Err(starved(shard))
     }
 
-    /// Returns a subchunk of the shard itself: `Some(None)` if it is empty; `None` if the shard was replaced
-    /// meanwhile.
+    /// Returns a subchunk of the shard itself, without its frame: `Some(None)` if it is empty; `None` if the
+    /// shard was replaced during the read.
     async fn read_packed<O: Reads>(
         &self,
         store: &O,
@@ -74,7 +74,7 @@ impl Frames {
         number: u32,
         snapshots: bool,
     ) -> Result<Option<Option<Bytes>>, StorageError> {
-        // Most shards have the index that they had when it was read last.
+        // Most shards still have the index that was read last.
         if snapshots
             && let Some(known) = self.known(shard)
             && let Some(Some(extent)) = known.extents.get(number as usize)
@@ -96,16 +96,16 @@ impl Frames {
         let read = self
             .read_extent(store, shard, number, extent, &known)
             .await?;
-        // Without snapshots, the store may have made several requests of the last one, in any order.
+        // Without snapshots, the store may have read the parts of the last request one by one, in any order.
         let is_same = snapshots || self.read_index(store, shard).await? == Some(known.encoded);
         Ok(read.filter(|_| is_same).map(Some))
     }
 
-    /// Returns the bytes of a shard that are those of a subchunk if it has the index that is `known`; `None`
-    /// if it has another one.
+    /// Returns the bytes of a subchunk from a shard that has the index `known`; `None` if the shard has
+    /// another index.
     ///
-    /// The index is read by the same request, of which a filesystem finds all in one shard. Were it read
-    /// by others alone, there could be another shard in between, and then one with this index again.
+    /// The same request reads the index, and a filesystem serves one request from one version of the shard.
+    /// If the index were read only before and after, another shard could have been there in between.
     async fn read_extent<O: Reads>(
         &self,
         store: &O,
@@ -120,7 +120,7 @@ impl Frames {
                 "cannot read the {len} bytes from {start} on of the shard {shard}, where its index has subchunk {number}: {what}"
             ))
         };
-        // A store may make room for what is asked before it looks.
+        // A store may allocate the requested bytes before it looks at the value.
         if len > UNCHECKED {
             match store.size(shard).await? {
                 Some(size) if extent.end as u64 <= size => {}
@@ -142,16 +142,16 @@ impl Frames {
         }
     }
 
-    /// Returns all subchunks of a shard, by one request, since parts of it cannot be read, or understood,
-    /// because of `error`; `None` if they should be asked for once more.
+    /// Returns all subchunks of a shard by one request, because parts of it could not be read or decoded,
+    /// with `error`. Returns `None` if the caller should read the parts once more.
     ///
-    /// A store that asks how long a shard is, and then for a part of a shard of that length, finds
-    /// something else if the shard is replaced in between. That comes to an end; and all of a shard can be
-    /// much to ask for.
+    /// A store may ask for the size of a shard, and then for a part of a shard of that size. If the shard is
+    /// replaced in between, the part is wrong. Such failures end after a few reads, and a whole shard may be
+    /// large.
     ///
     /// # Errors
-    /// The store's; if the shard is invalid; `error` if its index stays the same, or if it has more bytes
-    /// than shards have.
+    /// The errors of the store, and of an invalid shard. `error` if two reads find the same index, or if the
+    /// shard has more bytes than a shard can have.
     pub(super) async fn read_whole<O: Reads>(
         &self,
         store: &O,
@@ -163,7 +163,7 @@ impl Frames {
         if *failures < FAILURES {
             return Ok(None);
         }
-        // An index that stays is that of one shard, which is damaged.
+        // An index that stays the same belongs to one version of the shard, which is damaged.
         let index = self.read_index(store, shard).await;
         let again = self.read_index(store, shard).await;
         if matches!((index, again), (Ok(Some(index)), Ok(Some(again))) if index == again) {

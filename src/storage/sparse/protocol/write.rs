@@ -1,4 +1,4 @@
-//! How new versions of subchunks are put.
+//! Writes new versions of subchunks into the frame of their shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,17 +10,18 @@ use super::Frames;
 use crate::storage::sparse::frame::{self, Entry, Listing, TRAILER_LEN, Version};
 use crate::store::{Lists, Reads, Writes};
 
-/// How often a version is put before its listing shows it as the newest.
+/// The number of times that a version is put until a listing shows it as the newest.
 const PUTS: usize = 16;
 
 impl Frames {
-    /// Writes new versions of subchunks of a shard: one of each. The caller holds their locks.
+    /// Writes one new version of each of some subchunks of a shard. The caller holds their locks.
     ///
-    /// The frame is listed once before all of them, and once behind all of them. An empty subchunk is not erased
-    /// again: frames would fill with such objects.
+    /// The frame is listed once before all puts, and once after them. An empty subchunk is not erased again:
+    /// otherwise frames would fill with tombstones.
     ///
     /// # Errors
-    /// The store's; if a subchunk is longer than one can be. Then any of them may have been written.
+    /// The errors of the store, and of a subchunk that is longer than an encoded subchunk can be. After an
+    /// error, any of the versions may have been written.
     pub(in crate::storage::sparse) async fn write_each<O: Reads + Writes + Lists>(
         &self,
         store: &O,
@@ -71,7 +72,7 @@ impl Frames {
         }
     }
 
-    /// Returns the `entries` that change something: all but erasures of subchunks that are empty.
+    /// Returns the `entries` without those that erase an empty subchunk.
     async fn changes<O: Reads + Lists>(
         &self,
         store: &O,
@@ -92,7 +93,7 @@ impl Frames {
         Ok(entries)
     }
 
-    /// Returns the object of a version of a subchunk.
+    /// Returns the object that stores a version of a subchunk.
     fn object(&self, shard: &StoreKey, number: u32, entry: &Entry) -> Result<Bytes, StorageError> {
         let object = entry.encode()?;
         let (len, most) = (object.len() - TRAILER_LEN, self.most());
@@ -104,7 +105,7 @@ impl Frames {
         Ok(object)
     }
 
-    /// Returns a new version of a subchunk, above `above`.
+    /// Returns a new version of a subchunk, with a number higher than `above`.
     fn version(&self, shard: &StoreKey, number: u32, above: u64) -> Result<Version, StorageError> {
         let version = above.checked_add(1).ok_or_else(|| {
             StorageError::Other(format!(
