@@ -81,11 +81,10 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Allocates a lane. The caller has entered the device.
+    /// Allocates a lane. The device's context is current on this thread ([`Driver::enter`]).
     ///
     /// # Errors
-    /// The driver's error, and the memory that was leaked. Everything else that was allocated is
-    /// freed.
+    /// The driver's error, and how many bytes were leaked, because the device may still use them.
     pub(super) fn new(
         device: &Arc<Device>,
         capacity: Capacity,

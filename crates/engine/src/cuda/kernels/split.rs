@@ -44,7 +44,7 @@ pub unsafe fn split(
     unsafe { split_as(launch, shards, offsets, sizes, slots, TUNING.most) }
 }
 
-/// [`split`], with at most `most` blocks.
+/// [`split`], in a launch of at most `most` thread blocks.
 ///
 /// # Safety
 /// As for [`split`].

@@ -45,9 +45,11 @@ pub(super) struct TileDigit {
     pub(super) split: u32,
 }
 
+/// A digit of the number of a tile, in mixed radix. `slab` and `within` are steps from one tile to the next
+/// in units, and `slot` is the same step in slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct GridDigit {
+pub(super) struct TileNumberDigit {
     pub(super) extent: u32,
     pub(super) magic: u32,
     pub(super) shift: u32,
@@ -74,7 +76,7 @@ pub(super) struct TileParameters {
     pub(super) slot_leap: u32,
     pub(super) slab_digits: [TileDigit; MAX_TILE_DIGITS],
     pub(super) slot_digits: [TileDigit; MAX_TILE_DIGITS],
-    pub(super) grid_digits: [GridDigit; MAX_GRID_DIGITS],
+    pub(super) grid_digits: [TileNumberDigit; MAX_GRID_DIGITS],
 }
 
 const _: () = assert!(

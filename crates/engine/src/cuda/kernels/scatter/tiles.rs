@@ -1,6 +1,8 @@
 //! The parameters of the tiled kernels: how a slab is cut into tiles.
 
-use super::parameters::{GridDigit, MAX_GRID_DIGITS, MAX_TILE_DIGITS, TileDigit, TileParameters};
+use super::parameters::{
+    MAX_GRID_DIGITS, MAX_TILE_DIGITS, TileDigit, TileNumberDigit, TileParameters,
+};
 use super::units::{division, gcd, number};
 use super::{BLOCK, UNITS_PER_BLOCK};
 use crate::layout::{Lift, LiftDigit};
@@ -150,7 +152,7 @@ fn tile_parameters(
         slot_leap: 0,
         slab_digits: [TileDigit::default(); MAX_TILE_DIGITS],
         slot_digits: [TileDigit::default(); MAX_TILE_DIGITS],
-        grid_digits: [GridDigit::default(); MAX_GRID_DIGITS],
+        grid_digits: [TileNumberDigit::default(); MAX_GRID_DIGITS],
     };
     let (mut in_tile, mut tiles, mut splits) = (Vec::new(), 1_usize, 0);
     for cut in cuts {
@@ -168,7 +170,7 @@ fn tile_parameters(
             let (magic, shift) = division(count);
             *parameters
                 .grid_digits
-                .get_mut(parameters.grid_digit_count as usize)? = GridDigit {
+                .get_mut(parameters.grid_digit_count as usize)? = TileNumberDigit {
                 extent: number(count)?,
                 magic,
                 shift,
