@@ -14,8 +14,9 @@ const NAME: &str = "zarrs_cuda copier";
 /// The least number of bytes that a thread copies at once, about.
 const SHARE: usize = 256 << 10;
 
-/// A thread takes so many bytes at once if there are enough for all threads: the C library copies
-/// them without `rep movsb`, which is slow where both sides are aligned differently.
+/// The number of bytes that a thread copies at once if the copies are long enough for all threads. The C
+/// library copies so many bytes without `rep movsb`, which is slow where source and destination are aligned
+/// differently.
 const LONG_SHARE: usize = 1 << 20;
 
 /// The most bytes that a thread copies at once. Above the size of the processor's cache, the C library copies

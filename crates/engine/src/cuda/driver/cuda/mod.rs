@@ -45,7 +45,7 @@ use std::{
 };
 use zarrs_cuda_kernels::KERNELS;
 
-/// A device, through the CUDA driver.
+/// A device that is used through the CUDA driver.
 pub struct CudaDriver {
     functions: &'static Functions,
     info: DeviceInfo,
@@ -53,7 +53,8 @@ pub struct CudaDriver {
     context: OnceLock<Handle<CUctx_st>>,
     /// The process that opened the device. CUDA does not work in a forked child.
     process: u32,
-    /// The first sticky error. Every later operation but `leave` fails with it, without a call.
+    /// The first sticky error. Every later operation but `leave` returns this error, without a call of the
+    /// driver.
     broken: OnceLock<DriverError>,
     streams: Handles<Stream>,
     events: Handles<Handle<CUevent_st>>,
@@ -76,7 +77,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Returns the primary context. The first call retains it.
+    /// Returns the primary context of the device. The first call retains the context.
     fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
         if let Some(context) = self.context.get() {
             return Ok(*context);
@@ -90,7 +91,7 @@ impl CudaDriver {
         if code != SUCCESS {
             return Err(self.told(code, operation(), codes::fault_without_context(code)));
         }
-        // A thread that was faster has got the same context.
+        // If another thread was faster, it has stored the same context.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
 
@@ -103,7 +104,7 @@ impl CudaDriver {
         stream.ok_or_else(|| self.refused(operation(), "there is no such stream"))
     }
 
-    /// Returns a stream of the application.
+    /// Returns the handle of a stream that the application created.
     fn foreign_stream(
         &self,
         handle: u64,
@@ -154,7 +155,7 @@ impl CudaDriver {
     }
 }
 
-/// Returns the address of the first byte. Accesses through it must stay within the allocation.
+/// Returns the address of the first byte of `span`. Accesses through it must stay within the allocation.
 fn pinned_address(span: PinnedSpan) -> *mut c_void {
     span.memory.0.as_ptr().wrapping_add(span.offset).cast()
 }
@@ -309,7 +310,7 @@ impl Driver for CudaDriver {
         let event_ = self.event(event, operation)?;
         let stream_ = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here.
+            // SAFETY: the event and the stream live while they are held here.
             unsafe { (functions.cuEventRecord)(event_.0, stream_.handle.0) }
         })
     }
@@ -370,7 +371,7 @@ impl Driver for CudaDriver {
         let event_ = self.event(event, operation)?;
         let stream_ = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here.
+            // SAFETY: the event and the stream live while they are held here.
             unsafe { (functions.cuStreamWaitEvent)(stream_.handle.0, event_.0, 0) }
         })
     }
@@ -402,11 +403,12 @@ impl Driver for CudaDriver {
         let operation = || format!("wait for stream {} ({})", stream.0, site.0);
         let stream = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while the stream is held here.
+            // SAFETY: the event `done` and the stream live while the stream is held here.
             unsafe { (functions.cuEventRecord)(stream.done.0, stream.handle.0) }
         })?;
         self.run(operation, |functions| {
-            // SAFETY: as above. If another thread has recorded the event since, this waits longer.
+            // SAFETY: as for the record above. If another thread has recorded the event since, this waits
+            // longer.
             unsafe { (functions.cuEventSynchronize)(stream.done.0) }
         })
     }
@@ -417,7 +419,7 @@ impl Driver for CudaDriver {
         let end = self.event(end, operation)?;
         let mut milliseconds = 0.0_f32;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here; writes a number.
+            // SAFETY: both events live while they are held here; writes a number.
             unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, begin.0, end.0) }
         })?;
         // The driver's resolution is half a microsecond, so a difference may be negative.
@@ -501,7 +503,7 @@ impl Driver for CudaDriver {
     }
 
     fn compile(&self) -> Result<(), DriverError> {
-        // A module that does not compile does not keep the others from it.
+        // If one module does not compile, the other modules are compiled nevertheless.
         let compiled = KERNELS.iter().map(|(name, _)| self.kernel(name).map(drop));
         compiled.fold(Ok(()), Result::and)
     }
@@ -567,7 +569,8 @@ impl Driver for CudaDriver {
         let Err(reason) = result else {
             return Ok(());
         };
-        // The library may have failed because of an error of the context. The query tells.
+        // The library may have failed because of an error of the context. The query of the stream returns
+        // this error.
         let query = self.code(&operation, |functions| {
             // SAFETY: the stream lives while it is held here.
             unsafe { (functions.cuStreamQuery)(stream.handle.0) }

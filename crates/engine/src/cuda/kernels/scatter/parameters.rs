@@ -1,7 +1,7 @@
-//! The parameters of the kernels, as the kernels read them.
+//! The parameters of the kernels `scatter` and `unscatter`, in the layout that the kernels read.
 
-/// The largest numbers of digits. A digit has at least 2 values. The product of the digits is below
-/// 2³¹, or at most the number of units of a tile.
+/// The most digits of a slab in the plain kernels, of a tile, and of the number of a tile. A digit has at
+/// least 2 values. The product of the extents is below 2³¹, or at most the number of units of a tile.
 pub(super) const MAX_DIGITS: usize = 32;
 
 pub(super) const MAX_TILE_DIGITS: usize = 12;
@@ -97,6 +97,7 @@ pub(super) fn bytes_of_lift(parameters: &LiftParameters) -> &[u8] {
 
 pub(super) fn bytes_of_tile(parameters: &TileParameters) -> &[u8] {
     let len = size_of::<TileParameters>();
-    // SAFETY: as above: 48 bytes, 28 for each digit of a tile and 32 for each of the grid.
+    // SAFETY: as in `bytes_of_lift`: 48 bytes, 28 for each digit of a tile and 32 for each digit of a tile's
+    // number.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
 }
