@@ -95,8 +95,8 @@ struct Aggregated {
 struct Places {
     /// The number of dense bytes.
     total: usize,
-    /// Parts of the dense bytes, ascending and without gaps: where each begins, and where it goes
-    /// in the shard. A part goes nowhere if the host has encoded its subchunk.
+    /// The parts of the dense bytes, ascending and without gaps: the beginning of each part, and its place in
+    /// the shard. The place is `None` if the host has encoded the part's subchunk.
     parts: Vec<(usize, Option<usize>)>,
 }
 

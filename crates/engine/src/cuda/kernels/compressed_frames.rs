@@ -52,8 +52,8 @@ pub(crate) struct CompressedFrames {
     pub(crate) slots: Slots,
     /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
     pub(crate) sizes: DeviceSpan,
-    /// A `u32` each: 1 if there is a frame, else 0. Later kernels use these as flags of stored
-    /// subchunks, so that a missing frame gets no checksum.
+    /// A `u32` for each subchunk: 1 if the subchunk has a frame, else 0. Later kernels use these as flags of
+    /// stored subchunks, so that a missing frame gets no checksum.
     pub(crate) framed: DeviceSpan,
     /// A `u32` for each subchunk: 1 if it has no frame because a stream failed or a slot has no room, else 0.
     pub(crate) failed: DeviceSpan,

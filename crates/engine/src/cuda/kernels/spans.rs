@@ -126,8 +126,8 @@ impl Launch<'_> {
         self.elements(what, slots.span, slots.count, slots.stride, 16)
     }
 
-    /// Returns enough blocks for `units`, of which a block processes `per_block` at a time, but at
-    /// most `most`. The kernel processes the remaining units in further rounds.
+    /// Returns the number of blocks for `units` units, of which a block processes `per_block` at a time, but
+    /// at most `most`. The kernel processes the remaining units in further rounds.
     pub(super) fn grid(&self, units: usize, per_block: usize, most: Most) -> u32 {
         let most = match most {
             Most::PerMultiprocessor(blocks) => {
@@ -139,7 +139,7 @@ impl Launch<'_> {
         u32::try_from(units.div_ceil(per_block)).map_or(most, |blocks| blocks.clamp(1, most))
     }
 
-    /// Launches the kernel.
+    /// Launches the kernel with `grid` blocks of `block` threads.
     ///
     /// # Safety
     /// As for [`Driver::launch`].

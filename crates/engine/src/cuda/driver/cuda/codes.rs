@@ -62,9 +62,9 @@ pub(super) fn fault(code: Code) -> Fault {
     }
 }
 
-/// Returns the fault of a code if there is no context yet. Then nothing is broken, and a later
-/// attempt may succeed. For example, another process may use the device exclusively, or the
-/// device's daemon may not have started.
+/// Returns the fault of a code from a function that ran without a context. Without a context nothing is
+/// broken, and a later attempt may succeed. For example, another process may use the device exclusively, or
+/// the device's daemon may not have started.
 pub(super) fn fault_without_context(code: Code) -> Fault {
     match fault(code) {
         Fault::OutOfMemory => Fault::OutOfMemory,

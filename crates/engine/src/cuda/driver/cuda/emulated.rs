@@ -45,8 +45,8 @@ macro_rules! mistakes {
             vec![$({
                 unsafe extern "C" fn wrong($($argument: $type),*) -> Code {
                     #[allow(unused_unsafe, reason = "some do not call the function")]
-                    // SAFETY: the emulated driver checks its arguments. Memory is accessed within
-                    // allocations, or the emulated driver refuses.
+                    // SAFETY: the emulated driver checks its arguments. It accesses memory only within
+                    // allocations, or refuses.
                     unsafe {
                         $body
                     }

@@ -25,7 +25,7 @@ const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
 /// The format of the compressed streams in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFormat {
-    /// LZ4 blocks.
+    /// Each stream is an LZ4 block.
     Lz4,
     /// Each stream is a Zstandard frame.
     Zstd,
