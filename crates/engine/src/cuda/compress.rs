@@ -57,7 +57,7 @@ pub(super) fn compress(
     ))
 }
 
-/// Returns the slots that receive the frames of `count` subchunks.
+/// Returns the regions of the frames of `count` subchunks, with `failed` as the flags of failed subchunks.
 fn frames(
     session: &Session<'_>,
     buffers: &Buffers,
@@ -98,7 +98,7 @@ fn compress_some(
     let mut inputs = slots;
     if let Some((shuffle_of, blocks)) = compression.shuffled() {
         inputs.span = lane.device(buffers.shuffled);
-        // SAFETY: the lane's regions, in one stream.
+        // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
         run(TimedStage::Shuffle, &|| unsafe {
             shuffle(driver, stream, shuffle_of, slots, inputs, blocks)
         })?;
@@ -135,9 +135,10 @@ fn compress_some(
     // batch.
     lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
     lane.set(stream, buffers.statuses, NO_ANSWER)?;
-    // SAFETY: the lane's regions, in one stream. `chunk_tables` writes tables of the chunks in the slots, and
-    // of the slots for streams, at multiples of nvCOMP's alignments. By these alignments, `Buffers` and
-    // `Sizing` chose the strides, and `Prepared` checked the blocks.
+    // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `chunk_tables`
+    // writes tables of the chunks in the slots, and of the slots for streams, at multiples of nvCOMP's
+    // alignments. By these alignments, `Buffers` and `Sizing` chose the strides, and `Prepared` checked the
+    // blocks.
     run(TimedStage::Compress, &|| unsafe {
         chunk_tables(
             driver,
@@ -152,7 +153,7 @@ fn compress_some(
     })?;
 
     let frames = frames(session, buffers, slots.count, failed);
-    // SAFETY: the lane's regions, in one stream.
+    // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
     run(TimedStage::Frame, &|| unsafe {
         match compression.frame {
             CompressedFrameFormat::Zstd => {

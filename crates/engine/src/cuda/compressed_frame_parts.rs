@@ -243,7 +243,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     const BROKEN: Reason = "the header of a zstd frame is not one that a device takes";
     const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-    /// The largest window that every decoder has to support.
+    /// The number of bytes of the largest window that every zstd decoder has to support.
     const MOST_WINDOW: u64 = 8 << 20;
     const MOST_BLOCK: u64 = 128 << 10;
     let rest = frame.strip_prefix(&MAGIC).ok_or(BROKEN)?;

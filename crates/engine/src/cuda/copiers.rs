@@ -117,8 +117,7 @@ impl Copy<'_> {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
-    /// Returns the pieces of a row that are copied at once: `(pieces per row, bytes per piece)`.
-    /// Shares have about `share` bytes.
+    /// Returns `(pieces per row, bytes per piece)`. A piece is copied at once, and has at most `share` bytes.
     fn pieces_of_row(&self, share: usize) -> (usize, usize) {
         let pieces = self.row.div_ceil(share).max(1);
         (pieces, self.row.div_ceil(pieces).max(1))

@@ -1,4 +1,4 @@
-//! Counts what the CUDA engine does.
+//! Counters of the work of the CUDA engine.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

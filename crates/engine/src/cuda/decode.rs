@@ -182,7 +182,7 @@ impl Decoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back(true, &[])?;
         }
-        // All batches have come back, so all of their uploads are complete.
+        // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
         Ok(())
     }
@@ -305,7 +305,8 @@ impl Decoder<'_, '_> {
             let subchunks = subchunks(number, &batch);
             decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
         } else {
-            // SAFETY: the lane's regions, in one stream, after the copies to them.
+            // SAFETY: the spans are regions of the lane. The kernels on them run in one stream, after the
+            // copies to them.
             session.run(stream, TimedStage::Split, &mut timed, || unsafe {
                 split::split(
                     lane.driver,
@@ -330,8 +331,8 @@ impl Decoder<'_, '_> {
             for PlannedSlab { slab, scatter } in &*at_once {
                 let start = end;
                 end += slab.len() * element;
-                // SAFETY: the lane's regions, in one stream: the encoded bytes were split before,
-                // so the elements may overwrite them.
+                // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream: the
+                // encoded bytes were split before, so the elements may overwrite them.
                 unsafe {
                     scatter.enqueue_unscatter(
                         lane.driver,
@@ -374,7 +375,7 @@ impl Decoder<'_, '_> {
             for stage in 0..self.checksums() {
                 let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
                 let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
-                // SAFETY: the lane's regions, in one stream.
+                // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
                 unsafe {
                     crc32c::verify(
                         lane.driver,
@@ -534,7 +535,7 @@ impl Decoder<'_, '_> {
     /// Checks the results of comparing a batch's checksums. The results came before the batch's first slab.
     ///
     /// # Errors
-    /// A checksum is wrong. With a compressor, the error makes the host decode the shard again.
+    /// A checksum is wrong. With a compressor, the error makes the host decode the shard.
     fn check_checksums(&self, batch: &EnqueuedBatch) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());

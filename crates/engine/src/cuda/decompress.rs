@@ -265,7 +265,8 @@ impl Decompression<'_> {
             session.run(stream, stage, timed, work)
         };
 
-        // SAFETY: the lane's regions, in one stream, after the copies to them.
+        // SAFETY: the spans are regions of the lane. The kernels on them run in one stream, after the copies
+        // to them.
         run(TimedStage::Split, &|| unsafe {
             let (offsets, sizes) = (lane.device(tables.offsets), lane.device(tables.sizes));
             split::split(driver, stream, dense, offsets, sizes, streams)?;
@@ -293,11 +294,11 @@ impl Decompression<'_> {
         // Chunks that nvCOMP leaves without a result count as failed.
         lane.set(stream, results.sizes, NO_ANSWER)?;
         lane.set(stream, results.statuses, NO_ANSWER)?;
-        // SAFETY: the lane's regions, in one stream. `upload` wrote the tables: each stream has its own slot,
-        // and the chunks lie within the slots and do not overlap. Both begin at multiples of nvCOMP's
-        // alignments, by which `Buffers` and `Prepared` chose the strides. `Options::with_device_decode` asks
-        // its caller that a compressor wrote the streams; everything that can be checked without
-        // decompressing them was checked.
+        // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `upload`
+        // wrote the tables: each stream has its own slot, and the chunks lie within the slots and do not
+        // overlap. Both begin at multiples of nvCOMP's alignments, by which `Buffers` and `Prepared` chose
+        // the strides. `Options::with_device_decode` asks its caller that a compressor wrote the streams;
+        // everything that can be checked without decompressing them was checked.
         run(TimedStage::Decompress, &|| unsafe {
             self.prepared
                 .decompressor

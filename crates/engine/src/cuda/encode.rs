@@ -150,7 +150,7 @@ struct ShardEncoder<'a, 'l> {
     filled: Option<Filled>,
     /// The slabs in the ring of device memory.
     staged: VecDeque<Staged>,
-    /// The stages of the batch whose slabs are being enqueued.
+    /// The measured stages of the batch whose slabs are being enqueued.
     timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<DensePiece>,
@@ -218,7 +218,7 @@ pub fn encode(
     // to `end`, which `check_place` keeps within the capacity.
     let mut bytes = unsafe { allocate::assume_filled(output, end) };
     if bytes.capacity() - bytes.len() > tail.saturating_add(bytes.len()) {
-        // Mostly empty subchunks: do not keep room for all of them.
+        // Most subchunks are empty: do not keep the memory that they do not need.
         bytes.shrink_to(end + tail);
     }
     Ok(EncodedShard { bytes, extents })
@@ -251,7 +251,7 @@ impl ShardEncoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back()?;
         }
-        // All batches have come back, so all of their uploads are complete.
+        // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
         Ok(())
     }

@@ -463,7 +463,7 @@ impl Engine for CudaEngine {
     }
 }
 
-/// Checks that a device can run `chain`, and may by `levels`.
+/// Checks that a device can run `chain`, and that `levels` allow it.
 ///
 /// # Errors
 /// The reason why a device cannot run the chain, or why `levels` keep it on the host.

@@ -106,7 +106,8 @@ impl DeviceEncoding<'_> {
     ) -> Result<(), DriverError> {
         let (lane, (workspace, stream)) = (session.lane, session.workspace(regions));
         session.run(stream, TimedStage::Scatter, timed, || {
-            // SAFETY: the lane's regions, ordered by the edges of the caller.
+            // SAFETY: the spans are regions of the lane, and the edges of the caller order all operations on
+            // them.
             unsafe {
                 slab.scatter.enqueue_scatter(
                     lane.driver,
@@ -162,7 +163,8 @@ impl DeviceEncoding<'_> {
             let (offsets, scratch) = (lane.device(offsets), lane.device(regions.scratch));
             let dense = lane.device(regions.dense.part(0..sizing.encoded * count));
             let driver = lane.driver;
-            // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
+            // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream; the sizes
+            // are at most a slot's.
             unsafe {
                 aggregate::permute_sizes(
                     driver,
@@ -209,8 +211,8 @@ fn checksums(
     let lane = session.lane;
     session.run(stream, TimedStage::Crc32c, timed, || {
         for stage in 0..number {
-            // SAFETY: the lane's regions, in one stream; the slots were sized with room for the
-            // checksums.
+            // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream; the slots
+            // were sized with room for the checksums.
             unsafe {
                 crc32c::append(lane.driver, stream, slots, lengths(stage), stored)?;
             }

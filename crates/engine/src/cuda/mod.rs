@@ -1,8 +1,10 @@
-//! The CUDA engine: stages in order of use, one file each, above a seam that is simulated in tests.
+//! The CUDA engine: stages in order of use, one file each, above the interface `driver`. Tests simulate the
+//! driver.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
+//! | `driver` | the interface to a device: allocate, copy, launch, record, wait; the CUDA driver, and a
+//! simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |

@@ -150,7 +150,7 @@ mod affinity {
     /// Returns the processors that the thread `thread` may use; 0 is the calling thread.
     pub(super) fn get(thread: u32) -> io::Result<Vec<usize>> {
         let mut mask: Mask = [0; MOST / WORD];
-        // SAFETY: writes at most the size of the mask.
+        // SAFETY: the function writes at most the size of the mask.
         let result = unsafe {
             libc::sched_getaffinity(
                 thread.cast_signed(),
@@ -171,7 +171,7 @@ mod affinity {
         for cpu in cpus.iter().filter(|cpu| **cpu < MOST) {
             mask[cpu / WORD] |= 1 << (cpu % WORD);
         }
-        // SAFETY: reads the mask.
+        // SAFETY: the function reads the mask.
         let result = unsafe { libc::sched_setaffinity(0, size_of::<Mask>(), mask.as_ptr().cast()) };
         if result != 0 {
             return Err(io::Error::last_os_error());

@@ -195,7 +195,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         Copy::strided(
             (shard.add(offset), &strides),
@@ -219,7 +219,7 @@ pub(super) unsafe fn copy_to_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         Copy::strided(
             (from, &dense),

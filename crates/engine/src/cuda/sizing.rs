@@ -38,7 +38,8 @@ pub(super) struct BatchRegions {
     pub(super) failed: Region,
     /// In device memory, a `u32` per checksum of each slot: whether the checksum is wrong.
     pub(super) bad: Region,
-    /// In device memory, a `u64` per slot: the number of encoded bytes.
+    /// In device memory, a `u64` per place: the number of encoded bytes of the subchunk in this place; when
+    /// decoding, a `u64` per slot.
     pub(super) sizes: Region,
     /// In device memory, a `u32` per place in the order of the shards: the number of the subchunk in this
     /// place.

@@ -99,7 +99,7 @@ pub(crate) unsafe fn permute_sizes(
         kernel: "permute_sizes",
     };
     let most = TUNING.permute_most;
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { permute_sizes_as(launch, permutation, sizes, present, permuted, source, most) }
 }
 
@@ -137,7 +137,7 @@ unsafe fn permute_sizes_as(
         return Ok(());
     }
     if padded_slots > subchunks {
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe {
             launch.driver.fill(launch.stream, permuted, 0)?;
             launch.driver.fill(launch.stream, source, 0)?;
@@ -183,7 +183,7 @@ pub(crate) unsafe fn scan(
     scratch: DeviceSpan,
     count: usize,
 ) -> Result<(), DriverError> {
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         scan_as(
             driver,
@@ -305,7 +305,7 @@ pub unsafe fn gather(
         kernel: "gather",
     };
     let most = TUNING.gather_most;
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { gather_as(launch, slots, source, offsets, runs, dense, most) }
 }
 

@@ -21,7 +21,7 @@ pub(crate) unsafe fn crc32(
     checksums: DeviceSpan,
 ) -> Result<(), DriverError> {
     let teams = (crc32c::team(driver, slots), crc32c::MOST);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { by_teams(driver, stream, slots, lengths, stored, checksums, teams) }
 }
 

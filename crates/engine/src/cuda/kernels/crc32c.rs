@@ -54,7 +54,7 @@ pub unsafe fn append(
         kernel: "crc32c_append",
     };
     let team = team(driver, slots);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         run(
             launch,
@@ -88,7 +88,7 @@ pub(crate) unsafe fn verify(
         kernel: "crc32c_verify",
     };
     let team = team(driver, slots);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         run(
             launch,

@@ -284,7 +284,7 @@ impl Reduce {
         let each = (MOST / self.per_slice).max(1);
         for begin in (0..windows.count).step_by(each) {
             let count = each.min(windows.count - begin);
-            // SAFETY: the caller promises the same.
+            // SAFETY: this function has the same requirements, which its caller keeps.
             unsafe { self.launch(driver, stream, windows, reduced, begin, count)? };
         }
         Ok(())

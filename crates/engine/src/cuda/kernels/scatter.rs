@@ -173,7 +173,7 @@ impl SlabScatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Read, Access::Write, Access::Update];
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe { self.launch(0, driver, stream, (slab, slots, flags, fill), access) }
     }
 
@@ -197,7 +197,7 @@ impl SlabScatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Write, Access::Read, Access::Read];
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe { self.launch(1, driver, stream, (slab, slots, present, fill), access) }
     }
 

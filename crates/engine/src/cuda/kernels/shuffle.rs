@@ -8,7 +8,7 @@ const BLOCK: u32 = 256;
 
 /// The sizes by which launches divide their work.
 pub struct ShuffleTuning {
-    /// The most bytes that a block of threads moves at a time, as in the kernels.
+    /// The most bytes that a block of threads moves at a time, the same number as in the kernels.
     tile: usize,
     most: Most,
 }
@@ -64,7 +64,7 @@ pub unsafe fn shuffle(
         stream,
         kernel: FORWARD[what as usize],
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn unshuffle(
         stream,
         kernel: BACK[what as usize],
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 

@@ -149,7 +149,7 @@ impl Launch<'_> {
         block: u32,
         args: &[Arg<'_>],
     ) -> Result<(), DriverError> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe {
             self.driver
                 .launch(self.stream, self.kernel, Dims { grid, block }, args)

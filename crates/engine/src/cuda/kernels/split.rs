@@ -40,7 +40,7 @@ pub unsafe fn split(
         stream,
         kernel: "split",
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { split_as(launch, shards, offsets, sizes, slots, TUNING.most) }
 }
 

@@ -75,7 +75,7 @@ pub(super) unsafe fn unpadded<'c>(
     let to = bytes.as_mut_ptr();
     let pieces = padding.pieces(at, bytes.len());
     let copies = pieces.iter().map(|piece| {
-        // SAFETY: the caller promises the same. The places of the rows in `bytes` are those of the pieces.
+        // SAFETY: this function has the same requirements, which its caller keeps. The places of the rows in `bytes` are those of the pieces.
         unsafe {
             Copy::strided(
                 (from.add(piece.to), &piece.to_strides),
@@ -347,7 +347,7 @@ impl BatchInput for CudaInput {
         }
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         let captured = unsafe { lane.driver.is_captured(bytes.stream) };
         if shared.device().watch(captured)? {
             return Err(EngineError::Unsuitable(
@@ -355,7 +355,7 @@ impl BatchInput for CudaInput {
             ));
         }
         let put = self.pad_on_device(lane).and_then(|()| {
-            // SAFETY: the caller promises the same.
+            // SAFETY: this function has the same requirements, which its caller keeps.
             unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }
         });
         let put = shared.device().watch(put);

@@ -42,7 +42,7 @@ pub(super) unsafe fn read_from_device(
     };
     let event = reusable.event;
     reusable.handle = lane.driver.event_handle(event)?;
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
     lane.driver.wait(lane.up, event, MADE_WAIT)?;
     let largest = lane.driver.device().largest_pitch;

@@ -197,7 +197,7 @@ impl Padding {
         }
         let step = axis.rows;
         let (whole, whole_end) = (rows.start.div_ceil(step), rows.end / step);
-        // `of_step` are the rows within one step, as the faster axes count them.
+        // `of_step` is the range of rows within one step, in the numbers of the faster axes.
         let mut part = |number: usize, of_step: Range<usize>| {
             let at = from + (number * step + of_step.start - rows.start) * self.row;
             self.boxes(faster, (at, to + number * axis.padded), of_step, pieces);

@@ -21,8 +21,8 @@ const DRAINED: Site = Site("synchronise: a stream is empty after a batch has fai
 /// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded batch";
 
-/// A stream's lane and buffers. Every owner of a buffer also holds a reference to it, so the lane is freed
-/// when the last owner is dropped, on any thread.
+/// A stream's lane and buffers. Every owner of a buffer also holds an `Arc` of the `StreamLane`, so the lane
+/// is freed when the last owner is dropped, on any thread.
 pub(super) struct StreamLane {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
@@ -296,7 +296,7 @@ impl StreamLane {
         self.returned.came_back();
     }
 
-    /// Returns whether [`take_output`](Self::take_output) does not block.
+    /// Returns whether [`take_output`](Self::take_output) returns at once.
     pub(super) fn has_output(&self) -> bool {
         let outputs = lock(&self.outputs);
         !outputs.free.is_empty() || outputs.all == 0

@@ -41,7 +41,7 @@ impl CudaDriver {
     pub(super) fn error(&self, code: Code, operation: String) -> DriverError {
         let error = self.told(code, operation, codes::fault(code));
         if error.fault == Fault::Sticky {
-            // Another thread may have set its error first. Either error will do.
+            // Another thread may have stored its error first. Either error can be reported.
             let _ = self.broken.set(error.clone());
         }
         error

@@ -40,7 +40,7 @@ impl Mistake {
 
 macro_rules! mistakes {
     ($($name:literal: $function:ident = |$($argument:ident: $type:ty),*| $body:expr;)*) => {
-        /// Returns all mistakes that tests know.
+        /// Returns all mistakes that tests make.
         pub fn mistakes() -> Vec<Mistake> {
             vec![$({
                 unsafe extern "C" fn wrong($($argument: $type),*) -> Code {

@@ -85,7 +85,7 @@ impl CudaDriver {
         let mut context = ptr::null_mut();
         let operation = || "retain the primary context".to_owned();
         let code = self.code(&operation, |functions| {
-            // SAFETY: writes the context.
+            // SAFETY: the function writes the context.
             unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device) }
         })?;
         if code != SUCCESS {
@@ -137,7 +137,7 @@ impl CudaDriver {
             flags |= CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         }
         self.run(operation, |functions| {
-            // SAFETY: writes the event.
+            // SAFETY: the function writes the event.
             unsafe { (functions.cuEventCreate)(&raw mut event, flags) }
         })?;
         Ok(Handle(event))
@@ -190,7 +190,7 @@ impl Driver for CudaDriver {
         capture::restore(self.functions);
         let operation = || "restore the thread's context".to_owned();
         let mut context = ptr::null_mut();
-        // SAFETY: writes the context that was current.
+        // SAFETY: the function writes the context that was current.
         match unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut context) } {
             SUCCESS if self.context.get().is_some_and(|own| own.0 == context) => Ok(()),
             SUCCESS => {
@@ -206,7 +206,7 @@ impl Driver for CudaDriver {
         let (mut free, mut total) = (0, 0);
         let operation = || "ask for the free memory".to_owned();
         self.run(operation, |functions| {
-            // SAFETY: writes two numbers.
+            // SAFETY: the function writes two numbers.
             unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }
         })?;
         Ok(free)
@@ -216,7 +216,7 @@ impl Driver for CudaDriver {
         let mut memory = 0;
         let operation = || format!("allocate {len} bytes of device memory");
         self.run(operation, |functions| {
-            // SAFETY: writes an address.
+            // SAFETY: the function writes an address.
             unsafe { (functions.cuMemAlloc_v2)(&raw mut memory, len) }
         })?;
         Ok(DeviceMemory(memory))
@@ -239,7 +239,7 @@ impl Driver for CudaDriver {
         let mut memory = ptr::null_mut();
         let operation = || format!("allocate {len} bytes of pinned memory");
         self.run(operation, |functions| {
-            // SAFETY: writes an address.
+            // SAFETY: the function writes an address.
             unsafe { (functions.cuMemHostAlloc)(&raw mut memory, len, flags) }
         })?;
         NonNull::new(memory.cast())
@@ -262,7 +262,7 @@ impl Driver for CudaDriver {
         let mut stream: CUstream = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let created = self.run(operation, |functions| {
-            // SAFETY: writes the stream.
+            // SAFETY: the function writes the stream.
             unsafe { (functions.cuStreamCreate)(&raw mut stream, flags) }
         });
         if let Err(error) = created {
@@ -443,17 +443,17 @@ impl Driver for CudaDriver {
         match (from, to) {
             (Span::Pinned(from), Span::Device(to)) => self.run(operation, |functions| {
                 let (from, to) = (pinned_address(from), address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyHtoDAsync_v2)(to, from, len, stream) }
             }),
             (Span::Device(from), Span::Pinned(to)) => self.run(operation, |functions| {
                 let (from, to) = (address(from), pinned_address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyDtoHAsync_v2)(to, from, len, stream) }
             }),
             (Span::Device(from), Span::Device(to)) => self.run(operation, |functions| {
                 let (from, to) = (address(from), address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyDtoDAsync_v2)(to, from, len, stream) }
             }),
             (Span::Pinned(_), Span::Pinned(_)) => {

@@ -66,7 +66,7 @@ impl CudaDriver {
     pub(crate) fn count() -> Result<usize, DriverError> {
         let functions = initialized()?;
         let mut count = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceGetCount)(&raw mut count) };
         succeed(functions, code, "count the CUDA devices", None)?;
         Ok(usize::try_from(count).unwrap_or(0))
@@ -92,13 +92,13 @@ impl CudaDriver {
         let mut device: CUdevice = 0;
         // The driver refuses a number that is out of range.
         let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
-        // SAFETY: writes the device.
+        // SAFETY: the function writes the device.
         let code = unsafe { (functions.cuDeviceGet)(&raw mut device, number) };
         check(code, "find the device")?;
 
         let attribute = |attribute, what: &str| {
             let mut value = 0;
-            // SAFETY: writes a number.
+            // SAFETY: the function writes a number.
             let code =
                 unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
             check(code, &format!("ask for {what}"))?;
@@ -129,14 +129,14 @@ impl CudaDriver {
         }
 
         let mut name = [0_u8; 256];
-        // SAFETY: writes at most 255 characters and a NUL.
+        // SAFETY: the function writes at most 255 characters and a NUL.
         let code = unsafe { (functions.cuDeviceGetName)(name.as_mut_ptr().cast(), 255, device) };
         check(code, "ask for the name")?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
 
         let mut total_memory = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut total_memory, device) };
         check(code, "ask for the size of the memory")?;
 
@@ -172,7 +172,7 @@ impl CudaDriver {
 fn pci_address(functions: &Functions, device: CUdevice) -> Option<PciAddress> {
     let number = |attribute| {
         let mut value = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
         (code == codes::SUCCESS).then_some(value)?.try_into().ok()
     };
@@ -208,7 +208,7 @@ fn initialized() -> Result<&'static Functions, DriverError> {
 fn initialize() -> Result<Functions, String> {
     let functions = Functions::load()?;
     let mut version = 0;
-    // SAFETY: writes a number; may be called before `cuInit`.
+    // SAFETY: the function writes a number; may be called before `cuInit`.
     let code = unsafe { (functions.cuDriverGetVersion)(&raw mut version) };
     if code != codes::SUCCESS {
         let reason = codes::describe(&functions, code);

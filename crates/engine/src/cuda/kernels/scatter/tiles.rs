@@ -234,7 +234,8 @@ fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
         if !BLOCK.is_multiple_of(faster) {
             return None;
         }
-        // A turn begins at a multiple of its units. The slowest digit never overflows.
+        // A turn is one round of a block, and begins at a multiple of `units`. The slowest digit never
+        // overflows.
         let turn = units / faster;
         if number == 0 || digit.extent.is_multiple_of(turn) {
             return Some((number, BLOCK / faster));
