@@ -207,10 +207,10 @@ impl Copiers {
         self.run_with(copies, None, threads, || ());
     }
 
-    /// Performs `copies` like [`run`](Self::run), where some copies write to `fresh`. Makes the pages of
-    /// `fresh` that these copies need. Meanwhile makes about `soon` bytes of the pages that the next copies
-    /// probably need. No copy will write from offset `end` on. The calling thread does `work` first, and
-    /// helps when `work` is done. Returns the result of `work`.
+    /// Performs `copies` like [`run`](Self::run), where some copies write to `fresh`. First lets the system
+    /// make the pages of `fresh` that these copies need. Meanwhile lets it make about `soon` bytes of the
+    /// pages that the next copies probably need. No copy will write from offset `end` on. The calling thread
+    /// does `work` first, and helps when `work` is done. Returns the result of `work`.
     ///
     /// # Safety
     /// The memory of `fresh` is allocated. Only copies of this function have written to it, and nothing else

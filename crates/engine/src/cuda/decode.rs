@@ -88,7 +88,7 @@ struct Decoder<'a, 'l> {
     encoded: &'a [u8],
     extents: &'a [Extent],
     output: Vec<u8>,
-    /// The pages of the output's memory that are not made yet.
+    /// The part of the output's memory whose pages the system has not made yet.
     fresh: Fresh,
     uploads: Uploads,
     batches: VecDeque<EnqueuedBatch>,

@@ -140,7 +140,7 @@ struct ShardEncoder<'a, 'l> {
     encoding: DeviceEncoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
-    /// The pages of the output's memory that are not made yet.
+    /// The part of the output's memory whose pages the system has not made yet.
     fresh: Fresh,
     extents: Vec<Extent>,
     /// The end, in the shard, of the batches whose offsets were read.

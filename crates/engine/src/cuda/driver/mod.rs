@@ -360,7 +360,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Enqueues a copy of `from` to `to` in `stream`. Both spans have the same length.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError>;
 
     /// Enqueues a copy of rows in `stream`. Each row of `from` is copied to the same row of `to`. The bytes
@@ -370,7 +370,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Also if the rows of `from` or of `to` overlap, or if a pitch is above [`DeviceInfo::largest_pitch`].
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn copy_rows(
         &self,
         stream: StreamId,
@@ -382,7 +382,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Enqueues a fill of `span` with `byte` in `stream`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError>;
 
     /// Compiles the kernels that are not compiled yet. Without this call, a kernel is compiled at its first
@@ -396,7 +396,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Enqueues the kernel `name` in `stream`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module. `args` match the kernel's parameters, and the
+    /// The caller keeps the rules that this module lists. `args` match the kernel's parameters, and the
     /// kernel stays within the spans.
     unsafe fn launch(
         &self,
@@ -410,7 +410,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `accesses`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module. `function` stays within the spans, and only
+    /// The caller keeps the rules that this module lists. `function` stays within the spans, and only
     /// enqueues work.
     unsafe fn call(
         &self,

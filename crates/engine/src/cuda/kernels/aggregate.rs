@@ -83,7 +83,7 @@ impl Lifting {
 /// A span is too short or misaligned, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn permute_sizes(
     driver: &dyn Driver,
     stream: StreamId,
@@ -174,7 +174,7 @@ pub(crate) fn scan_scratch_bytes(count: usize) -> usize {
 /// fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn scan(
     driver: &dyn Driver,
     stream: StreamId,
@@ -288,8 +288,8 @@ unsafe fn scan_as(
 /// A span is too short or misaligned (`dense` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. The offsets begin at zero and do not decrease, no run
-/// is longer than a slot, and the source of each run that is not empty is a slot.
+/// The caller keeps the rules that the module `driver` lists. The offsets begin at zero and do not decrease,
+/// no run is longer than a slot, and the source of each run that is not empty is a slot.
 pub unsafe fn gather(
     driver: &dyn Driver,
     stream: StreamId,

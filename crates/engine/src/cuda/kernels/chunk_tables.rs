@@ -45,7 +45,7 @@ pub struct ChunkTables {
 /// A span is too short or misaligned, slots do not match the chunks, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn chunk_tables(
     driver: &dyn Driver,
     stream: StreamId,

@@ -11,7 +11,8 @@ use crate::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 /// A span is too short or misaligned, [`Lengths::All`] is longer than a slot, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each length in [`Lengths::Each`] is at most the stride.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] is at most the
+/// stride.
 pub(crate) unsafe fn crc32(
     driver: &dyn Driver,
     stream: StreamId,

@@ -39,8 +39,8 @@ const TUNING: ChecksumTuning = ChecksumTuning {
 /// fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each length in [`Lengths::Each`] leaves room for a checksum
-/// within the stride.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] leaves room
+/// for a checksum within the stride.
 pub unsafe fn append(
     driver: &dyn Driver,
     stream: StreamId,
@@ -108,8 +108,8 @@ pub(crate) unsafe fn verify(
 /// changes the lengths.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each length in [`Lengths::Each`] is at most the stride less
-/// `behind`.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] is at most the
+/// stride less `behind`.
 pub(super) unsafe fn run(
     launch: Launch<'_>,
     slots: Slots,

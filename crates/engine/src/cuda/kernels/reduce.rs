@@ -270,7 +270,7 @@ impl Reduce {
     /// A span is too short or misaligned, or the driver fails.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub(crate) unsafe fn enqueue(
         &self,
         driver: &dyn Driver,
@@ -293,7 +293,7 @@ impl Reduce {
     /// Launches the kernel for `count` windows, beginning with the window `begin`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     unsafe fn launch(
         &self,
         driver: &dyn Driver,

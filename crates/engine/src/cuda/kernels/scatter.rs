@@ -162,7 +162,7 @@ impl SlabScatter {
     /// A span is too short or misaligned, or the driver fails.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub unsafe fn enqueue_scatter(
         &self,
         driver: &dyn Driver,
@@ -186,7 +186,7 @@ impl SlabScatter {
     /// The errors are those of [`enqueue_scatter`](Self::enqueue_scatter).
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub unsafe fn enqueue_unscatter(
         &self,
         driver: &dyn Driver,
@@ -202,7 +202,7 @@ impl SlabScatter {
     }
 
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     unsafe fn launch(
         &self,
         direction: usize,

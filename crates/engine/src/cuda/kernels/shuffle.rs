@@ -50,7 +50,7 @@ pub struct BloscBlocks {
 /// or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn shuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -71,7 +71,7 @@ pub unsafe fn shuffle(
 /// Enqueues the inverse of [`shuffle`].
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn unshuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -90,7 +90,7 @@ pub(crate) unsafe fn unshuffle(
 }
 
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 unsafe fn run(
     launch: Launch<'_>,
     from: Slots,

@@ -26,7 +26,7 @@ const TUNING: SplitTuning = SplitTuning {
 /// A span is too short or misaligned (`shards` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn split(
     driver: &dyn Driver,
     stream: StreamId,

@@ -67,10 +67,10 @@ impl Compressor {
     /// causes no error: see [`CompressBatch::statuses`].
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver. When the stream executes the call, the tables hold the
-    /// values that the batch's fields describe. Chunks and output slots are within `inputs` and `outputs`, at
-    /// multiples of nvCOMP's alignments. No two output slots overlap. The chunks are not larger than the
-    /// requirements allow.
+    /// The caller keeps the rules that the module `driver` lists. When the stream executes the call, the
+    /// tables hold the values that the batch's fields describe. Chunks and output slots are within `inputs`
+    /// and `outputs`, at multiples of nvCOMP's alignments. No two output slots overlap. The chunks are not
+    /// larger than the requirements allow.
     pub unsafe fn compress(
         &self,
         driver: &dyn Driver,

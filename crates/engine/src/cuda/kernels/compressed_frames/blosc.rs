@@ -88,7 +88,7 @@ pub(crate) fn blosc_bound(blocks: BloscBlocks) -> Option<usize> {
 /// [`blosc_bound`], Blosc has no frames of this size, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_blosc(
     driver: &dyn Driver,
     stream: StreamId,

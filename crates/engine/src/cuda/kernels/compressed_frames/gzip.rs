@@ -18,7 +18,7 @@ pub(crate) const GZIP_OVERHEAD: usize = 18;
 /// A span is too short or misaligned, slots overlap or do not match, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_gzip(
     driver: &dyn Driver,
     stream: StreamId,

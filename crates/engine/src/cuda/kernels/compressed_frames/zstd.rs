@@ -19,7 +19,7 @@ pub(crate) const ZSTD_OVERHEAD: usize = 8;
 /// driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_zstd(
     driver: &dyn Driver,
     stream: StreamId,
