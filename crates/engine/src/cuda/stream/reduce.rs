@@ -66,7 +66,7 @@ fn wait_for_source(
 }
 
 impl StreamLane {
-    /// See [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
+    /// Implements [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
     pub(super) fn reduce(
         self: &Arc<Self>,
         windows: Windows<'_>,
@@ -126,7 +126,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// See [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
+    /// Implements [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
     pub(super) fn keep(
         self: &Arc<Self>,
         above: &mut dyn BatchInput,
@@ -162,7 +162,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// See [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
+    /// Implements [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
     pub(super) fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
         let reduction = planned(self)?;
         let mut kept = self.kept();
