@@ -3,7 +3,7 @@
 //! On corrupt input, nvCOMP's decompressors hang, fault, or write anything within their outputs. So the host
 //! checks the structure of the frames before anything is launched: the headers, and that all sizes and
 //! offsets in them match the frame. The contents of the compressed streams are not checked, so a device must
-//! decode trusted data only. Before that, the host compares the checksums that the chain has after the
+//! decode trusted data only. Before this check, the host compares the checksums that the chain has after the
 //! compressor. With such a checksum, no accidental damage reaches the device.
 //!
 //! If a device cannot take a frame, the host decodes the shard, whether the frame is legal or not:

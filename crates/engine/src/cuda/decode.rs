@@ -151,8 +151,8 @@ pub(super) fn decode(
     if decoder.written != len {
         return Err(EngineError::Internal("a slab of the output is missing"));
     }
-    // SAFETY: the slabs of all batches are the elements of the shard, each element once. As many bytes were
-    // written.
+    // SAFETY: the slabs of all batches are the elements of the shard, each element once. By the check, all
+    // of these bytes were written.
     Ok(unsafe { allocate::assume_filled(decoder.output, len) })
 }
 
