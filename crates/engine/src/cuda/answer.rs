@@ -6,16 +6,16 @@ use super::session::Session;
 use super::sizing::BatchRegions;
 use crate::layout::ShardPermutation;
 
-/// The offsets of all places, and for each subchunk whether the compressor failed on it. `failed`
-/// is empty if there is no compressor.
+/// The offsets of all places in the shard, and for each subchunk whether the compressor failed on the
+/// subchunk. `failed` is empty if the chain has no compressor.
 pub(super) struct Answer {
     offsets: Vec<u64>,
     failed: Vec<bool>,
 }
 
 impl Answer {
-    /// Reads the device's answer about the batch in `regions`. The caller has synchronised with the
-    /// copy of that answer.
+    /// Reads the device's answer about the batch in `regions`. The caller has waited until the answer was
+    /// copied to pinned memory.
     pub(super) fn read(
         session: &Session<'_>,
         regions: &BatchRegions,
@@ -38,21 +38,22 @@ impl Answer {
         })
     }
 
-    /// Returns whether the compressor failed on a subchunk; `None` if there is no compressor.
+    /// Returns whether the compressor failed on `subchunk`; `None` if the chain has no compressor.
     pub(super) fn has_failed(&self, subchunk: usize) -> Option<bool> {
         self.failed.get(subchunk).copied()
     }
 
-    /// Returns the subchunks that the host has to encode, in ascending order.
+    /// Returns the subchunks that the host has to encode because the compressor failed on them, in ascending
+    /// order.
     pub(super) fn failed(&self) -> impl Iterator<Item = usize> {
         let failed = self.failed.iter().enumerate();
         failed.filter_map(|(number, failed)| failed.then_some(number))
     }
 
-    /// Returns where the bytes of `place` end. They have to begin at `start`.
+    /// Returns where the bytes of `place` end in the encoded batch. These bytes have to begin at `start`.
     ///
     /// # Errors
-    /// The offsets are impossible: the bytes do not begin at `start`, or end before it.
+    /// The offsets are impossible: the bytes do not begin at `start`, or end before `start`.
     pub(super) fn end_of(
         &self,
         session: &Session<'_>,
@@ -72,9 +73,9 @@ impl Answer {
         Err(wrong_answer(session, &what))
     }
 
-    /// Checks that `subchunk` can have `len` bytes. Without a compressor, it has the full encoded
-    /// size. With one, it has at most that, and 0 where the compressor failed. A subchunk that is
-    /// not stored has 0.
+    /// Checks that an encoded `subchunk` can have `len` bytes. Without a compressor, every encoded subchunk
+    /// has the full encoded size. With a compressor, it has at most the full size, and 0 bytes where the
+    /// compressor failed. A subchunk that is not stored has 0 bytes.
     ///
     /// # Errors
     /// The length is impossible.
@@ -101,7 +102,7 @@ impl Answer {
     }
 }
 
-/// Returns the error of an impossible answer from the device.
+/// Returns the error for an impossible answer of the device. `what` says what is impossible.
 pub(super) fn wrong_answer(session: &Session<'_>, what: &str) -> DriverError {
     let reason = format!("the device returned an impossible table of offsets: {what}");
     session.refused("aggregating subchunks", &reason)

@@ -1,32 +1,33 @@
-//! The memory of a lane: three allocations, each divided into regions. All other modules that size
-//! a lane build on this one.
+//! The memory of a lane: three allocations, each divided into regions. All other modules that compute the
+//! sizes of a lane's memory use this module.
 
 use std::ops::Range;
 
 use crate::contract::BufferBytes;
 
-/// The tuned parameters.
+/// The parameters of the CUDA engine that measurements chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Bytes that are staged and scattered at once: enough to be worth the start of a copy. Shards
-    /// of more than [`SLABS`](Self::SLABS) slabs have longer ones, up to `long_slab`.
+    /// The number of bytes that are staged and scattered at once: enough to be worth the start of a copy.
+    /// Shards of more than [`SLABS`](Self::SLABS) slabs have longer slabs, of up to `long_slab` bytes.
     pub slab: usize,
     pub long_slab: usize,
-    /// Slabs in flight at once, in each direction.
+    /// The number of slabs that are in flight at once, in each direction.
     pub ring: usize,
-    /// Decoded bytes of a batch, the subchunks that are aggregated at once: a few slabs, so that
-    /// copies back to the host begin early. A batch has at least two slabs.
+    /// The number of decoded bytes of a batch, whose subchunks are aggregated at once. A batch has a few
+    /// slabs, so that copies back to the host begin early, and at least two.
     pub batch: usize,
-    /// The same for chains with a compressor, over all streams of kernels.
+    /// The number of decoded bytes of a batch for chains with a compressor, over all streams of kernels.
     pub compressed_batch: usize,
-    /// Subchunks that are compressed at once, over all streams of kernels, for each multiprocessor
-    /// of a device: fewer would leave some idle. Batches of fewer subchunks are made longer.
+    /// The number of subchunks that are compressed at once, over all streams of kernels, for each
+    /// multiprocessor of a device. Fewer subchunks would leave some multiprocessors idle, so a batch of fewer
+    /// is made longer.
     pub per_multiprocessor: usize,
-    /// Batches in flight at once. One is copied to the device and one is copied back, while the
+    /// The number of batches in flight at once. One is copied to the device and one is copied back, while the
     /// kernels process the batch in between.
     pub batches: usize,
-    /// Streams of kernels, at most [`STREAMS`](Self::STREAMS): batches of one shard whose kernels
-    /// may run at the same time.
+    /// The number of CUDA streams that run kernels, at most [`STREAMS`](Self::STREAMS). Kernels of different
+    /// batches of one shard may run at the same time in different streams.
     pub streams: usize,
     /// Parts of a stream's batch with at most this many bytes are copied to the host together, and
     /// the host moves them to their places. A call of the driver for each part would take longer.
@@ -34,7 +35,8 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
+    /// Parameters so small that a shard of a few KiB has many batches of many slabs, and every ring wraps
+    /// around.
     #[cfg(any(test, feature = "fakes"))]
     pub const TINY: Self = Self {
         slab: 384,
@@ -60,14 +62,14 @@ impl Tuning {
         small_part: 16 << 10,
     };
 
-    /// A shard of more slabs than this has longer ones: the first copy to the device, and the last
-    /// one back, overlap with nothing.
+    /// The most slabs of the shortest length that a shard has. A larger shard has longer slabs, because the
+    /// first copy to the device, and the last copy back, overlap with nothing.
     pub const SLABS: usize = 32;
 
-    /// The most streams of kernels.
+    /// The most CUDA streams that run kernels.
     pub const STREAMS: usize = 3;
 
-    /// Returns the same, with the slabs of shards of `bytes`.
+    /// Returns these parameters, with the lengths of slabs and batches that shards of `bytes` bytes need.
     #[must_use]
     pub fn for_shards_of(self, bytes: usize) -> Self {
         let slab = (bytes / Self::SLABS).min(self.long_slab).max(self.slab);
@@ -79,19 +81,19 @@ impl Tuning {
         }
     }
 
-    /// Returns the number of streams of kernels.
+    /// Returns the number of CUDA streams that run kernels.
     pub(super) fn kernel_streams(&self) -> usize {
         self.streams.clamp(1, Self::STREAMS)
     }
 }
 
-/// Alignment of every buffer of a lane, in bytes.
+/// The alignment of every buffer of a lane, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Alignment of slots, in bytes: the widest load.
+/// The alignment of slots, in bytes: the widest load of a kernel.
 pub const SLOT_ALIGNMENT: usize = 16;
 
-/// Slots of at least this many bytes are aligned to cache lines.
+/// The least number of bytes of a slot that is aligned to a cache line, of `LINE` bytes.
 pub(super) const LONG_SLOT: usize = 4096;
 pub(super) const LINE: usize = 128;
 
@@ -118,11 +120,11 @@ impl Region {
     }
 }
 
-/// Divides one allocation.
+/// Divides one allocation into regions. The field is the number of bytes that regions take so far.
 #[derive(Debug, Default)]
 pub(super) struct Arena(usize);
 
-/// Divides all three allocations.
+/// Divides the three allocations of a lane into regions.
 #[derive(Debug, Default)]
 pub(super) struct Arenas {
     pub(super) device: Arena,
@@ -131,7 +133,7 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// Returns the number of bytes that were divided so far.
+    /// Returns the number of bytes that regions take so far, in each allocation.
     pub(super) fn capacity(&self) -> Capacity {
         Capacity {
             device: self.device.0,
@@ -143,7 +145,8 @@ impl Arenas {
 }
 
 impl Arena {
-    /// Returns the next `len` bytes; `None` if they are more than this machine can address.
+    /// Returns a region of the next `len` bytes; `None` if the allocation becomes larger than this machine
+    /// can address.
     pub(super) fn region(&mut self, len: usize) -> Option<Region> {
         let offset = self.0;
         self.0 = offset
@@ -154,25 +157,25 @@ impl Arena {
     }
 }
 
-/// The sizes of a lane's allocations, in bytes, and its streams.
+/// The sizes of a lane's allocations, in bytes, and the number of streams of the lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capacity {
     pub(super) device: usize,
     pub(super) pinned_in: usize,
     pub(super) pinned_out: usize,
-    /// Whether the host also reads the memory for uploads.
+    /// Whether the host also reads the pinned memory for uploads.
     pub(super) reads_uploads: bool,
-    /// Streams of kernels.
+    /// The number of CUDA streams that run kernels.
     pub(super) kernel_streams: usize,
 }
 
 impl Capacity {
-    /// Page-locked bytes in both directions.
+    /// Returns the number of page-locked bytes, of both directions.
     pub(super) fn pinned(&self) -> usize {
         self.pinned_in + self.pinned_out
     }
 
-    /// Returns the memory of a lane of this capacity.
+    /// Returns the bytes of memory that a lane of this capacity takes.
     pub(super) fn takes(&self) -> BufferBytes {
         BufferBytes {
             device: self.device,
@@ -181,7 +184,7 @@ impl Capacity {
         }
     }
 
-    /// Returns whether a lane of this capacity has room for one of `other`.
+    /// Returns whether everything that needs the capacity `other` fits into a lane of this capacity.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.device >= other.device
             && self.pinned_in >= other.pinned_in

@@ -8,10 +8,9 @@
 //! streams -> frames, their sizes, and which failed     frames
 //! ```
 //!
-//! All of it runs in one stream of kernels, in buffers that one batch uses at a time. The host does
-//! not wait in between. So subchunks that are not stored are compressed, too, as chunks of one
-//! byte, and their streams are not used. A subchunk on which nvCOMP fails gets no frame, and its
-//! flag in `failed` is set.
+//! All steps run in one CUDA stream, in buffers that one batch uses at a time. The host does not wait in
+//! between. So subchunks that are not stored are compressed, too, as chunks of one byte, and their streams
+//! are not used. A subchunk on which nvCOMP fails gets no frame, and its flag in `failed` is set.
 
 use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
@@ -26,9 +25,8 @@ use super::kernels::spans::{Lengths, Slots, sub_span};
 use super::nvcomp::CompressBatch;
 use super::session::{NO_ANSWER, Session, Timed};
 
-/// Enqueues the compression of `slots`, some subchunks at a time, and adds its stages to `timed`.
-/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress the
-/// subchunk.
+/// Enqueues the compression of `slots`, some subchunks at a time, and adds the measured stages to `timed`.
+/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress the subchunk.
 pub(super) fn compress(
     session: &Session<'_>,
     prepared: &Prepared,
@@ -59,7 +57,7 @@ pub(super) fn compress(
     ))
 }
 
-/// Returns the frames of `count` subchunks.
+/// Returns the regions of the frames of `count` subchunks, with `failed` as the flags of failed subchunks.
 fn frames(
     session: &Session<'_>,
     buffers: &Buffers,
@@ -79,7 +77,7 @@ fn frames(
     }
 }
 
-/// Enqueues the compression of subchunks that are compressed at once. The arguments are those of
+/// Enqueues the compression of as many subchunks as are compressed at once. The arguments are those of
 /// [`compress`].
 fn compress_some(
     session: &Session<'_>,
@@ -100,7 +98,7 @@ fn compress_some(
     let mut inputs = slots;
     if let Some((shuffle_of, blocks)) = compression.shuffled() {
         inputs.span = lane.device(buffers.shuffled);
-        // SAFETY: the lane's regions, in one stream.
+        // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
         run(TimedStage::Shuffle, &|| unsafe {
             shuffle(driver, stream, shuffle_of, slots, inputs, blocks)
         })?;
@@ -133,13 +131,14 @@ fn compress_some(
         output_sizes: streams.sizes,
         statuses: streams.statuses,
     };
-    // Chunks without a result from nvCOMP count as failed. This overwrites the results of an
-    // earlier batch.
+    // Chunks that nvCOMP leaves without a result count as failed. This overwrites the results of an earlier
+    // batch.
     lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
     lane.set(stream, buffers.statuses, NO_ANSWER)?;
-    // SAFETY: the lane's regions, in one stream. `chunks` writes the tables: chunks of the slots,
-    // and slots for streams, at multiples of the alignments. By these, `Buffers` and `Sizing` chose
-    // the strides, and `Prepared` checked the blocks.
+    // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `chunk_tables`
+    // writes tables of the chunks in the slots, and of the slots for streams, at multiples of nvCOMP's
+    // alignments. By these alignments, `Buffers` and `Sizing` chose the strides, and `Prepared` checked the
+    // blocks.
     run(TimedStage::Compress, &|| unsafe {
         chunk_tables(
             driver,
@@ -154,7 +153,7 @@ fn compress_some(
     })?;
 
     let frames = frames(session, buffers, slots.count, failed);
-    // SAFETY: the lane's regions, in one stream.
+    // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
     run(TimedStage::Frame, &|| unsafe {
         match compression.frame {
             CompressedFrameFormat::Zstd => {

@@ -1,10 +1,10 @@
 //! The compressed streams in the frames of a shard: where a device finds them.
 //!
-//! On corrupt input, nvCOMP's decompressors hang, fault, or write anything within their outputs. So
-//! the host checks the structure of the frames before anything is launched: the headers, and that
-//! all sizes and offsets in them match the frame. The contents of the compressed streams are not
-//! checked, so this is for trusted data. Checksums after the compressor are compared first. With
-//! these, no accidental damage reaches the device.
+//! On corrupt input, nvCOMP's decompressors hang, fault, or write anything within their outputs. So the host
+//! checks the structure of the frames before anything is launched: the headers, and that all sizes and
+//! offsets in them match the frame. The contents of the compressed streams are not checked, so a device must
+//! decode trusted data only. Before this check, the host compares the checksums that the chain has after the
+//! compressor. With such a checksum, no accidental damage reaches the device.
 //!
 //! If a device cannot take a frame, the host decodes the shard, whether the frame is legal or not:
 //! the host has the last word on the data.
@@ -21,38 +21,37 @@ use crate::layout::{Extent, SubchunkGrid};
 use crate::subchunk::stages;
 use crate::subchunk::stages::encoded_bound;
 
-/// Why the host decodes a shard. Counted by reason, so without numbers.
+/// The reason why the host decodes a shard. Shards are counted by reason, so the text contains no numbers.
 pub(super) type Reason = &'static str;
 
-/// Where the encoded bytes of a chunk are.
+/// The place of a chunk's encoded bytes in the encoded subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedFramePart {
     /// The offset from the begin of the encoded subchunk, in bytes.
     pub start: usize,
     pub len: usize,
-    /// Whether the chunk is stored as it is.
+    /// Whether the chunk is stored without compression.
     pub raw: bool,
 }
 
-/// The properties that all frames of a shard share.
+/// The properties that are the same for all frames of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedFrameLayout {
-    /// CRC32C stages in front of the compressor.
+    /// The number of CRC32C stages in front of the compressor.
     pub(super) before: usize,
     pub format: Format,
-    /// The chunks of a subchunk, each of which is decompressed separately.
+    /// The sizes of a subchunk's chunks. Each chunk is decompressed separately.
     pub chunking: Chunking,
     pub shuffle: Option<(Shuffle, BloscBlocks)>,
-    /// Whether chunks may be stored as they are.
+    /// Whether a chunk may be stored without compression.
     pub(super) raw: bool,
-    /// Bytes of an encoded subchunk, at most.
+    /// The most bytes of an encoded subchunk.
     pub(super) encoded: usize,
 }
 
 impl CompressedFrameLayout {
-    /// Returns the layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most
-    /// bytes of an encoded subchunk, without the bytes that Blosc has [beside its
-    /// streams](beside_streams).
+    /// Returns the layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of an
+    /// encoded subchunk, without the bytes that a Blosc frame has [beside its streams](beside_streams).
     fn of_frame(
         stage: &Stage,
         frame: &[u8],
@@ -73,7 +72,7 @@ impl CompressedFrameLayout {
         };
         Ok(match stage {
             Stage::Zstd { .. } => whole(Format::Zstd),
-            // The algorithm makes no difference here.
+            // Decompression is the same for every algorithm.
             Stage::Gzip { .. } => whole(Format::Deflate { algorithm: 0 }),
             Stage::Blosc(_) => {
                 let header = blosc(frame, bytes)?;
@@ -94,7 +93,8 @@ impl CompressedFrameLayout {
     }
 }
 
-/// Returns the number of bytes of a Blosc frame other than its streams and its header.
+/// Returns the number of bytes that a Blosc frame needs for the offsets of its blocks and the sizes of its
+/// streams.
 pub(super) fn beside_streams(chunking: Chunking) -> usize {
     chunking.blocks().saturating_mul(8)
 }
@@ -111,7 +111,7 @@ pub struct CompressedFrameParts {
 }
 
 impl CompressedFrameParts {
-    /// Returns the chunks of a subchunk; none, if it is not stored.
+    /// Returns the chunks of `subchunk`; an empty slice if the subchunk is not stored.
     pub fn of_subchunk(&self, subchunk: usize) -> &[CompressedFramePart] {
         let start = self.starts.get(subchunk).copied().flatten();
         let blocks = self.layout.chunking.blocks();
@@ -121,8 +121,8 @@ impl CompressedFrameParts {
     }
 }
 
-/// Returns the compressor of `chain`, and how many stages are before it; or the reason why a device
-/// decodes none of its shards.
+/// Returns the compressor of `chain`, and the number of stages before the compressor. The error is the reason
+/// why a device decodes no shards of the chain.
 fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
     let stages = chain.stages.iter().enumerate();
     let mut compressors = stages.filter(|(_, stage)| !stage.is_fixed_size());
@@ -138,22 +138,23 @@ fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
     }
 }
 
-/// Whether a device can decode shards of `chain`, which has a compressor.
+/// Checks that a device can decode shards of `chain`, which has a compressor. The error is the reason why it
+/// cannot.
 pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
     compressor(chain).map(|_| ())
 }
 
-/// Returns the most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+/// Returns the most bytes of an encoded subchunk, without the bytes that a Blosc frame has [beside its
 /// streams](beside_streams). `None` if they are more than a machine can address.
 ///
-/// Encoders other than the host's, including ours on a device, make longer frames of data that do
-/// not compress. The margin has room for these.
+/// Encoders other than the host's make longer frames of data that do not compress. The compressors on a
+/// device are such encoders. The margin has room for the longer frames.
 pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<usize> {
     let bound = encoded_bound(chain, grid.subchunk_bytes())?;
     bound.checked_add(bound / 4 + 256)
 }
 
-/// Finds the streams of the shard `encoded`.
+/// Finds the compressed streams of the encoded shard `encoded`.
 pub fn parse(
     job: &ShardJob<'_>,
     chain: &KnownChain,
@@ -236,13 +237,13 @@ pub fn parse(
 const ZSTD_CHECKSUM: Reason =
     "a zstd frame has a content checksum, which a device does not compare";
 
-/// Checks that `frame` is one zstd frame of `expected` bytes of content. If `tells`, its header has
-/// to contain the size of the content.
+/// Checks that `frame` is one zstd frame of `expected` bytes of content. If `tells`, the header of the frame
+/// has to contain the size of the content.
 fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     const BROKEN: Reason = "the header of a zstd frame is not one that a device takes";
     const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-    /// The largest window that every decoder has to support.
+    /// The number of bytes of the largest window that every zstd decoder has to support.
     const MOST_WINDOW: u64 = 8 << 20;
     const MOST_BLOCK: u64 = 128 << 10;
     let rest = frame.strip_prefix(&MAGIC).ok_or(BROKEN)?;
@@ -250,7 +251,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     if descriptor & 0b100 != 0 {
         return Err(ZSTD_CHECKSUM);
     }
-    // A reserved bit, and the bits of a dictionary.
+    // The reserved bit of the header, and the two bits of the dictionary's identifier.
     if descriptor & 0b1011 != 0 {
         return Err(BROKEN);
     }
@@ -319,9 +320,9 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
-/// decompression can tell where the member ends. So anything that looks like the border to another
-/// member is taken for one.
+/// Returns the compressed stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
+/// decompression can tell where the member ends. So any bytes that look like the border to a second member
+/// are an error.
 fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
@@ -366,12 +367,12 @@ fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Re
     Ok((part, u32::from_le_bytes(*checksum)))
 }
 
-/// Returns whether `stream` has bytes that look like the size of a member of at most `most` bytes,
-/// followed by the header of the next member. In a stream of 64 KiB, this happens by chance about
-/// once in 10⁸ times.
+/// Returns whether `stream` contains four bytes that look like the size of a gzip member of at most `most`
+/// bytes, followed by the header of the next member. In a stream of 64 KiB, this happens by chance about once
+/// in 10⁸ times.
 fn has_border(stream: &[u8], most: usize) -> bool {
     const FIRST: u8 = 0x1f;
-    /// Bytes that are searched for `FIRST` at once.
+    /// The number of bytes that are searched for `FIRST` at once.
     const AT_ONCE: usize = 64;
     let is_border = |at: usize| {
         let header = stream.get(at..at + 4);
@@ -390,7 +391,7 @@ fn has_border(stream: &[u8], most: usize) -> bool {
 /// begin that are not compressed, and the type of the first other block.
 fn deflate(mut stream: &[u8]) -> Result<(), Reason> {
     const BROKEN: Reason = "the blocks of a gzip member are not what a device takes";
-    /// An empty last block, with fixed codes.
+    /// An empty last block with fixed Huffman codes.
     const EMPTY: [u8; 2] = [3, 0];
     loop {
         let (&first, rest) = stream.split_first().ok_or(BROKEN)?;
@@ -422,7 +423,7 @@ const BLOSC_BROKEN: Reason = "the header of a Blosc frame is not one that a devi
 const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a device takes";
 const BLOSC_HEADER: usize = 16;
 
-/// The header of a Blosc frame.
+/// The parsed header of a Blosc frame.
 struct BloscHeader {
     format: Format,
     shuffle: Option<Shuffle>,
@@ -441,10 +442,10 @@ impl BloscHeader {
     }
 }
 
-/// Returns the header of a Blosc frame of `expected` bytes of content.
+/// Parses the header of a Blosc frame of `expected` bytes of content.
 fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
-    /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
-    /// `LEAST_STREAM` bytes.
+    /// C-Blosc splits a block into one stream for each byte of an element if elements have at most this many
+    /// bytes, and these streams have at least `LEAST_STREAM` bytes.
     const MOST_SPLIT: usize = 16;
     const LEAST_STREAM: usize = 128;
     let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
@@ -462,7 +463,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     if block == 0 || block > bytes {
         return Err(BLOSC_BROKEN);
     }
-    // This also limits the number of blocks, and the memory that is used for each of them.
+    // The check also limits the number of blocks, and with it the memory for the table of blocks.
     if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
         return Err("the blocks of a Blosc frame do not begin where a device can write them");
     }
@@ -479,7 +480,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     if flags & dont_split == 0 && split {
         return Err("the blocks of a Blosc frame are several streams each");
     }
-    // Each block has at least its start and its size, of 4 bytes each.
+    // Each block has at least two integers of 4 bytes: the offset of the block, and the size of its stream.
     let starts = bytes.div_ceil(block).checked_mul(8);
     if starts.is_none_or(|starts| starts > frame.len() - BLOSC_HEADER) {
         return Err(BLOSC_STREAMS);
@@ -499,8 +500,8 @@ fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     })
 }
 
-/// Returns the stream of block `number` of a Blosc frame with this layout. Blocks may be in any
-/// order, since C-Blosc writes them as its threads complete them.
+/// Returns the stream of block `number` of a Blosc frame with the layout `layout`. Blocks may be in any
+/// order, since C-Blosc writes a block when a thread has compressed it.
 fn blosc_stream(
     frame: &[u8],
     layout: &CompressedFrameLayout,
@@ -523,13 +524,14 @@ fn blosc_stream(
     Ok(CompressedFramePart { start, len, raw })
 }
 
-/// Returns the number of bytes of the chunk in place `number` of a subchunk.
+/// Returns the number of bytes of the chunk with index `number` of a subchunk.
 pub(super) fn chunk_len(chunking: Chunking, number: usize) -> usize {
     let start = number.saturating_mul(chunking.block);
     chunking.bytes.saturating_sub(start).min(chunking.block)
 }
 
-/// Returns the little-endian integer at `at` of `frame`, if it is there and not negative.
+/// Returns the little-endian `i32` at offset `at` of `frame`; `None` if it lies outside the frame or is
+/// negative.
 fn integer(frame: &[u8], at: usize) -> Option<usize> {
     let bytes = frame.get(at..)?.first_chunk()?;
     usize::try_from(i32::from_le_bytes(*bytes)).ok()

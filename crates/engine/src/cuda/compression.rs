@@ -14,7 +14,7 @@ use super::nvcomp::{Compressor, Format, Nvcomp, Requirements};
 use crate::contract::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
 use crate::layout::SubchunkGrid;
 
-/// Bytes of a Blosc block if the chain does not choose: nvCOMP is fastest with this size.
+/// The number of bytes of a Blosc block if the chain does not choose a size: nvCOMP is fastest with this one.
 const BLOSC_BLOCK: usize = 64 << 10;
 
 /// The format of the frames around compressed streams.
@@ -28,7 +28,7 @@ pub(super) enum CompressedFrameFormat {
 /// The compressor of a chain, for subchunks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
-    /// CRC32C stages before the compressor, and after it.
+    /// The number of CRC32C stages before the compressor, and after the compressor.
     pub before: usize,
     pub after: usize,
     format: Format,
@@ -37,10 +37,10 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// Returns the compressor of `chain`, if it has one.
+    /// Returns the compressor of `chain`; `None` if the chain has no compressor.
     ///
     /// # Errors
-    /// The reason why the compressor runs on the host.
+    /// The reason why the host has to run the compressor.
     pub(super) fn of_chain(
         grid: &SubchunkGrid,
         chain: &KnownChain,
@@ -93,7 +93,7 @@ impl Compression {
         }))
     }
 
-    /// Returns the layout of the frames that this compressor makes, for decompression.
+    /// Returns the layout of the frames that this compressor makes, for the decompressor.
     pub(super) fn as_layout(
         &self,
         grid: &SubchunkGrid,
@@ -116,7 +116,7 @@ impl Compression {
         }
     }
 
-    /// Returns how Blosc shuffles, if it does.
+    /// Returns the shuffle of Blosc and the blocks that it shuffles; `None` if the chain does not shuffle.
     pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             CompressedFrameFormat::Blosc(BloscFormat {
@@ -128,7 +128,8 @@ impl Compression {
         }
     }
 
-    /// The most bytes of a frame whose streams have at most `stream` bytes.
+    /// Returns the most bytes of a frame whose streams have at most `stream` bytes; `None` if there is no
+    /// such frame.
     fn frame_bound(&self, stream: usize) -> Option<usize> {
         match self.frame {
             CompressedFrameFormat::Zstd => stream.checked_add(ZSTD_OVERHEAD),
@@ -138,7 +139,7 @@ impl Compression {
     }
 }
 
-/// The highest levels of the codecs that go to a device.
+/// The highest level of each codec that a device compresses. The host compresses higher levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HighestLevels {
     pub zstd: i32,
@@ -147,7 +148,7 @@ pub struct HighestLevels {
 }
 
 impl Default for HighestLevels {
-    /// Levels up to which nvCOMP compresses about as strongly as the codec.
+    /// Returns the levels up to which nvCOMP compresses about as strongly as the codec.
     fn default() -> Self {
         Self {
             zstd: 3,
@@ -253,7 +254,7 @@ fn blosc(
     Ok((format, format_of))
 }
 
-/// A compressor, and nvCOMP's requirements for it.
+/// A chain's compressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub compression: Compression,
@@ -262,8 +263,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares the compressor for batches of up to `most` subchunks. The context of a device is
-    /// current.
+    /// Prepares the compressor for batches of up to `most` subchunks. A device's context is current on this
+    /// thread.
     pub(super) fn new(
         compression: Compression,
         nvcomp: &Nvcomp,
@@ -291,7 +292,7 @@ impl Prepared {
         self.compressor.alignments().input.max(SLOT_ALIGNMENT)
     }
 
-    /// Returns the requirements for `count` subchunks at once.
+    /// Returns nvCOMP's requirements for the compression of `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -299,10 +300,11 @@ impl Prepared {
         self.requirements.of_batch(count)
     }
 
-    /// Checks that the requirements suffice on the device whose context is current now.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
+    /// this thread.
     ///
     /// # Errors
-    /// They do not suffice; the reason has the numbers.
+    /// The buffers are too small. The reason has the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
         self.requirements
             .check(&buffers.requirements, &|chunks, block, total| {
@@ -311,20 +313,20 @@ impl Prepared {
     }
 }
 
-/// Asks nvCOMP for the requirements of a batch. The arguments are the number of chunks, the bytes
-/// of the largest chunk, and the bytes of all chunks.
+/// A function that asks nvCOMP for the requirements of a batch. The arguments are the number of chunks, the
+/// bytes of the largest chunk, and the bytes of all chunks.
 pub(super) type Query<'a> = &'a dyn Fn(usize, usize, usize) -> Result<Requirements, String>;
 
-/// nvCOMP's requirements for batches of subchunks, in either direction.
+/// nvCOMP's requirements for batches of subchunks, for compression or for decompression.
 #[derive(Clone, Debug)]
 pub(super) struct BatchRequirements {
     chunking: Chunking,
-    /// The requirements of ever smaller batches, each half as large as the one before.
+    /// The requirements of ever smaller batches. Each batch has half as many subchunks as the batch before.
     all: Vec<Requirements>,
 }
 
 impl BatchRequirements {
-    /// Asks for the requirements of batches of up to `most` subchunks.
+    /// Asks nvCOMP for the requirements of batches of up to `most` subchunks.
     ///
     /// # Errors
     /// nvCOMP does not answer, or a batch has more bytes than a machine can address.
@@ -336,7 +338,7 @@ impl BatchRequirements {
         Ok(Self { chunking, all })
     }
 
-    /// Returns the smallest of the requirements that suffice for `count` subchunks at once.
+    /// Returns the smallest of the known requirements that suffice for `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -348,11 +350,10 @@ impl BatchRequirements {
             .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
     }
 
-    /// Checks that `known`, one of these requirements, suffices on the device that `query` asks
-    /// now.
+    /// Checks that `known`, one of these requirements, suffices on the device that `query` asks about.
     ///
     /// # Errors
-    /// They do not suffice; the reason has the numbers.
+    /// `known` does not suffice. The reason has the numbers.
     pub(super) fn check(&self, known: &Requirements, query: Query<'_>) -> Result<(), String> {
         let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
         if needed.temp <= known.temp && needed.max_output <= known.max_output {
@@ -365,7 +366,7 @@ impl BatchRequirements {
     }
 }
 
-/// Asks for the requirements of `count` subchunks at once.
+/// Asks nvCOMP for the requirements of `count` subchunks at once.
 fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirements, String> {
     let Chunking { bytes, block } = chunking;
     let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
@@ -378,36 +379,36 @@ fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirement
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
     pub(super) requirements: Requirements,
-    /// The shuffled slots; empty if the chain does not shuffle.
+    /// The slots after the shuffle; empty if the chain does not shuffle.
     pub(super) shuffled: Region,
-    /// `u64` per chunk: addresses and sizes of chunks, addresses and sizes of streams.
+    /// Tables of one `u64` per chunk: the addresses and sizes of the chunks, and of the compressed streams.
     pub(super) input_pointers: Region,
     pub(super) input_sizes: Region,
     pub(super) output_pointers: Region,
     pub(super) output_sizes: Region,
-    /// `i32` per chunk.
+    /// A table of nvCOMP's status of each chunk, as an `i32`.
     pub(super) statuses: Region,
     pub(super) streams: Region,
     pub(super) stream_stride: usize,
-    /// `u32` per subchunk, for gzip.
+    /// A table of the CRC-32 of each subchunk, as a `u32`, for gzip.
     pub(super) checksums: Region,
     pub(super) temp: Region,
     pub(super) frames: Region,
     pub(super) frame_stride: usize,
-    /// `u64` per subchunk: bytes of its frame.
+    /// A table of the number of bytes in each subchunk's frame, as a `u64`.
     pub(super) sizes: Region,
-    /// `u32` per subchunk: whether it has a frame.
+    /// A table of one `u32` per subchunk: whether the subchunk has a frame.
     pub(super) framed: Region,
-    /// How many subchunks are compressed at once. All buffers but `frames`, `sizes` and `framed`
-    /// are for this many subchunks.
+    /// The number of subchunks that are compressed at once. All buffers but `frames`, `sizes` and `framed`
+    /// have room for this many subchunks.
     pub(super) at_once: usize,
-    /// The most bytes of an encoded subchunk, with the checksums after the frame.
+    /// The most bytes of an encoded subchunk, including the checksums after the frame.
     pub(super) encoded: usize,
 }
 
 impl Buffers {
-    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of
-    /// which `at_once` are compressed at once; `None` if they are more than this machine can
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes. Of each batch,
+    /// `at_once` subchunks are compressed at once. `None` if the buffers are more than this machine can
     /// address.
     pub(super) fn new(
         arena: &mut Arena,
@@ -455,8 +456,8 @@ impl Buffers {
         })
     }
 
-    /// Returns the same buffers, with `frames`, `sizes` and `framed` for the subchunks `range`
-    /// alone.
+    /// Returns the same buffers, but with the parts of `frames`, `sizes` and `framed` that belong to the
+    /// subchunks `range`.
     pub(super) fn part(&self, range: &Range<usize>) -> Self {
         let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
         Self {

@@ -1,5 +1,5 @@
-//! Threads that copy between the caller's memory and pinned memory. They are a crew of the engine's
-//! own, since nothing may run on rayon while a lane is held.
+//! Threads that copy between the caller's memory and pinned memory. The engine has its own crew of them,
+//! since nothing may run on rayon while a lane is held.
 
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
@@ -11,48 +11,50 @@ use crate::process::crew::Crew;
 /// The name of the threads.
 const NAME: &str = "zarrs_cuda copier";
 
-/// A thread takes about this many bytes at once, at least.
+/// The least number of bytes that a thread copies at once, about.
 const SHARE: usize = 256 << 10;
 
-/// A thread takes so many bytes at once if there are enough for all threads: the C library copies
-/// them without `rep movsb`, which is slow where both sides are aligned differently.
+/// The number of bytes that a thread copies at once if the copies are long enough for all threads. The C
+/// library copies so many bytes without `rep movsb`, which is slow where source and destination are aligned
+/// differently.
 const LONG_SHARE: usize = 1 << 20;
 
-/// The most bytes that a thread takes at once. The C library copies more than the processor's cache
-/// holds in another way, which was 1.2 to 1.6 times as fast where this was measured.
+/// The most bytes that a thread copies at once. Above the size of the processor's cache, the C library copies
+/// in another way, which was 1.2 to 1.6 times as fast where this was measured.
 const LONGEST_SHARE: usize = 4 << 20;
 
-/// Threads take this many of the longest shares each, so that they are done at about the same time.
+/// The number of shares of the largest size that each thread takes, so that all threads finish at about the
+/// same time.
 const SHARES_EACH: usize = 4;
 
 /// One axis over which the rows of a copy repeat.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     extent: usize,
-    /// Bytes from one row to the next, in the source and in the destination.
+    /// The number of bytes from one row to the next, in the source and in the destination.
     from: usize,
     to: usize,
 }
 
-/// Rows of bytes to copy.
+/// A copy of rows of bytes.
 #[derive(Clone, Debug)]
 pub struct Copy<'a> {
     from: *const u8,
     to: *mut u8,
     row: usize,
-    /// Slowest first.
+    /// The axes over which the rows repeat, the slowest first.
     axes: Vec<Axis>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the code that made the copy promised that, until it is done, any thread may use both
-// sides and nothing else does.
+// SAFETY: the code that made the copy promised that, until the copy is done, any thread may use the source
+// and the destination, and nothing else uses them.
 unsafe impl Send for Copy<'_> {}
-// SAFETY: as above. Threads that share a copy take different rows.
+// SAFETY: as for `Send`. Threads that share a copy take different rows.
 unsafe impl Sync for Copy<'_> {}
 
 impl Copy<'_> {
-    /// Copies `len` bytes.
+    /// Describes a copy of `len` bytes.
     ///
     /// # Safety
     /// During `'a`, the bytes at `from` can be read, nothing else writes the bytes at `to`, and the
@@ -67,9 +69,9 @@ impl Copy<'_> {
         }
     }
 
-    /// Copies a box of `shape`, in elements of `element_size` bytes, between C-order arrays.
-    /// `from_strides` and `to_strides` are the strides of the arrays in bytes. Rows are contiguous
-    /// on both sides.
+    /// Describes a copy of a box of `shape` between C-order arrays whose elements have `element_size` bytes.
+    /// `from_strides` and `to_strides` are the strides of the arrays in bytes. Rows are contiguous on both
+    /// sides.
     ///
     /// # Safety
     /// As for [`bytes`](Self::bytes), for every row of the box.
@@ -101,7 +103,8 @@ impl Copy<'_> {
         }
     }
 
-    /// Returns the number of bytes from the first one that is written to the end of the last one.
+    /// Returns the number of bytes in the destination from the first byte that is written to the end of the
+    /// last.
     fn reach(&self) -> usize {
         if self.rows() == 0 || self.row == 0 {
             return 0;
@@ -114,21 +117,21 @@ impl Copy<'_> {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
-    /// Returns the pieces of a row that are copied at once: `(pieces per row, bytes per piece)`.
-    /// Shares have about `share` bytes.
+    /// Returns `(pieces per row, bytes per piece)`. A piece is copied at once, and has at most `share` bytes.
     fn pieces_of_row(&self, share: usize) -> (usize, usize) {
         let pieces = self.row.div_ceil(share).max(1);
         (pieces, self.row.div_ceil(pieces).max(1))
     }
 
-    /// Returns how many shares of about `share` bytes there are, and how many pieces each has.
+    /// Returns the number of shares of about `share` bytes in this copy, and the number of pieces in each
+    /// share.
     fn shares(&self, share: usize) -> (usize, usize) {
         let (pieces, bytes) = self.pieces_of_row(share);
         let per_share = (share / bytes).max(1);
         ((self.rows() * pieces).div_ceil(per_share), per_share)
     }
 
-    /// Copies share `number` of those of about `share` bytes.
+    /// Copies the share with index `number`, where the copy is divided into shares of about `share` bytes.
     fn run(&self, number: usize, share: usize) {
         let (pieces, bytes) = self.pieces_of_row(share);
         let (_, per_share) = self.shares(share);
@@ -144,8 +147,8 @@ impl Copy<'_> {
                 row /= axis.extent;
             }
             let len = bytes.min(self.row.saturating_sub(at));
-            // SAFETY: within a row of the box, for which the code that made the copy vouches; no
-            // two pieces overlap, and each is copied by the one thread that took its share.
+            // SAFETY: the piece lies within a row of the box, for which the code that made the copy vouches.
+            // No two pieces overlap, and only the thread that took the share copies its pieces.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.from.add(from), self.to.add(to), len);
             }
@@ -157,7 +160,7 @@ impl Copy<'_> {
 #[derive(Debug)]
 pub struct Copiers {
     crew: Crew,
-    /// Whether bytes are copied at all: not in some measurements.
+    /// Whether copies are performed: some measurements leave them out.
     copies: bool,
 }
 
@@ -177,7 +180,7 @@ impl Copiers {
         processors: usize,
         start: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        // One at least, since the caller may run elsewhere.
+        // Two threads: the caller may run on a processor of another node.
         let crew = Crew::for_processors(NAME, processors.max(2));
         Self {
             crew: crew.spinning().starting(start),
@@ -185,8 +188,8 @@ impl Copiers {
         }
     }
 
-    /// Copiers with `helpers` threads that deal out all copies and perform none, to measure
-    /// everything else.
+    /// Returns copiers with `helpers` threads that distribute all copies and perform none. Benchmarks measure
+    /// everything else with them.
     ///
     /// # Safety
     /// Nothing reads the bytes that a copy should have written.
@@ -198,20 +201,20 @@ impl Copiers {
         }
     }
 
-    /// Performs all of `copies`, on at most `threads` threads, including the calling thread. Blocks
-    /// until they are done.
+    /// Performs all of `copies`, on at most `threads` threads, including the calling thread. Blocks until all
+    /// copies are done.
     pub fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
         self.run_with(copies, None, threads, || ());
     }
 
-    /// Performs `copies` like [`run`](Self::run), where some copies write to `fresh`. Makes the
-    /// pages that these copies need. Meanwhile makes the pages that the next copies probably need,
-    /// of about `soon` bytes. Nothing will be written from `end` on. The calling thread does `work`
-    /// first, and helps when `work` is done. Returns the result of `work`.
+    /// Performs `copies` like [`run`](Self::run), where some copies write to `fresh`. First lets the system
+    /// make the pages of `fresh` that these copies need. Meanwhile lets it make about `soon` bytes of the
+    /// pages that the next copies probably need. No copy will write from offset `end` on. The calling thread
+    /// does `work` first, and helps when `work` is done. Returns the result of `work`.
     ///
     /// # Safety
-    /// The memory of `fresh` is allocated. Nothing but copies of this function wrote to it, or
-    /// writes to it before they are done.
+    /// The memory of `fresh` is allocated. Only copies of this function have written to it, and nothing else
+    /// writes to it before the copies are done.
     pub unsafe fn run_into<T>(
         &self,
         fresh: &mut Fresh,
@@ -225,12 +228,12 @@ impl Copiers {
             .filter_map(|copy| fresh.place(copy.to, copy.reach()))
             .map(|place| place.end)
             .max();
-        // SAFETY: the caller's promise. Nothing was written behind the pages that were made.
+        // SAFETY: the caller's promise. No byte was written after the pages that were made.
         let missing = unsafe { fresh.before(written.unwrap_or(0), threads) };
         if missing.shares() > 0 {
             self.run_with(&[], Some(missing), threads, || ());
         }
-        // SAFETY: as above. The copies write only to pages that are made by now.
+        // SAFETY: as in the call before. The copies write only to pages that are made by now.
         let ahead = unsafe { fresh.ahead(soon, end, threads) };
         self.run_with(copies, Some(ahead), threads, work)
     }
@@ -248,7 +251,7 @@ impl Copiers {
         let share = (each / SHARES_EACH).clamp(each.clamp(SHARE, LONG_SHARE), LONGEST_SHARE);
         // Pages come first: a page takes longer than a share of a copy.
         let pages_to_make = pages.map_or(0, |pages| pages.shares());
-        // The number of shares in all copies up to and including each, and in the pages.
+        // The number of shares in the pages, and in all copies up to and including each copy.
         let mut total = pages_to_make;
         let ends: Vec<usize> = copies
             .iter()
@@ -273,7 +276,7 @@ impl Copiers {
         self.crew.run_while(total, threads, &run, work)
     }
 
-    /// Repeats `element` in `bytes`, on at most `threads` threads, including the calling thread.
+    /// Fills `bytes` with copies of `element`, on at most `threads` threads, including the calling thread.
     pub fn fill(&self, bytes: &mut [u8], element: &[u8], threads: NonZeroUsize) {
         fill([bytes], element, &self.crew, threads);
     }

@@ -1,4 +1,4 @@
-//! Counts what the CUDA engine does.
+//! Counters of the work of the CUDA engine.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::DeviceMetrics;
 use super::device::Process;
 
-/// The most reasons of fallbacks that are counted separately.
+/// The most reasons for a fallback to the host that are counted separately.
 const MOST_REASONS: usize = 32;
 
 /// A stage whose time on the device is measured.
@@ -27,7 +27,7 @@ pub(super) enum TimedStage {
     FromDevice,
 }
 
-/// Counters, in whole numbers and nanoseconds.
+/// The counters of the engine, in whole numbers. Times are in nanoseconds.
 #[derive(Debug, Default)]
 pub struct Counters {
     shards_encoded: AtomicU64,
@@ -45,8 +45,8 @@ pub struct Counters {
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
-    /// The process that counts. A forked child must not take the lock, which may stay locked for
-    /// ever.
+    /// The process that counts. A forked child must not take the lock, because a thread of the parent may
+    /// hold the lock for ever.
     process: Process,
 }
 
@@ -122,13 +122,13 @@ impl Counters {
         *fallbacks.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// Returns the number of encoded shards. Works in a forked child, too.
+    /// Returns the number of encoded shards. This also works in a forked child.
     #[cfg(any(test, feature = "fakes"))]
     pub fn encoded(&self) -> u64 {
         self.shards_encoded.load(Ordering::Relaxed)
     }
 
-    /// Returns the metrics so far; empty in a forked child.
+    /// Returns the metrics since the start of the process; empty in a forked child.
     pub fn snapshot(&self) -> DeviceMetrics {
         if self.process.forked() {
             return DeviceMetrics::default();

@@ -14,10 +14,10 @@
 //!         device -> pinned -> caller's memory             stream `down`, copiers
 //! ```
 //!
-//! The slabs of one batch come back while the pieces of the next go up; one thread drives both.
-//! `compute` is one of the streams of kernels, with which batches take turns. The host checks every
-//! offset and size before the device uses it. With a compressor, only the checksums before it are
-//! compared on the device. The host compares the checksums after it before anything is launched. If
+//! The slabs of one batch are copied to the host while the pieces of the next batch are copied to the device.
+//! One thread controls both. `compute` is one of the streams of kernels, which batches use in turn. The host
+//! checks every offset and size before the device uses it. With a compressor, the device compares only the
+//! checksums before the compressor. The host compares the checksums after it before anything is launched. If
 //! anything is wrong with such a shard, the host decodes it.
 //!
 //! | edge | producer | consumer | guards |
@@ -25,8 +25,8 @@
 //! | [`UPLOADED`] | copies of a batch (`up`) | split (`compute`) | the encoded bytes and the tables |
 //! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the elements, and the results |
 //!
-//! The edges of pinned memory are in `transfers`. The buffers of a batch are used again after its
-//! last slab has come back. The host has waited for that slab, so this needs no edge.
+//! The edges of pinned memory are in `transfers`. The buffers of a batch are used again when the host has its
+//! last slab. The host has waited for that slab, so this needs no edge.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -48,13 +48,13 @@ use crate::layout::{Batch, Extent, Slab};
 use crate::memory::allocate;
 use crate::memory::fresh::Fresh;
 
-/// The encoded bytes and the tables of a batch are on the device.
+/// The record of the event after which the encoded bytes and the tables of a batch are on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
 const UPLOADED_WAIT: Site = Site("wait: split for its batch");
-/// The elements of a batch are complete, and its checksums were compared.
+/// The record of the event after which the elements of a batch are complete and its checksums were compared.
 const UNSCATTERED: Site = Site("record: a batch was unscattered");
 const UNSCATTERED_WAIT: Site = Site("wait: copies of elements from the device for their batch");
-/// Bytes that one launch unscatters at most: a kernel counts units, of 1 byte at least, below 2³¹.
+/// The most bytes that one launch unscatters. A kernel counts units, of at least 1 byte, below 2³¹.
 const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 
 /// The name of the output's memory, in errors.
@@ -66,16 +66,18 @@ struct EnqueuedBatch {
     batch: Batch,
     slabs: Vec<Slab>,
     timed: Vec<Timed>,
-    /// The event at the end of the kernels, until the copies to the host wait for it.
+    /// The event at the end of the batch's kernels; `None` after the copies to the host have waited for it.
     unscattered: Option<EventId>,
-    /// The number of slabs whose copies were started, and of slabs that have come back.
+    /// The number of slabs whose copies to the host were started, and the number of slabs that the host has
+    /// taken back.
     issued: usize,
     returned: usize,
-    /// Where the next slab to copy begins in the batch's elements, in bytes.
+    /// The offset of the next slab to copy in the batch's elements, in bytes.
     offset: usize,
 }
 
-/// The next slab of the first incomplete batch. Slabs come back in order, so this needs no fields.
+/// Marks a download as the next slab of the first incomplete batch. Slabs come back in order, so no fields
+/// are needed.
 struct NextSlab;
 
 struct Decoder<'a, 'l> {
@@ -86,12 +88,12 @@ struct Decoder<'a, 'l> {
     encoded: &'a [u8],
     extents: &'a [Extent],
     output: Vec<u8>,
-    /// The pages of the output.
+    /// The part of the output's memory whose pages the system has not made yet.
     fresh: Fresh,
     uploads: Uploads,
     batches: VecDeque<EnqueuedBatch>,
     slabs: Downloads<NextSlab>,
-    /// Bytes that were copied to the output.
+    /// The number of bytes that were copied to the output.
     written: usize,
 }
 
@@ -119,8 +121,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Decodes the shard `encoded` in the lane of `session`. The shard was [checked](check), or its
-/// frames were parsed for the `decompression`.
+/// Decodes the encoded shard `encoded` in the lane of `session`. The caller has [checked](check) the shard,
+/// or has parsed its frames for `decompression`.
 pub(super) fn decode(
     session: &Session<'_>,
     job: &ShardJob<'_>,
@@ -149,8 +151,8 @@ pub(super) fn decode(
     if decoder.written != len {
         return Err(EngineError::Internal("a slab of the output is missing"));
     }
-    // SAFETY: the slabs of all batches are the elements of the shard, each once, and as many bytes
-    // were written.
+    // SAFETY: the slabs of all batches are the elements of the shard, each element once. By the check, all
+    // of these bytes were written.
     Ok(unsafe { allocate::assume_filled(decoder.output, len) })
 }
 
@@ -180,13 +182,13 @@ impl Decoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back(true, &[])?;
         }
-        // All batches have come back, so all of their uploads are complete.
+        // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
         Ok(())
     }
 
-    /// Copies the encoded subchunks of a batch to the device, one after the other, and the tables
-    /// that say where they are.
+    /// Copies the encoded subchunks of a batch to the device, one after the other, and the tables with their
+    /// offsets and sizes.
     fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
@@ -281,7 +283,7 @@ impl Decoder<'_, '_> {
         Ok(len)
     }
 
-    /// Enqueues the kernels of a batch.
+    /// Enqueues the kernels that decode a batch.
     fn decode(&mut self, number: usize, batch: Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
@@ -303,7 +305,8 @@ impl Decoder<'_, '_> {
             let subchunks = subchunks(number, &batch);
             decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
         } else {
-            // SAFETY: the lane's regions, in one stream, after the copies to them.
+            // SAFETY: the spans are regions of the lane. The kernels on them run in one stream, after the
+            // copies to them.
             session.run(stream, TimedStage::Split, &mut timed, || unsafe {
                 split::split(
                     lane.driver,
@@ -328,8 +331,8 @@ impl Decoder<'_, '_> {
             for PlannedSlab { slab, scatter } in &*at_once {
                 let start = end;
                 end += slab.len() * element;
-                // SAFETY: the lane's regions, in one stream: the encoded bytes were split before,
-                // so the elements may overwrite them.
+                // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream: the
+                // encoded bytes were split before, so the elements may overwrite them.
                 unsafe {
                     scatter.enqueue_unscatter(
                         lane.driver,
@@ -372,7 +375,7 @@ impl Decoder<'_, '_> {
             for stage in 0..self.checksums() {
                 let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
                 let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
-                // SAFETY: the lane's regions, in one stream.
+                // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
                 unsafe {
                     crc32c::verify(
                         lane.driver,
@@ -399,7 +402,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Returns how many checksums slots have behind their elements.
+    /// Returns the number of checksums that each slot has behind its elements.
     fn checksums(&self) -> usize {
         match &self.decompression {
             Some(decompression) => decompression.parts.layout.before,
@@ -407,21 +410,21 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Returns whether there are checksums to compare.
+    /// Returns whether the device has to compare checksums.
     fn validates(&self) -> bool {
         self.job.validate_checksums && self.checksums() > 0
     }
 
-    /// Returns where the results of comparing the checksums of `count` subchunks are: on the
-    /// device, and in pinned memory.
+    /// Returns the regions of the results of comparing the checksums of `count` subchunks: one on the device,
+    /// and one in pinned memory.
     fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
         let len = self.checksums() * count * 4;
         (regions.bad.part(0..len), regions.answer.part(0..len))
     }
 
-    /// Performs `copies`, and takes back a slab that has come from the device meanwhile. If `wait`,
-    /// blocks until the next slab has come.
+    /// Performs `copies`, and also takes back a slab that has arrived from the device. If `wait`, blocks
+    /// until the next slab has arrived.
     fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue()?;
         let slab = self.slabs.next(self.session, wait)?;
@@ -431,9 +434,9 @@ impl Decoder<'_, '_> {
         self.finish(slab, copies)
     }
 
-    /// Starts copies of slabs from the device, as many as there is room for. The first slab of a
-    /// batch comes after the results of the batch. Until then nothing of the batch is in the
-    /// stream, where slabs of an earlier batch would wait behind it for this batch's kernels.
+    /// Starts copies of slabs from the device, as many as the pinned memory has room for. The first slab of a
+    /// batch comes after the results of the batch. Before the batch has results, nothing of the batch is put
+    /// in the stream, where slabs of an earlier batch would wait for the kernels of this batch.
     fn issue(&mut self) -> Result<(), DriverError> {
         let session = self.session;
         for at in 0..self.batches.len() {
@@ -480,7 +483,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Copies `returned` to its place in the output, and performs `copies`.
+    /// Copies the slab `returned` to its place in the output, and performs `copies`.
     fn finish(
         &mut self,
         returned: Option<Download<NextSlab>>,
@@ -503,8 +506,8 @@ impl Decoder<'_, '_> {
             let slab = &batch.slabs[batch.returned];
             let from = returned.bytes(session)?;
             len = from.len();
-            // SAFETY: the slab lies within the shard, for which the output has room; the bytes that
-            // came are its dense form; every element is in one slab, and is copied once.
+            // SAFETY: the slab lies within the shard, for which the output has room. The bytes that came are
+            // the dense form of the slab. Every element is in one slab, and is copied once.
             copies.push(unsafe {
                 let to = self.output.as_mut_ptr();
                 copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
@@ -513,7 +516,7 @@ impl Decoder<'_, '_> {
         let next = Downloads::<NextSlab>::most(session);
         let ahead = (next, self.job.grid.shard_bytes());
         let (copiers, fresh, threads) = (session.copiers, &mut self.fresh, self.job.threads);
-        // SAFETY: the memory is the output's, which only these copies write.
+        // SAFETY: `fresh` is the memory of the output, and only these copies write to it.
         unsafe { copiers.run_into(fresh, &copies, ahead, threads, || ()) };
         if let Some(returned) = returned {
             self.written += len;
@@ -529,10 +532,10 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// Reads the results of a batch's checksums, which came with its first slab.
+    /// Checks the results of comparing a batch's checksums. The results came before the batch's first slab.
     ///
     /// # Errors
-    /// A checksum is wrong. With a compressor, the host has the last word on that.
+    /// A checksum is wrong. With a compressor, the error makes the host decode the shard.
     fn check_checksums(&self, batch: &EnqueuedBatch) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());

@@ -8,8 +8,8 @@
 //! slots -> CRC-32                                              crc32, for gzip
 //! ```
 //!
-//! The host has found the streams (`compressed_frame_parts`), and writes the tables that nvCOMP reads: it
-//! knows all addresses. The results of the chunks go back to the host with the batch. If a chunk
+//! The host has found the streams (`compressed_frame_parts`), and writes the tables that nvCOMP reads, since
+//! the host knows all addresses. The results of the chunks are copied to the host with the batch. If a chunk
 //! could not be decompressed, or does not match its frame, the host decodes the shard.
 
 use super::arena::Region;
@@ -26,24 +26,24 @@ use super::nvcomp::DecompressBatch;
 use super::session::{NO_ANSWER, Session, Timed};
 use crate::contract::EngineError;
 
-/// Takes the first `len` bytes from the rest of a region.
+/// Removes the first `len` bytes from the region `rest`, and returns them as a region.
 fn take(rest: &mut Region, len: usize) -> Region {
     let (part, behind) = rest.split_at(len);
     *rest = behind;
     part
 }
 
-/// Where the tables of a batch are.
+/// The regions of the tables of a batch.
 struct Tables {
-    /// For each stream: its offset in the encoded bytes, its length, its address for nvCOMP, the
-    /// address of its chunk, and the length of its chunk.
+    /// Tables with one number for each stream: its offset in the encoded bytes, its length, its address for
+    /// nvCOMP, the address of its chunk, and the length of its chunk.
     offsets: Region,
     sizes: Region,
     inputs: Region,
     outputs: Region,
     capacities: Region,
-    /// For each chunk that is stored as it is: its offset in the encoded bytes, and its length.
-    /// Both are 0 for other chunks.
+    /// Tables with one number for each chunk: the offset of the chunk in the encoded bytes, and its length.
+    /// Both numbers are 0 for a chunk that is stored compressed.
     raw_offsets: Region,
     raw_sizes: Region,
 }
@@ -63,7 +63,7 @@ impl Tables {
     }
 }
 
-/// Where the results of a batch are: sizes and statuses of chunks, and checksums of subchunks.
+/// The regions of the results of a batch: sizes and statuses of chunks, and checksums of subchunks.
 struct Results {
     all: Region,
     sizes: Region,
@@ -86,14 +86,15 @@ impl Results {
     }
 }
 
-/// The decompression of a shard in a lane.
+/// The decompressor of a shard in a lane.
 #[derive(Clone, Copy)]
 pub(super) struct Decompression<'a> {
     pub(super) prepared: &'a Prepared,
     pub(super) parts: &'a CompressedFrameParts,
 }
 
-/// Some subchunks of the shard, whose encoded bytes are on the device or in flight to it.
+/// Consecutive subchunks of the shard. Their encoded bytes are on the device or are being copied to the
+/// device.
 #[derive(Clone, Copy)]
 pub(super) struct Subchunks {
     /// The number of the batch.
@@ -117,8 +118,8 @@ impl Decompression<'_> {
         self.parts.layout.chunking
     }
 
-    /// Returns the chunks of those `subchunks` that are stored, each with the number of its
-    /// subchunk and its own number. Both count from the first of `subchunks`.
+    /// Returns the chunks of the stored subchunks among `subchunks`, each with the number of its subchunk and
+    /// its own number. Both numbers count from the first of `subchunks`.
     fn chunks(
         &self,
         subchunks: Subchunks,
@@ -162,8 +163,8 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// Returns the destinations of the decompressed chunks of `slots`, as slots that lie one after
-    /// the other.
+    /// Returns the places to which the chunks of `slots` are decompressed, as slots that lie one after the
+    /// other.
     fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(buffers.shuffled),
@@ -177,7 +178,7 @@ impl Decompression<'_> {
         }
     }
 
-    /// Zeroes the shuffled slots before the first batch, since kernels read them by whole words.
+    /// Zeroes the shuffled slots before the first batch, since kernels read the slots by whole words.
     pub(super) fn prepare(session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
         for (workspace, stream) in std::iter::zip(&session.sizing.workspaces, lane.kernel_streams) {
@@ -188,8 +189,8 @@ impl Decompression<'_> {
         Ok(())
     }
 
-    /// Copies the tables to the device. `offsets` are the offsets of the encoded subchunks in their
-    /// batch.
+    /// Copies the tables of a batch to the device. `offsets` are the offsets of the encoded subchunks in the
+    /// encoded bytes of the batch.
     pub(super) fn upload(
         &self,
         session: &Session<'_>,
@@ -238,7 +239,7 @@ impl Decompression<'_> {
         Ok(())
     }
 
-    /// Enqueues all steps from the encoded bytes in `dense` to `slots`.
+    /// Enqueues all steps that decompress the encoded bytes in `dense` to `slots`.
     pub(super) fn decompress(
         &self,
         session: &Session<'_>,
@@ -264,7 +265,8 @@ impl Decompression<'_> {
             session.run(stream, stage, timed, work)
         };
 
-        // SAFETY: the lane's regions, in one stream, after the copies to them.
+        // SAFETY: the spans are regions of the lane. The kernels on them run in one stream, after the copies
+        // to them.
         run(TimedStage::Split, &|| unsafe {
             let (offsets, sizes) = (lane.device(tables.offsets), lane.device(tables.sizes));
             split::split(driver, stream, dense, offsets, sizes, streams)?;
@@ -289,14 +291,14 @@ impl Decompression<'_> {
             output_sizes: lane.device(results.sizes),
             statuses: lane.device(results.statuses),
         };
-        // Chunks without a result from nvCOMP count as failed.
+        // Chunks that nvCOMP leaves without a result count as failed.
         lane.set(stream, results.sizes, NO_ANSWER)?;
         lane.set(stream, results.statuses, NO_ANSWER)?;
-        // SAFETY: the lane's regions, in one stream. `upload` wrote the tables: streams in slots of
-        // their own, and chunks within the slots, no two of them at the same place. They are at
-        // multiples of the alignments, by which `Buffers` and `Prepared` chose the strides.
-        // `Options::with_device_decode` asks its caller that a compressor wrote the streams;
-        // everything that can be known without decompressing them was checked.
+        // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `upload`
+        // wrote the tables: each stream has its own slot, and the chunks lie within the slots and do not
+        // overlap. Both begin at multiples of nvCOMP's alignments, by which `Buffers` and `Prepared` chose
+        // the strides. `Options::with_device_decode` asks its caller that a compressor wrote the streams;
+        // everything that can be checked without decompressing them was checked.
         run(TimedStage::Decompress, &|| unsafe {
             self.prepared
                 .decompressor
@@ -343,7 +345,7 @@ impl Decompression<'_> {
         )
     }
 
-    /// Reads the results of the chunks, which are in pinned memory.
+    /// Checks the results of the chunks, which are in pinned memory.
     ///
     /// # Errors
     /// [`EngineError::Unsuitable`] if a chunk could not be decompressed, or does not match its

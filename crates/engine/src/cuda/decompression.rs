@@ -6,16 +6,16 @@ use super::compression::BatchRequirements;
 use super::kernels::chunk_tables::Chunking;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
-/// Numbers that each stream has in the tables.
+/// The number of tables that have one number for each stream.
 pub(super) const PER_STREAM: usize = 5;
-/// Numbers that each chunk has in the tables, if chunks can be stored as they are.
+/// The number of tables that have one number for each chunk, if chunks may be stored without compression.
 pub(super) const PER_CHUNK: usize = 2;
-/// Bytes of a number, of a status and of a checksum.
+/// The number of bytes of a number in the tables, of nvCOMP's status and of a CRC-32.
 pub(super) const NUMBER: usize = 8;
 pub(super) const STATUS: usize = 4;
 pub(super) const CRC32: usize = 4;
 
-/// A decompressor, and nvCOMP's requirements for it.
+/// A chain's decompressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) layout: CompressedFrameLayout,
@@ -24,8 +24,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares the decompressor for batches of up to `most` subchunks. The context of a device is
-    /// current.
+    /// Prepares the decompressor for batches of up to `most` subchunks. A device's context is current on this
+    /// thread.
     pub(super) fn new(
         layout: CompressedFrameLayout,
         nvcomp: &Nvcomp,
@@ -47,8 +47,8 @@ impl Prepared {
         })
     }
 
-    /// Returns the number of bytes from one slot to the next. In a slot of several chunks, each has
-    /// room for a whole block.
+    /// Returns the number of bytes from the begin of one slot to the begin of the next. In a slot of several
+    /// chunks, each chunk has room for a whole block. `None` if the number overflows.
     pub(super) fn slot_stride(&self) -> Option<usize> {
         let Chunking { bytes, block } = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -59,7 +59,7 @@ impl Prepared {
         }
     }
 
-    /// Returns the requirements for `count` subchunks at once.
+    /// Returns nvCOMP's requirements for the decompression of `count` subchunks at once.
     ///
     /// # Errors
     /// nvCOMP was not asked about so many subchunks.
@@ -67,10 +67,11 @@ impl Prepared {
         self.requirements.of_batch(count)
     }
 
-    /// Checks that the requirements suffice on the device whose context is current now.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
+    /// this thread.
     ///
     /// # Errors
-    /// They do not suffice; the reason has the numbers.
+    /// The buffers are too small. The reason has the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
         self.requirements
             .check(&buffers.requirements, &|chunks, block, total| {
@@ -85,17 +86,17 @@ pub(super) struct Buffers {
     pub(super) requirements: Requirements,
     pub(super) streams: Region,
     pub(super) stream_stride: usize,
-    /// The shuffled slots; empty if the chain does not shuffle.
+    /// The slots before Blosc's shuffle is undone; empty if the chain does not shuffle.
     pub(super) shuffled: Region,
     pub(super) temp: Region,
-    /// Bytes of a batch's tables, and of its results.
+    /// The number of bytes of a batch's tables, and of a batch's results.
     pub(super) tables: usize,
     pub(super) results: usize,
 }
 
 impl Buffers {
-    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None`
-    /// if they are more than this machine can address.
+    /// Returns the buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None` if the
+    /// buffers are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
         layout: CompressedFrameLayout,
@@ -105,7 +106,7 @@ impl Buffers {
     ) -> Option<Self> {
         let chunks = requirements.chunks;
         let alignment = requirements.alignments.input.max(SLOT_ALIGNMENT);
-        // If chunks may be stored as they are, a stream is shorter than its chunk.
+        // If chunks may be stored without compression, a compressed stream is shorter than its chunk.
         let longest = if layout.raw {
             layout.chunking.block
         } else {

@@ -1,4 +1,4 @@
-//! A device that lanes are made on, and whether it can still be used.
+//! A device on which lanes are allocated, and whether the device can still be used.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 use super::numa::Node;
 
-/// The process that owns something. A forked child has a copy and must not use it. The handles of a
-/// device are invalid there, and a lock may be held by a thread that the child does not have.
+/// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
+/// a device are invalid in the child, and a lock may be held by a thread that the child does not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Process(u32);
 
@@ -28,11 +28,11 @@ impl Default for Process {
 /// A device of this process.
 pub(super) struct Device {
     driver: Arc<dyn Driver>,
-    /// The reason of the quarantine: nothing on the device may be used any more.
+    /// The reason why nothing on the device may be used any more; empty while the device works.
     quarantine: OnceLock<String>,
     /// The process that opened the device.
     process: Process,
-    /// The node of the machine that the device is on, where that makes a difference.
+    /// The node of the machine that the device is near to; `None` if the node makes no difference.
     node: Option<Arc<Node>>,
 }
 
@@ -59,9 +59,9 @@ impl Device {
         self.node.as_deref()
     }
 
-    /// Runs `work`, which uses the driver, on a thread of the device's node: there the system finds
-    /// memory that is near. Without a node, on this thread. The caller has [entered](Self::enter)
-    /// the device.
+    /// Runs `work`, which uses the driver, on a thread of the device's node, where the system finds memory
+    /// that is near to the device. Without a node, runs `work` on this thread. The device's context is
+    /// current on this thread ([`enter`](Self::enter)).
     pub(super) fn near<T: Send>(
         &self,
         work: impl FnOnce() -> Result<T, DriverError> + Send,
@@ -77,8 +77,8 @@ impl Device {
         })
     }
 
-    /// Returns the driver. The caller has [entered](Self::enter) the device, unless the driver's
-    /// method needs no context.
+    /// Returns the driver. The device's context is current on this thread ([`enter`](Self::enter)), unless
+    /// the driver's method needs no context.
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -87,7 +87,7 @@ impl Device {
         self.driver.device()
     }
 
-    /// Returns why the device cannot be used by this process, if it cannot.
+    /// Returns the reason why this process cannot use the device; `None` if it can.
     pub(super) fn unusable(&self) -> Option<String> {
         if self.process.forked() {
             return Some(format!(
@@ -98,7 +98,7 @@ impl Device {
         self.quarantine.get().cloned()
     }
 
-    /// Makes the device current on this thread until the guard is dropped.
+    /// Makes the device's context current on this thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
         if let Some(reason) = self.unusable() {
             return Err(DriverError {
@@ -112,7 +112,7 @@ impl Device {
         Ok(Entered { device: self })
     }
 
-    /// Returns `result`, and quarantines the device if the error says that the device is broken.
+    /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken.
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
             && error.fault == Fault::Sticky
@@ -122,7 +122,7 @@ impl Device {
         result
     }
 
-    /// Quarantines the device: it is never used again. Its allocations are leaked on purpose: a
+    /// Quarantines the device: it is never used again. Its allocations are leaked on purpose, because a
     /// broken context takes no calls, not even to free memory.
     fn quarantine(&self, error: &DriverError) {
         let ordinal = self.info().ordinal;
@@ -135,7 +135,7 @@ impl Device {
     }
 }
 
-/// A guard: while it lives, the device is current on this thread.
+/// A guard. The device's context is current on this thread until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     device: &'a Device,
@@ -143,8 +143,8 @@ pub(super) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Leave a broken device, too: its context would stay current on this thread. But a forked
-        // child must not call CUDA at all.
+        // The context of a broken device has to be left, too: otherwise it stays current on this thread. But
+        // a forked child must not call CUDA at all.
         if !self.device.process.forked()
             && let Err(error) = self.device.watch(self.device.driver.leave())
         {

@@ -1,4 +1,4 @@
-//! A whole shard, encoded on a device.
+//! Encodes a whole shard on a device.
 //!
 //! ```text
 //! for each batch of subchunks
@@ -17,8 +17,9 @@
 //!         pinned -> caller's memory           copiers
 //! ```
 //!
-//! The pieces of one batch come back while the slabs of the next go up; one thread drives both.
-//! Batches take turns with the streams of kernels of their lane: `compute` is the batch's.
+//! The pieces of one batch are copied to the host while the slabs of the next batch are copied to the device.
+//! One thread controls both. `compute` is one of the streams of kernels of the lane, which batches use in
+//! turn.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -26,8 +27,8 @@
 //! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
 //!
 //! The edges of a batch are in `enqueue`, the edges of pinned memory in `transfers`. Between the
-//! first copy to the device and the last one back, the host waits in three places: for a place in
-//! either ring (`transfers`), and for the offsets of a batch ([`ANSWERED_HOST`]).
+//! first copy to the device and the last copy back, the host waits in three places: for a free place in
+//! either ring of pinned memory (`transfers`), and for the offsets of a batch ([`ANSWERED_HOST`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -48,9 +49,9 @@ use crate::memory::fresh::Fresh;
 use crate::subchunk::encode::encode_subchunk;
 use crate::subchunk::stages::encoded_bound;
 
-/// A slab is on the device. Its event is recorded in `transfers`.
+/// The wait for the event after which a slab is on the device. `transfers` records that event.
 const STAGED_WAIT: Site = Site("wait: scatter for its slab");
-/// The device memory of a slab may be written again.
+/// The record of the event after which the device memory of a slab may be written again.
 const SCATTERED: Site = Site("record: a slab was scattered");
 const SCATTERED_WAIT: Site =
     Site("wait: copy of a slab for the scatter that reads the same memory");
@@ -58,49 +59,49 @@ const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before the
 /// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded shard";
 
-/// A slab in pinned memory.
+/// A slab that was copied to pinned memory.
 struct Filled {
     staging: Staging,
-    /// The number of its batch, and its own number there.
+    /// The number of the slab's batch, and the number of the slab in this batch.
     batch: usize,
     slab: usize,
     slabs: Arc<[PlannedSlab]>,
-    /// The batch, if this is its last slab.
+    /// The batch, if this slab is its last; otherwise `None`.
     ends: Option<Batch>,
 }
 
 /// A slab that was enqueued for scattering.
 struct Staged {
     batch: usize,
-    /// The event at the end of the scatter; `None` once the host knows that the scatter is
-    /// complete.
+    /// The event at the end of the scatter; `None` after the host has learned that the scatter is complete.
     scattered: Option<EventId>,
 }
 
-/// A batch whose kernels were enqueued.
+/// A batch whose kernels were all enqueued.
 struct Aggregated {
     number: usize,
     batch: Batch,
     answered: EventId,
     timed: Vec<Timed>,
-    /// Where the dense bytes go, once the offsets were read.
+    /// The places of the dense bytes in the shard; `None` until the host has read the offsets.
     places: Option<Places>,
-    /// The number of dense bytes whose copies were started, and of bytes that have come back.
+    /// The number of dense bytes whose copies to the host were started, and the number that the host has
+    /// taken back.
     issued: usize,
     returned: usize,
 }
 
-/// Where the dense bytes of a batch go.
+/// The places in the shard to which the dense bytes of a batch are copied.
 struct Places {
     /// The number of dense bytes.
     total: usize,
-    /// Parts of the dense bytes, ascending and without gaps: where each begins, and where it goes
-    /// in the shard. A part goes nowhere if the host has encoded its subchunk.
+    /// The parts of the dense bytes, ascending and without gaps: the beginning of each part, and its place in
+    /// the shard. The place is `None` if the host has encoded the part's subchunk.
     parts: Vec<(usize, Option<usize>)>,
 }
 
 impl Places {
-    /// Returns the parts of the range `bytes`, as ranges within it, and where they go in the shard.
+    /// Returns the parts of the range `bytes`, as ranges within `bytes`, each with its place in the shard.
     fn of(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let first = self
             .parts
@@ -126,9 +127,9 @@ impl Places {
 
 /// A piece of a batch's dense bytes.
 struct DensePiece {
-    /// The number of its batch.
+    /// The number of the batch.
     batch: usize,
-    /// Where it begins in the dense bytes.
+    /// The offset of the piece in the dense bytes of the batch.
     start: usize,
 }
 
@@ -139,25 +140,25 @@ struct ShardEncoder<'a, 'l> {
     encoding: DeviceEncoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
-    /// The pages of the output.
+    /// The part of the output's memory whose pages the system has not made yet.
     fresh: Fresh,
     extents: Vec<Extent>,
-    /// The end of the bytes in the shard that belong to batches whose offsets were read.
+    /// The end, in the shard, of the batches whose offsets were read.
     end: usize,
     uploads: Uploads,
-    /// The slab that is enqueued next.
+    /// The slab that is in pinned memory and is enqueued next.
     filled: Option<Filled>,
-    /// The slabs in the ring on the device.
+    /// The slabs in the ring of device memory.
     staged: VecDeque<Staged>,
-    /// The stages of the batch whose slabs are being enqueued.
+    /// The measured stages of the batch whose slabs are being enqueued.
     timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<DensePiece>,
-    /// The number of subchunks on which the compressor failed.
+    /// The number of subchunks on which the compressor failed, so that the host encoded them.
     on_host: usize,
 }
 
-/// Encodes `decoded`, whose length was checked, in the lane of `session`.
+/// Encodes `decoded`, whose length the caller has checked, in the lane of `session`.
 pub fn encode(
     session: &Session<'_>,
     job: &ShardJob<'_>,
@@ -165,7 +166,7 @@ pub fn encode(
     decoded: &[u8],
     (head, tail): (usize, usize),
 ) -> Result<EncodedShard, EngineError> {
-    // A subchunk that the host compresses may be longer.
+    // A subchunk that the host compresses may be longer than one that the device compresses.
     let encoded = encoded_bound(&kind.chain, job.grid.subchunk_bytes());
     let bound = encoded
         .map(|on_host| on_host.max(session.sizing.encoded))
@@ -213,11 +214,11 @@ pub fn encode(
         end,
         ..
     } = encoder;
-    // SAFETY: the head was written above. `run` returns when the copiers have written all bytes
-    // from there to `end`, which `check_place` keeps within the capacity.
+    // SAFETY: the head was written above. `run` returns when the copiers have written all bytes from the head
+    // to `end`, which `check_place` keeps within the capacity.
     let mut bytes = unsafe { allocate::assume_filled(output, end) };
     if bytes.capacity() - bytes.len() > tail.saturating_add(bytes.len()) {
-        // Mostly empty subchunks: do not keep room for all of them.
+        // Most subchunks are empty: do not keep the memory that they do not need.
         bytes.shrink_to(end + tail);
     }
     Ok(EncodedShard { bytes, extents })
@@ -250,16 +251,16 @@ impl ShardEncoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back()?;
         }
-        // All batches have come back, so all of their uploads are complete.
+        // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
         Ok(())
     }
 
-    /// Takes batches back until the slab that is enqueued next can be.
+    /// Takes batches back until the slab in `filled` can be enqueued.
     ///
-    /// Up to a batch's last slab, only kernels use the batch's buffers, in the same stream as the
-    /// kernels of the batch before in these buffers. Then the host reads the buffers, too, so that
-    /// batch must have come back.
+    /// Before a batch's last slab, only kernels use the batch's buffers, in the same stream as the kernels of
+    /// the earlier batch in these buffers. After the last slab, the host reads the buffers, too, so that the
+    /// host must have taken back the earlier batch.
     fn make_room(&mut self) -> Result<(), EngineError> {
         let ends_batch = matches!(&self.filled, Some(Filled { ends: Some(_), .. }));
         while ends_batch && self.batches.len() >= self.session.sizing.batches.len() {
@@ -268,8 +269,8 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Copies slab `number` of `slabs` to pinned memory. Meanwhile, takes back a piece that has
-    /// come from the device, and enqueues the slab before.
+    /// Copies slab `number` of `slabs` to pinned memory. Meanwhile, takes back a piece that has arrived from
+    /// the device, and enqueues the slab before.
     fn stage(
         &mut self,
         of_batch: usize,
@@ -282,7 +283,7 @@ impl ShardEncoder<'_, '_> {
         let slab = &slabs[number].slab;
         let len = slab.len() * self.job.grid.element_size();
         self.issue(false)?;
-        // Before this thread waits for the device, it takes back everything that has come.
+        // Before this thread waits for the device, it takes back every piece that has arrived.
         while self.uploads.would_wait(session)?
             && let Some(piece) = self.pieces.next(session, false)?
         {
@@ -292,16 +293,16 @@ impl ShardEncoder<'_, '_> {
         let piece = self.pieces.next(session, false)?;
         let staging = self.uploads.reserve(session, len)?;
         let mut copies = self.copies_of(piece.as_ref())?;
-        // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
-        // within the region, which `Sizing` made for it. The earlier copy that read the region was
-        // synchronised with.
+        // SAFETY: the slab lies within the shard, whose length was checked. Its dense form lies within the
+        // region, which `Sizing` made for it. The host has synchronised with the earlier copy that read the
+        // region.
         copies.push(unsafe {
             copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, staging.start)
         });
         let before = self.filled.take();
         let enqueue = |encoder: &mut Self| before.map_or(Ok(()), |before| encoder.enqueue(before));
         self.copy_while(&copies, self.end, enqueue)?;
-        // Operations were enqueued while the copies used these.
+        // Operations were enqueued while the copiers used these spans of pinned memory.
         staging.declare(session)?;
         if let Some(piece) = piece {
             piece.bytes(session)?;
@@ -317,8 +318,8 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Enqueues the copy of a slab to the device and its scatter; and, behind the last slab of a
-    /// batch, everything up to the copy of the batch's offsets.
+    /// Enqueues the copy of a slab to the device and its scatter. After the last slab of a batch, also
+    /// enqueues all later steps, up to the copy of the batch's offsets.
     fn enqueue(&mut self, filled: Filled) -> Result<(), DriverError> {
         let _span = tracing::trace_span!("enqueue").entered();
         let session = self.session;
@@ -351,7 +352,7 @@ impl ShardEncoder<'_, '_> {
         }
     }
 
-    /// Enqueues everything after the scatter of a batch, up to the copy of its offsets.
+    /// Enqueues all steps after the scatter of a batch, up to the copy of the batch's offsets.
     fn aggregate(&mut self, number: usize, batch: Batch) -> Result<(), DriverError> {
         let _span = tracing::trace_span!("aggregate").entered();
         let session = self.session;
@@ -373,7 +374,8 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Blocks until a piece has come, or a batch without pieces is complete, and takes it back.
+    /// Blocks until a piece has arrived, or a batch without pieces is complete. Takes back the piece or the
+    /// batch.
     fn take_back(&mut self) -> Result<(), EngineError> {
         let batches = self.batches.len();
         self.issue(true)?;
@@ -389,15 +391,15 @@ impl ShardEncoder<'_, '_> {
         Err(self.session.refused("waiting for a device", &reason).into())
     }
 
-    /// Copies a piece to the shard, and gives it back.
+    /// Copies a piece to the shard, and gives the piece's pinned memory back to the ring.
     fn take_back_piece(&mut self, piece: Download<DensePiece>) -> Result<(), EngineError> {
         let copies = self.copies_of(Some(&piece))?;
         self.copy(&copies, self.end);
         Ok(self.came_back(piece)?)
     }
 
-    /// Starts copies from the device for batches whose offsets are known, while the ring has room.
-    /// Waits for the offsets of a batch if `wait` and no copy is in flight.
+    /// Starts copies from the device for batches whose offsets are known, while the ring has room. If `wait`
+    /// and no copy is in flight, waits for the offsets of a batch.
     fn issue(&mut self, wait: bool) -> Result<(), EngineError> {
         let session = self.session;
         let lane = session.lane;
@@ -431,15 +433,16 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Reads the offsets of the batch at position `at` of `batches`, which have come, and plans
-    /// where its bytes go.
+    /// Reads the offsets of the batch at position `at` of `batches`, which are in pinned memory, and plans
+    /// the places of the batch's bytes.
     fn answer(&mut self, at: usize) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("offsets").entered();
         let session = self.session;
         let batch = &mut self.batches[at];
         session.events.give(batch.answered);
         session.finish_timed(batch.timed.drain(..))?;
-        // The host knows that these scatters are complete: nothing needs to wait for them any more.
+        // The host now knows that the scatters of this batch are complete: nothing needs to wait for their
+        // events.
         for staged in &mut self.staged {
             if staged.batch == batch.number
                 && let Some(scattered) = staged.scattered.take()
@@ -485,11 +488,11 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Copies `bytes` to `start` of the shard.
+    /// Copies `bytes` to the offset `start` of the shard.
     fn write(&mut self, start: usize, bytes: &[u8]) -> Result<(), DriverError> {
         self.check_place(start, bytes.len())?;
-        // SAFETY: within the capacity, by the check, and behind the head; no bytes from the device
-        // go there.
+        // SAFETY: the bytes lie within the capacity, by the check, and behind the head. No bytes from the
+        // device are copied to the same place.
         let copy = unsafe {
             let to = self.output.as_mut_ptr().add(start);
             Copy::bytes(bytes.as_ptr(), to, bytes.len())
@@ -498,7 +501,7 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Performs `copies`, some of them to the shard, where `end` bytes will be used at least.
+    /// Performs `copies`, some of which write to the shard. The shard will have at least `end` bytes.
     fn copy(&mut self, copies: &[Copy<'_>], end: usize) {
         self.copy_while(copies, end, |_| ());
     }
@@ -514,7 +517,8 @@ impl ShardEncoder<'_, '_> {
         let (session, threads) = (self.session, self.job.threads);
         let ahead = (Downloads::<DensePiece>::most(session), end);
         let mut fresh = std::mem::take(&mut self.fresh);
-        // SAFETY: the memory is the output's. Only copies of this function write behind the head.
+        // SAFETY: `fresh` is the memory of the output. Only copies of this function write to it behind the
+        // head.
         let result = unsafe {
             let work = || work(self);
             session
@@ -537,7 +541,7 @@ impl ShardEncoder<'_, '_> {
         }
     }
 
-    /// Returns the copies of a piece to the shard.
+    /// Returns the copies that bring a piece to its places in the shard.
     fn copies_of<'c>(
         &mut self,
         piece: Option<&Download<DensePiece>>,
@@ -548,7 +552,7 @@ impl ShardEncoder<'_, '_> {
         };
         let from = piece.bytes(self.session)?;
         let output = self.output.as_mut_ptr();
-        // The piece may be of a later batch than the first: a batch without encoded bytes has no pieces.
+        // The piece may belong to a later batch than the first: a batch without encoded bytes has no pieces.
         let mut batches = self.batches.iter();
         let places = batches
             .find(|batch| batch.number == piece.to.batch)
@@ -556,9 +560,9 @@ impl ShardEncoder<'_, '_> {
             .ok_or(EngineError::Internal("a piece of no batch"))?;
         for (part, to) in places.of(piece.to.start..piece.to.start + from.len()) {
             self.check_place(to, part.len())?;
-            // SAFETY: within the capacity, by the check above, and behind the head; every byte is
-            // in one piece, and nothing else goes there. The ring keeps the bytes until the piece
-            // is given back.
+            // SAFETY: the bytes lie within the capacity, by the check above, and behind the head. Every byte
+            // is in one piece, and nothing else is copied to its place. The ring keeps the bytes until the
+            // piece is given back.
             unsafe {
                 let from = from[part.clone()].as_ptr();
                 copies.push(Copy::bytes(from, output.add(to), part.len()));
@@ -567,7 +571,8 @@ impl ShardEncoder<'_, '_> {
         Ok(copies)
     }
 
-    /// Gives back a piece whose bytes are in the shard, and drops batches that are complete.
+    /// Gives back the pinned memory of a piece whose bytes are in the shard, and drops batches that are
+    /// complete.
     fn came_back(&mut self, piece: Download<DensePiece>) -> Result<(), DriverError> {
         let len = piece.len();
         let number = piece.finish(self.session)?.batch;
@@ -579,7 +584,7 @@ impl ShardEncoder<'_, '_> {
         Ok(())
     }
 
-    /// Drops the first batches as long as all of their bytes have come back.
+    /// Drops the first batches as long as the host has taken back all of their bytes.
     fn drop_complete(&mut self) {
         while let Some(batch) = self.batches.front()
             && let Some(places) = &batch.places
@@ -590,7 +595,7 @@ impl ShardEncoder<'_, '_> {
     }
 }
 
-/// Returns the order of a batch's subchunks in the output: within one shard, they are in C order
+/// Returns the order of a batch's subchunks in the output. Within one shard, the subchunks are in C order
 /// already.
 fn in_order(session: &Session<'_>, batch: &Batch) -> Result<ShardPermutation, DriverError> {
     ShardPermutation::new(&[batch.len()], &[batch.len()])

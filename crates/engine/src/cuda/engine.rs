@@ -1,4 +1,5 @@
-//! The engine: prepares each kind of shards once, caches the result, and runs shards in lanes.
+//! The CUDA engine: prepares each kind of shard once, caches the result, and encodes and decodes shards in
+//! lanes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,20 +20,20 @@ use crate::cuda::HighestLevels;
 use crate::error::DriverError;
 use crate::layout::{Extent, SubchunkGrid};
 
-/// The devices that one set of options allows.
+/// The engine on those devices that a set of options allows.
 #[derive(Clone, Debug)]
 pub struct CudaEngine {
     pub devices: Arc<Devices>,
     pub limits: DeviceLimits,
     pub tuning: Tuning,
-    /// Whether the times of stages are taken, for the metrics.
+    /// Whether the times of stages are measured, for the metrics.
     pub(super) times: bool,
     compressors: Compressors,
-    /// Whether the engine also decodes its shards.
+    /// Whether the engine also decodes the shards that it encodes.
     decodes: bool,
 }
 
-/// Encodes and decodes whole shards of one shape and chain on a device, or fails.
+/// An engine for whole shards of one shape and chain. Its methods run on a device, or return an error.
 #[derive(Clone, Debug)]
 pub struct CudaShards {
     engine: CudaEngine,
@@ -51,27 +52,27 @@ impl CudaEngine {
         }
     }
 
-    /// Returns the engine with or without times of stages in the metrics.
+    /// Returns this engine, with the times of stages in the metrics if `times`.
     #[must_use]
     pub fn with_times(mut self, times: bool) -> Self {
         self.times = times;
         self
     }
 
-    /// Compiles the kernels for all devices that the engine may use, and loads nvCOMP: the file
-    /// `nvcomp`, or the one that a search finds.
+    /// Compiles the kernels for all devices that the engine may use, and loads nvCOMP from the file `nvcomp`,
+    /// or else from the file that a search finds.
     ///
     /// # Errors
-    /// No device is usable, or one could not compile the kernels; the reason.
+    /// No device is usable, or a device could not compile the kernels. The error has the reason.
     pub fn warm_up(&self, nvcomp: Option<&Path>) -> Result<(), DriverError> {
         self.devices.warm_up(&self.limits)?;
-        // Without nvCOMP, chains with a compressor stay on the host: no error.
+        // Without nvCOMP, the host runs chains with a compressor. This is no error.
         let _ = nvcomp::of_process(nvcomp);
         Ok(())
     }
 
-    /// Returns the engine for shards of `chain`. It decodes shards with a compressor only if
-    /// `compressors` says so: decompressors on a device have undefined behaviour on corrupt data.
+    /// Returns this engine for shards of `chain`. The engine decodes shards with a compressor only if
+    /// `compressors` allows it: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
         self.decodes = chain.is_fixed_size()
             || compressors.decode && compressed_frame_parts::suits(chain).is_ok();
@@ -79,10 +80,10 @@ impl CudaEngine {
         self
     }
 
-    /// Prepares for shards of `grid` and `chain`. The result is cached.
+    /// Prepares the engine for shards of `grid` and `chain`. The result is cached.
     ///
     /// # Errors
-    /// No device is usable now, or none can do these shards; the reason.
+    /// No device is usable now, or none can run these shards. The error has the reason.
     pub fn shards(
         self,
         grid: &SubchunkGrid,
@@ -104,10 +105,10 @@ impl CudaEngine {
         )
     }
 
-    /// Returns the prepared kind for encoding shards of `grid` and `chain`.
+    /// Returns the prepared kind for encoding shards of `grid` and `chain`, from the cache if possible.
     ///
     /// # Errors
-    /// No device is usable now, or none can do these shards; the reason.
+    /// No device is usable now, or none can run these shards. The error has the reason.
     pub fn kind(
         &self,
         grid: &SubchunkGrid,
@@ -117,8 +118,8 @@ impl CudaEngine {
         self.kind_of_batches(grid, chain, most)
     }
 
-    /// Returns the prepared kind like [`kind`](Self::kind), with at most `most` subchunks
-    /// compressed at once.
+    /// Returns the prepared kind like [`kind`](Self::kind), but at most `most` subchunks are compressed at
+    /// once.
     ///
     /// # Errors
     /// The errors are those of [`kind`](Self::kind).
@@ -141,8 +142,8 @@ impl CudaEngine {
         })
     }
 
-    /// Returns the prepared kind for decoding shards of `grid` and `chain` whose frames have this
-    /// layout.
+    /// Returns the prepared kind for decoding shards of `grid` and `chain` whose frames have the layout
+    /// `layout`.
     fn decoding_kind(
         &self,
         grid: &SubchunkGrid,
@@ -168,7 +169,7 @@ impl CudaEngine {
         layout: Option<CompressedFrameLayout>,
         prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
     ) -> Result<Arc<ShardKind>, EngineError> {
-        // A forked child fails here, before it takes a lock.
+        // A forked child gets an error here, before it takes a lock.
         self.devices.check_usable(&self.limits)?;
         self.devices.kinds.get_or(
             |known: &KindQuestion| {
@@ -193,10 +194,11 @@ impl CudaEngine {
         )
     }
 
-    /// Asks nvCOMP a question, with the context of a device current.
+    /// Asks nvCOMP a question, while the context of a device is current on this thread.
     ///
     /// # Errors
-    /// No device is usable, there is no nvCOMP, or it cannot do this; the reason.
+    /// No device is usable, there is no nvCOMP, or it does not support the question. The error has the
+    /// reason.
     fn ask<T>(
         &self,
         question: impl FnOnce(&nvcomp::Nvcomp) -> Result<T, String>,
@@ -208,11 +210,11 @@ impl CudaEngine {
         answer.map_err(EngineError::Unsuitable)
     }
 
-    /// Returns the memory of a lane for shards of `grid` and `chain`: the numbers by which it is
-    /// allocated.
+    /// Returns the bytes of memory that a lane for shards of `grid` and `chain` takes, computed as for its
+    /// allocation.
     ///
     /// # Errors
-    /// No device is usable, or none can hold such a lane; the reason.
+    /// No device is usable, or none can hold the lane. The error has the reason.
     #[cfg(test)]
     pub fn memory_estimate(
         &self,
@@ -236,8 +238,7 @@ impl CudaEngine {
         &self.devices.counters
     }
 
-    /// Runs `work` in a lane. If there is no memory for the planned lane, a lane with smaller
-    /// batches is used.
+    /// Runs `work` in a lane. If there is no memory for the planned lane, uses a lane with smaller batches.
     pub fn in_lane<T>(
         &self,
         kind: &ShardKind,
@@ -249,7 +250,7 @@ impl CudaEngine {
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
         if let Err(reason) = kind.check(&sizing) {
-            // Nothing was enqueued.
+            // Nothing was enqueued, so that another shard can use the lane.
             drop(entered);
             acquired.reusable();
             return Err(EngineError::Unsuitable(reason));
@@ -269,7 +270,7 @@ impl CudaEngine {
                 work(&session)
             });
         if let Err(EngineError::Device(error)) = &result {
-            // If the error means that the device is broken, `watch` quarantines it.
+            // If the error means that the device is broken, `watch` quarantines the device.
             let _ = device.watch::<()>(Err(error.clone()));
         }
         drop(entered);
@@ -281,10 +282,10 @@ impl CudaEngine {
 }
 
 impl CudaShards {
-    /// Returns the memory that a lane takes now: the numbers by which it is allocated.
+    /// Returns the bytes of memory that a lane of this engine takes, computed as for its allocation.
     ///
     /// # Errors
-    /// No device is usable, or none can hold such a lane; the reason.
+    /// No device is usable, or none can hold the lane. The error has the reason.
     pub fn memory_estimate(&self) -> Result<BufferBytes, EngineError> {
         let engine = &self.engine;
         let estimate = |kind: &ShardKind| {
@@ -294,7 +295,7 @@ impl CudaShards {
             Ok(sizing.estimate())
         };
         let encoding = estimate(&self.kind)?;
-        // The estimate is for frames as this engine encodes them. If it cannot decode these, the
+        // The estimate is for frames that this engine encodes. If the engine cannot decode these frames, the
         // estimate for encoding is used.
         let decoding = match &self.kind.compressor {
             Some(prepared) if engine.decodes => {
@@ -315,8 +316,8 @@ impl CudaShards {
     /// Checks that `job` is for shards of this kind.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its
-    /// chain.
+    /// [`EngineError::Internal`] if `job` is for other shards, and [`EngineError::Unsuitable`] if no device
+    /// knows the chain of `job`.
     fn check_job(&self, job: &ShardJob<'_>) -> Result<(), EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
         if *job.grid == self.kind.grid && *chain == self.kind.chain {
@@ -382,8 +383,7 @@ impl Engine for CudaShards {
         Ok(encoded)
     }
 
-    /// Decodes a whole shard. A shard with a compressor is decoded only if the options ask for
-    /// that.
+    /// Decodes a whole shard. Shards with a compressor are decoded only if the options ask for it.
     fn decode(
         &self,
         job: &ShardJob<'_>,
@@ -423,8 +423,8 @@ impl Engine for CudaShards {
     }
 }
 
-/// Encodes and decodes shards of any kind, for tests and benchmarks: a shard is prepared when it
-/// comes, unless its kind is cached.
+/// Encodes and decodes shards of any kind, for tests and benchmarks. A kind is prepared when its first shard
+/// comes.
 #[cfg(any(test, feature = "fakes"))]
 impl Engine for CudaEngine {
     fn name(&self) -> &'static str {
@@ -463,10 +463,10 @@ impl Engine for CudaEngine {
     }
 }
 
-/// Checks that a device could run `chain`.
+/// Checks that a device can run `chain`, and that `levels` allow it.
 ///
 /// # Errors
-/// The reason why a device cannot run the chain, or should not by `levels`.
+/// The reason why a device cannot run the chain, or why `levels` keep it on the host.
 pub fn check_chain(
     grid: &SubchunkGrid,
     chain: &KnownChain,

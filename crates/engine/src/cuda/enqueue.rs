@@ -1,4 +1,4 @@
-//! A batch of subchunks through the kernels, for shards and for streams.
+//! Enqueues the kernels that encode a batch of subchunks, for shards and for streams.
 //!
 //! ```text
 //! slab -> slots, stored?              scatter
@@ -9,9 +9,9 @@
 //! offsets, failed? -> pinned          stream `answers`
 //! ```
 //!
-//! All steps but the last run in one stream of kernels, `compute` below. Batches take turns with the
-//! streams of kernels of their lane. The offsets have a stream of their own: in `down`, the bytes of
-//! an earlier batch would wait behind them for this batch's kernels.
+//! All steps but the last run in one stream of kernels, `compute` below, which batches of a lane use in turn.
+//! The offsets have a stream of their own. In the stream `down`, the bytes of an earlier batch would wait
+//! behind these offsets for the kernels of this batch.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -31,16 +31,16 @@ use super::session::{Session, Timed};
 use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing};
 use crate::layout::{Batch, ShardPermutation};
 
-/// Offsets and dense bytes of a batch are complete.
+/// The record of the event after which the offsets and the dense bytes of a batch are complete.
 const AGGREGATED: Site = Site("record: a batch was aggregated");
 const AGGREGATED_WAIT: Site = Site("wait: copy of the offsets for their batch");
-/// The offsets of a batch are in pinned memory.
+/// The record of the event after which the offsets of a batch are in pinned memory.
 const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
 
-/// Enqueues the operations before the first batch. The fill value goes to the device, ahead of
-/// every other copy in its stream. If slots are longer than their elements, or the lane
-/// decompresses, the slots are zeroed once: kernels read slots by whole words, and decompression
-/// does not write the slots of empty subchunks.
+/// Enqueues the operations before the first batch. The fill value is copied to the device, ahead of every
+/// other copy in its stream. If slots are longer than their elements, or the lane decompresses, the slots are
+/// zeroed once: kernels read slots by whole words, and decompression does not write the slots of empty
+/// subchunks.
 pub(super) fn prepare(
     lane: Running<'_>,
     sizing: &Sizing,
@@ -59,7 +59,7 @@ pub(super) fn prepare(
     lane.copy(lane.up, Span::Pinned(staging), Span::Device(to))
 }
 
-/// How the subchunks of a shard, or of a stream, are encoded.
+/// The parameters with which the subchunks of a shard, or of a stream, are encoded.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceEncoding<'a> {
     pub(super) kind: &'a ShardKind,
@@ -68,7 +68,7 @@ pub(super) struct DeviceEncoding<'a> {
 }
 
 impl DeviceEncoding<'_> {
-    /// Returns the flags that say which subchunks are stored; `None` if all are.
+    /// Returns the flags that say which subchunks are stored; `None` if all subchunks are stored.
     fn stored(&self, session: &Session<'_>, regions: &BatchRegions) -> Option<DeviceSpan> {
         (!self.store_empty).then(|| session.lane.device(regions.stored))
     }
@@ -86,7 +86,7 @@ impl DeviceEncoding<'_> {
         session.lane.zero(stream, regions.stored)
     }
 
-    /// Returns the slabs of a batch.
+    /// Returns the planned slabs of a batch.
     pub(super) fn slabs(
         &self,
         session: &Session<'_>,
@@ -95,7 +95,7 @@ impl DeviceEncoding<'_> {
         session.planned(self.kind, self.fill_value, batch, session.sizing.slab)
     }
 
-    /// Enqueues the scatter of a slab, whose bytes are at `from`, to the slots of its batch.
+    /// Enqueues the scatter of a slab, which is at `from` on the device, to the slots of its batch.
     pub(super) fn scatter(
         &self,
         session: &Session<'_>,
@@ -106,7 +106,8 @@ impl DeviceEncoding<'_> {
     ) -> Result<(), DriverError> {
         let (lane, (workspace, stream)) = (session.lane, session.workspace(regions));
         session.run(stream, TimedStage::Scatter, timed, || {
-            // SAFETY: the lane's regions, ordered by the edges of the caller.
+            // SAFETY: the spans are regions of the lane, and the edges of the caller order all operations on
+            // them.
             unsafe {
                 slab.scatter.enqueue_scatter(
                     lane.driver,
@@ -120,8 +121,8 @@ impl DeviceEncoding<'_> {
         })
     }
 
-    /// Enqueues everything after the scatter of the subchunks of `permutation`, up to the copy of
-    /// their offsets. Returns the event at the end of that copy.
+    /// Enqueues all steps after the scatter of the subchunks of `permutation`, up to the copy of their
+    /// offsets. Returns the event at the end of that copy.
     pub(super) fn encode(
         &self,
         session: &Session<'_>,
@@ -162,7 +163,8 @@ impl DeviceEncoding<'_> {
             let (offsets, scratch) = (lane.device(offsets), lane.device(regions.scratch));
             let dense = lane.device(regions.dense.part(0..sizing.encoded * count));
             let driver = lane.driver;
-            // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
+            // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream; the sizes
+            // are at most a slot's.
             unsafe {
                 aggregate::permute_sizes(
                     driver,
@@ -192,8 +194,8 @@ impl DeviceEncoding<'_> {
     }
 }
 
-/// Enqueues the kernels that append `number` checksums to the slots. `lengths` gives the bytes in
-/// the slots before each of them.
+/// Enqueues the kernels that append `number` checksums to the contents of the slots. `lengths` returns the
+/// number of bytes in the slots before each checksum.
 fn checksums(
     session: &Session<'_>,
     stream: StreamId,
@@ -209,8 +211,8 @@ fn checksums(
     let lane = session.lane;
     session.run(stream, TimedStage::Crc32c, timed, || {
         for stage in 0..number {
-            // SAFETY: the lane's regions, in one stream; the slots were sized with room for the
-            // checksums.
+            // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream; the slots
+            // were sized with room for the checksums.
             unsafe {
                 crc32c::append(lane.driver, stream, slots, lengths(stage), stored)?;
             }

@@ -28,20 +28,20 @@ use super::driver::{
 };
 use crate::contract::BufferBytes;
 
-/// A lane is freed: its streams are drained first.
+/// The synchronisation with a lane's streams before the lane is freed.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
 
-/// The events of a lane, by what they can do.
+/// The events of a lane, by kind: untimed or timed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Events {
-    /// Events that order operations, and do not take the time.
+    /// Events that order operations, and do not take the time of a record.
     pub(super) untimed: Vec<EventId>,
-    /// Events that take the time.
+    /// Events that take the time of each record.
     pub(super) timed: Vec<EventId>,
 }
 
 impl Events {
-    /// Returns the events that take the time, or the others.
+    /// Returns the events that take the time if `timed`, or else the untimed events.
     pub(super) fn of(&mut self, timed: bool) -> &mut Vec<EventId> {
         if timed {
             &mut self.timed
@@ -58,13 +58,12 @@ impl Events {
     }
 }
 
-/// Streams, events, pinned and device memory of one shard in flight.
+/// The streams, events, pinned memory and device memory of one shard in flight.
 ///
-/// Copies in both directions and kernels have streams of their own, so that they overlap. Memory is
-/// one allocation of each kind; `sizing` divides it. Dropping a lane drains its streams and frees
-/// everything.
-/// Memory that the device may still use is leaked on purpose: everything if the device is
-/// quarantined, and the memory if a stream cannot be drained.
+/// Copies in both directions and kernels have separate streams, so that they overlap. Memory is one
+/// allocation of each kind; `sizing` divides it. Dropping a lane drains its streams and frees everything.
+/// Memory that the device may still use is leaked on purpose: everything if the device is quarantined, and
+/// the memory if a stream cannot be drained.
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
@@ -72,20 +71,20 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
-    /// The streams of copies to the device, of copies from the device, of answers, and of kernels.
+    /// The streams of copies to the device, of copies from the device, and of answers, then the streams of
+    /// kernels.
     streams: Vec<StreamId>,
-    /// All events of the lane, in use or free.
+    /// All events of the lane, both in use and free.
     events: Mutex<Events>,
-    /// Whether `give_up` was called.
+    /// Whether [`give_up`](Self::give_up) was called.
     closed: bool,
 }
 
 impl Lane {
-    /// Allocates a lane. The caller has entered the device.
+    /// Allocates a lane. The device's context is current on this thread ([`Driver::enter`]).
     ///
     /// # Errors
-    /// The driver's error, and the memory that was leaked. Everything else that was allocated is
-    /// freed.
+    /// The driver's error, and how many bytes were leaked, because the device may still use them.
     pub(super) fn new(
         device: &Arc<Device>,
         capacity: Capacity,
@@ -133,7 +132,8 @@ impl Lane {
         self.capacity
     }
 
-    /// Returns the lane for use, with undefined memory contents. The caller has entered the device.
+    /// Returns the lane for use, with undefined content of its memory. The device's context is current on
+    /// this thread.
     pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
         let running = self.running()?;
         let driver = running.driver;
@@ -150,7 +150,8 @@ impl Lane {
         Ok(running)
     }
 
-    /// Returns the lane for use, and keeps its memory contents. The caller has entered the device.
+    /// Returns the lane for use, with unchanged content of its memory. The device's context is current on
+    /// this thread.
     ///
     /// # Errors
     /// The lane was not allocated completely.
@@ -189,12 +190,12 @@ impl Lane {
         }
     }
 
-    /// Frees the lane, and returns the memory that was leaked.
+    /// Frees the lane, and returns the bytes of memory that were leaked.
     pub(super) fn close(mut self) -> BufferBytes {
         self.give_up()
     }
 
-    /// Returns the two pinned allocations: to the device, and from the device.
+    /// Returns the two pinned allocations: for copies to the device, and for copies from the device.
     ///
     /// # Errors
     /// The lane was not allocated completely.
@@ -205,7 +206,7 @@ impl Lane {
         }
     }
 
-    /// Returns the memory that is allocated at present.
+    /// Returns the bytes of memory that the lane has allocated at present.
     fn held(&self) -> BufferBytes {
         let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
         BufferBytes {
@@ -216,10 +217,10 @@ impl Lane {
         }
     }
 
-    /// Frees everything that can be freed, on the first call only. Returns the memory that was
+    /// Frees everything that can be freed, on the first call only. Returns the bytes of memory that were
     /// leaked.
     pub(super) fn give_up(&mut self) -> BufferBytes {
-        // If the device is quarantined, that was logged before.
+        // A quarantine of the device was logged when it began.
         if !std::mem::replace(&mut self.closed, true) && self.device.unusable().is_none() {
             self.give_up_usable();
         }
@@ -238,8 +239,8 @@ impl Lane {
         }
     }
 
-    /// Frees everything except memory that a stream may still use. Returns the first error, after
-    /// trying everything.
+    /// Frees everything except memory that a stream may still use. Tries to free each part, and returns the
+    /// first error.
     fn free(&mut self) -> Result<(), DriverError> {
         let device = self.device.clone();
         let driver = device.driver();
@@ -252,7 +253,7 @@ impl Lane {
             }
             done
         };
-        // A broken device takes no more calls.
+        // A broken device takes no more calls of the driver.
         let usable = || device.unusable().is_none();
         let mut empty = true;
         for &stream in &self.streams {
@@ -277,7 +278,7 @@ impl Lane {
             if !usable() {
                 return first;
             }
-            // SAFETY: nothing is in flight: every stream was synchronised with, successfully. The
+            // SAFETY: nothing is in flight, because the synchronisation with every stream has succeeded. The
             // lane owns the memory, and nothing borrows the lane.
             if keep(unsafe { driver.free_pinned(memory) }) {
                 *pinned = None;
@@ -286,7 +287,7 @@ impl Lane {
         if let Some(memory) = self.memory
             && usable()
         {
-            // SAFETY: as above.
+            // SAFETY: as for the pinned memory.
             if keep(unsafe { driver.free(memory) }) {
                 self.memory = None;
             }
@@ -305,17 +306,17 @@ fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
     events.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lane in use, on a thread that has entered its device.
+/// A lane in use, on a thread on which its device's context is current.
 #[derive(Clone, Copy, Debug)]
 pub struct Running<'a> {
     pub(super) driver: &'a dyn Driver,
     /// The stream of copies to the device.
     pub(super) up: StreamId,
-    /// The streams of kernels.
+    /// The CUDA streams that run kernels.
     pub(super) kernel_streams: &'a [StreamId],
     /// The stream of copies from the device.
     pub(super) down: StreamId,
-    /// The stream of the copies from the device that say where encoded subchunks lie.
+    /// The stream of the copies from the device that contain the offsets of encoded subchunks.
     pub(super) answers: StreamId,
     events: &'a Mutex<Events>,
     memory: DeviceMemory,
@@ -324,19 +325,19 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Returns the events of the lane.
+    /// Returns all events of the lane.
     pub(super) fn events(&self) -> Events {
         lock(self.events).clone()
     }
 
-    /// Creates one more event, which takes the time if it is `timed`.
+    /// Creates one more event for the lane. The event takes the time of each record if it is `timed`.
     pub(super) fn new_event(&self, timed: bool) -> Result<EventId, DriverError> {
         let event = self.driver.create_event(timed)?;
         lock(self.events).of(timed).push(event);
         Ok(event)
     }
 
-    /// Device memory.
+    /// Returns the span of `region` in device memory.
     pub(super) fn device(&self, region: Region) -> DeviceSpan {
         DeviceSpan {
             memory: self.memory,
@@ -345,7 +346,7 @@ impl Running<'_> {
         }
     }
 
-    /// Pinned memory, to the device.
+    /// Returns the span of `region` in the pinned memory for copies to the device.
     pub(super) fn pinned_in(&self, region: Region) -> PinnedSpan {
         PinnedSpan {
             memory: self.pinned_in,
@@ -354,7 +355,7 @@ impl Running<'_> {
         }
     }
 
-    /// Pinned memory, from the device.
+    /// Returns the span of `region` in the pinned memory for copies from the device.
     pub(super) fn pinned_out(&self, region: Region) -> PinnedSpan {
         PinnedSpan {
             memory: self.pinned_out,
@@ -363,19 +364,19 @@ impl Running<'_> {
         }
     }
 
-    /// Copies between device and pinned memory of this lane.
+    /// Enqueues a copy between device memory and pinned memory of this lane.
     pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
-        // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
-        // `write` and `read` keep the host off them meanwhile.
+        // SAFETY: the spans belong to the lane, which synchronises its streams before it frees the memory.
+        // `write` and `read` keep the host off the spans meanwhile.
         unsafe { self.driver.copy(stream, from, to) }
     }
 
-    /// Zeros device memory of this lane.
+    /// Enqueues a fill of a region of device memory with zeros.
     pub(super) fn zero(&self, stream: StreamId, region: Region) -> Result<(), DriverError> {
         self.set(stream, region, 0)
     }
 
-    /// Sets every byte of device memory of this lane.
+    /// Enqueues a fill of a region of device memory with `byte`.
     pub(super) fn set(
         &self,
         stream: StreamId,
@@ -386,14 +387,14 @@ impl Running<'_> {
         unsafe { self.driver.fill(stream, self.device(region), byte) }
     }
 
-    /// Returns the address of pinned memory that the host is about to write.
+    /// Returns the address of a span of pinned memory that the host is about to write.
     pub(super) fn write(&self, span: PinnedSpan) -> Result<*mut u8, DriverError> {
         self.driver.host_access(span, Access::Write)?;
         // SAFETY: the span is a region of the lane's allocation.
         Ok(unsafe { span.memory.0.as_ptr().add(span.offset) })
     }
 
-    /// Writes `values` to pinned memory, and returns the span that they fill.
+    /// Writes `values` to pinned memory, and returns the part of `span` that they fill.
     pub(super) fn write_values<const N: usize>(
         &self,
         mut span: PinnedSpan,
@@ -402,18 +403,18 @@ impl Running<'_> {
         span.len = span.len.min(values.len() * N);
         let to = self.write(span)?;
         for (i, value) in values.take(span.len / N).enumerate() {
-            // SAFETY: below `span.len`, of memory that the host may write now.
+            // SAFETY: the bytes lie below `span.len`, in memory that the host may write now.
             unsafe { to.add(i * N).copy_from_nonoverlapping(value.as_ptr(), N) };
         }
         Ok(span)
     }
 
-    /// Returns the bytes of pinned memory that the device has written.
+    /// Returns the bytes of a span of pinned memory that the device has written.
     pub(super) fn read(&self, span: PinnedSpan) -> Result<&[u8], DriverError> {
         self.driver.host_access(span, Access::Read)?;
-        // SAFETY: the span is a region of the lane's allocation. The device's writes were
-        // synchronised with, which the simulation checks here. The device does not write again
-        // before it is told to, which takes another call after this borrow.
+        // SAFETY: the span is a region of the lane's allocation. The host has synchronised with the device's
+        // writes, which the simulation checks here. The device does not write again before another call,
+        // which comes after this borrow, enqueues a write.
         Ok(
             unsafe {
                 std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)

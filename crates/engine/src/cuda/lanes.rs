@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `pool` | the lanes of one device, and the memory that they take |
 //! | `next_step` | the choice of the next step towards a lane on one device |
-//! | `acquire` | the way of a request to a lane: begins with its steps |
+//! | `acquire` | the steps from a request to a lane: begins with a list of them |
 //! | `acquired` | a lane in use, which goes back to the pool on drop |
 //! | `janitor` | the thread that frees idle lanes |
 
@@ -31,20 +31,20 @@ use crate::contract::{BufferBytes, EngineError};
 use janitor::JanitorRest;
 use pool::{DeviceLanes, add, in_order, known_budget, subtract};
 
-/// The default budget of a device is its free memory divided by this.
+/// The number by which the free memory of a device is divided to get the default budget.
 const DEFAULT_SHARE: usize = 4;
 
-/// The devices and the memory that one set of options allows.
+/// The devices that one set of options allows, and the limits of their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// The ordinals of the devices; `None` for all.
+    /// The ordinals of the devices that may be used; `None` for all devices.
     pub devices: Option<Vec<usize>>,
-    /// Bytes per device; `None` for a quarter of the memory that is free when the budget is first
-    /// needed.
+    /// The number of bytes of device memory, for each device; `None` for a quarter of the memory that is free
+    /// when the budget is first needed.
     pub device_memory: Option<usize>,
-    /// Bytes of pinned memory per device.
+    /// The number of bytes of pinned memory, for each device.
     pub pinned_memory: usize,
-    /// A lane that was idle for so long is freed; `None` for never.
+    /// The time after which an idle lane is freed; `None` if it is never freed.
     pub idle: Option<Duration>,
 }
 
@@ -53,14 +53,14 @@ pub struct DeviceLimits {
 pub struct Devices {
     devices: Vec<Arc<Device>>,
     state: Mutex<Vec<DeviceLanes>>,
-    /// Notified when a lane is returned or freed, or could not be allocated.
+    /// Notified when a lane is returned or freed, or when an allocation of a lane has failed.
     changed: Condvar,
     /// The copiers of devices without a node.
     pub copiers: Copiers,
     pub counters: Counters,
     /// A cache of the prepared kinds of shards.
     pub(super) kinds: RecentAnswers<KindQuestion, Arc<ShardKind>>,
-    /// Whether the thread that frees idle lanes is running. Changes only under the lock of `state`.
+    /// Whether the thread that frees idle lanes is running. The value changes only under the lock of `state`.
     janitor: AtomicBool,
     rest: Arc<JanitorRest>,
     process: Process,
@@ -107,8 +107,8 @@ impl Devices {
         device.node().map_or(&self.copiers, |node| &node.copiers)
     }
 
-    /// Returns the devices that `limits` allows and that are usable. Takes no lock, so that a
-    /// forked child gets an error here instead of a deadlock.
+    /// Returns the indices of the usable devices that `limits` allows. Takes no lock, so that a forked child
+    /// gets an error here instead of a deadlock.
     ///
     /// # Errors
     /// No device is usable, or `limits` names a device that does not exist.
@@ -146,7 +146,7 @@ impl Devices {
         Ok(usable)
     }
 
-    /// Returns the most multiprocessors of a device that `limits` allows and that is usable; 0 if
+    /// Returns the largest number of multiprocessors among the usable devices that `limits` allows; 0 if
     /// there is no such device. Takes no lock.
     pub(super) fn multiprocessors(&self, limits: &DeviceLimits) -> usize {
         let usable = self.usable(limits).unwrap_or_default();
@@ -157,7 +157,7 @@ impl Devices {
     /// Compiles the kernels for the usable devices that `limits` allows.
     ///
     /// # Errors
-    /// No device is usable, or one could not compile the kernels; the first such error, after all
+    /// No device is usable, or a device could not compile the kernels. The error is the first one, after all
     /// devices were tried.
     pub fn warm_up(&self, limits: &DeviceLimits) -> Result<(), DriverError> {
         let mut result = Ok(());
@@ -173,8 +173,8 @@ impl Devices {
         result
     }
 
-    /// Returns a description of the work that the first shard on a device waits for. Returns `None`
-    /// if everything is ready. Takes no lock.
+    /// Returns a description of the work that the first shard on a device waits for: kernels to compile.
+    /// Returns `None` if nothing is left to do. Takes no lock.
     pub(super) fn first_wait(&self, limits: &DeviceLimits) -> Option<String> {
         let usable = self.usable(limits).ok()?;
         let uncompiled = |index: usize| self.devices[index].driver().uncompiled();
@@ -186,21 +186,21 @@ impl Devices {
         })
     }
 
-    /// Returns the driver's description of each device. Takes no lock.
+    /// Returns the properties of each device, as the driver reports them. Takes no lock.
     pub fn infos(&self) -> impl Iterator<Item = &DeviceInfo> {
         self.devices.iter().map(|device| device.info())
     }
 
-    /// Checks that a device is usable. Takes no lock.
+    /// Checks that a device that `limits` allows is usable. Takes no lock.
     pub(super) fn check_usable(&self, limits: &DeviceLimits) -> Result<(), DriverError> {
         self.usable(limits).map(|_| ())
     }
 
-    /// Returns the result of `plan` for the budget of the first device for which `plan` succeeds.
-    /// No other device is asked for its budget, since that needs a CUDA context there.
+    /// Returns the result of `plan` for the budget of the first device for which `plan` succeeds. The later
+    /// devices are not asked for their budgets, since that needs a CUDA context on each.
     ///
     /// # Errors
-    /// No device is usable, or `plan` fails for all; the error of the last one.
+    /// No device is usable, or `plan` fails for all devices. The error is that of the last device.
     pub fn first<T>(
         &self,
         limits: &DeviceLimits,
@@ -211,11 +211,11 @@ impl Devices {
         })
     }
 
-    /// Returns the result of `make` for the first device, with its budget, for which `make`
-    /// succeeds. No other device is asked for its budget, since that needs a CUDA context there.
+    /// Returns the result of `make` for the first device, with its budget, for which `make` succeeds. The
+    /// later devices are not asked for their budgets, since that needs a CUDA context on each.
     ///
     /// # Errors
-    /// No device is usable, or `make` fails for all; the error of the last one.
+    /// No device is usable, or `make` fails for all devices. The error is that of the last device.
     pub(super) fn on_first<T>(
         &self,
         limits: &DeviceLimits,
@@ -234,10 +234,11 @@ impl Devices {
         Err(last.unwrap_or_else(|| EngineError::Unsuitable("there is no CUDA device".to_string())))
     }
 
-    /// Runs `work` with the CUDA context of the first device that can be entered.
+    /// Runs `work` while the CUDA context of a device is current on this thread: the first device whose
+    /// context can be made current.
     ///
     /// # Errors
-    /// No device can be entered; the error of the last one.
+    /// The context of no device can be made current. The error is that of the last device.
     pub(super) fn with_context<T>(
         &self,
         limits: &DeviceLimits,
@@ -264,8 +265,8 @@ impl Devices {
         }))
     }
 
-    /// Returns the budget of a device under `limits`. Asks the device for its free memory if the
-    /// budget is not known yet.
+    /// Returns the budget of a device under `limits`. Asks the device for its free memory if its default
+    /// budget is needed and not known yet.
     fn budget(&self, index: usize, limits: &DeviceLimits) -> Result<BufferBytes, DriverError> {
         if let Some(budget) = known_budget(&self.lock()[index], limits) {
             return Ok(budget);
@@ -306,8 +307,8 @@ impl Devices {
         self.free(idle);
     }
 
-    /// Frees lanes that were taken out of the pool. Each counts as used until it is freed. Memory
-    /// that is leaked stays counted for ever.
+    /// Frees lanes that were taken out of the pool. Each lane counts as used until it is freed. Leaked memory
+    /// stays counted for ever.
     fn free(&self, lanes: Vec<(usize, Lane)>) {
         if lanes.is_empty() {
             return;

@@ -1,13 +1,13 @@
-//! Shared libraries that are loaded at run time: the CUDA driver's, and nvCOMP.
+//! Shared libraries that are loaded at run time: the CUDA driver, and nvCOMP.
 
 use std::path::Path;
 
-/// Why there is no library, without the feature `cuda`.
+/// The reason why no library can be loaded without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub(crate) const ABSENT: &str =
     "zarrs_cuda was compiled without its feature `cuda`: enable it in Cargo.toml";
 
-/// A library, which stays loaded for the life of the process: its code may run until then.
+/// A loaded library. It stays loaded for the life of the process, because its code may run until then.
 #[derive(Debug)]
 pub(super) struct Library(Loaded);
 
@@ -18,7 +18,7 @@ type Loaded = std::convert::Infallible;
 
 #[cfg(feature = "cuda")]
 impl Library {
-    /// Loads a file, or the library that the dynamic loader finds by that name.
+    /// Loads the file `path`, or the library that the dynamic loader finds by that name.
     ///
     /// # Errors
     /// The loader's reason.
@@ -28,7 +28,7 @@ impl Library {
     pub(super) unsafe fn load(path: &Path) -> Result<Self, String> {
         use std::error::Error as _;
 
-        // SAFETY: the caller's.
+        // SAFETY: the caller promises that the initialisers may run.
         let library = unsafe { libloading::Library::new(path) };
         let library = library.map_err(|error| {
             error
@@ -38,7 +38,7 @@ impl Library {
         Ok(Self(Loaded::new(library)))
     }
 
-    /// Returns a function, or `None` if the library does not have it.
+    /// Returns the function `name`, or `None` if the library does not have the function.
     ///
     /// # Safety
     /// `T` is the function's type.
@@ -52,10 +52,10 @@ impl Library {
 
 #[cfg(not(feature = "cuda"))]
 impl Library {
-    /// Loads nothing.
+    /// Returns an error, since no library can be loaded.
     ///
     /// # Errors
-    /// Always.
+    /// Always, because the package was compiled without the feature `cuda`.
     pub(super) unsafe fn load(_: &Path) -> Result<Self, String> {
         Err(ABSENT.to_string())
     }

@@ -1,63 +1,64 @@
-//! Counts of the work on devices.
+//! Metrics of the work on devices.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Counts of the work of this process on devices until now. Times of stages are the devices' own.
+/// Counters of the work of this process on devices since its start. The times of stages are measured by the
+/// devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMetrics {
-    /// Shards that were encoded on a device.
+    /// The number of shards that were encoded on a device.
     pub shards_encoded: u64,
-    /// Shards that were decoded on a device.
+    /// The number of shards that were decoded on a device.
     pub shards_decoded: u64,
-    /// Batches of streams that were encoded on a device.
+    /// The number of batches of streams that were encoded on a device.
     pub batches_encoded: u64,
-    /// Bytes that were copied to devices.
+    /// The number of bytes that were copied to devices.
     pub bytes_to_device: u64,
-    /// Bytes that were copied from devices.
+    /// The number of bytes that were copied from devices.
     pub bytes_from_device: u64,
-    /// Time of copies to devices.
+    /// The time of copies to devices.
     pub to_device: Duration,
-    /// Time of scattering elements into subchunks.
+    /// The time of scattering elements into subchunks.
     pub scatter: Duration,
-    /// Time of CRC32C checksums.
+    /// The time of computing CRC32C checksums.
     pub crc32c: Duration,
-    /// Time of Blosc's shuffles.
+    /// The time of Blosc's shuffles.
     pub shuffle: Duration,
-    /// Time of compressors.
+    /// The time of the compressors.
     pub compress: Duration,
-    /// Time of making frames of the compressors' output.
+    /// The time of making frames from the compressors' output.
     pub frame: Duration,
-    /// Time of decompressors, and of comparing gzip's checksums.
+    /// The time of the decompressors, and of computing gzip's checksums.
     pub decompress: Duration,
-    /// Time of aggregating encoded subchunks.
+    /// The time of aggregating encoded subchunks.
     pub aggregate: Duration,
-    /// Time of splitting shards into subchunks.
+    /// The time of splitting shards into encoded subchunks.
     pub split: Duration,
-    /// Time of copying the elements of subchunks back into boxes.
+    /// The time of copying the elements of subchunks back into boxes.
     pub unscatter: Duration,
-    /// Time of copies from devices.
+    /// The time of copies from devices.
     pub from_device: Duration,
-    /// Lanes that were made.
+    /// The number of lanes that were allocated. A lane is everything that one shard in flight, or one stream,
+    /// needs on a device.
     pub lanes_created: u64,
-    /// Lanes that are in use or wait for work.
+    /// The number of lanes that are in use or idle now.
     pub lanes_alive: u64,
-    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
-    /// not confirm that it was done with the memory.
+    /// The number of lanes whose memory was not freed completely when they ended: the device was broken, or
+    /// did not confirm that it no longer used the memory.
     pub lanes_leaked: u64,
-    /// How often a shard waited for a lane.
+    /// The number of times that a shard waited for a lane.
     pub lane_waits: u64,
-    /// Shards that wait for a lane now.
+    /// The number of shards that wait for a lane now.
     pub lanes_waiting: u64,
-    /// Time that shards waited for lanes.
+    /// The time that shards waited for lanes.
     pub lane_wait: Duration,
-    /// How often a lane was made smaller because the device had too little memory.
+    /// The number of times that a lane was made smaller because the device had too little memory.
     pub batches_halved: u64,
-    /// Subchunks that the host compressed because a device's compressor failed on them.
+    /// The number of subchunks that the host compressed because a device's compressor failed on them.
     pub subchunks_on_host: u64,
-    /// Work that went to the host after a device had been chosen, counted by reason: shards and
-    /// batches of streams under `Backend::Auto`, and shards with a
-    /// compressor that the host decoded although `device_decode`
-    /// was set.
+    /// The number of shards and batches that the host ran after a device had been chosen, by reason: shards
+    /// and batches of streams under `Backend::Auto`, and shards with a compressor that the host decoded
+    /// although `device_decode` was set.
     pub fallbacks: BTreeMap<String, u64>,
 }

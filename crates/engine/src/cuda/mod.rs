@@ -1,8 +1,10 @@
-//! The CUDA engine: stages in order of use, one file each, above a seam that is simulated in tests.
+//! The CUDA engine: stages in order of use, one file each, above the interface `driver`. Tests simulate the
+//! driver.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
+//! | `driver` | the interface to a device: allocate, copy, launch, record, wait; the CUDA driver, and a
+//! simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
@@ -23,7 +25,6 @@
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
-//! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
@@ -85,7 +86,7 @@ use crate::error::{DriverError, Fault};
 
 static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
 
-/// The process that first looked for devices; 0 is none.
+/// The process that first looked for devices; 0 if no process has.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the metrics of the devices of this process.
@@ -103,16 +104,16 @@ pub fn release_idle() {
     }
 }
 
-/// Returns the major and the minor version of CUDA that the driver is for, once [`devices`] looked for
-/// one. `None` without a driver, or if it does not say its version.
+/// Returns the major and the minor version of CUDA that the driver supports. `None` if [`devices`] has not
+/// looked for a driver yet, if there is none, or if it does not report its version.
 pub fn driver_version() -> Option<(u32, u32)> {
     driver::version()
 }
 
-/// Returns the devices of this process. The first call looks for them.
+/// Returns the devices of this process. The first call searches for them.
 ///
 /// # Errors
-/// No device is usable; the reason, and the remedy.
+/// No device is usable. The error has the reason and the remedy.
 pub fn devices() -> Result<Arc<Devices>, DriverError> {
     let this = std::process::id();
     let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);

@@ -1,12 +1,12 @@
 //! The nodes of a machine whose memory is nearer to some processors and devices than to others.
 //!
-//! On a machine with several nodes, each node that has a device gets copiers of its own, whose
-//! threads run on the processors of the node. The pinned memory of a device is allocated by a
-//! thread that runs there, too, because the system takes memory of the node of the thread that asks.
-//! The caller's own thread is not bound: it is the application's.
+//! On a machine with several nodes, each node that has a device gets its own copiers, whose threads run on
+//! the processors of the node. The pinned memory of a device is allocated by such a thread, too, because the
+//! system takes memory of the node of the thread that asks. The caller's own thread is not bound, since the
+//! thread belongs to the application.
 //!
-//! Where the node of a device is not known, or makes no difference, everything is as on a machine
-//! with one node.
+//! If the node of a device is not known, or makes no difference, the device is used as on a machine with one
+//! node.
 //!
 //! | file of sysfs | what it says |
 //! |---|---|
@@ -23,16 +23,17 @@ use std::thread;
 use super::copiers::Copiers;
 use super::driver::PciAddress;
 
-/// Where Linux describes the machine.
+/// The folder in which Linux describes the machine.
 pub(super) const SYSFS: &str = "/sys";
 
-/// No machine has more processors or nodes.
+/// More processors or nodes than any machine has.
 const MOST: usize = 8192;
 
 /// A node that has a device.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// The processors of the node that this process may use; not all that it may use.
+    /// The processors of the node that this process may use. The process may also use processors of other
+    /// nodes.
     cpus: Vec<usize>,
     pub(super) copiers: Copiers,
 }
@@ -48,7 +49,7 @@ impl Node {
         }
     }
 
-    /// Runs `work` on a thread of the node, or on this one if no thread can be started.
+    /// Runs `work` on a thread of the node, or on the calling thread if no thread can be started.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let mut work = Some(work);
         let done = thread::scope(|scope| {
@@ -74,8 +75,8 @@ impl Node {
     }
 }
 
-/// Returns the node of each device, by its address, for this process on the machine that `sysfs`
-/// describes. `None` where the node is not known or makes no difference.
+/// Returns the node of each device in `devices`, for this process on the machine that `sysfs` describes.
+/// `None` if the node is not known or makes no difference.
 pub(super) fn nodes(sysfs: &Path, devices: &[Option<PciAddress>]) -> Vec<Option<Arc<Node>>> {
     if devices.iter().all(Option::is_none) {
         return vec![None; devices.len()];
@@ -93,8 +94,8 @@ pub(super) fn nodes(sysfs: &Path, devices: &[Option<PciAddress>]) -> Vec<Option<
     of_devices.collect()
 }
 
-/// Returns the node of each device like [`nodes`], for a process that may use the processors
-/// `allowed`. A node is returned as its number, and its processors that the process may use.
+/// Returns the node of each device like [`nodes`], for a process that may use the processors `allowed`. A
+/// node is returned as its number, and the list of its processors that the process may use.
 fn places(
     sysfs: &Path,
     allowed: &[usize],
@@ -108,7 +109,7 @@ fn places(
         }
         let device = address.as_ref()?.to_string();
         let file = sysfs.join("bus/pci/devices").join(device).join("numa_node");
-        // Fails for −1.
+        // The parse fails for −1, which means that the firmware does not report the node.
         let node: usize = fs::read_to_string(file).ok()?.trim().parse().ok()?;
         let mut cpus = read_list(&folder.join(format!("node{node}/cpulist")))?;
         cpus.retain(|cpu| allowed.contains(cpu));
@@ -118,7 +119,8 @@ fn places(
     devices.iter().map(place).collect()
 }
 
-/// Reads a list such as `0-3,8`, ascending.
+/// Reads a list such as `0-3,8`, and returns its numbers in ascending order. `None` if the file is no such
+/// list.
 fn read_list(file: &Path) -> Option<Vec<usize>> {
     let text = fs::read_to_string(file).ok()?;
     let mut list = Vec::new();
@@ -140,15 +142,15 @@ mod affinity {
 
     use super::MOST;
 
-    /// One bit for each processor.
+    /// A set of processors, with one bit for each processor.
     type Mask = [c_ulong; MOST / WORD];
 
     const WORD: usize = c_ulong::BITS as usize;
 
-    /// Returns the processors that a thread may use; 0 is the calling thread.
+    /// Returns the processors that the thread `thread` may use; 0 is the calling thread.
     pub(super) fn get(thread: u32) -> io::Result<Vec<usize>> {
         let mut mask: Mask = [0; MOST / WORD];
-        // SAFETY: writes at most the size of the mask.
+        // SAFETY: the function writes at most the size of the mask.
         let result = unsafe {
             libc::sched_getaffinity(
                 thread.cast_signed(),
@@ -169,7 +171,7 @@ mod affinity {
         for cpu in cpus.iter().filter(|cpu| **cpu < MOST) {
             mask[cpu / WORD] |= 1 << (cpu % WORD);
         }
-        // SAFETY: reads the mask.
+        // SAFETY: the function reads the mask.
         let result = unsafe { libc::sched_setaffinity(0, size_of::<Mask>(), mask.as_ptr().cast()) };
         if result != 0 {
             return Err(io::Error::last_os_error());
@@ -191,14 +193,14 @@ mod affinity {
     }
 }
 
-/// Returns the processors that the main thread of this process may use, because the calling
-/// thread may be bound by the application. None if the system does not say.
+/// Returns the processors that the main thread of this process may use, because the application may have
+/// bound the calling thread. The list is empty if the system does not report them.
 fn cpus_of_process() -> Vec<usize> {
     affinity::get(std::process::id()).unwrap_or_default()
 }
 
-/// Binds this thread to `cpus`. The thread stays as it is if the system refuses, for example because
-/// the processors were taken away.
+/// Binds the calling thread to the processors `cpus`. The thread stays unbound if the system refuses, for
+/// example because the processors were taken away from the process.
 fn bind(cpus: &[usize]) {
     if let Err(error) = affinity::set(cpus) {
         tracing::debug!(%error, ?cpus, "a thread that is not bound to its node");

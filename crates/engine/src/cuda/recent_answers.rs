@@ -1,9 +1,9 @@
-//! A cache of a few answers, for when the same question is asked again.
+//! A cache of the answers to recent questions.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A cache of the answers to the questions that were asked last.
+/// A cache of the answers to the questions that were asked last, each with its question.
 #[derive(Debug)]
 pub(super) struct RecentAnswers<Q, A>(Mutex<VecDeque<(Q, A)>>);
 
@@ -14,11 +14,11 @@ impl<Q, A> Default for RecentAnswers<Q, A> {
 }
 
 impl<Q, A: Clone> RecentAnswers<Q, A> {
-    /// How many answers are kept.
+    /// The most answers that the cache keeps.
     const MOST: usize = 32;
 
-    /// Returns the cached answer to the question for which `is_it` is true. Otherwise calls `find`,
-    /// and caches its question and answer. No lock is held during `find`.
+    /// Returns the cached answer to the question for which `is_it` is true. If there is none, calls `find`,
+    /// and caches the question and the answer that `find` returns. No lock is held during `find`.
     pub(super) fn get_or<E>(
         &self,
         is_it: impl Fn(&Q) -> bool,

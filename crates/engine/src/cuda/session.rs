@@ -12,14 +12,15 @@ use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing, Workspace};
 use crate::contract::ShardJob;
 use crate::layout::{Batch, Slab};
 
-/// The byte that fills sizes and statuses before they are written: no valid size, and no success.
+/// The byte that fills sizes and statuses before nvCOMP writes them. The filled values are no valid size, and
+/// no success.
 pub(super) const NO_ANSWER: u8 = 0xff;
 
-/// The begin and the end of a stage, for the metrics alone.
+/// The records at the begin and at the end of a stage, which only the metrics need.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
 const STAGE_END: Site = Site("record: a stage ends, for the metrics");
 
-/// A stage whose time is measured.
+/// A stage whose time the device measures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     stage: TimedStage,
@@ -33,7 +34,7 @@ impl Timed {
     }
 }
 
-/// The events of a lane that are free at present.
+/// The events of a lane that nothing uses at present.
 #[derive(Debug)]
 pub struct FreeEvents<'l> {
     lane: Running<'l>,
@@ -45,7 +46,7 @@ impl<'l> FreeEvents<'l> {
         Self::of(lane, lane.events())
     }
 
-    /// Only the events `free` of the lane; its other events are in use.
+    /// Returns the events `free` as the only free events of the lane.
     pub(super) fn of(lane: Running<'l>, free: Events) -> Self {
         Self {
             lane,
@@ -53,12 +54,12 @@ impl<'l> FreeEvents<'l> {
         }
     }
 
-    /// Returns the events that are free now.
+    /// Returns the events that are free now, as a list.
     pub(super) fn into_free(self) -> Events {
         self.free.into_inner()
     }
 
-    /// Takes a free event, or creates one.
+    /// Takes a free event that is timed or not, or creates one.
     fn take(&self, timed: bool) -> Result<EventId, DriverError> {
         match self.free.borrow_mut().of(timed).pop() {
             Some(event) => Ok(event),
@@ -66,7 +67,7 @@ impl<'l> FreeEvents<'l> {
         }
     }
 
-    /// Gives back an event for which nothing will wait any more.
+    /// Gives back an event for which no stream and no thread will wait any more.
     pub(super) fn give(&self, event: EventId) {
         self.free.borrow_mut().untimed.push(event);
     }
@@ -80,7 +81,7 @@ pub struct Session<'l> {
     pub events: FreeEvents<'l>,
     pub copiers: &'l Copiers,
     pub counters: &'l Counters,
-    /// Whether the times of stages are taken.
+    /// Whether the times of stages are measured.
     pub times: bool,
 }
 
@@ -90,7 +91,7 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// Returns the slabs of a batch, with at most `most` elements each.
+    /// Returns the slabs of a batch, planned with at most `most` elements in each.
     pub(super) fn planned(
         &self,
         kind: &ShardKind,
@@ -102,7 +103,7 @@ impl Session<'_> {
             .map_err(|reason| self.refused("planning how slabs are moved", &reason))
     }
 
-    /// Returns the buffers that the kernels of a batch use, and their stream.
+    /// Returns the buffers that the kernels of a batch use, and the stream of these kernels.
     pub(super) fn workspace(&self, regions: &BatchRegions) -> (&Workspace, StreamId) {
         let number = regions.workspace;
         (
@@ -111,7 +112,7 @@ impl Session<'_> {
         )
     }
 
-    /// Records an event in `stream`, under the name `site`. [Give](FreeEvents::give) the event back
+    /// Records an event in `stream`, at the site `site`. The caller [gives](FreeEvents::give) the event back
     /// when nothing will wait for it any more.
     pub(super) fn record(&self, stream: StreamId, site: Site) -> Result<EventId, DriverError> {
         let event = self.events.take(false)?;
@@ -119,7 +120,7 @@ impl Session<'_> {
         Ok(event)
     }
 
-    /// Lets `stream` wait for everything that is in the stream `of` now. `record` and `wait` name
+    /// Lets `stream` wait for everything that is in the stream `of` now. `record` and `wait` are the sites of
     /// the two operations.
     pub(super) fn order(
         &self,
@@ -128,12 +129,12 @@ impl Session<'_> {
     ) -> Result<(), DriverError> {
         let event = self.record(of, record)?;
         self.lane.driver.wait(stream, event, wait)?;
-        // The stream waits for this record, whatever the event is used for afterwards.
+        // The stream waits for this record, even if the event is recorded again afterwards.
         self.events.give(event);
         Ok(())
     }
 
-    /// Enqueues `work` in `stream`. If times are taken, adds it as a stage to `timed`.
+    /// Enqueues `work` in `stream`. If times are measured, adds the work as a stage to `timed`.
     pub(super) fn run(
         &self,
         stream: StreamId,
@@ -153,8 +154,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Adds the times of stages that have ended to the metrics. If the driver does not tell a time,
-    /// it is left out.
+    /// Adds the times of stages that have ended to the metrics. A time that the driver does not report is
+    /// left out.
     pub(super) fn finish_timed(
         &self,
         timed: impl IntoIterator<Item = Timed>,
@@ -170,7 +171,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Returns the error of an operation that was not even tried.
+    /// Returns the error for an operation that was refused before it was tried.
     pub(super) fn refused(&self, operation: &str, reason: &dyn Display) -> DriverError {
         DriverError {
             operation: operation.to_string(),
@@ -181,7 +182,7 @@ impl Session<'_> {
     }
 }
 
-/// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.
+/// Returns a copy of a slab from its place in the decoded shard at `shard` to its dense form at `to`.
 ///
 /// # Safety
 /// For as long as the copy is used, the slab can be read, and nothing else writes its dense form.
@@ -194,7 +195,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: the caller's contract.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         Copy::strided(
             (shard.add(offset), &strides),
@@ -205,7 +206,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
     }
 }
 
-/// Copies a slab from its dense form at `from` to its place in the decoded shard at `shard`.
+/// Returns a copy of a slab from its dense form at `from` to its place in the decoded shard at `shard`.
 ///
 /// # Safety
 /// For as long as the copy is used, the dense form can be read, and nothing else writes the slab.
@@ -218,7 +219,7 @@ pub(super) unsafe fn copy_to_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: the caller's contract.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         Copy::strided(
             (from, &dense),

@@ -19,12 +19,12 @@ use crate::cuda::HighestLevels;
 use crate::layout;
 use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
 
-/// The smallest slabs, in bytes, and the smallest ring, in slabs, to which a lane shrinks to fit
-/// its budget.
+/// The limits to which a lane shrinks to fit its budget: the number of bytes of the smallest slab, and the
+/// number of slabs in the smallest ring.
 const LEAST_SLAB: usize = 64 << 10;
 const LEAST_RING: usize = 2;
 
-/// The most bytes of an element: its fill value is stored repeated, for the widest load.
+/// The most bytes of an element. The fill value of an element is stored repeated, for the widest load.
 const MOST_ELEMENT_SIZE: usize = 64 << 10;
 
 /// The buffers of one batch.
@@ -32,40 +32,42 @@ const MOST_ELEMENT_SIZE: usize = 64 << 10;
 pub(super) struct BatchRegions {
     /// The number of the [`Workspace`] in which the batch's kernels run.
     pub(super) workspace: usize,
-    /// Device: `u32` per slot: whether it is stored.
+    /// In device memory, a `u32` per slot: whether the subchunk in the slot is stored.
     pub(super) stored: Region,
-    /// Device: `u32` per slot: whether the compressor failed on it.
+    /// In device memory, a `u32` per slot: whether the compressor failed on the subchunk.
     pub(super) failed: Region,
-    /// Device: `u32` per checksum of each slot: whether it is wrong.
+    /// In device memory, a `u32` per checksum of each slot: whether the checksum is wrong.
     pub(super) bad: Region,
-    /// Device: `u64` per slot: encoded bytes.
+    /// In device memory, a `u64` per place: the number of encoded bytes of the subchunk in this place; when
+    /// decoding, a `u64` per slot.
     pub(super) sizes: Region,
-    /// Device: `u32` per slot: which subchunk lies there.
+    /// In device memory, a `u32` per place in the order of the shards: the number of the subchunk in this
+    /// place.
     pub(super) source: Region,
-    /// Device: `u64` per slot and one more: where encoded subchunks start.
+    /// In device memory, a `u64` per place and one more: the offset at which the encoded subchunk begins.
     pub(super) offsets: Region,
-    /// Device: the scratch memory of the scan.
+    /// In device memory: the scratch memory of the scan.
     pub(super) scratch: Region,
-    /// Device: encoded subchunks, one after the other.
+    /// In device memory: the encoded subchunks, one after the other.
     pub(super) dense: Region,
-    /// Pinned, to the device: `offsets`, `sizes` and `stored`, when decoding.
+    /// In pinned memory, to the device: `offsets`, `sizes` and `stored`, when decoding.
     pub(super) table: Region,
-    /// Pinned, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
+    /// In pinned memory, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
     pub(super) answer: Region,
-    /// Device: the tables that a decompressor reads, and its results.
+    /// In device memory: the tables that a decompressor reads, and its results.
     pub(super) tables: Region,
     pub(super) results: Region,
-    /// Pinned, to the device: `tables`.
+    /// In pinned memory, to the device: a copy of `tables`.
     pub(super) table_of_chunks: Region,
-    /// Pinned, from the device: `results`.
+    /// In pinned memory, from the device: a copy of `results`.
     pub(super) answer_of_chunks: Region,
 }
 
-/// The buffers that only kernels use, in one stream. All batches whose kernels run in that stream
-/// share them.
+/// The buffers that only kernels use, in one stream. All batches whose kernels run in that stream share these
+/// buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Workspace {
-    /// Device: a slot per subchunk of a batch.
+    /// In device memory: a slot for each subchunk of a batch.
     pub(super) slots: Region,
     /// The buffers of the compressor.
     pub(super) compression: Option<Buffers>,
@@ -73,8 +75,8 @@ pub(super) struct Workspace {
     pub(super) decompression: Option<decompression::Buffers>,
 }
 
-/// The regions that only the kernels of a batch use, and that batches may share if their kernels
-/// run in one stream.
+/// The regions that only the kernels of a batch use. Batches may share these regions if their kernels run in
+/// one stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelRegions {
     stored: Region,
@@ -84,7 +86,8 @@ pub(super) struct KernelRegions {
 }
 
 impl KernelRegions {
-    /// Returns the regions for batches of `subchunks` subchunks and `places` places.
+    /// Returns the regions for batches of `subchunks` subchunks and `places` places; `None` if they are more
+    /// than this machine can address.
     pub(super) fn new(subchunks: usize, places: usize, device: &mut Arena) -> Option<Self> {
         Some(Self {
             stored: device.region(subchunks.checked_mul(4)?)?,
@@ -103,61 +106,61 @@ pub struct Sizing {
     pub batch: usize,
     /// The most elements in a slab.
     pub(super) slab: usize,
-    /// Bytes of an encoded subchunk; an upper bound if there is a compressor.
+    /// The number of bytes of an encoded subchunk; an upper bound if the chain has a compressor.
     pub(super) encoded: usize,
-    /// Bytes from one slot to the next.
+    /// The number of bytes from the begin of one slot to the begin of the next.
     pub slot_stride: usize,
     /// The buffers of each stream of kernels.
     pub(super) workspaces: Vec<Workspace>,
-    /// Device: the ring of slabs.
+    /// The ring of slabs in device memory.
     pub(super) slabs: Vec<Region>,
-    /// Pinned, to the device.
+    /// The ring of pinned memory for copies to the device.
     pub(super) staging_in: Vec<Region>,
-    /// Pinned, from the device.
+    /// The ring of pinned memory for copies from the device.
     pub(super) staging_out: Vec<Region>,
-    /// Device: the fill value, repeated.
+    /// The repeated fill value, in device memory.
     pub(super) fill: Region,
-    /// Pinned, to the device: the repeated fill value.
+    /// The repeated fill value, in pinned memory, from which it is copied to the device.
     pub(super) fill_staging: Region,
     pub(super) batches: Vec<BatchRegions>,
-    /// Bytes of each allocation.
+    /// The number of bytes of each allocation, and the number of streams of kernels.
     pub(super) capacity: Capacity,
 }
 
-/// The compressors that run on devices, and the file of their library.
+/// The compressors that may run on devices, and the file of nvCOMP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compressors {
     pub levels: HighestLevels,
-    /// The file of nvCOMP; `None` to look for one.
+    /// The file of nvCOMP; `None` to search for one.
     pub nvcomp: Option<PathBuf>,
-    /// Whether they also decompress.
+    /// Whether shards with a compressor are also decoded on devices.
     pub decode: bool,
 }
 
-/// The inputs of preparing a kind of shards: the key of the cache.
+/// The inputs from which a kind of shards is prepared: the key of the cache.
 #[derive(Debug)]
 pub(super) struct KindQuestion {
-    /// The devices that may be asked.
+    /// The ordinals of the devices that may be asked; `None` for all devices.
     pub(super) devices: Option<Vec<usize>>,
     pub(super) compressors: Compressors,
     pub(super) grid: SubchunkGrid,
     pub(super) chain: KnownChain,
-    /// The most subchunks at once.
+    /// The most subchunks to compress or decompress at once.
     pub(super) most: usize,
-    /// When decoding: the layout of the frames, which the chain does not determine.
+    /// The layout of the frames to decode, which the chain does not determine; `None` when encoding.
     pub(super) layout: Option<CompressedFrameLayout>,
 }
 
-/// A kind of shards: everything on which the size of a lane depends.
+/// A kind of shards, with everything on which the size of a lane depends.
 #[derive(Debug)]
 pub struct ShardKind {
     pub(super) grid: SubchunkGrid,
     pub(super) chain: KnownChain,
-    /// When encoding: the chain's compressor.
+    /// The chain's compressor; `None` when decoding, or if the chain has no compressor.
     pub compressor: Option<Prepared>,
-    /// When decoding: the chain's decompressor.
+    /// The chain's decompressor; `None` when encoding, or if the chain has no compressor.
     pub(super) decompressor: Option<decompression::Prepared>,
-    /// The most subchunks of a batch that nvCOMP was asked about.
+    /// The most subchunks of a batch for which nvCOMP was asked about its requirements.
     pub(super) most: usize,
     /// A cache of the largest lanes within given budgets.
     sizings: RecentAnswers<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
@@ -165,17 +168,17 @@ pub struct ShardKind {
     slabs: RecentAnswers<SlabsQuestion, Arc<[PlannedSlab]>>,
 }
 
-/// A slab, and how a device moves it between its dense form and the slots.
+/// A slab, and the plan by which a device moves it between its dense form and the slots.
 #[derive(Debug)]
 pub(super) struct PlannedSlab {
     pub(super) slab: Slab,
     pub(super) scatter: SlabScatter,
 }
 
-/// The inputs of planning the slabs of a batch: the key of the cache.
+/// The inputs from which the slabs of a batch are planned: the key of the cache.
 #[derive(Debug)]
 struct SlabsQuestion {
-    /// Subchunks along each axis of the batch.
+    /// The number of subchunks along each axis of the batch.
     counts: Vec<usize>,
     /// The most elements of a slab.
     most: usize,
@@ -197,11 +200,10 @@ impl ShardKind {
         }
     }
 
-    /// Divides a batch into slabs of at most `most` elements, and plans how they are moved. The
-    /// result is cached.
+    /// Divides a batch into slabs of at most `most` elements, and plans their scatter. The result is cached.
     ///
     /// # Errors
-    /// A device cannot move a slab; the reason.
+    /// A device cannot scatter a slab. The error has the reason.
     pub(super) fn slabs(
         &self,
         fill_value: &[u8],
@@ -244,7 +246,7 @@ impl ShardKind {
         )
     }
 
-    /// Returns the sizing of [`Sizing::within`], from a cache if it was made before.
+    /// Returns the result of [`Sizing::within`], from a cache if it is there.
     pub(super) fn sizing(&self, most: BufferBytes, tuning: Tuning) -> Result<Arc<Sizing>, String> {
         let asked = (most, tuning);
         let found = self.sizings.get_or::<Infallible>(
@@ -256,12 +258,13 @@ impl ShardKind {
         }
     }
 
-    /// Checks that nvCOMP's requirements suffice on the device whose context is current now.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
+    /// this thread.
     ///
     /// # Errors
-    /// They do not suffice; the reason has the numbers.
+    /// The buffers are too small. The reason has the numbers.
     pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
-        // The workspaces are alike.
+        // All workspaces have buffers of the same sizes.
         let workspace = sizing.workspaces.first().copied().unwrap_or_default();
         if let (Some(prepared), Some(buffers)) = (&self.compressor, &workspace.compression) {
             prepared.check(buffers)?;
@@ -272,13 +275,13 @@ impl ShardKind {
         Ok(())
     }
 
-    /// Returns whether there is a compressor or a decompressor.
+    /// Returns whether the kind has a compressor or a decompressor.
     fn compresses(&self) -> bool {
         self.compressor.is_some() || self.decompressor.is_some()
     }
 
-    /// Returns the number of bytes that a slot holds, and bytes from one slot to the next; `None`
-    /// if they are more than this machine can address.
+    /// Returns the number of bytes that a slot holds, and the number of bytes from one slot to the next;
+    /// `None` if the numbers are more than this machine can address.
     pub(super) fn slot(&self) -> Option<(usize, usize)> {
         let checksums = match (&self.compressor, &self.decompressor) {
             (Some(prepared), _) => prepared.compression.before,
@@ -306,7 +309,7 @@ impl ShardKind {
     }
 }
 
-/// Returns the chain of a job, or the reason why a device cannot run it.
+/// Returns the chain of a job. The error is the reason why a device cannot run the chain.
 pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     match *chain {
         Chain::Known(chain) => Ok(chain),
@@ -316,10 +319,10 @@ pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     }
 }
 
-/// Returns the compressor of `chain`, if it has one.
+/// Returns the compressor of `chain`; `None` if the chain has no compressor.
 ///
 /// # Errors
-/// The reason why a device cannot run the chain, or should not by `levels`.
+/// The reason why a device cannot run the chain, or why `levels` keep it on the host.
 pub(super) fn chain_on_device(
     grid: &SubchunkGrid,
     chain: &KnownChain,
@@ -332,7 +335,7 @@ pub(super) fn chain_on_device(
 /// Checks that a device can scatter the elements of `grid`.
 ///
 /// # Errors
-/// The reason why it cannot.
+/// The reason why a device cannot scatter the elements.
 pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
     if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
         return Err(format!(
@@ -353,7 +356,7 @@ impl Sizing {
     /// Returns the buffers for shards of a kind, with batches of at most `batch` subchunks.
     ///
     /// # Errors
-    /// The shard is too large for any device, or nvCOMP cannot take the batch; the reason.
+    /// The shard is too large for any device, or nvCOMP cannot take the batch. The error has the reason.
     pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
         let compressor = match &kind.compressor {
@@ -413,8 +416,8 @@ impl Sizing {
                 workspace.decompression = Some(buffers);
             }
         }
-        // The buffers of a batch are used again in the same stream of kernels, so there are as many
-        // for each stream.
+        // The buffers of a batch are used again in the same stream of kernels, so each stream of kernels has
+        // the same number of batches.
         let in_flight = tuning
             .batches
             .clamp(1, 8)
@@ -445,8 +448,8 @@ impl Sizing {
     }
 
     /// Returns the regions that kernels use, in a lane that encodes batches of `batch` subchunks in
-    /// `kernel_streams` streams, scattered in slabs of `slab` elements. The compressor takes some
-    /// subchunks at a time. Buffers of batches and rings are left out. `None` if this machine cannot
+    /// `kernel_streams` streams, scattered in slabs of `slab` elements. The compressor takes some subchunks
+    /// of a batch at a time. Buffers of batches, and rings, are left out. `None` if this machine cannot
     /// address the regions.
     pub(super) fn of_kernels(
         kind: &ShardKind,
@@ -497,8 +500,8 @@ impl Sizing {
         })
     }
 
-    /// Returns the buffers of one batch of `subchunks` subchunks and `places` places, whose kernels
-    /// use `regions`. The answer has room for at least `answer` bytes.
+    /// Returns the buffers of one batch of `subchunks` subchunks and `places` places, whose kernels use
+    /// `regions`. The field `answer` has room for at least `answer` bytes.
     pub(super) fn batch_regions(
         &self,
         kind: &ShardKind,
@@ -513,7 +516,7 @@ impl Sizing {
             0
         };
         let offsets = places.checked_add(1)?.checked_mul(8)?;
-        // When decoding, `dense` also takes the decoded elements.
+        // When decoding, `dense` also receives the decoded elements.
         let subchunk = self.encoded.max(kind.grid.subchunk_bytes());
         Some(BatchRegions {
             stored: regions.stored,
@@ -530,20 +533,20 @@ impl Sizing {
         })
     }
 
-    /// Returns whether subchunks are compressed.
+    /// Returns whether this lane compresses subchunks.
     pub(super) fn compresses(&self) -> bool {
         let mut workspaces = self.workspaces.iter();
         workspaces.any(|workspace| workspace.compression.is_some())
     }
 
-    /// Returns whether subchunks are decompressed.
+    /// Returns whether this lane decompresses subchunks.
     pub(super) fn decompresses(&self) -> bool {
         let mut workspaces = self.workspaces.iter();
         workspaces.any(|workspace| workspace.decompression.is_some())
     }
 
-    /// Returns the number of subchunks that `tuning` asks to compress at once in one stream, on
-    /// devices of up to `multiprocessors`.
+    /// Returns the number of subchunks that `tuning` asks to compress at once in one stream, on devices of up
+    /// to `multiprocessors` multiprocessors.
     pub(super) fn compressed_at_once(
         grid: &SubchunkGrid,
         multiprocessors: usize,
@@ -554,9 +557,9 @@ impl Sizing {
         bytes.max(to_fill).div_ceil(tuning.kernel_streams()).max(1)
     }
 
-    /// Returns the number of subchunks of a shard that `tuning` asks to compress at once in one
-    /// stream. To fill a device it is raised only as far as a shard keeps three batches: one that
-    /// goes up, one in the kernels and one that comes back.
+    /// Returns the number of subchunks of a shard that `tuning` asks to compress at once in one stream. The
+    /// number is raised to fill a device only as far as a shard keeps three batches: one that is copied to
+    /// the device, one in the kernels, and one that is copied back.
     pub(super) fn of_shard(grid: &SubchunkGrid, multiprocessors: usize, tuning: Tuning) -> usize {
         let third = grid.num_subchunks().div_ceil(3);
         let by_bytes = Self::compressed_at_once(grid, 0, tuning);
@@ -565,11 +568,12 @@ impl Sizing {
             .clamp(1, grid.num_subchunks().max(1))
     }
 
-    /// Returns the buffers with the largest batches and slabs, up to the ones that `tuning` asks
-    /// for, whose lane is within `most`.
+    /// Returns the buffers with the largest batches and slabs, up to the sizes that `tuning` asks for, whose
+    /// lane takes at most the memory `most`.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
+    /// The errors are those of [`new`](Self::new). Another error is that the smallest lane takes more than
+    /// `most`.
     pub fn within(kind: &ShardKind, most: BufferBytes, tuning: Tuning) -> Result<Self, String> {
         let tuning = tuning.for_shards_of(kind.grid.shard_bytes());
         let batch = if kind.compresses() {
@@ -592,14 +596,14 @@ impl Sizing {
         }
     }
 
-    /// Returns a smaller lane for shards of the same kind. It has one stream of kernels less, or
-    /// half the batch, or, at one subchunk, one batch at a time, then half the slabs, then a
-    /// smaller ring. `None` if this is the smallest lane.
+    /// Returns the buffers of a smaller lane for shards of the same kind. It has one stream of kernels less,
+    /// or half the batch; with one subchunk in a batch, it has one batch at a time, then half the slabs, then
+    /// a smaller ring. `None` if this is the smallest lane.
     pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if self.workspaces.len() > 1 {
             tuning.streams = self.workspaces.len() - 1;
-            // Fewer streams may divide more batches evenly, which would take more memory.
+            // With fewer streams, more batches may divide evenly, which would take more memory.
             tuning.batches = tuning.batches.min(self.batches.len());
         } else if batch > 1 {
             batch /= 2;
@@ -616,7 +620,7 @@ impl Sizing {
         Self::new(kind, batch, tuning).map(Some)
     }
 
-    /// Returns the memory that the lane takes.
+    /// Returns the bytes of memory that the lane takes.
     pub(super) fn estimate(&self) -> BufferBytes {
         self.capacity.takes()
     }

@@ -1,4 +1,4 @@
-//! Rings of pinned memory, through which bytes go to the device and come back.
+//! Rings of pinned memory, through which bytes are copied to the device and from the device.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -12,14 +12,15 @@ use super::counters::TimedStage;
 use super::driver::{Access, DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span, StreamId};
 use super::session::{Session, Timed};
 
-/// The bytes in a place of the ring are on the device, and the place may be written again.
+/// The record of the event after which the bytes in a place of the ring are on the device, so that the place
+/// may be written again.
 const UPLOADED: Site = Site("record: bytes were copied to the device");
 const UPLOADED_HOST: Site = Site("synchronise: pinned memory before it is written again");
-/// Bytes from the device are in a place of the ring.
+/// The record of the event after which bytes from the device are in a place of the ring.
 const DOWNLOADED: Site = Site("record: bytes were copied from the device");
 const DOWNLOADED_HOST: Site = Site("synchronise: bytes from the device before they are read");
 
-/// A copy in flight.
+/// A copy between pinned memory and the device that is in flight.
 #[derive(Debug)]
 struct Copying {
     /// The event at the end of the copy.
@@ -28,7 +29,7 @@ struct Copying {
 }
 
 impl Copying {
-    /// Enqueues a copy in `stream`, and records `site` at its end.
+    /// Enqueues a copy in `stream`, and records an event at its end, at the site `site`.
     fn start(
         session: &Session<'_>,
         stream: StreamId,
@@ -43,7 +44,7 @@ impl Copying {
         Ok(Self { done, timed })
     }
 
-    /// Adds the time of the complete copy to the metrics, and gives its events back.
+    /// Adds the times of a complete copy to the metrics, and gives its events back.
     fn finish(self, session: &Session<'_>) -> Result<(), DriverError> {
         session.events.give(self.done);
         session.finish_timed(self.timed)
@@ -54,7 +55,7 @@ impl Copying {
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     copying: VecDeque<Copying>,
-    /// How many places were reserved, and how many copies were started from them.
+    /// The number of places that were reserved, and the number of copies that were started from them.
     reserved: usize,
     started: usize,
 }
@@ -64,7 +65,7 @@ pub(super) struct Uploads {
 pub(super) struct Staging {
     /// The number of the place in the ring.
     pub(super) place: usize,
-    /// The address of its first byte.
+    /// The address of the first byte of the place.
     pub(super) start: *mut u8,
     span: PinnedSpan,
 }
@@ -75,7 +76,7 @@ impl Staging {
         session.lane.driver.host_access(self.span, Access::Write)
     }
 
-    /// Returns the number of bytes to copy to the device.
+    /// Returns the number of bytes of the place that are copied to the device.
     pub(super) fn len(&self) -> usize {
         self.span.len
     }
@@ -119,9 +120,9 @@ impl Uploads {
         Ok(Staging { place, start, span })
     }
 
-    /// Enqueues the copy of a place to the device. Places are copied in the order in which they
-    /// were reserved. Returns the event at the end of the copy, which stays valid until the ring
-    /// has gone round.
+    /// Enqueues the copy of a place to the device. Places are copied in the order in which they were
+    /// reserved. Returns the event at the end of the copy. The event stays valid until the next copy from the
+    /// same place of the ring.
     pub(super) fn start(
         &mut self,
         session: &Session<'_>,
@@ -141,7 +142,7 @@ impl Uploads {
         Ok(done)
     }
 
-    /// Adds the times of all copies to the metrics: all are known to be complete.
+    /// Adds the times of all copies to the metrics. The caller knows that all copies are complete.
     pub(super) fn finish(&mut self, session: &Session<'_>) -> Result<(), DriverError> {
         self.copying
             .drain(..)
@@ -149,7 +150,7 @@ impl Uploads {
     }
 }
 
-/// The ring of copies from the device; `T` says where bytes go.
+/// The ring of copies from the device. `T` is the place to which the bytes of a copy are copied afterwards.
 #[derive(Debug)]
 pub(super) struct Downloads<T> {
     copying: VecDeque<Download<T>>,
@@ -174,23 +175,23 @@ impl<T> Default for Downloads<T> {
 }
 
 impl<T> Downloads<T> {
-    /// Returns whether no copy is in flight.
+    /// Returns whether no copy is in the ring.
     pub(super) fn is_empty(&self) -> bool {
         self.copying.is_empty()
     }
 
-    /// Returns whether no place is free.
+    /// Returns whether no place of the ring is free.
     pub(super) fn is_full(&self, session: &Session<'_>) -> bool {
         self.copying.len() == session.sizing.staging_out.len()
     }
 
-    /// Returns the bytes of one place.
+    /// Returns the number of bytes of one place of the ring.
     pub(super) fn most(session: &Session<'_>) -> usize {
         session.sizing.staging_out[0].len
     }
 
-    /// Enqueues the copy of `from`, at most [`most`](Self::most) bytes of device memory, to a free
-    /// place.
+    /// Enqueues the copy of `from` to a free place of the ring. `from` is device memory of at most
+    /// [`most`](Self::most) bytes.
     pub(super) fn start(
         &mut self,
         session: &Session<'_>,
@@ -213,8 +214,8 @@ impl<T> Downloads<T> {
         Ok(())
     }
 
-    /// Returns the oldest copy if it is complete, and `None` otherwise. If `wait`, blocks until it
-    /// is complete.
+    /// Returns the oldest copy if it is complete, and `None` otherwise. If `wait`, blocks until the oldest
+    /// copy is complete.
     pub(super) fn next(
         &mut self,
         session: &Session<'_>,
@@ -235,17 +236,17 @@ impl<T> Downloads<T> {
 }
 
 impl<T> Download<T> {
-    /// Returns the bytes that came from the device.
+    /// Returns the bytes that were copied from the device.
     pub(super) fn bytes<'s>(&self, session: &'s Session<'_>) -> Result<&'s [u8], DriverError> {
         session.lane.read(session.lane.pinned_out(self.place))
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the copy.
     pub(super) fn len(&self) -> usize {
         self.place.len
     }
 
-    /// Ends the copy after its bytes were copied to where they go.
+    /// Ends the copy after its bytes were copied out of the ring.
     pub(super) fn finish(self, session: &Session<'_>) -> Result<T, DriverError> {
         self.copying.finish(session)?;
         Ok(self.to)

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::{Driver, DriverError, Fault};
 use crate::cuda::library::ABSENT;
 
-/// Opens nothing.
+/// Returns an error, since there is no driver.
 ///
 /// # Errors
-/// Always: the feature is missing.
+/// Always, because the package was compiled without the feature `cuda`.
 pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     Err(DriverError {
         operation: "look for CUDA devices".to_string(),
@@ -18,7 +18,7 @@ pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     })
 }
 
-/// Returns no version.
+/// Returns `None`, since there is no driver.
 pub(crate) fn version() -> Option<(u32, u32)> {
     None
 }

@@ -1,7 +1,7 @@
-//! A device that completes everything at once and computes nothing, to count the engine's calls and to
-//! measure the engine's own time.
+//! A device that completes every operation at once and computes nothing. Benchmarks count the engine's calls
+//! with it, and measure the engine's own time.
 //!
-//! Copies and kernels do nothing. The only bytes that come back are the offsets of a scan: every
+//! Copies and kernels do nothing. The only bytes that the device writes are the offsets of a scan: every
 //! subchunk has the same encoded size, as without a compressor and without empty subchunks.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -17,10 +17,10 @@ use super::{
     LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
 };
 
-/// The alignment of allocations, in bytes, as the driver promises it.
+/// The alignment of allocations, in bytes, which the driver promises.
 const ALIGNMENT: usize = 4096;
 
-/// How often each kind of call was made.
+/// The number of calls of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     pub copies: u64,
@@ -30,15 +30,15 @@ pub struct Calls {
     pub waits: u64,
     pub queries: u64,
     pub synchronisations: u64,
-    /// Questions for the time between two events.
+    /// Calls that ask for the time between two events.
     pub times: u64,
-    /// Events that were created, and the ones among them that take the time.
+    /// Events that were created, and the number of timed events among them.
     pub events: u64,
     pub timed_events: u64,
 }
 
 impl Calls {
-    /// Returns all calls, without the creation of events.
+    /// Returns the number of all calls, without the calls that create events.
     pub fn all(&self) -> u64 {
         self.copies
             + self.fills
@@ -51,10 +51,10 @@ impl Calls {
     }
 }
 
-/// A device that completes everything at once.
+/// A device that completes every operation at once and computes nothing.
 pub struct InstantDevice {
     info: DeviceInfo,
-    /// Bytes of an encoded subchunk.
+    /// The number of bytes of an encoded subchunk.
     encoded: u64,
     state: Mutex<InstantState>,
     next: AtomicU64,
@@ -65,7 +65,7 @@ struct InstantState {
     calls: Calls,
     /// The pinned allocations, by address.
     pinned: HashMap<usize, Layout>,
-    /// Where scans have written offsets.
+    /// The places to which scans have written offsets.
     offsets: HashSet<(DeviceMemory, usize)>,
 }
 
@@ -94,7 +94,7 @@ impl InstantDevice {
         }
     }
 
-    /// Returns the calls so far.
+    /// Returns the number of calls since the device was created.
     pub fn calls(&self) -> Calls {
         self.lock().calls
     }
@@ -138,7 +138,7 @@ impl Driver for InstantDevice {
         Ok(self.info.total_memory)
     }
 
-    /// Returns memory that has addresses and no bytes.
+    /// Returns memory that has addresses, but no bytes behind them.
     fn allocate(&self, _: usize) -> Result<DeviceMemory, DriverError> {
         Ok(DeviceMemory(self.id() << 44))
     }
@@ -153,9 +153,9 @@ impl Driver for InstantDevice {
         // SAFETY: the layout has a size.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).ok_or_else(|| self.out_of_memory(len))?;
-        // Pinned memory has its pages.
+        // The system maps the pages of pinned memory when the memory is allocated.
         for page in (0..len).step_by(ALIGNMENT) {
-            // SAFETY: within the allocation.
+            // SAFETY: the byte lies within the allocation.
             unsafe { start.as_ptr().add(page).write_volatile(0) };
         }
         self.lock().pinned.insert(start.as_ptr().addr(), layout);

@@ -2,8 +2,8 @@
 //!
 //! There are two implementations. [`cuda`] calls the CUDA driver. [`simulation`] needs no GPU, and
 //! detects errors that hardware hides. The code above this interface is the same for both. Every
-//! operation declares the bytes that it reads and writes. Every wait, record and synchronisation
-//! has a [`Site`], a name by which the simulation can leave it out.
+//! operation declares the bytes that it reads and writes. Every wait, record and synchronisation has a
+//! [`Site`], the name by which the simulation can leave this operation out.
 //!
 //! Rules for the callers of a driver:
 //! - Calls happen between [`enter`](Driver::enter) and [`leave`](Driver::leave) on the same thread.
@@ -40,25 +40,25 @@ pub(crate) use cuda::version;
 pub use crate::error::DriverError;
 pub use crate::error::Fault;
 
-/// A device, as its driver describes it.
+/// The properties of a device that its driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The number of the device among the devices that the process sees.
     pub ordinal: usize,
     pub name: String,
-    /// The major and the minor version.
+    /// The major and the minor version of the compute capability.
     pub compute_capability: (u32, u32),
-    /// In bytes.
+    /// The size of the device's memory, in bytes.
     pub total_memory: usize,
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// The most bytes from one row to the next in a copy of rows.
     pub largest_pitch: usize,
-    /// Where the device is on the PCI bus; `None` if the driver does not say.
+    /// The address of the device on the PCI bus; `None` if the driver does not report it.
     pub pci: Option<PciAddress>,
 }
 
-/// Where a device is on the PCI bus.
+/// The address of a device on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciAddress {
     pub domain: u32,
@@ -82,7 +82,7 @@ impl fmt::Display for PciAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
 
-/// A point in a stream.
+/// An event, which can be recorded in a stream to mark a point in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId(pub(crate) u64);
 
@@ -97,11 +97,11 @@ pub struct PinnedMemory(pub NonNull<u8>);
 // SAFETY: this is only a handle. The rules of the module order all accesses to the memory.
 #[allow(unsafe_code)]
 unsafe impl Send for PinnedMemory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 #[allow(unsafe_code)]
 unsafe impl Sync for PinnedMemory {}
 
-/// Bytes of an allocation of device memory.
+/// A range of bytes in an allocation of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpan {
     pub memory: DeviceMemory,
@@ -109,7 +109,7 @@ pub struct DeviceSpan {
     pub len: usize,
 }
 
-/// Bytes of an allocation of pinned memory.
+/// A range of bytes in an allocation of pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedSpan {
     pub memory: PinnedMemory,
@@ -117,7 +117,7 @@ pub struct PinnedSpan {
     pub len: usize,
 }
 
-/// Bytes that an operation reads or writes. Operations cannot access pageable memory.
+/// A range of bytes that an operation reads or writes. Operations cannot access pageable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     Device(DeviceSpan),
@@ -125,7 +125,7 @@ pub enum Span {
 }
 
 impl Span {
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the span.
     pub fn len(self) -> usize {
         match self {
             Self::Device(span) => span.len,
@@ -134,13 +134,13 @@ impl Span {
     }
 }
 
-/// How many rows a copy of rows has.
+/// The shape of a copy of rows: planes of rows of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsShape {
     pub planes: usize,
-    /// The rows of a plane.
+    /// The number of rows of a plane.
     pub rows: usize,
-    /// The bytes of a row.
+    /// The number of bytes of a row.
     pub row: usize,
 }
 
@@ -151,23 +151,23 @@ impl RowsShape {
     }
 }
 
-/// Where the rows of a copy lie.
+/// The places of the rows of a copy, on one of its two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The bytes from the beginning of the first row to the end of the last one.
     pub span: Span,
-    /// Bytes from the beginning of a row to the beginning of the next.
+    /// The number of bytes from the beginning of a row to the beginning of the next.
     pub pitch: usize,
-    /// Rows from the beginning of a plane to the beginning of the next.
+    /// The number of rows from the beginning of a plane to the beginning of the next.
     pub height: usize,
 }
 
 impl Rows {
-    /// Checks that rows of `shape` lie like this.
+    /// Checks that rows of `shape` can lie in the span with this pitch and height.
     ///
     /// # Errors
-    /// They would overlap, the span is not as long as they need, or the pitch is above the largest
-    /// one; the reason.
+    /// The rows would overlap, the span does not have the length that they need, or the pitch is above the
+    /// largest one. The reason says which.
     pub fn check(&self, shape: RowsShape, largest_pitch: usize) -> Result<(), String> {
         let Self {
             span,
@@ -218,7 +218,7 @@ pub enum Access {
     Update,
 }
 
-/// The sides that write pinned memory: the host, the device, or both.
+/// The sides that write a pinned allocation: the host, the device, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedUse {
     /// The host writes, the device reads. The memory may be write-combined, which makes reads by the
@@ -230,16 +230,16 @@ pub enum PinnedUse {
     Both,
 }
 
-/// The name of a wait, a record or a synchronisation: unique in the engine.
+/// The name of a wait, a record or a synchronisation. Each name is unique in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site(pub &'static str);
 
 /// The dimensions of a launch. All kernels of this crate are one-dimensional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
-    /// Blocks; at least 1 and below 2³¹.
+    /// The number of thread blocks: at least 1, and below 2³¹.
     pub(crate) grid: u32,
-    /// Threads per block; a multiple of 32.
+    /// The number of threads per block: a multiple of 32.
     pub(crate) block: u32,
 }
 
@@ -260,8 +260,8 @@ pub enum Arg<'a> {
     Struct(&'a [u8]),
 }
 
-/// A call of a library's asynchronous function. The argument is the driver's own handle of a
-/// stream. The error is the library's message.
+/// A call of another library's asynchronous function. The argument is the driver's own handle of a stream.
+/// The error is the library's message.
 pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
 
 /// Allocates, copies, launches, records and waits, on one device.
@@ -270,7 +270,7 @@ pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> 
 /// returns a [`DriverError`] if its operation or an earlier one on the same device failed.
 #[allow(unsafe_code)]
 pub trait Driver: fmt::Debug + Send + Sync {
-    /// Returns the device.
+    /// Returns the properties of the device.
     fn device(&self) -> &DeviceInfo;
 
     /// Makes the device's context current on this thread, until [`leave`](Self::leave). Calls nest.
@@ -282,7 +282,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns the free device memory, in bytes.
     fn free_memory(&self) -> Result<usize, DriverError>;
 
-    /// Allocates `len` bytes of device memory, at least 1. The memory's content is undefined.
+    /// Allocates `len` bytes of device memory. `len` is at least 1. The content of the memory is undefined.
     fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError>;
 
     /// Frees device memory.
@@ -291,10 +291,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Nothing uses the memory any more.
     unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError>;
 
-    /// Allocates `len` bytes of pinned memory, at least 1.
+    /// Allocates `len` bytes of pinned memory. `len` is at least 1.
     ///
     /// # Errors
-    /// Also [`Fault::OutOfMemory`] if the host has no memory left.
+    /// The error is [`Fault::OutOfMemory`] also if the host has no memory left.
     fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError>;
 
     /// Frees pinned memory.
@@ -309,8 +309,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Destroys a stream. Operations that are already in the stream still run.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
 
-    /// Creates an event. It takes the time if it is `timed`, which costs the device some work at each
-    /// record. Threads that synchronise with the event sleep.
+    /// Creates an event. If the event is `timed`, it takes the time of each record, which costs the device
+    /// some work. Threads that synchronise with the event sleep.
     fn create_event(&self, timed: bool) -> Result<EventId, DriverError>;
 
     /// Destroys an event.
@@ -354,23 +354,23 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Blocks this thread until all operations in `stream` have completed.
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
 
-    /// Returns the time on the device between two timed events that have both happened.
+    /// Returns the time on the device from `begin` to `end`, two timed events that have both happened.
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError>;
 
     /// Enqueues a copy of `from` to `to` in `stream`. Both spans have the same length.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError>;
 
-    /// Enqueues a copy of rows in `stream`: of each row of `from` to the same row of `to`. The bytes
+    /// Enqueues a copy of rows in `stream`. Each row of `from` is copied to the same row of `to`. The bytes
     /// between the rows are not touched. A copy without bytes does nothing.
     ///
     /// # Errors
-    /// Also if rows overlap, or a pitch is above [`DeviceInfo::largest_pitch`].
+    /// Also if the rows of `from` or of `to` overlap, or if a pitch is above [`DeviceInfo::largest_pitch`].
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn copy_rows(
         &self,
         stream: StreamId,
@@ -382,21 +382,21 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Enqueues a fill of `span` with `byte` in `stream`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module.
+    /// The caller keeps the rules that this module lists.
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError>;
 
-    /// Compiles the kernels that are not compiled yet. Otherwise a kernel is compiled at its first
+    /// Compiles the kernels that are not compiled yet. Without this call, a kernel is compiled at its first
     /// launch, together with the other kernels of its file.
     fn compile(&self) -> Result<(), DriverError>;
 
-    /// Returns how many files of kernels nothing has tried to compile yet. Needs no
+    /// Returns the number of kernel files that the driver has not tried to compile yet. The call needs no
     /// [`enter`](Driver::enter), and does not wait.
     fn uncompiled(&self) -> usize;
 
     /// Enqueues the kernel `name` in `stream`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module. `args` match the kernel's parameters, and the
+    /// The caller keeps the rules that this module lists. `args` match the kernel's parameters, and the
     /// kernel stays within the spans.
     unsafe fn launch(
         &self,
@@ -410,7 +410,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `accesses`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the module. `function` stays within the spans, and only
+    /// The caller keeps the rules that this module lists. `function` stays within the spans, and only
     /// enqueues work.
     unsafe fn call(
         &self,

@@ -1,19 +1,19 @@
-//! Packs subchunks into dense shards, in three passes: `aggregate.cu`.
+//! Packs subchunks into dense shards, in three passes. The kernels are in `aggregate.cu`.
 
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::layout::ShardPermutation;
 
-/// Threads per block, as in the kernels.
+/// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;
 
-/// How launches divide their work.
+/// The sizes by which launches divide their work.
 pub struct AggregateTuning {
-    /// Sizes that a block scans at a time, as in the kernels.
+    /// The number of sizes that a block scans at a time, the same as in the kernels.
     scan_tile: usize,
-    /// Sizes up to which one block scans all of them: one launch instead of three.
+    /// The most sizes that one block scans alone, in one launch instead of three.
     scan_alone: usize,
-    /// The fewest bytes that a block gathers, as in the kernel.
+    /// The fewest bytes that a block gathers, the same number as in the kernel.
     gather_bytes: usize,
     gather_most: Most,
     permute_most: Most,
@@ -27,7 +27,7 @@ const TUNING: AggregateTuning = AggregateTuning {
     permute_most: Most::PerMultiprocessor(16),
 };
 
-/// A digit of [`Lifting`].
+/// A digit of a [`Lifting`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct LiftingDigit {
@@ -37,7 +37,7 @@ struct LiftingDigit {
     within_stride: u64,
 }
 
-/// The permutation, in the format of the kernel's argument.
+/// The permutation of subchunks, in the format of the kernel's argument.
 #[repr(C)]
 struct Lifting {
     digit_count: u64,
@@ -75,15 +75,15 @@ impl Lifting {
     }
 }
 
-/// Pass 1: for each subchunk `i`, writes its size to `permuted[P(i)]` (`u64`s) and `i` to
-/// `source[P(i)]` (`u32`s), where P is the permutation. A subchunk whose flag in `present` (a `u32`
-/// each) is zero is elided: its size is zero. Padded slots without a subchunk have size zero, too.
+/// Pass 1: for each subchunk `i`, writes its size to `permuted[P(i)]` (`u64`s) and `i` to `source[P(i)]`
+/// (`u32`s), where P is the permutation. A subchunk whose flag in `present` (a `u32` each) is zero is not
+/// stored: its size is zero. Padded slots without a subchunk have size zero, too.
 ///
 /// # Errors
 /// A span is too short or misaligned, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn permute_sizes(
     driver: &dyn Driver,
     stream: StreamId,
@@ -99,11 +99,11 @@ pub(crate) unsafe fn permute_sizes(
         kernel: "permute_sizes",
     };
     let most = TUNING.permute_most;
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { permute_sizes_as(launch, permutation, sizes, present, permuted, source, most) }
 }
 
-/// [`permute_sizes`], with at most `most` blocks.
+/// [`permute_sizes`], in a launch of at most `most` thread blocks.
 ///
 /// # Safety
 /// As for [`permute_sizes`].
@@ -137,7 +137,7 @@ unsafe fn permute_sizes_as(
         return Ok(());
     }
     if padded_slots > subchunks {
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe {
             launch.driver.fill(launch.stream, permuted, 0)?;
             launch.driver.fill(launch.stream, source, 0)?;
@@ -160,21 +160,21 @@ unsafe fn permute_sizes_as(
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// Returns the bytes of scratch that [`scan`] needs for `count` sizes.
+/// Returns the number of bytes of scratch memory that [`scan`] needs for `count` sizes.
 pub(crate) fn scan_scratch_bytes(count: usize) -> usize {
     (count.div_ceil(TUNING.scan_tile) + 1) * 8
 }
 
-/// Pass 2: `offsets[k]` becomes the sum of the first `k` of `count` `sizes`, for `k` from 0 to
-/// `count`. So there is one more offset than sizes. All are `u64`s. `offsets` may begin where
-/// `sizes` does.
+/// Pass 2: `offsets[k]` becomes the sum of the first `k` of `count` `sizes`, for `k` from 0 to `count`. So
+/// there is one more offset than there are sizes. Offsets and sizes are `u64`s. `offsets` may begin at the
+/// first byte of `sizes`.
 ///
 /// # Errors
 /// A span is too short or misaligned, `offsets` overlap `sizes` in any other way, or the driver
 /// fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn scan(
     driver: &dyn Driver,
     stream: StreamId,
@@ -183,7 +183,7 @@ pub(crate) unsafe fn scan(
     scratch: DeviceSpan,
     count: usize,
 ) -> Result<(), DriverError> {
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         scan_as(
             driver,
@@ -197,7 +197,7 @@ pub(crate) unsafe fn scan(
     }
 }
 
-/// [`scan`], by one block if there are at most `alone` sizes.
+/// [`scan`], in a launch of one thread block if there are at most `alone` sizes.
 ///
 /// # Safety
 /// As for [`scan`].
@@ -232,7 +232,7 @@ unsafe fn scan_as(
     let tiles = count.div_ceil(TUNING.scan_tile);
     let scratch = whole.elements("scratch", scratch, tiles + 1, 8, 8)?;
     let (input, output) = if in_place {
-        // Every thread reads its sizes before it writes to their places.
+        // Every thread reads its sizes before it writes their offsets to the same places.
         let all = DeviceSpan {
             len: count * 8,
             ..offsets
@@ -258,8 +258,8 @@ unsafe fn scan_as(
         len: tiles * 8,
         ..scratch
     };
-    // SAFETY: the spans have `count` and `count + 1` elements, and the scratch has one for each tile
-    // and one more.
+    // SAFETY: the spans have `count` and `count + 1` elements. The scratch has an element for each tile, and
+    // one more.
     unsafe {
         let from = Arg::Span(sizes, Access::Read);
         sums.run(
@@ -288,8 +288,8 @@ unsafe fn scan_as(
 /// A span is too short or misaligned (`dense` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. The offsets begin at zero and do not decrease, no run
-/// is longer than a slot, and the source of each run that is not empty is a slot.
+/// The caller keeps the rules that the module `driver` lists. The offsets begin at zero and do not decrease,
+/// no run is longer than a slot, and the source of each run that is not empty is a slot.
 pub unsafe fn gather(
     driver: &dyn Driver,
     stream: StreamId,
@@ -305,11 +305,11 @@ pub unsafe fn gather(
         kernel: "gather",
     };
     let most = TUNING.gather_most;
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { gather_as(launch, slots, source, offsets, runs, dense, most) }
 }
 
-/// [`gather`], with at most `most` blocks.
+/// [`gather`], in a launch of at most `most` thread blocks.
 ///
 /// # Safety
 /// As for [`gather`].

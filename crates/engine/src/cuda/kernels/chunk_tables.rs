@@ -1,14 +1,14 @@
-//! The tables that a batched compressor reads: `chunk_tables.cu`.
+//! The tables that a batched compressor reads. The kernel is in `chunk_tables.cu`.
 
 use super::spans::{Launch, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
-/// Threads per block, as in the kernel.
+/// The number of threads per block, the same as in the kernel.
 const BLOCK: u32 = 256;
 
 const MOST: Most = Most::PerMultiprocessor(16);
 
-/// How the bytes of a subchunk divide into chunks, which the compressor takes one at a time.
+/// The division of a subchunk into chunks. The compressor compresses each chunk separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
     /// The size of a subchunk, in bytes.
@@ -31,21 +31,21 @@ pub struct ChunkTables {
     pub input_pointers: DeviceSpan,
     /// The sizes of the chunks in bytes.
     pub input_sizes: DeviceSpan,
-    /// The addresses of the slots for the chunks' streams.
+    /// The addresses of the slots that receive the compressed streams of the chunks.
     pub output_pointers: DeviceSpan,
 }
 
-/// Enqueues a kernel that writes the `tables` for the subchunks in the slots of `inputs`. Each of
-/// their chunks has a slot in `outputs`. If a subchunk's flag in `stored` (a `u32` each) is zero,
-/// its chunks get a size of one byte, because their streams are not used.
+/// Enqueues a kernel that writes the `tables` for the subchunks in the slots of `inputs`. Each chunk of these
+/// subchunks has a slot in `outputs`. If a subchunk's flag in `stored` (a `u32` each) is zero, its chunks get
+/// a size of one byte, because their streams are not used.
 ///
-/// The addresses of chunks are aligned as [`Chunking::block`] is, but not to more than the slots.
+/// The addresses of chunks have the alignment of [`Chunking::block`], or that of the slots if it is smaller.
 ///
 /// # Errors
 /// A span is too short or misaligned, slots do not match the chunks, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn chunk_tables(
     driver: &dyn Driver,
     stream: StreamId,
@@ -93,7 +93,7 @@ pub unsafe fn chunk_tables(
         return Ok(());
     }
     let args = [
-        // The kernel only needs the addresses: it touches neither subchunks nor streams.
+        // The kernel needs only the addresses: it accesses neither subchunks nor streams.
         Arg::U64(address(input_span)),
         Arg::U64(inputs.stride as u64),
         Arg::U64(bytes as u64),
@@ -108,11 +108,11 @@ pub unsafe fn chunk_tables(
         Arg::Span(output_pointers, Access::Write),
     ];
     let grid = launch.grid(number, BLOCK as usize, MOST);
-    // SAFETY: there is an element for each chunk in each of the tables, and a flag for each subchunk.
+    // SAFETY: each of the tables has an element for each chunk, and `stored` has a flag for each subchunk.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// Returns the address of the first byte.
+/// Returns the address of the first byte of `span`.
 fn address(span: DeviceSpan) -> u64 {
     span.memory.0 + span.offset as u64
 }

@@ -1,7 +1,8 @@
-//! Turns the output of a batched compressor into frames that every reader accepts: `frames.cu`.
+//! Turns the output of a batched compressor into frames that every reader accepts. The kernels are in
+//! `frames.cu`.
 //!
-//! A stream fails by its status or by an impossible size. Then its subchunk fails: it gets no
-//! frame, and a flag tells the host to compress it. So sizes and statuses may have any values.
+//! A stream has failed if its status is not zero or its size is impossible. Its subchunk gets no frame, and a
+//! flag tells the host to compress the subchunk. So sizes and statuses may have any values.
 
 mod blosc;
 mod gzip;
@@ -14,14 +15,14 @@ pub(crate) use zstd::{ZSTD_OVERHEAD, frame_zstd};
 use super::spans::{Launch, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, DriverError};
 
-/// Threads per block, as in the kernels.
+/// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;
-/// Warps per block.
+/// The number of warps per block.
 const WARPS: usize = BLOCK as usize / 32;
 
-/// How launches divide their work.
+/// The sizes by which launches divide their work.
 pub(crate) struct FrameTuning {
-    /// Bytes of a stream that a warp copies at a time, as in the kernels.
+    /// The number of bytes of a stream that a warp copies at a time, the same as in the kernels.
     piece: usize,
     most: Most,
 }
@@ -34,7 +35,7 @@ const TUNING: FrameTuning = FrameTuning {
 /// The output of a batched compressor: a stream for each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Streams {
-    /// A slot for each stream.
+    /// The slots of the streams, one for each stream.
     pub(crate) slots: Slots,
     /// The largest size of a stream in bytes, at most the stride. A larger stream has failed.
     pub(crate) most: usize,
@@ -47,18 +48,18 @@ pub(crate) struct Streams {
 /// The frames that the streams become, one for each subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompressedFrames {
-    /// A slot for each frame.
+    /// The slots of the frames, one for each frame.
     pub(crate) slots: Slots,
     /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
     pub(crate) sizes: DeviceSpan,
-    /// A `u32` each: 1 if there is a frame, else 0. Later kernels use these as flags of stored
-    /// subchunks, so that a missing frame gets no checksum.
+    /// A `u32` for each subchunk: 1 if the subchunk has a frame, else 0. Later kernels use these as flags of
+    /// stored subchunks, so that a missing frame gets no checksum.
     pub(crate) framed: DeviceSpan,
-    /// A `u32` each: 1 if there is no frame because a stream failed or a slot has no room, else 0.
+    /// A `u32` for each subchunk: 1 if it has no frame because a stream failed or a slot has no room, else 0.
     pub(crate) failed: DeviceSpan,
 }
 
-/// The arguments that all of these kernels have in common, checked.
+/// The checked arguments that all kernels for frames have in common.
 struct Args {
     streams: DeviceSpan,
     stream_sizes: DeviceSpan,
@@ -71,7 +72,7 @@ struct Args {
 }
 
 impl Args {
-    /// Checks the spans for subchunks with `blocks` streams each.
+    /// Checks the spans, for subchunks with `blocks` streams each.
     fn new(
         launch: &Launch<'_>,
         streams: Streams,
@@ -107,7 +108,7 @@ impl Args {
         Ok(all)
     }
 
-    /// Returns an error if `other` overlaps the frames.
+    /// Returns an error if the span `other` overlaps the frames.
     fn apart(&self, launch: &Launch<'_>, what: &str, other: DeviceSpan) -> Result<(), DriverError> {
         let apart = self.frames.memory != other.memory
             || self.frames.offset + self.frames.len <= other.offset
@@ -116,7 +117,7 @@ impl Args {
     }
 }
 
-/// Returns how many warps have work, if each of `count` streams has up to `bytes` bytes.
+/// Returns the number of warps that have work, if each of `count` streams has up to `bytes` bytes.
 fn pieces(count: usize, bytes: usize) -> usize {
     count.saturating_mul(bytes.div_ceil(TUNING.piece).max(1))
 }

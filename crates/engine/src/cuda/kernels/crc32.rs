@@ -1,17 +1,18 @@
-//! CRC-32 of every subchunk, as in gzip: `crc32.cu`.
+//! Computes the CRC-32 of every subchunk, which is gzip's checksum. The kernel is in `crc32.cu`.
 
 use super::crc32c;
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 
-/// Enqueues a kernel that writes the CRC-32 of each slot's content to `checksums` (a `u32` each).
-/// For slots whose flag in `stored` (a `u32` each) is zero, it writes 0.
+/// Enqueues a kernel that writes the CRC-32 of each slot's content to `checksums` (a `u32` each). The kernel
+/// writes 0 for slots whose flag in `stored` (a `u32` each) is zero.
 ///
 /// # Errors
 /// A span is too short or misaligned, [`Lengths::All`] is longer than a slot, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] is at most the stride.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] is at most the
+/// stride.
 pub(crate) unsafe fn crc32(
     driver: &dyn Driver,
     stream: StreamId,
@@ -21,11 +22,11 @@ pub(crate) unsafe fn crc32(
     checksums: DeviceSpan,
 ) -> Result<(), DriverError> {
     let teams = (crc32c::team(driver, slots), crc32c::MOST);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { by_teams(driver, stream, slots, lengths, stored, checksums, teams) }
 }
 
-/// [`crc32`], with so many warps for each slot, and at most so many blocks.
+/// [`crc32`], with the number of warps for each slot, and the most blocks of the launch, in `teams`.
 ///
 /// # Safety
 /// As for [`crc32`].
@@ -43,7 +44,7 @@ unsafe fn by_teams(
         stream,
         kernel: "crc32",
     };
-    // SAFETY: the kernel touches nothing behind a slot's content. The caller promises the rest.
+    // SAFETY: the kernel accesses no byte behind a slot's content. The caller promises the rest.
     unsafe { crc32c::run(launch, slots, 0, lengths, stored, Some(checksums), teams) }
 }
 

@@ -1,22 +1,23 @@
-//! CRC-32C of every subchunk: `crc32c.cu`. The launch that all CRCs share is here, too: `crc.h`.
+//! Computes the CRC-32C of every subchunk. The kernels are in `crc32c.cu`. The launch that CRC-32 and CRC-32C
+//! share is here, too: `crc.h`.
 
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
-/// Threads per block, as in the kernel.
+/// The number of threads per block, the same as in the kernel.
 const BLOCK: u32 = 256;
-/// Warps per block.
+/// The number of warps per block.
 const WARPS: usize = BLOCK as usize / 32;
-/// The bytes of a checksum.
+/// The number of bytes of a checksum.
 pub const CHECKSUM: usize = 4;
 
-/// How the launch divides its work.
+/// The numbers by which a launch divides its work.
 pub struct ChecksumTuning {
-    /// The most blocks. Each block fills 16 KiB of tables before it starts.
+    /// The most blocks of a launch. Each block fills 16 KiB of tables before it starts.
     most: Most,
-    /// The number of warps per multiprocessor below which several warps share a subchunk.
+    /// The number of warps per multiprocessor below which several warps share a slot.
     warps: usize,
-    /// The fewest bytes per warp with which a further warp helps.
+    /// The fewest bytes for each warp with which one more warp for a slot makes the kernel faster.
     bytes: usize,
 }
 
@@ -29,17 +30,17 @@ const TUNING: ChecksumTuning = ChecksumTuning {
     bytes: 4096,
 };
 
-/// Enqueues a kernel that appends its CRC-32C, little-endian, to each slot's content, and adds 4 to
-/// each of `lengths`. Slots whose flag in `present` (a `u32` each) is zero are unchanged, and so
-/// are their lengths.
+/// Enqueues a kernel that appends a CRC-32C, little-endian, to the content of each slot, and adds 4 to each
+/// of `lengths`. Slots whose flag in `present` (a `u32` each) is zero are unchanged, and their lengths are,
+/// too.
 ///
 /// # Errors
 /// A span is too short or misaligned, a slot has no room behind [`Lengths::All`], or the driver
 /// fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] leaves room for a checksum
-/// within the stride.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] leaves room
+/// for a checksum within the stride.
 pub unsafe fn append(
     driver: &dyn Driver,
     stream: StreamId,
@@ -53,7 +54,7 @@ pub unsafe fn append(
         kernel: "crc32c_append",
     };
     let team = team(driver, slots);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         run(
             launch,
@@ -67,9 +68,9 @@ pub unsafe fn append(
     }
 }
 
-/// Enqueues a kernel that compares the CRC-32C of each slot's content with the checksum of 4 bytes
-/// behind the content. `lengths` counts the bytes before the checksum. `bad` (a `u32` each) becomes
-/// 1 if they differ, else 0. It also becomes 0 for slots whose flag in `present` is zero.
+/// Enqueues a kernel that compares the CRC-32C of each slot's content with the checksum of 4 bytes behind the
+/// content. `lengths` counts the bytes before the checksum. A slot's flag in `bad` (a `u32` each) becomes 1
+/// if the checksums differ, else 0. The flag also becomes 0 for slots whose flag in `present` is zero.
 ///
 /// # Safety
 /// As for [`append`].
@@ -87,7 +88,7 @@ pub(crate) unsafe fn verify(
         kernel: "crc32c_verify",
     };
     let team = team(driver, slots);
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe {
         run(
             launch,
@@ -101,14 +102,14 @@ pub(crate) unsafe fn verify(
     }
 }
 
-/// Launches a kernel that computes CRCs, with `team` warps for each slot and at most `most` blocks.
-/// `team` is a power of two and at most [`WARPS`]. The kernel touches `behind` bytes behind a
-/// slot's content. It writes to `results` (a `u32` for each slot), or without `results` to the
-/// slots and their lengths.
+/// Launches a kernel that computes CRCs, with `team` warps for each slot and at most `most` blocks. `team` is
+/// a power of two and at most [`WARPS`]. The kernel accesses `behind` bytes behind a slot's content. It
+/// writes the CRCs to `results` (a `u32` for each slot); without `results`, it writes them to the slots and
+/// changes the lengths.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] is at most the stride less
-/// `behind`.
+/// The caller keeps the rules that the module `driver` lists. Each length in [`Lengths::Each`] is at most the
+/// stride less `behind`.
 pub(super) unsafe fn run(
     launch: Launch<'_>,
     slots: Slots,
@@ -173,7 +174,7 @@ pub(super) unsafe fn run(
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// Returns how many warps share a subchunk: a power of two, at most [`WARPS`].
+/// Returns the number of warps that share a slot: a power of two, at most [`WARPS`].
 pub(super) fn team(driver: &dyn Driver, slots: Slots) -> u32 {
     let wanted = driver.device().multiprocessors as usize * TUNING.warps;
     let mut team = 1;

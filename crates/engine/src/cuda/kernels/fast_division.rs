@@ -1,4 +1,4 @@
-//! Division by a number that is known before a launch: a multiplication and a shift.
+//! Division by a number that is known before a launch, as a multiplication and a shift.
 
 /// The constants that divide any number below 2³¹ by a divisor. The quotient is the upper half of
 /// the product with `magic`, shifted right by `shift`.
@@ -9,7 +9,7 @@ pub(super) struct FastDivision {
 }
 
 impl FastDivision {
-    /// Returns the constants for a divisor of 2 to 2³¹ − 1, and `None` for all others.
+    /// Returns the constants for a divisor of 2 to 2³¹ − 1, and `None` for all other divisors.
     ///
     /// With s the number of bits of `divisor − 1`, so that 2ˢ⁻¹ < divisor ≤ 2ˢ, `magic` is
     /// 2³¹⁺ˢ / divisor, rounded up by less than 1. For n below 2³¹ that adds less than

@@ -1,4 +1,4 @@
-//! Reduces windows of slices to one element each: `reduce.cu`.
+//! Reduces windows of slices to one element each. The kernels are in `reduce.cu`.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use super::spans::{Launch, sub_span};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::reduce::{Elements, Reducer, Reduction};
 
-/// Threads per block, as in the kernels.
+/// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;
 /// The most elements of a launch: fast division needs numbers below 2³¹.
 const MOST: usize = (1 << 31) - 1;
-/// The number of digits that the parameters have room for. Each digit of a slice has at least 2
-/// values, and their product is below 2³¹. One more digit is for the windows along the first axis.
+/// The number of digits that the parameters have room for. Each digit of a slice has at least 2 values, and
+/// the product of the extents is below 2³¹. One more digit counts the windows along the first axis.
 const MAX_DIGITS: usize = 32;
-/// The most axes along which a window has two elements, with the first one.
+/// The most axes along which a window has two elements, including the first axis.
 const MAX_AXES: usize = 8;
 
-/// Kernels by the exponent of the size of an element.
+/// The kernels for the mean, by the exponent of the size of an element: 2⁰ to 2³ bytes.
 const MEAN: [&str; 4] = [
     "reduce_mean_1",
     "reduce_mean_2",
@@ -70,8 +70,8 @@ const _: () =
     assert!(size_of::<Parameters>() == 104 + MAX_DIGITS * 40 && align_of::<Parameters>() == 8);
 
 impl Parameters {
-    /// Sets the steps of the windows' axes, and all digits but the first. `None` if there are more
-    /// than the kernels have.
+    /// Sets the steps of the windows' axes, and all digits but the first. Returns `None` if the axes need
+    /// more steps or digits than the kernels have.
     fn step(&mut self, axes: &[Axis]) -> Option<()> {
         let halved = axes.iter().rev().filter(|axis| axis.is_halved());
         let mut left = halved.clone().count();
@@ -115,28 +115,28 @@ impl Parameters {
     }
 }
 
-/// A plan to reduce slices to slices, both padded.
+/// A plan to reduce slices of one level to slices of the next level. Slices of both levels are padded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reduce {
     kernel: &'static str,
-    /// The parameters of the kernel, without the number of windows along the first axis, which is
-    /// the first digit.
+    /// The parameters of the kernel. Their first digit, the number of windows along the first axis, is not
+    /// set yet.
     parameters: Box<Parameters>,
-    /// Bytes of an element, as the kernel has them.
+    /// The number of bytes of an element, for the kernels.
     size: usize,
-    /// Bytes of a padded slice, of both levels.
+    /// The number of bytes of a padded slice: of the level that is read, and of the level that is made.
     above: usize,
     below: usize,
-    /// Elements that are made for a slice.
+    /// The number of elements that are made for a slice.
     per_slice: usize,
-    /// Whether pairs are aligned in a slice that begins at a multiple of a pair.
+    /// Whether pairs of elements are aligned in a slice that begins at a multiple of a pair's size.
     pairs: bool,
 }
 
-/// Why slices cannot be reduced on a device.
+/// The reason why slices cannot be reduced on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReduceError {
-    /// The padded slices have other axes, or are smaller than what they hold.
+    /// The padded slices have other axes than the slices that they hold, or are smaller.
     Padding,
     /// The slices have more elements than the kernels can count.
     TooLarge { elements: usize },
@@ -158,14 +158,14 @@ impl fmt::Display for ReduceError {
 
 impl std::error::Error for ReduceError {}
 
-/// Windows along the first axis. Each has one slice, or two.
+/// Windows along the first axis. Each window has one slice, or two slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReduceWindows {
-    /// From the first slice of the first window on.
+    /// The span from the first slice of the first window on.
     pub(crate) first: DeviceSpan,
-    /// From the second slice of the first window on.
+    /// The span from the second slice of the first window on; `None` if each window has one slice.
     pub(crate) second: Option<DeviceSpan>,
-    /// Slices from one window to the next.
+    /// The number of slices from the begin of one window to the begin of the next.
     pub(crate) slices: usize,
     pub(crate) count: usize,
 }
@@ -175,7 +175,8 @@ pub(crate) struct ReduceWindows {
 struct Axis {
     extent: usize,
     factor: usize,
-    /// Bytes from one element to the next, of both levels.
+    /// The number of bytes from one element to the next: on the level that is read, and on the level that is
+    /// made.
     above: usize,
     below: usize,
 }
@@ -185,15 +186,16 @@ impl Axis {
         self.extent.div_ceil(self.factor)
     }
 
-    /// Returns whether windows have two elements along it, but for one at the end.
+    /// Returns whether windows have two elements along this axis, except for the last window of an odd
+    /// extent.
     fn is_halved(&self) -> bool {
         self.factor == 2 && self.extent > 1
     }
 }
 
 impl Reduce {
-    /// Plans the reductions of `reducer`, from slices whose axes are padded to `above` elements to
-    /// slices whose axes are padded to `below`.
+    /// Plans the reduction by `reducer` of slices whose axes are padded to `above` elements, to slices whose
+    /// axes are padded to `below` elements.
     pub(crate) fn new(
         reducer: &Reducer,
         above: &[usize],
@@ -259,16 +261,16 @@ impl Reduce {
         })
     }
 
-    /// Enqueues the reduction of `windows` to as many slices from the beginning of `reduced` on. The
-    /// padding of these is left as it is.
+    /// Enqueues the reduction of `windows` to as many slices, which begin at the begin of `reduced`. The
+    /// padding of the new slices is left unchanged.
     ///
-    /// Reads the slices of the windows, and writes the slices that are made.
+    /// Reads the slices of the windows, and writes the new slices.
     ///
     /// # Errors
     /// A span is too short or misaligned, or the driver fails.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub(crate) unsafe fn enqueue(
         &self,
         driver: &dyn Driver,
@@ -282,16 +284,16 @@ impl Reduce {
         let each = (MOST / self.per_slice).max(1);
         for begin in (0..windows.count).step_by(each) {
             let count = each.min(windows.count - begin);
-            // SAFETY: the caller promises the same.
+            // SAFETY: this function has the same requirements, which its caller keeps.
             unsafe { self.launch(driver, stream, windows, reduced, begin, count)? };
         }
         Ok(())
     }
 
-    /// Launches the kernel for `count` windows, from the window `begin` on.
+    /// Launches the kernel for `count` windows, beginning with the window `begin`.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     unsafe fn launch(
         &self,
         driver: &dyn Driver,
@@ -349,15 +351,16 @@ impl Reduce {
             Arg::Span(to, Access::Write),
         ];
         let grid = number(threads.div_ceil(BLOCK as usize));
-        // SAFETY: the caller keeps the rules of the driver. The digits count each element of the
-        // reduced slices once, and their steps stay in the padded slices of both levels, as does the
-        // second element of a window, which the kernel reads only where there is one. A pair is
-        // aligned, so that it is in a slice of a multiple of its bytes if its first element is.
+        // SAFETY: the caller keeps the rules of the driver. The digits count each element of the reduced
+        // slices once. Their steps stay in the padded slices of both levels, as does the second element of a
+        // window, which the kernel reads only where the window has one. Pairs are aligned, and slices have a
+        // multiple of a pair's bytes: if the first element of a pair is in a slice, the second is, too.
         unsafe { launch.run(grid, BLOCK, &args) }
     }
 }
 
-/// Returns the axes of slices of elements of `size` bytes, `parts` of which follow one another.
+/// Returns the axes of slices of elements of `size` bytes. Each element has `parts` parts that follow one
+/// another.
 fn axes(
     reducer: &Reducer,
     above: &[usize],
@@ -365,7 +368,7 @@ fn axes(
     (size, parts): (usize, usize),
 ) -> Result<Vec<Axis>, ReduceError> {
     let given: Vec<(usize, usize)> = reducer.axes().collect();
-    // A slice without axes is one element.
+    // A slice without axes has one element.
     let given = if above.is_empty() { &[][..] } else { &given };
     if given.len() != above.len() || given.len() != below.len() {
         return Err(ReduceError::Padding);
@@ -396,10 +399,10 @@ fn axes(
     Ok(axes)
 }
 
-/// Elements, as the kernels know them.
+/// The type of elements, in the kernels' numbers.
 struct Kind {
     size: usize,
-    /// The parts of an element, each of which is reduced by itself.
+    /// The number of parts of an element. Each part is reduced separately.
     parts: usize,
     kind: u32,
     nan: u64,
@@ -447,7 +450,7 @@ impl Kind {
     }
 }
 
-/// Converts a number below 2³².
+/// Converts `n`, which is below 2³².
 fn number(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

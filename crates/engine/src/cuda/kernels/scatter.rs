@@ -1,4 +1,4 @@
-//! Copies slabs into subchunk slots and back: `scatter.cu`, `unscatter.cu`.
+//! Copies slabs into subchunk slots and back. The kernels are in `scatter.cu` and `unscatter.cu`.
 
 mod parameters;
 mod plain;
@@ -15,13 +15,13 @@ use plain::plain;
 use tiles::tiled;
 use units::{WIDEST, gcd, number, period, widest_unit};
 
-/// Threads per block, as in the kernels.
+/// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;
 
-/// Units that a block of the plain kernels moves, as in the kernels.
+/// The number of units that a block of the plain kernels moves, the same as in the kernels.
 const UNITS_PER_BLOCK: usize = 1024;
 
-/// The names of the kernels: scatter and unscatter, by the exponent of the unit.
+/// The names of the plain kernels, scatter and unscatter, by the exponent of the size of a unit.
 const PLAIN: [[&str; 2]; 5] = [
     ["scatter_1", "unscatter_1"],
     ["scatter_2", "unscatter_2"],
@@ -41,9 +41,9 @@ const TILED: [[&str; 2]; 5] = [
 /// The kernels to launch, with their parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kernels {
-    /// For runs of several units, or of single units that tiles cannot transpose.
+    /// For runs of several units, or for runs of one unit that the tiled kernels cannot transpose.
     Plain(Box<LiftParameters>),
-    /// For runs of one unit whose neighbours in the slot lie elsewhere in the slab.
+    /// For runs of one unit whose neighbours in the slot are no neighbours in the slab.
     Tiled(Box<TileParameters>),
 }
 
@@ -51,25 +51,25 @@ enum Kernels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlabScatter {
     kernels: Kernels,
-    /// In bytes.
+    /// The size of a unit, in bytes.
     unit: usize,
     blocks: u32,
-    /// Bytes of the fill pattern that are read.
+    /// The number of bytes of the fill pattern that the kernels read.
     pattern: usize,
     slab_len: usize,
     first_slot: usize,
     last_slot: usize,
     slot_stride: usize,
-    /// The end of the last byte that is touched in a slot.
+    /// The end of the last byte of a slot that the kernels access, from the begin of the slot.
     end: usize,
 }
 
-/// Why a slab cannot be scattered on the device.
+/// The reason why a slab cannot be scattered on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterError {
     /// The fill value does not have the size of an element.
     FillValue { got: usize, expected: usize },
-    /// A unit does not hold whole groups of bytes to swap.
+    /// Groups of `swap` bytes, which are reversed, do not fit a whole number of times into a unit.
     Swap { swap: usize, unit: usize },
     /// The slab, or a subchunk, has more units than the kernels can count.
     TooLarge { bytes: usize, unit: usize },
@@ -97,8 +97,8 @@ impl fmt::Display for ScatterError {
 impl std::error::Error for ScatterError {}
 
 impl SlabScatter {
-    /// Plans the scatter of the slab of `lift`. Every group of `swap` bytes is reversed between
-    /// slab and slots; 1 reverses nothing. `fill_value` has the byte order of the slab.
+    /// Plans the scatter of the slab of `lift`. Every group of `swap` bytes is reversed between slab and
+    /// slots; 1 reverses nothing. `fill_value` has the byte order of the slab.
     pub fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {
         let element_size = lift.element_size();
         if fill_value.len() != element_size {
@@ -113,8 +113,8 @@ impl SlabScatter {
         }
         let slots = lift.last_slot() - lift.first_slot();
         let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
-        // Fast division needs numbers of units below 2³¹ on the slab's side. The kernels use the
-        // largest `u32` for no slot.
+        // Fast division needs numbers of units below 2³¹ in the slab. The kernels use the largest `u32` as
+        // the number of no slot.
         if lift.slab_len() / unit >= 1 << 31 {
             return Err(too_large(lift.slab_len()));
         }
@@ -144,16 +144,16 @@ impl SlabScatter {
         })
     }
 
-    /// Returns the fill value as kernels read it: repeated to a multiple of the widest unit. The
-    /// result serves all slabs with this fill value, and is at most 16 times as long as the value.
+    /// Returns the fill value in the form that the kernels read: repeated to a multiple of the widest unit.
+    /// The result serves all slabs with this fill value, and is at most 16 times as long as the fill value.
     pub fn fill_pattern(fill_value: &[u8]) -> Vec<u8> {
         fill_value.repeat(WIDEST / gcd(fill_value.len(), WIDEST))
     }
 
-    /// Enqueues a scatter of `slab` into `slots`, which begins with slot 0 of the batch. `flags`,
-    /// if any, begins with the `u32` of slot 0. `fill` begins with the
-    /// [pattern](Self::fill_pattern). If a slot gets an element that is not the fill value, the
-    /// slot's flag is set to 1. Other flags are unchanged.
+    /// Enqueues a scatter of `slab` into `slots`, whose first byte is that of slot 0 of the batch. `flags`,
+    /// if any, begins with the `u32` flag of slot 0. `fill` begins with the [pattern](Self::fill_pattern). If
+    /// a slot gets an element that is not the fill value, the slot's flag is set to 1. Other flags are
+    /// unchanged.
     ///
     /// Reads `slab` and `fill`. Updates the flags of the slots that the slab touches, and writes
     /// those slots. Bytes of the slots for which the slab has no element are unchanged.
@@ -162,7 +162,7 @@ impl SlabScatter {
     /// A span is too short or misaligned, or the driver fails.
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub unsafe fn enqueue_scatter(
         &self,
         driver: &dyn Driver,
@@ -173,20 +173,20 @@ impl SlabScatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Read, Access::Write, Access::Update];
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe { self.launch(0, driver, stream, (slab, slots, flags, fill), access) }
     }
 
-    /// Enqueues the inverse: gathers `slab` from `slots`. If `present` is given, subchunks whose
+    /// Enqueues the inverse of a scatter: gathers `slab` from `slots`. If `present` is given, subchunks whose
     /// flag is 0 yield the fill value.
     ///
     /// Reads the slots that the slab touches, their flags and `fill`, and writes `slab`.
     ///
     /// # Errors
-    /// As [`enqueue_scatter`](Self::enqueue_scatter).
+    /// The errors are those of [`enqueue_scatter`](Self::enqueue_scatter).
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     pub unsafe fn enqueue_unscatter(
         &self,
         driver: &dyn Driver,
@@ -197,12 +197,12 @@ impl SlabScatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Write, Access::Read, Access::Read];
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe { self.launch(1, driver, stream, (slab, slots, present, fill), access) }
     }
 
     /// # Safety
-    /// The caller keeps the rules of the driver.
+    /// The caller keeps the rules that the module `driver` lists.
     unsafe fn launch(
         &self,
         direction: usize,

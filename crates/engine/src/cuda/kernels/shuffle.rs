@@ -1,14 +1,14 @@
-//! Blosc's shuffles, and their inverses: `shuffle.cu`.
+//! Shuffles of Blosc, and their inverses. The kernels are in `shuffle.cu`.
 
 use super::spans::{Launch, Most, Slots};
 use crate::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 
-/// Threads per block, as in the kernels.
+/// The number of threads per block, the same as in the kernels.
 const BLOCK: u32 = 256;
 
-/// How launches divide their work.
+/// The sizes by which launches divide their work.
 pub struct ShuffleTuning {
-    /// The most bytes that a block of threads moves at a time, as in the kernels.
+    /// The most bytes that a block of threads moves at a time, the same number as in the kernels.
     tile: usize,
     most: Most,
 }
@@ -18,20 +18,20 @@ const TUNING: ShuffleTuning = ShuffleTuning {
     most: Most::PerMultiprocessor(32),
 };
 
-/// The kind of a shuffle.
+/// The kind of Blosc's shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
-    /// The bytes of elements.
+    /// Transposes the bytes of the elements.
     Bytes,
-    /// The bits of elements.
+    /// Transposes the bits of the elements.
     Bits,
 }
 
-/// The kernels, by [`Shuffle`].
+/// The names of the kernels, by [`Shuffle`].
 const FORWARD: [&str; 2] = ["shuffle", "bit_shuffle"];
 const BACK: [&str; 2] = ["unshuffle", "bit_unshuffle"];
 
-/// How the content of a slot divides into Blosc blocks.
+/// The division of a slot's content into Blosc blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BloscBlocks {
     /// The size of a slot's content, in bytes.
@@ -50,7 +50,7 @@ pub struct BloscBlocks {
 /// or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn shuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -64,14 +64,14 @@ pub unsafe fn shuffle(
         stream,
         kernel: FORWARD[what as usize],
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
 /// Enqueues the inverse of [`shuffle`].
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn unshuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -85,12 +85,12 @@ pub(crate) unsafe fn unshuffle(
         stream,
         kernel: BACK[what as usize],
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 unsafe fn run(
     launch: Launch<'_>,
     from: Slots,
@@ -118,7 +118,7 @@ unsafe fn run(
     launch.require(apart, || {
         "the slots to read and to write overlap".to_owned()
     })?;
-    // The limits of the numbers in Blosc's own header.
+    // Blosc's own header limits these numbers.
     let block = u32::try_from(blocks.block)
         .ok()
         .filter(|&n| n > 0 && n < 1 << 31);

@@ -1,4 +1,4 @@
-//! The checks before every launch: spans are long enough, and aligned.
+//! The checks of the arguments before every launch: spans are long enough, and aligned.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use crate::cuda::driver::{Arg, DeviceSpan, Dims, Driver, DriverError, Fault, Str
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
     pub span: DeviceSpan,
-    /// A multiple of 16.
+    /// The number of bytes from one slot to the next, a multiple of 16.
     pub stride: usize,
     pub count: usize,
 }
 
 impl Slots {
-    /// Returns some of the slots.
+    /// Returns the slots with the numbers `range`.
     pub(crate) fn part(self, range: &Range<usize>) -> Self {
         Self {
             span: sub_span(
@@ -26,7 +26,7 @@ impl Slots {
         }
     }
 
-    /// Returns the bytes of the slots. The span may be longer.
+    /// Returns the span of the slots' bytes. The field `span` may be longer.
     pub(crate) fn filled(self) -> DeviceSpan {
         DeviceSpan {
             len: self.stride * self.count,
@@ -35,7 +35,7 @@ impl Slots {
     }
 }
 
-/// Returns some bytes of a span. The range must lie within the span.
+/// Returns the bytes `range` of a span. The range must lie within the span.
 pub(crate) fn sub_span(span: DeviceSpan, range: Range<usize>) -> DeviceSpan {
     DeviceSpan {
         offset: span.offset + range.start,
@@ -44,10 +44,10 @@ pub(crate) fn sub_span(span: DeviceSpan, range: Range<usize>) -> DeviceSpan {
     }
 }
 
-/// How many bytes each slot holds.
+/// The number of bytes that each slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// A `u64` for each slot.
+    /// A span with a `u64` for each slot.
     Each(DeviceSpan),
     /// The same length for all slots.
     All(usize),
@@ -57,7 +57,7 @@ pub enum Lengths {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Most {
     PerMultiprocessor(u32),
-    /// A total number, so that even little work takes several rounds on any device.
+    /// A number for the whole device, so that even little work takes several rounds on any device.
     #[cfg(test)]
     InAll(u32),
 }
@@ -88,8 +88,8 @@ impl Launch<'_> {
         })
     }
 
-    /// Returns the first `count` elements of `size` bytes of `span`. Checks that the span has them,
-    /// and begins at a multiple of `align`. Allocations begin at multiples of 256.
+    /// Returns the span of the first `count` elements of `size` bytes of `span`. Checks that `span` has so
+    /// many elements, and begins at a multiple of `align`. Allocations begin at multiples of 256.
     pub(super) fn elements(
         &self,
         what: &str,
@@ -115,7 +115,7 @@ impl Launch<'_> {
         Ok(DeviceSpan { len, ..span })
     }
 
-    /// Checks `slots`, and returns their bytes.
+    /// Checks `slots`, and returns the span of their bytes.
     pub(super) fn slots(&self, what: &str, slots: Slots) -> Result<DeviceSpan, DriverError> {
         self.require(slots.stride.is_multiple_of(16), || {
             format!(
@@ -126,8 +126,8 @@ impl Launch<'_> {
         self.elements(what, slots.span, slots.count, slots.stride, 16)
     }
 
-    /// Returns enough blocks for `units`, of which a block processes `per_block` at a time, but at
-    /// most `most`. The kernel processes the remaining units in further rounds.
+    /// Returns the number of blocks for `units` units, of which a block processes `per_block` at a time, but
+    /// at most `most`. The kernel processes the remaining units in further rounds.
     pub(super) fn grid(&self, units: usize, per_block: usize, most: Most) -> u32 {
         let most = match most {
             Most::PerMultiprocessor(blocks) => {
@@ -139,7 +139,7 @@ impl Launch<'_> {
         u32::try_from(units.div_ceil(per_block)).map_or(most, |blocks| blocks.clamp(1, most))
     }
 
-    /// Launches the kernel.
+    /// Launches the kernel with `grid` blocks of `block` threads.
     ///
     /// # Safety
     /// As for [`Driver::launch`].
@@ -149,7 +149,7 @@ impl Launch<'_> {
         block: u32,
         args: &[Arg<'_>],
     ) -> Result<(), DriverError> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe {
             self.driver
                 .launch(self.stream, self.kernel, Dims { grid, block }, args)

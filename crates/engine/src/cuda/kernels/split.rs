@@ -1,14 +1,14 @@
-//! Copies subchunks from shards to slots: `split.cu`.
+//! Copies encoded subchunks from shards to slots. The kernel is in `split.cu`.
 
 use super::spans::{Launch, Most, Slots};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
-/// Threads per block, as in the kernel.
+/// The number of threads per block, the same as in the kernel.
 const BLOCK: u32 = 256;
 
-/// How the launch divides its work.
+/// The numbers by which a launch divides its work.
 pub struct SplitTuning {
-    /// Bytes of a slot that a warp writes at a time, as in the kernel.
+    /// The number of bytes of a slot that a warp writes at a time, the same as in the kernel.
     piece: usize,
     most: Most,
 }
@@ -18,15 +18,15 @@ const TUNING: SplitTuning = SplitTuning {
     most: Most::PerMultiprocessor(32),
 };
 
-/// Enqueues a kernel that copies `sizes[i]` bytes from `offsets[i]` of `shards` on to the beginning
-/// of slot `i`. Sizes and offsets are `u64`s, one for each slot. A size of zero copies nothing. An
-/// extent that exceeds `shards` or a slot is not copied, either. The rest of a slot is unchanged.
+/// Enqueues a kernel that copies `sizes[i]` bytes of `shards`, from `offsets[i]` on, to the beginning of slot
+/// `i`. Sizes and offsets are `u64`s, one for each slot. A size of zero copies nothing. An extent that
+/// exceeds `shards` or a slot is not copied, either. The other bytes of a slot are unchanged.
 ///
 /// # Errors
 /// A span is too short or misaligned (`shards` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub unsafe fn split(
     driver: &dyn Driver,
     stream: StreamId,
@@ -40,11 +40,11 @@ pub unsafe fn split(
         stream,
         kernel: "split",
     };
-    // SAFETY: the caller promises the same.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { split_as(launch, shards, offsets, sizes, slots, TUNING.most) }
 }
 
-/// [`split`], with at most `most` blocks.
+/// [`split`], in a launch of at most `most` thread blocks.
 ///
 /// # Safety
 /// As for [`split`].

@@ -1,4 +1,4 @@
-//! How a lane is acquired: on the first device that has one, or has the memory for one.
+//! Acquires a lane: on the first device that has an idle lane, or the memory for a new lane.
 //!
 //! ```text
 //! repeat
@@ -33,11 +33,11 @@ use crate::cuda::driver::Fault;
 use crate::cuda::lane::Lane;
 use crate::cuda::sizing::Sizing;
 
-/// A request for a lane, and its progress.
+/// A request for a lane, and the request's progress.
 struct LaneRequest<'a> {
     pub(super) plan: SizesLane<'a>,
     pub(super) limits: &'a DeviceLimits,
-    /// The progress on each device.
+    /// The progress of the request on each device.
     pub(super) tried: Vec<AttemptOnDevice>,
     /// The error of the device that was tried last.
     pub(super) last: Option<EngineError>,
@@ -52,8 +52,8 @@ impl LaneRequest<'_> {
 }
 
 impl Devices {
-    /// Acquires a lane that `plan` has sized for the budget of its device. Blocks until there is
-    /// one. The caller holds no other lane.
+    /// Acquires a lane that `plan` has sized for the budget of its device. Blocks until a lane is available.
+    /// The caller holds no other lane.
     ///
     /// # Errors
     /// No device that `limits` allows is usable or has enough memory.
@@ -88,7 +88,7 @@ impl Devices {
             let usable = match self.usable(request.limits) {
                 Ok(usable) => usable,
                 Err(error) => {
-                    // The error that broke the last of the devices says more.
+                    // The error after which the last device was broken says more.
                     return Err(request.last.take().unwrap_or(EngineError::Device(error)));
                 }
             };
@@ -141,7 +141,7 @@ impl Devices {
                     request.waiting = Some(Instant::now());
                     self.counters.waiting_for_lane();
                 }
-                // Another thread uses or frees a lane, and does not wait for this thread.
+                // Another thread uses or frees a lane, and that thread does not wait for this one.
                 drop(
                     self.changed
                         .wait(state)
@@ -150,7 +150,7 @@ impl Devices {
                 continue;
             }
             drop(state);
-            // Every device was tried. Try smaller lanes where memory ran out.
+            // Every device was tried. Try smaller lanes on the devices that ran out of memory.
             let mut smaller = false;
             for tried in &mut request.tried {
                 if tried.outcome == AttemptOutcome::OutOfMemory {
@@ -178,10 +178,9 @@ impl Devices {
         }
     }
 
-    /// Allocates a lane whose memory is counted already. If the device is out of memory, its idle
-    /// lanes are freed and the allocation is tried again. They are kept if one of them is large
-    /// enough for the smaller lane that is tried next. Returns `None` on failure; `request` then
-    /// has the error.
+    /// Allocates a lane whose memory is counted already. If the device is out of memory, its idle lanes are
+    /// freed and the allocation is tried again. The idle lanes are kept if one of them is large enough for
+    /// the smaller lane that is tried next. Returns `None` on failure; the error is then in `request`.
     fn allocate(
         &self,
         index: usize,

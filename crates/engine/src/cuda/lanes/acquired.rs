@@ -7,15 +7,15 @@ use super::pool::IdleLane;
 use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::lane::Lane;
 
-/// A lane in use. On drop, the lane goes back to the pool if it is [reusable](Self::reusable), and
-/// is freed otherwise.
+/// A lane in use. On drop, the lane is returned to the pool if it is [reusable](Self::reusable), and is freed
+/// otherwise.
 #[derive(Debug)]
 pub(in crate::cuda) struct AcquiredLane<'a> {
     pub(super) devices: &'a Devices,
     pub(super) index: usize,
     pub(super) lane: Option<Lane>,
     pub(super) reusable: bool,
-    /// How long the lane may be idle afterwards.
+    /// The time that the lane may be idle in the pool before it is freed; `None` for ever.
     pub(super) idle: Option<Duration>,
 }
 
@@ -29,7 +29,7 @@ impl AcquiredLane<'_> {
         })
     }
 
-    /// Marks the lane as reusable: every operation in it has completed.
+    /// Marks the lane as reusable, because every operation in it has completed.
     pub(in crate::cuda) fn reusable(&mut self) {
         self.reusable = true;
     }

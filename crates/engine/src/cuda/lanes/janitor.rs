@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Devices;
 use super::pool::take_long_idle;
 
-/// When the janitor looks for idle lanes.
+/// The sleep of the janitor, the thread that frees idle lanes, until it has to look for lanes.
 #[derive(Debug, Default)]
 pub(super) struct JanitorRest {
     alarm: Mutex<JanitorAlarm>,
@@ -16,7 +16,7 @@ pub(super) struct JanitorRest {
 
 #[derive(Debug, Default)]
 struct JanitorAlarm {
-    /// The [`Devices`] were dropped.
+    /// Whether the [`Devices`] were dropped.
     gone: bool,
     next: Option<Instant>,
 }
@@ -26,7 +26,7 @@ impl JanitorRest {
         self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the janitor at `time`, if it would sleep longer.
+    /// Wakes the janitor at `time`, unless it wakes earlier.
     fn wake_at(&self, time: Instant) {
         let mut alarm = self.lock();
         if alarm.next.is_none_or(|next| time < next) {
@@ -40,7 +40,7 @@ impl JanitorRest {
         self.changed.notify_all();
     }
 
-    /// Blocks until it is time, or the [`Devices`] are dropped.
+    /// Blocks until the time of the alarm, or until the [`Devices`] are dropped.
     pub(super) fn wait(&self) {
         let mut alarm = self.lock();
         while !alarm.gone {
@@ -60,8 +60,8 @@ impl JanitorRest {
 }
 
 impl Devices {
-    /// Starts the thread that frees idle lanes, unless it runs already, and lets it look at `time`.
-    /// Called under the lock of `state`.
+    /// Starts the janitor, which frees idle lanes, unless it is running already, and lets it look for idle
+    /// lanes at `time`. The caller holds the lock of `state`.
     pub(super) fn call_janitor(&self, time: Instant) {
         self.rest.wake_at(time);
         if self.janitor.swap(true, Ordering::Relaxed) {
@@ -82,14 +82,14 @@ impl Devices {
                 }
             });
         if let Err(error) = janitor {
-            // Idle lanes are freed at the next request for a lane instead.
+            // Without the thread, idle lanes are freed at the next request for a lane.
             tracing::debug!(%error, "no thread to give up idle lanes");
             self.janitor.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Frees the lanes that were idle for too long. Returns whether another one will be; otherwise
-    /// the janitor ends.
+    /// Frees the lanes that were idle for too long. Returns whether another idle lane has to be freed later;
+    /// otherwise the janitor ends.
     fn give_up_long_idle(&self) -> bool {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);

@@ -18,23 +18,23 @@ use crate::contract::BufferBytes;
 use crate::cuda::lane::Lane;
 use crate::cuda::sizing::Sizing;
 
-/// Sizes a lane for a memory budget, or says why the budget is too small.
+/// A function that sizes a lane for a memory budget. The error is the reason why the budget is too small.
 pub(in crate::cuda) type SizesLane<'a> = &'a dyn Fn(BufferBytes) -> Result<Arc<Sizing>, String>;
 
 /// The next step to get a lane on one device.
 pub(super) enum LaneStep {
     Use(Lane, Arc<Sizing>),
-    /// Allocate a new lane, after freeing these idle lanes.
+    /// Allocate a new lane, after the idle lanes in the list are freed.
     Allocate(Arc<Sizing>, Vec<Lane>),
     Wait,
-    /// The device cannot hold such a lane; the reason.
+    /// The device cannot hold any lane for this request. The text is the reason.
     Never(String),
 }
 
 /// The progress of a request on one device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttemptOnDevice {
-    /// The most device memory to allocate, in bytes: less than an attempt that ran out of memory.
+    /// The most device memory to allocate, in bytes: less than the size of an attempt that ran out of memory.
     pub(super) most: usize,
     pub(super) outcome: AttemptOutcome,
 }
@@ -43,14 +43,14 @@ pub(super) struct AttemptOnDevice {
 pub(super) enum AttemptOutcome {
     /// The device was not tried yet, or is to be tried again with a smaller lane.
     Open,
-    /// There was no memory, but there may be for a smaller lane.
+    /// The device ran out of memory, but may have enough for a smaller lane.
     OutOfMemory,
     /// The device is not tried again.
     Failed,
 }
 
-/// Returns the next step for a request on one device. Takes the idle lanes of that step out of the
-/// pool.
+/// Returns the next step for a request on one device. Takes the idle lanes that this step uses or frees out
+/// of the pool.
 pub(super) fn next_step(
     of_device: &mut DeviceLanes,
     plan: SizesLane<'_>,
@@ -70,7 +70,7 @@ pub(super) fn next_step(
     if let Some(lane) = of_device.take_idle(full.capacity) {
         return LaneStep::Use(lane, full);
     }
-    // Limit the lane to the size for which there was memory. If no lane is so small, try the full
+    // Limit the lane to the size for which the device had memory lately. If no lane is so small, try the full
     // size.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
     let need = sizing.capacity;

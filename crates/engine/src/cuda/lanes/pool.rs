@@ -1,4 +1,4 @@
-//! The lanes of one device, and their memory.
+//! The lanes of one device, and the memory that they take.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use crate::contract::BufferBytes;
 use crate::cuda::arena::Capacity;
 use crate::cuda::lane::Lane;
 
-/// How long the setbacks of a device are remembered. After it ran out of memory, new lanes there
-/// are kept smaller. After any other failure, it is tried last.
+/// The time for which a failure of a device is remembered. After the device ran out of memory, its new lanes
+/// are kept smaller. After any other failure, the device is tried last.
 const SETBACK: Duration = Duration::from_secs(10);
 
-/// A lane that nobody uses.
+/// A lane that no shard and no stream uses.
 #[derive(Debug)]
 pub(super) struct IdleLane {
     pub(super) lane: Lane,
-    /// When it is freed; `None` for never.
+    /// The time at which the lane is freed; `None` if it is never freed.
     pub(super) until: Option<Instant>,
 }
 
@@ -26,21 +26,21 @@ pub(super) struct DeviceLanes {
     pub(super) idle: Vec<IdleLane>,
     /// The number of lanes that are in use or being allocated.
     pub(super) active: usize,
-    /// The memory of all lanes until they are freed, including idle lanes and leaked memory.
+    /// The bytes of memory of all lanes until they are freed, including idle lanes and leaked memory.
     pub(super) used: BufferBytes,
     /// The part of `used` that was leaked and is never freed.
     pub(super) leaked: BufferBytes,
-    /// The default budget of device memory, in bytes; `None` before the device was asked.
+    /// The default budget of device memory, in bytes; `None` until the device was asked for its free memory.
     pub(super) default_budget: Option<usize>,
-    /// When an allocation last ran out of memory, and the most device memory of a new lane since
-    /// then.
+    /// The time at which an allocation last ran out of memory, and the most device memory, in bytes, of a new
+    /// lane since then.
     pub(super) lowered: Option<(Instant, usize)>,
-    /// When the device last failed, other than by a lack of memory, before a lane was allocated.
+    /// The time at which an allocation of a lane last failed for another reason than a lack of memory.
     pub(super) failed: Option<Instant>,
 }
 
 impl DeviceLanes {
-    /// Returns the most that one lane may take: the budget without the leaked memory.
+    /// Returns the most memory that one lane may take: the budget less the leaked memory.
     pub(super) fn left(&self, budget: BufferBytes) -> BufferBytes {
         BufferBytes {
             device: budget.device.saturating_sub(self.leaked.device),
@@ -49,7 +49,7 @@ impl DeviceLanes {
         }
     }
 
-    /// Returns whether one more lane of capacity `need` stays within the budget once `freed` is
+    /// Returns whether one more lane of capacity `need` stays within the budget after `freed` bytes are
     /// freed.
     fn fits(&self, need: Capacity, budget: BufferBytes, freed: BufferBytes) -> bool {
         let within = |used: usize, freed: usize, need, budget| {
@@ -61,7 +61,8 @@ impl DeviceLanes {
             && within(self.used.pinned, freed.pinned, need.pinned, budget.pinned)
     }
 
-    /// Takes the idle lane with the least device memory that has room for `need`.
+    /// Takes the idle lane with the least device memory that has room for `need`. Returns `None` if no idle
+    /// lane has room.
     pub(super) fn take_idle(&mut self, need: Capacity) -> Option<Lane> {
         let (position, _) = self
             .idle
@@ -72,8 +73,8 @@ impl DeviceLanes {
         Some(self.idle.remove(position).lane)
     }
 
-    /// Returns how many idle lanes, the longest idle first, must be freed so that one more lane
-    /// stays within the budget. `None` if freeing all of them is not enough.
+    /// Returns the number of idle lanes, the longest idle first, that must be freed so that one more lane
+    /// stays within the budget. `None` if freeing all idle lanes is not enough.
     pub(super) fn in_the_way(&self, need: Capacity, budget: BufferBytes) -> Option<usize> {
         let mut freed = BufferBytes::default();
         for (count, IdleLane { lane, .. }) in self.idle.iter().enumerate() {
@@ -85,8 +86,8 @@ impl DeviceLanes {
         self.fits(need, budget, freed).then_some(self.idle.len())
     }
 
-    /// Returns the most device memory of a new lane if memory ran out lately; `usize::MAX`
-    /// otherwise.
+    /// Returns the most device memory of a new lane, in bytes, if the device ran out of memory lately;
+    /// `usize::MAX` otherwise.
     pub(super) fn lowered(&self, now: Instant) -> usize {
         match self.lowered {
             Some((since, most)) if now.saturating_duration_since(since) < SETBACK => most,
@@ -110,7 +111,7 @@ pub(super) fn subtract(sum: &mut BufferBytes, less: BufferBytes) {
     sum.pinned -= less.pinned;
 }
 
-/// Returns the budget of a device under `limits`, if it is known without asking the device.
+/// Returns the budget of a device under `limits`; `None` if the device has to be asked for its free memory.
 pub(super) fn known_budget(of_device: &DeviceLanes, limits: &DeviceLimits) -> Option<BufferBytes> {
     let device = limits.device_memory.or(of_device.default_budget)?;
     Some(BufferBytes {
@@ -120,8 +121,8 @@ pub(super) fn known_budget(of_device: &DeviceLanes, limits: &DeviceLimits) -> Op
     })
 }
 
-/// Returns the order in which to try devices. Devices that failed lately come last. The others are
-/// ordered by `load`, then whether they lately ran out of memory, then by number.
+/// Returns the order in which to try the devices. Devices that failed lately come last. The other devices are
+/// ordered by `load`, then by whether they lately ran out of memory, then by number.
 pub(super) fn in_order(
     state: &[DeviceLanes],
     usable: &[usize],
@@ -137,7 +138,8 @@ pub(super) fn in_order(
     order
 }
 
-/// Takes the lanes that were idle for too long out of the pool.
+/// Takes the lanes that were idle for too long out of the pool, and returns each with the index of its
+/// device.
 pub(super) fn take_long_idle(state: &mut [DeviceLanes]) -> Vec<(usize, Lane)> {
     let now = Instant::now();
     let mut taken = Vec::new();

@@ -7,66 +7,70 @@ use super::{
 use crate::cuda::driver::{Access, DeviceSpan, Driver, DriverError, Fault, Span, StreamId};
 use std::ptr;
 
-/// Chunks to compress. Everything is in device memory; tables have an element per chunk.
+/// The chunks that one call compresses. All spans are in device memory; tables have an element for each
+/// chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct CompressBatch<'a> {
-    /// The requirements of a batch of as many chunks, or of more.
+    /// The requirements of a batch of at least as many chunks.
     pub requirements: &'a Requirements,
     pub chunks: usize,
-    /// `u64`: the address of each chunk.
+    /// A table of `u64`s: the address of each chunk.
     pub input_pointers: DeviceSpan,
-    /// `u64`: how many bytes each chunk has, at least 1.
+    /// A table of `u64`s: the number of bytes of each chunk, at least 1.
     pub input_sizes: DeviceSpan,
-    /// `u64`: the address of each output slot, which has [`Requirements::max_output`] bytes.
+    /// A table of `u64`s: the address of each output slot, which has [`Requirements::max_output`] bytes.
     pub output_pointers: DeviceSpan,
-    /// The spans that hold the chunks.
+    /// The spans in which the chunks lie.
     pub inputs: &'a [DeviceSpan],
-    /// The spans that hold the output slots.
+    /// The spans in which the output slots lie.
     pub outputs: &'a [DeviceSpan],
     pub temp: DeviceSpan,
-    /// `u64`, written: how many bytes each compressed chunk has; undefined for a failed chunk.
+    /// A table of `u64`s that nvCOMP writes: the number of bytes of each compressed chunk; undefined for a
+    /// failed chunk.
     pub output_sizes: DeviceSpan,
-    /// `i32`, written: 0 for each chunk that was compressed.
+    /// A table of `i32`s that nvCOMP writes: 0 for each chunk that was compressed.
     pub statuses: DeviceSpan,
 }
 
-/// Chunks to decompress. Everything is in device memory; tables have an element per chunk.
+/// The chunks that one call decompresses. All spans are in device memory; tables have an element for each
+/// chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct DecompressBatch<'a> {
-    /// The requirements of a batch of as many chunks, or of more.
+    /// The requirements of a batch of at least as many chunks.
     pub(crate) requirements: &'a Requirements,
     pub(crate) chunks: usize,
-    /// `u64`: the address of each compressed chunk.
+    /// A table of `u64`s: the address of each compressed chunk.
     pub(crate) input_pointers: DeviceSpan,
-    /// `u64`: how many bytes each compressed chunk has.
+    /// A table of `u64`s: the number of bytes of each compressed chunk.
     pub(crate) input_sizes: DeviceSpan,
-    /// `u64`: the address of each output slot.
+    /// A table of `u64`s: the address of each output slot.
     pub(crate) output_pointers: DeviceSpan,
-    /// `u64`: how many bytes each output slot has, [`Requirements::max_chunk_bytes`] at most.
+    /// A table of `u64`s: the number of bytes of each output slot, at most [`Requirements::max_chunk_bytes`].
     pub(crate) output_capacities: DeviceSpan,
-    /// The spans that hold the compressed chunks.
+    /// The spans in which the compressed chunks lie.
     pub(crate) inputs: &'a [DeviceSpan],
-    /// The spans that hold the output slots.
+    /// The spans in which the output slots lie.
     pub(crate) outputs: &'a [DeviceSpan],
     pub(crate) temp: DeviceSpan,
-    /// `u64`, written: how many bytes each decompressed chunk has; undefined for a failed chunk.
+    /// A table of `u64`s that nvCOMP writes: the number of bytes of each decompressed chunk; undefined for a
+    /// failed chunk.
     pub(crate) output_sizes: DeviceSpan,
-    /// `i32`, written: 0 for each chunk that was decompressed.
+    /// A table of `i32`s that nvCOMP writes: 0 for each chunk that was decompressed.
     pub(crate) statuses: DeviceSpan,
 }
 
 impl Compressor {
-    /// Enqueues the compression of a batch in `stream`. The device's context must be current.
+    /// Enqueues the compression of a batch in `stream`. The device's context is current on this thread.
     ///
     /// # Errors
-    /// A span is too short or misaligned, or nvCOMP reports an error. A chunk that cannot be
-    /// compressed is no error: see [`CompressBatch::statuses`].
+    /// A span is too short or misaligned, or nvCOMP reports an error. A chunk that cannot be compressed
+    /// causes no error: see [`CompressBatch::statuses`].
     ///
     /// # Safety
-    /// The caller keeps the rules of the driver. When the stream reaches the call, the tables hold
-    /// the values that the batch's fields describe. Chunks and output slots are within `inputs` and
-    /// `outputs`, at multiples of the alignments. No two output slots overlap. The chunks keep to
-    /// the requirements.
+    /// The caller keeps the rules that the module `driver` lists. When the stream executes the call, the
+    /// tables hold the values that the batch's fields describe. Chunks and output slots are within `inputs`
+    /// and `outputs`, at multiples of nvCOMP's alignments. No two output slots overlap. The chunks are not
+    /// larger than the requirements allow.
     pub unsafe fn compress(
         &self,
         driver: &dyn Driver,
@@ -134,10 +138,10 @@ impl Compressor {
 }
 
 impl Decompressor {
-    /// Enqueues the decompression of a batch in `stream`. The device's context must be current.
+    /// Enqueues the decompression of a batch in `stream`. The device's context is current on this thread.
     ///
     /// # Safety
-    /// As for [`Compressor::compress`]. Also, a compressor of the format wrote the chunks.
+    /// As for [`Compressor::compress`]. Also, a compressor of the same format wrote the chunks.
     pub(crate) unsafe fn decompress(
         &self,
         driver: &dyn Driver,
@@ -168,7 +172,7 @@ impl Decompressor {
         let function = Box::new(move |stream| {
             let [inputs, input_sizes, outputs, capacities] = tables;
             let [sizes, statuses] = results;
-            // SAFETY: as for compression.
+            // SAFETY: as for the call in `compress`.
             let status = unsafe {
                 run(
                     address(inputs),
@@ -191,7 +195,7 @@ impl Decompressor {
             Format::Deflate { .. } => "nvCOMP decompresses deflate",
             Format::Lz4 => "nvCOMP decompresses lz4",
         };
-        // SAFETY: as for compression.
+        // SAFETY: as for the call of the driver in `compress`.
         unsafe { driver.call(stream, name, &accesses, function) }
     }
 }
@@ -205,17 +209,17 @@ fn accesses<'a>(
     reads.map(read).chain(writes.map(written)).collect()
 }
 
-/// Returns the pointer that a library gets for a span: null for an empty span.
+/// Returns the pointer to a span that nvCOMP takes: null for an empty span.
 fn address<T>(span: DeviceSpan) -> *mut T {
     if span.len == 0 {
         return ptr::null_mut();
     }
-    // `usize` has 64 bits, or the library would not have been loaded.
+    // `usize` has 64 bits; otherwise, the library would not have been loaded.
     #[allow(clippy::cast_possible_truncation)]
     ptr::with_exposed_provenance_mut(span.memory.0 as usize + span.offset)
 }
 
-/// A call that is being checked.
+/// The data with which the arguments of a call are checked.
 struct CheckedCall<'a> {
     library: &'a OneDirection,
     driver: &'a dyn Driver,
@@ -238,7 +242,7 @@ impl<'a> CheckedCall<'a> {
         }
     }
 
-    /// Returns a description of the call, for errors.
+    /// Returns a description of the call, for error messages.
     fn operation(&self) -> String {
         let Requirements {
             max_chunk_bytes,
@@ -258,7 +262,7 @@ impl<'a> CheckedCall<'a> {
         )
     }
 
-    /// Returns an error unless `condition` holds.
+    /// Returns an error with `reason` unless `condition` holds.
     fn require(&self, condition: bool, reason: impl FnOnce() -> String) -> Result<(), DriverError> {
         if condition {
             return Ok(());
@@ -271,7 +275,8 @@ impl<'a> CheckedCall<'a> {
         })
     }
 
-    /// Checks a table with elements of `size` bytes, and returns the part that the batch uses.
+    /// Checks that `span` has room for a table with elements of `size` bytes, and returns the part that the
+    /// batch uses.
     fn table(&self, what: &str, span: DeviceSpan, size: usize) -> Result<DeviceSpan, DriverError> {
         let most = self.requirements.chunks;
         self.require(self.chunks <= most, || {
@@ -305,7 +310,7 @@ impl<'a> CheckedCall<'a> {
         Ok(DeviceSpan { len: *temp, ..span })
     }
 
-    /// Returns a function that turns nvCOMP's status into a result.
+    /// Returns a function that turns the status of the call into a result.
     fn failed(&self) -> impl FnOnce(Status) -> Result<(), String> + Send + use<> {
         let (operation, strings) = (self.operation(), self.library.status_string);
         move |status| match status {

@@ -1,4 +1,4 @@
-//! Finds the library, queries its version, and looks up its functions.
+//! Finds the library nvCOMP, queries its version, and looks up its functions.
 
 use super::sys;
 use crate::cuda::library::Library;
@@ -12,10 +12,10 @@ use std::{
 /// The environment variable that names the file of the library.
 pub const VARIABLE: &str = "ZARRS_CUDA_NVCOMP";
 
-/// The major versions whose functions are known, the preferred one first.
+/// The major versions of nvCOMP whose functions this crate knows, the preferred version first.
 const MAJORS: [u32; 2] = [6, 5];
 
-/// Returns the library's file name, and its folder in the package on `PyPI`.
+/// Returns the file name of nvCOMP's library, and its folder in the package on `PyPI`.
 #[cfg(not(windows))]
 fn file_name(major: u32) -> (String, &'static str) {
     (format!("libnvcomp.so.{major}"), "nvidia/libnvcomp/lib64")
@@ -26,14 +26,14 @@ fn file_name(major: u32) -> (String, &'static str) {
     (format!("nvcomp64_{major}.dll"), "nvidia/libnvcomp/bin")
 }
 
-/// The places that are searched for the library.
+/// The places in which the library is searched.
 #[derive(Debug)]
 pub struct Search {
-    /// A file, and the setting that names it. If there is one, no other place is searched.
+    /// A file, and the setting that names the file. If a setting names a file, no other place is searched.
     pub(super) named: Option<(PathBuf, &'static str)>,
-    /// File names that the dynamic loader looks up.
+    /// The file names that the dynamic loader looks up.
     pub(super) names: Vec<PathBuf>,
-    /// Folders with Python packages.
+    /// The folders that contain Python packages.
     pub(super) packages: Vec<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ impl Search {
         }
     }
 
-    /// Loads the first usable library.
+    /// Loads the first usable library among the places of this search.
     ///
     /// # Errors
     /// There is no usable library. The error names the files and the reasons.
@@ -150,7 +150,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The loaded library. It stays loaded for the life of the process.
+/// The loaded library nvCOMP. It stays loaded for the life of the process.
 #[derive(Debug)]
 pub struct Nvcomp {
     pub(super) path: PathBuf,
@@ -161,7 +161,7 @@ pub struct Nvcomp {
     pub(super) lz4: Functions,
 }
 
-/// The functions for a format. An error names a missing function.
+/// nvCOMP's functions for a format. An error is the name of a missing function.
 #[derive(Debug)]
 pub(super) struct Functions {
     pub(super) compress: Result<Compress, String>,
@@ -183,7 +183,7 @@ pub(super) struct Decompress {
     pub(super) run: sys::DecompressAsync,
 }
 
-/// The one function whose arguments depend on the version.
+/// The only function whose arguments depend on the version of nvCOMP.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TempSize {
     Five(sys::GetTempSize5),
@@ -191,7 +191,7 @@ pub(super) enum TempSize {
 }
 
 impl Nvcomp {
-    /// Loads a file, or the library that the dynamic loader finds by that name.
+    /// Loads the file `path`, or the library that the dynamic loader finds by that name.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         // The sizes and addresses in nvCOMP's tables have 64 bits.
         if usize::BITS != 64 {
@@ -203,7 +203,7 @@ impl Nvcomp {
         let library = library.map_err(|reason| format!("{}: {reason}", path.display()))?;
         let symbols = Symbols { library: &library };
 
-        // SAFETY: this is the function's type, which has never changed.
+        // SAFETY: this is the type of the function, and it has never changed.
         let properties = unsafe { symbols.function::<sys::GetProperties>("nvcompGetProperties") };
         let get = properties
             .map_err(|symbol| format!("{} is not nvCOMP: it has no {symbol}", path.display()))?;
@@ -223,8 +223,8 @@ impl Nvcomp {
                 path.display()
             ));
         }
-        // SAFETY: as above. The function is only for messages: the oldest releases of version 5 may
-        // lack it.
+        // SAFETY: this is the type of the function, and it has never changed. Only error messages use the
+        // function: the oldest releases of version 5 may lack it.
         let status_string =
             unsafe { symbols.function::<sys::GetStatusString>("nvcompGetStatusString") }.ok();
         let functions = |name| Functions {
@@ -241,7 +241,7 @@ impl Nvcomp {
         })
     }
 
-    /// Returns the path by which the library was loaded.
+    /// Returns the path or the name by which the library was loaded.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -260,7 +260,7 @@ struct Symbols<'a> {
 }
 
 impl Symbols<'_> {
-    /// Returns a function. The error is the function's name.
+    /// Returns the function `name`. The error is the function's name if the library lacks it.
     ///
     /// # Safety
     /// `T` is the function's type.
@@ -286,7 +286,7 @@ impl Symbols<'_> {
 
     fn compress(&self, name: &str, version: Version) -> Result<Compress, String> {
         let prefix = format!("nvcompBatched{name}Compress");
-        // SAFETY: as above.
+        // SAFETY: as for `GetTempSize`.
         unsafe {
             Ok(Compress {
                 alignments: self.function(&format!("{prefix}GetRequiredAlignments"))?,
@@ -299,7 +299,7 @@ impl Symbols<'_> {
 
     fn decompress(&self, name: &str, version: Version) -> Result<Decompress, String> {
         let prefix = format!("nvcompBatched{name}Decompress");
-        // SAFETY: as above.
+        // SAFETY: as for `GetTempSize`.
         unsafe {
             Ok(Decompress {
                 alignments: self.function(&format!("{prefix}GetRequiredAlignments"))?,
@@ -310,7 +310,7 @@ impl Symbols<'_> {
     }
 }
 
-/// Returns a description of a status, with nvCOMP's own text if there is one.
+/// Returns a description of a status, with nvCOMP's own text if nvCOMP has one.
 pub(super) fn describe(strings: Option<sys::GetStatusString>, status: sys::Status) -> String {
     if let Some(strings) = strings {
         // SAFETY: the function accepts any number.

@@ -1,9 +1,8 @@
 //! nvCOMP, NVIDIA's library of compressors: loaded at run time, never linked, never required.
 //!
-//! Requirements (alignments, the largest output, temporary memory) are queried from the library
-//! that was loaded. Batches that its documentation forbids are refused here, before anything is
-//! enqueued. The device reports for each chunk whether it was compressed: see
-//! [`CompressBatch::statuses`].
+//! Requirements (alignments, the largest output, temporary memory) are queried from the library that was
+//! loaded. A batch that nvCOMP's documentation forbids is refused here, before anything is enqueued. The
+//! device reports for each chunk whether it was compressed: see [`CompressBatch::statuses`].
 
 mod batch;
 mod load;
@@ -24,14 +23,14 @@ use std::{fmt, ptr};
 /// The format of a compressed chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Zstandard frames. nvCOMP has no compression levels for them.
+    /// Each chunk is a Zstandard frame. nvCOMP has no compression levels for this format.
     Zstd,
-    /// Raw deflate streams.
+    /// Each chunk is a raw deflate stream.
     Deflate {
-        /// 0 to 5: a larger number is slower, and gives smaller streams.
+        /// The algorithm of nvCOMP, 0 to 5: a larger number is slower, and gives smaller streams.
         algorithm: i32,
     },
-    /// LZ4 blocks, without a frame.
+    /// Each chunk is an LZ4 block, without a frame.
     Lz4,
 }
 
@@ -48,8 +47,9 @@ impl fmt::Display for Format {
 impl Format {
     /// Returns the size of the largest chunk that may be compressed, in bytes.
     ///
-    /// For zstd and deflate nvCOMP's headers have two limits: one in the description of a call's
-    /// chunks, and a separate larger one. Exceeding the former is undefined, so the former applies.
+    /// nvCOMP's headers have two limits for zstd and deflate: one in the description of a call's chunks, and
+    /// a separate larger one. A chunk above the smaller limit is undefined behaviour, so the smaller limit
+    /// applies.
     pub(crate) fn largest_chunk(self) -> usize {
         match self {
             Self::Zstd => 16_000_000, // "16 MB"
@@ -58,8 +58,8 @@ impl Format {
         }
     }
 
-    /// Returns the size of the largest chunk that may be decompressed, in bytes. The limit also
-    /// applies to the compressed chunk.
+    /// Returns the size of the largest chunk that may be decompressed, in bytes. The limit applies to the
+    /// chunk before and after decompression.
     pub(crate) fn largest_decompressed(self) -> usize {
         match self {
             Self::Zstd => (1 << 31) - 1,
@@ -69,14 +69,14 @@ impl Format {
 
     fn options(self) -> sys::Options {
         match self {
-            // The data type of LZ4 is bytes, which is 0.
+            // The first option of LZ4 is the data type, and 0 means bytes.
             Self::Zstd | Self::Lz4 => sys::Options::default(),
             Self::Deflate { algorithm } => sys::Options::first(algorithm),
         }
     }
 }
 
-/// The alignments of addresses, in bytes.
+/// The alignments that nvCOMP requires of addresses, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignments {
     /// The alignment of each chunk that is read.
@@ -87,22 +87,22 @@ pub struct Alignments {
     pub(crate) temp: usize,
 }
 
-/// The alignment of device memory, in bytes. A larger alignment is not available.
+/// The alignment of allocations of device memory, in bytes. A larger alignment is not available.
 const LARGEST_ALIGNMENT: usize = 256;
 
-/// The limits of a batch, and the memory that it needs.
+/// The limits of a batch, and the memory that nvCOMP needs for the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirements {
-    /// The largest number of chunks.
+    /// The largest number of chunks in the batch.
     pub(crate) chunks: usize,
-    /// Bytes of the largest chunk, uncompressed.
+    /// The most bytes of an uncompressed chunk.
     pub(crate) max_chunk_bytes: usize,
-    /// Bytes of all chunks, uncompressed.
+    /// The most bytes of all uncompressed chunks together.
     pub(crate) total_bytes: usize,
     pub alignments: Alignments,
-    /// Bytes that each output slot must have. Not always a multiple of the alignment.
+    /// The number of bytes that each output slot must have. It may be no multiple of the alignment.
     pub max_output: usize,
-    /// Bytes of temporary memory.
+    /// The number of bytes of temporary memory.
     pub temp: usize,
 }
 
@@ -126,7 +126,7 @@ impl Nvcomp {
         })
     }
 
-    /// Returns the decompressor of a format. The algorithm of deflate makes no difference.
+    /// Returns the decompressor of a format. For deflate, the algorithm in `format` makes no difference.
     pub(crate) fn decompressor(&self, format: Format) -> Result<Decompressor, String> {
         let functions = *self
             .functions(format)
@@ -162,7 +162,7 @@ impl Nvcomp {
     }
 }
 
-/// The common part of the compressor and the decompressor of a format.
+/// The properties that the compressor and the decompressor of a format have in common.
 #[derive(Clone, Copy, Debug)]
 struct OneDirection {
     version: Version,
@@ -173,7 +173,7 @@ struct OneDirection {
 }
 
 impl OneDirection {
-    /// Returns the error of a failed query.
+    /// Returns the error of a query `what` that failed with `status`.
     fn refused(&self, what: &str, status: sys::Status) -> String {
         let Self {
             version,
@@ -189,7 +189,7 @@ impl OneDirection {
 
     fn alignments(&self, query: sys::GetRequiredAlignments) -> Result<Alignments, String> {
         let mut to = sys::AlignmentRequirements::default();
-        // SAFETY: the options are of this format and direction. The query writes the requirements.
+        // SAFETY: the options are of this format and direction. The query writes the alignments.
         let status = unsafe { query(self.options, &raw mut to) };
         if status != sys::SUCCESS {
             return Err(self.refused("the alignments that it needs", status));
@@ -214,7 +214,7 @@ impl OneDirection {
         })
     }
 
-    /// Checks that nvCOMP accepts chunks of this size, and that the sizes are consistent.
+    /// Checks that nvCOMP accepts chunks of `max_chunk_bytes` bytes, and that the sizes are consistent.
     fn check(
         &self,
         chunks: usize,
@@ -253,8 +253,8 @@ impl OneDirection {
         }
         let (options, mut bytes) = (self.options, 0);
         let result = &raw mut bytes;
-        // SAFETY: the options are of this format and direction. The query writes the bytes. It
-        // enqueues no work in the stream, which is the default one.
+        // SAFETY: the options are of this format and direction. The query writes the number of bytes. It
+        // enqueues no work in the stream, which is the default stream.
         let status = unsafe {
             match query {
                 TempSize::Five(query) => {
@@ -285,7 +285,7 @@ impl OneDirection {
     }
 }
 
-/// Compresses batches of chunks of a format.
+/// nvCOMP's compressor of a format, which compresses batches of chunks.
 #[derive(Clone, Copy, Debug)]
 pub struct Compressor {
     library: OneDirection,
@@ -298,8 +298,8 @@ impl Compressor {
         self.alignments
     }
 
-    /// Returns the bytes that an output slot must have for a chunk of up to `max_chunk_bytes`. No
-    /// device is needed.
+    /// Returns the number of bytes that an output slot must have for a chunk of up to `max_chunk_bytes`
+    /// bytes. The query needs no device.
     ///
     /// # Errors
     /// Chunks of this size cannot be compressed.
@@ -318,12 +318,12 @@ impl Compressor {
         Ok(bytes)
     }
 
-    /// Returns the requirements of a batch of up to `chunks` chunks. Each chunk has at most
-    /// `max_chunk_bytes` bytes, and all chunks together have at most `total_bytes`. The device's
-    /// context must be current, because the temporary memory depends on the device.
+    /// Returns the requirements of a batch of up to `chunks` chunks. Each chunk has at most `max_chunk_bytes`
+    /// bytes, and all chunks together have at most `total_bytes` bytes. The device's context is current on
+    /// this thread, because the temporary memory depends on the device.
     ///
     /// # Errors
-    /// No such batch is possible, or nvCOMP does not tell. For zstd it does not without a device.
+    /// nvCOMP forbids such a batch, or does not answer. For zstd it does not answer without a device.
     pub(crate) fn requirements(
         &self,
         chunks: usize,
@@ -349,8 +349,8 @@ impl Compressor {
     }
 }
 
-/// Decompresses batches of chunks of a format. Only for trusted data: on corrupt input nvCOMP's
-/// decompressors hang, fault, or write arbitrary bytes within the outputs.
+/// nvCOMP's decompressor of a format, which decompresses batches of chunks. It is only for trusted data: on
+/// corrupt input nvCOMP's decompressors hang, fault, or write arbitrary bytes within the outputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decompressor {
     library: OneDirection,
@@ -363,8 +363,8 @@ impl Decompressor {
         self.alignments
     }
 
-    /// Returns the requirements of a batch like [`Compressor::requirements`]. The sizes are those
-    /// after decompression. Each output slot has at most `max_chunk_bytes` bytes.
+    /// Returns the requirements of a batch like [`Compressor::requirements`]. The sizes count decompressed
+    /// bytes. Each output slot has at most `max_chunk_bytes` bytes.
     pub(crate) fn requirements(
         &self,
         chunks: usize,

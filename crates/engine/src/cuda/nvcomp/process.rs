@@ -1,4 +1,5 @@
-//! The nvCOMP libraries of this process. Each is loaded once, at the first request for it.
+//! The nvCOMP libraries that this process has loaded. Each library is loaded once, at the first request for
+//! it.
 
 use super::{Nvcomp, Search};
 use std::{
@@ -9,13 +10,13 @@ use std::{
 
 type Loaded = Result<Arc<Nvcomp>, String>;
 
-/// The results of loading, by the file that the options name.
+/// The result of each load, by the file that the options name; the key `None` is for a search.
 static LOADED: Mutex<Option<HashMap<Option<PathBuf>, Loaded>>> = Mutex::new(None);
 
-/// Returns the library `file`, or without a file the library that a [search](Search::new) finds.
+/// Returns the library `file`. If `file` is `None`, returns the library that a [search](Search::new) finds.
 ///
 /// # Errors
-/// The error of [`Search::load`]. It is kept, and later calls do not search again.
+/// The errors are those of [`Search::load`]. An error is kept, so that later calls do not search again.
 pub fn of_process(file: Option<&Path>) -> Loaded {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let loaded = loaded.get_or_insert_default();

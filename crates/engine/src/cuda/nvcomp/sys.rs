@@ -5,20 +5,20 @@
 
 use std::ffi::{c_char, c_void};
 
-/// 0 is success.
+/// The status that a function of nvCOMP returns; 0 is success.
 pub(super) type Status = i32;
 
 pub(super) const SUCCESS: Status = 0;
 
-/// The CUDA runtime failed, for example because there is no device.
+/// The status after a failure of the CUDA runtime, for example because there is no device.
 pub(super) const CUDA_ERROR: Status = 1000;
 
-/// A handle of a stream, which is the same for the CUDA driver and the CUDA runtime.
+/// The handle of a stream, which is the same for the CUDA driver and the CUDA runtime.
 pub(super) type Stream = *mut c_void;
 
-/// The options of any format and direction. In C, each has a type of its own, of 64 bytes. If a
-/// type has any options, the first one is an `int`. Unset options are zero. The options are passed
-/// by value. At this size that is in memory, where the alignment of the C type (1 or 4) makes no
+/// The options of any format and direction. In C, each format and direction has a separate type of 64 bytes.
+/// If a type has any options, the first one is an `int`. Unset options are zero. The options are passed by
+/// value. At this size they are passed in memory, where the alignment of the C type (1 or 4) makes no
 /// difference.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -34,14 +34,14 @@ impl Options {
     }
 }
 
-/// The first option of every decompressor: decompress with kernels, not with the hardware's
-/// decompression engine. The engine needs memory that is allocated for it, and reports no errors.
+/// The value of the first option of every decompressor that selects kernels, and not the decompression engine
+/// of the hardware. The engine needs memory that is allocated for it, and reports no errors.
 pub(super) const BACKEND_CUDA: i32 = 2;
 
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Properties {
-    /// 1000 × major + 100 × minor + patch.
+    /// The version as 1000 × major + 100 × minor + patch.
     pub(super) version: u32,
     pub(super) cudart_version: u32,
 }
@@ -65,12 +65,12 @@ pub(super) type GetStatusString = unsafe extern "C" fn(Status) -> *const c_char;
 pub(super) type GetRequiredAlignments =
     unsafe extern "C" fn(Options, *mut AlignmentRequirements) -> Status;
 
-/// The arguments: number of chunks, bytes of the largest chunk, options, result, bytes of all
-/// chunks.
+/// A query of the temporary memory, in version 5. The arguments are the number of chunks, the bytes of the
+/// largest chunk, the options, the result, and the bytes of all chunks.
 pub(super) type GetTempSize5 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
 
-/// The arguments: those of [`GetTempSize5`], then a stream.
+/// The same query in version 6. The arguments are those of [`GetTempSize5`], then a stream.
 pub(super) type GetTempSize6 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
 

@@ -1,4 +1,4 @@
-//! Pinned memory that applications fill and stores read.
+//! Inputs and outputs of a stream: pinned memory that applications fill, and that stores read.
 
 use std::any::Any;
 use std::fmt;
@@ -17,25 +17,25 @@ use crate::cuda::copiers::Copy;
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
 use crate::cuda::lane::Running;
 
-/// The fill value was copied to the device, and pinned memory can be written again.
+/// The synchronisation after which the fill value is on the device, and pinned memory can be written again.
 const PADDED: Site = Site("synchronise: an input is on the device before it is written again");
-/// The bytes that only the device had are in pinned memory.
+/// The synchronisation after which the bytes that only the device had are in pinned memory.
 const BROUGHT_BACK: Site = Site("synchronise: bytes of an input before the host encodes them");
 
-/// The slices of a batch: in pinned memory, or on the device if an application handed them over
+/// The slices of a batch. They are in pinned memory, or on the device if an application handed them over
 /// there.
 pub(super) struct CudaInput {
     pub(super) shared: Arc<StreamLane>,
-    /// The memory of this input, until this is dropped.
+    /// The memory of this input; `None` after the drop has returned it to the stream.
     memory: Option<InputMemory>,
     region: Region,
     raw: Region,
-    /// Bytes of the batch that only the device has.
+    /// The ranges of the batch's bytes that only the device has.
     on_device: Ranges,
-    /// Bytes of the batch that reductions on the device read. The device has these bytes, and they
-    /// do not change any more.
+    /// The ranges of the batch's bytes that reductions on the device read. The device has these bytes, and
+    /// they do not change any more.
     read: Ranges,
-    /// The reductions that read them.
+    /// The reductions that read bytes of this input.
     readings: Vec<Reading>,
 }
 
@@ -61,11 +61,11 @@ impl Drop for CudaInput {
     }
 }
 
-/// Returns the copies of padded slices at `from`, from byte `at` of them without padding on, to
-/// `bytes`.
+/// Returns copies to `bytes` of slices without their padding. The padded slices are at `from`. The copies
+/// begin with the byte `at`, counted without padding.
 ///
 /// # Safety
-/// The slices can be read, and nothing writes them, for as long as the copies are used.
+/// For as long as the copies are used, the slices can be read, and nothing writes them.
 pub(super) unsafe fn unpadded<'c>(
     padding: &Padding,
     from: *const u8,
@@ -75,7 +75,7 @@ pub(super) unsafe fn unpadded<'c>(
     let to = bytes.as_mut_ptr();
     let pieces = padding.pieces(at, bytes.len());
     let copies = pieces.iter().map(|piece| {
-        // SAFETY: the caller's contract, and the rows' places in `bytes` are those of the pieces.
+        // SAFETY: this function has the same requirements, which its caller keeps. The places of the rows in `bytes` are those of the pieces.
         unsafe {
             Copy::strided(
                 (from.add(piece.to), &piece.to_strides),
@@ -89,7 +89,7 @@ pub(super) unsafe fn unpadded<'c>(
 }
 
 impl CudaInput {
-    /// Takes a free input, if there is one.
+    /// Takes a free input of the stream; `None` if none is free.
     pub(super) fn take(shared: &Arc<StreamLane>) -> Option<Self> {
         let mut memory = shared.take_input()?;
         let number = memory.number;
@@ -104,7 +104,7 @@ impl CudaInput {
         };
         if !memory.filled {
             input.declare(input.region, Access::Write);
-            // SAFETY: the region, which nothing else uses: the input was free.
+            // SAFETY: nothing else uses the region, since the input was free.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
             let copiers = shared.devices.copiers_of(shared.device());
@@ -120,13 +120,13 @@ impl CudaInput {
         self.shared.input(self.region)
     }
 
-    /// Returns the regions of the input in the lane: in pinned memory, and on the device.
+    /// Returns the regions of the input in the memory of the lane: in pinned memory, and on the device.
     pub(super) fn regions(&self) -> (Region, Region) {
         (self.region, self.raw)
     }
 
-    /// Tells the driver that the host is about to use a region. If the lane is unusable, this is
-    /// left out: the host may use pinned memory all the same.
+    /// Tells the driver that the host is about to use a region. If the lane is unusable, the driver is not
+    /// told, because the host may use pinned memory nevertheless.
     fn declare(&self, region: Region, access: Access) {
         // Try a second time: the first failure may be transient.
         if let Ok((_entered, lane)) = self.shared.enter().or_else(|_| self.shared.enter())
@@ -136,8 +136,8 @@ impl CudaInput {
         }
     }
 
-    /// Returns the ranges of the padded bytes that come from the host, in the first `epochs`
-    /// epochs.
+    /// Returns the ranges of the padded bytes, in the first `epochs` epochs, that have to be copied from the
+    /// host.
     pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
         if self.on_device.is_empty() && self.read.is_empty() {
@@ -147,7 +147,7 @@ impl CudaInput {
         gaps.iter().map(|gap| padding.around(gap)).collect()
     }
 
-    /// Returns the ranges of the batch's bytes `whole` that the device does not have.
+    /// Returns the ranges of the batch's bytes within `whole` that the device does not have.
     fn not_there(&self, whole: Range<usize>) -> Vec<Range<usize>> {
         let mut there = self.on_device.clone();
         for range in self.read.iter() {
@@ -156,8 +156,8 @@ impl CudaInput {
         there.gaps(whole)
     }
 
-    /// Ensures that the device has `slices` of the batch, as soon as everything in the stream `up` is
-    /// complete. They do not change any more. Returns where they are, with their padding.
+    /// Ensures that the device has `slices` of the batch when everything in the stream `up` is complete.
+    /// These slices do not change any more. Returns the slices' place on the device, with their padding.
     pub(super) fn put_on_device(
         &mut self,
         lane: Running<'_>,
@@ -190,17 +190,18 @@ impl CudaInput {
         &self.readings
     }
 
-    /// The answer of the batch waited for all reductions, and the host for the answer.
+    /// Forgets the reductions that read this input: the answer of the batch waited for all of them, and the
+    /// host for the answer.
     pub(super) fn was_read(&mut self) {
         self.readings.clear();
     }
 
-    /// Notes that only the device has these bytes of the batch.
+    /// Notes that only the device has the bytes `bytes` of the batch.
     pub(super) fn made_on_device(&mut self, bytes: Range<usize>) {
         self.on_device.insert(bytes);
     }
 
-    /// Checks that no reduction reads these bytes.
+    /// Checks that no reduction reads the bytes `range`.
     pub(super) fn check_unread(&self, range: &Range<usize>) -> Result<(), EngineError> {
         let read = |other: &Range<usize>| other.start < range.end && range.start < other.end;
         if self.read.iter().any(read) {
@@ -209,7 +210,7 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Returns whether the device has bytes that the host does not.
+    /// Returns whether the device has bytes of the batch that the host does not have.
     pub(super) fn is_partly_on_device(&self) -> bool {
         !self.on_device.is_empty()
     }
@@ -217,7 +218,7 @@ impl CudaInput {
     /// Copies the bytes that only the device has to pinned memory.
     ///
     /// # Errors
-    /// The driver's; the bytes then are still only on the device.
+    /// The error of the driver. Then the bytes are still only on the device.
     pub(super) fn bring_back(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
         if self.on_device.is_empty() {
             return Ok(());
@@ -234,20 +235,20 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Returns the padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the
-    /// device writes them in [`bring_back`](Self::bring_back) alone.
+    /// Returns the padded slices of the first `epochs` epochs. Nothing writes them during the borrow: the
+    /// device writes them only in [`bring_back`](Self::bring_back).
     pub(super) fn bytes(&self, epochs: usize) -> &[u8] {
         let len = epochs
             * self.shared.job.grid.epoch_slices()
             * self.shared.sizing.padding.padded_slice();
         let region = self.region.part(0..len);
         self.declare(region, Access::Read);
-        // SAFETY: a part of the region, all of which was written when it was first taken. Only the
-        // owner of the input writes it, by `&mut self`, which `&self` excludes.
+        // SAFETY: the slices are a part of the region, all of which was written when it was first taken. Only
+        // the owner of the input writes it, through `&mut self`, which `&self` excludes.
         unsafe { std::slice::from_raw_parts(self.address(), region.len) }
     }
 
-    /// Checks that `len` bytes at `at` are in the batch.
+    /// Checks that `len` bytes at `at` are in the batch, and returns their range.
     pub(super) fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
         let job = &self.shared.job;
         match at.checked_add(len) {
@@ -256,7 +257,7 @@ impl CudaInput {
         }
     }
 
-    /// Ensures that the device has the fill value in the padding.
+    /// Ensures that the padding of the slices on the device holds the fill value.
     pub(super) fn pad_on_device(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
         let padded = self.memory.as_ref().is_none_or(|m| m.padded_on_device);
         if padded || !self.shared.sizing.padding.exists() {
@@ -288,8 +289,8 @@ impl BatchInput for CudaInput {
         let copies: Vec<_> = pieces
             .iter()
             .map(|piece| {
-                // SAFETY: the rows are in `bytes`, and their places in the region, by the check
-                // above; this input alone has its memory.
+                // SAFETY: the rows are in `bytes`, and their places are in the region, by the check above.
+                // Only this input uses its memory.
                 unsafe {
                     Copy::strided(
                         (bytes.as_ptr().add(piece.from), &piece.from_strides),
@@ -320,8 +321,8 @@ impl BatchInput for CudaInput {
         let padding = &shared.sizing.padding;
         self.declare(self.region.part(padding.around(&range)), Access::Read);
         let from = self.address().cast_const();
-        // SAFETY: the rows are in the region, by the check above. All of the region was written, and
-        // this input alone has its memory.
+        // SAFETY: the rows are in the region, by the check above. All of the region was written, and only
+        // this input uses its memory.
         let copies = unsafe { unpadded(padding, from, at, bytes) };
         shared
             .devices
@@ -346,7 +347,7 @@ impl BatchInput for CudaInput {
         }
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
-        // SAFETY: the caller's contract.
+        // SAFETY: this function has the same requirements, which its caller keeps.
         let captured = unsafe { lane.driver.is_captured(bytes.stream) };
         if shared.device().watch(captured)? {
             return Err(EngineError::Unsuitable(
@@ -354,7 +355,7 @@ impl BatchInput for CudaInput {
             ));
         }
         let put = self.pad_on_device(lane).and_then(|()| {
-            // SAFETY: the caller's contract.
+            // SAFETY: this function has the same requirements, which its caller keeps.
             unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }
         });
         let put = shared.device().watch(put);
@@ -377,10 +378,10 @@ impl BatchInput for CudaInput {
     }
 }
 
-/// An encoded batch, in memory of the stream.
+/// The output of a stream: an encoded batch, in memory of the stream.
 pub(super) struct CudaOutput {
     shared: Arc<StreamLane>,
-    /// The memory of this output, until this is dropped.
+    /// The memory of this output; `None` after the drop has returned it to the stream.
     memory: Option<OutputMemory>,
     len: usize,
 }
@@ -394,17 +395,17 @@ impl fmt::Debug for CudaOutput {
 }
 
 impl CudaOutput {
-    /// Takes memory for an encoded batch. Blocks until some is free. All of it is initialised.
+    /// Takes memory for an encoded batch. Blocks until an output is free. All of the memory is initialised.
     ///
     /// # Errors
-    /// No memory will ever be free, or the stream was given up.
+    /// No output will ever be free, or the lane of the stream is not used any more.
     pub(super) fn take(shared: &Arc<StreamLane>) -> Result<Self, EngineError> {
         let mut memory = shared.take_output()?;
         if let OutputMemory::Pinned { region, written } = &mut memory
             && !std::mem::replace(written, true)
         {
             let to = shared.output(*region);
-            // SAFETY: the region, which nothing else uses, and which no device was told to write.
+            // SAFETY: nothing else uses the region, and no device was told to write it.
             unsafe { to.write_bytes(0, region.len) };
         }
         Ok(Self {
@@ -414,7 +415,7 @@ impl CudaOutput {
         })
     }
 
-    /// Returns the region of the output in the lane, if it is pinned.
+    /// Returns the region of the output in the lane; `None` if the output is pageable memory.
     pub(super) fn region(&self) -> Option<Region> {
         match self.memory {
             Some(OutputMemory::Pinned { region, .. }) => Some(region),
@@ -427,13 +428,13 @@ impl CudaOutput {
         self.len = self.len.min(len);
     }
 
-    /// Returns the number of bytes of the output: all that it has room for, until it is
+    /// Returns the number of bytes of the output: all bytes of its memory, until the output is
     /// [truncated](Self::truncate).
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Replaces pinned memory that a broken device may still be writing.
+    /// Replaces pinned memory that a broken device may still be writing by pageable memory.
     pub(super) fn replace(&mut self) -> Result<(), EngineError> {
         if let Some(memory) = self.memory.take() {
             self.memory = Some(self.shared.replace_output(memory)?);
@@ -454,9 +455,9 @@ impl AsRef<[u8]> for CudaOutput {
         match &self.memory {
             None => &[],
             Some(OutputMemory::Pageable(bytes)) => &bytes[..self.len],
-            // SAFETY: the first bytes of the region, all of which was written at some time. Nothing
-            // else uses it. All writes of the device were synchronised with before the batch was
-            // given out.
+            // SAFETY: the bytes are the first of the region, all of which was written at some time. Nothing
+            // else uses it. The host has synchronised with all writes of the device before the batch was
+            // given to the application.
             Some(OutputMemory::Pinned { .. }) => unsafe {
                 std::slice::from_raw_parts(self.address(), self.len)
             },
@@ -470,7 +471,7 @@ impl AsMut<[u8]> for CudaOutput {
         match &mut self.memory {
             None => &mut [],
             Some(OutputMemory::Pageable(bytes)) => &mut bytes[..len],
-            // SAFETY: as above.
+            // SAFETY: as for the shared slice. `&mut self` excludes other uses.
             Some(OutputMemory::Pinned { .. }) => unsafe {
                 std::slice::from_raw_parts_mut(address, len)
             },
@@ -487,8 +488,8 @@ impl Drop for CudaOutput {
 }
 
 impl BatchOutput for CudaOutput {
-    /// All outputs are scarce. Memory that replaces pinned memory after a device was lost is
-    /// counted like it.
+    /// All outputs are scarce. Pageable memory that replaces pinned memory after a device was lost counts as
+    /// scarce, too.
     fn is_scarce(&self) -> bool {
         true
     }

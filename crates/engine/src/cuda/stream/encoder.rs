@@ -1,4 +1,4 @@
-//! Batches of a stream, encoded on a device.
+//! Encodes batches of a stream on a device.
 //!
 //! ```text
 //! for each batch
@@ -17,10 +17,10 @@
 //!         small parts -> to their places          by the host, on this thread
 //! ```
 //!
-//! Up to three batches are between `submit` and `complete` at once. Bytes that an application has
-//! on the device are copied into the padded slices when they are handed over, by the application's
-//! thread. Slices that are reduced from those of another stream, the level above, are made there by
-//! the same thread: in the stream `up`, after which `UPLOADED` orders them like copies.
+//! Up to three batches are between `submit` and `complete` at once. Bytes that an application has on the
+//! device are copied into the padded slices when they are handed over, by the application's thread. The same
+//! thread makes slices that are reduced from those of another stream, the level above. Reductions run in the
+//! stream `up`, after which `UPLOADED` orders them like copies.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -55,17 +55,18 @@ use crate::cuda::lane::Events;
 use crate::cuda::session::{FreeEvents, Session};
 use crate::layout::BatchGrid;
 
-/// The error of an input that is not of this stream.
+/// The error for an input that belongs to another stream.
 const ANOTHER: &str = "an input of another stream";
 
-/// A batch that was submitted.
+/// A batch that was submitted, and is not complete.
 #[derive(Debug)]
 struct UnderWay {
-    /// `None` if the input is not of this stream.
+    /// The input of the batch; `None` if the submitted input belongs to another stream.
     input: Option<Box<CudaInput>>,
     batch: Arc<BatchGrid>,
     enqueued: Result<Enqueued, EngineError>,
-    /// Whether the batch is handed back, to be submitted again, since an earlier batch has failed.
+    /// Whether the batch is handed back to the caller, which submits it again, since an earlier batch has
+    /// failed.
     handed_back: bool,
 }
 
@@ -74,9 +75,9 @@ struct UnderWay {
 pub(super) struct CudaEncoder {
     shared: Arc<StreamLane>,
     under_way: VecDeque<UnderWay>,
-    /// The numbers of the buffers that no batch has.
+    /// The numbers of the buffers that no batch uses.
     flights: Vec<usize>,
-    /// The free events.
+    /// The events of the lane that nothing uses.
     free: Events,
 }
 
@@ -90,7 +91,7 @@ impl CudaEncoder {
         }
     }
 
-    /// Runs `work` in the lane.
+    /// Runs `work` in the lane of the stream.
     fn in_lane<T>(
         &mut self,
         work: impl FnOnce(&Session<'_>) -> Result<T, EngineError>,
@@ -108,7 +109,7 @@ impl CudaEncoder {
         let result = work(&session);
         self.free = session.events.into_free();
         if let Err(EngineError::Device(error)) = &result {
-            // If the error means that the device is broken, `watch` quarantines it.
+            // If the error means that the device is broken, `watch` quarantines the device.
             let _ = shared.device().watch::<()>(Err(error.clone()));
         }
         drop(entered);
@@ -127,8 +128,8 @@ impl CudaEncoder {
         enqueued
     }
 
-    /// Drains the lane after a failure, and gives back the buffers `flight`. Events that no
-    /// submitted batch uses become free.
+    /// Drains the lane after a failure, and makes the buffers `flight` free. Events that no submitted batch
+    /// uses become free, too.
     fn after_fault(&mut self, flight: Option<usize>) {
         self.shared.drain();
         self.flights.extend(flight);
@@ -141,8 +142,8 @@ impl CudaEncoder {
         self.free.retain(|event| !known.contains(&event));
     }
 
-    /// Marks all later batches to be handed back after a batch that has failed. So all batches are
-    /// encoded in order, and none has an output for which an earlier one waits.
+    /// Marks all batches behind the failed one to be handed back. So all batches are encoded in order, and no
+    /// later batch holds an output for which an earlier batch waits.
     fn hand_back(&mut self, error: &EngineError) {
         let mut flights = Vec::new();
         for behind in &mut self.under_way {
@@ -163,7 +164,7 @@ impl CudaEncoder {
         }
     }
 
-    /// Encodes a batch on the host after the device has failed on it, if there is a fallback. No
+    /// Encodes a batch on the host after the device has failed on it, if the stream has a fallback. No
     /// operation of the batch is in flight.
     fn fall_back(
         &mut self,
@@ -192,7 +193,7 @@ impl CudaEncoder {
         }
     }
 
-    /// Ensures that the host has all bytes of the input. After `error`, this may be impossible.
+    /// Ensures that the host has all bytes of the input. After the failure `error`, this may be impossible.
     fn bring_back(
         &mut self,
         input: &mut CudaInput,
@@ -314,7 +315,7 @@ impl CudaEncoder {
     }
 }
 
-/// The input to hand back with the error if the submitted input is not of this stream.
+/// Stands for the input that is handed back with the error if the submitted input belongs to another stream.
 #[derive(Debug)]
 struct NoInput;
 

@@ -11,14 +11,14 @@ use crate::cuda::session::{Session, Timed};
 use crate::cuda::sizing::BatchRegions;
 use crate::layout::{Batch, BatchGrid};
 
-/// A slab is on the device.
+/// The record of the event after which a slab is on the device.
 const UPLOADED: Site = Site("record: a slab of a stream was copied to the device");
 const UPLOADED_WAIT: Site = Site("wait: scatter for its slab of a stream");
 
 /// A batch that was enqueued in the streams.
 #[derive(Debug)]
 pub(super) struct Enqueued {
-    /// The number of its buffers.
+    /// The number of the batch's buffers.
     pub(super) flight: usize,
     pub(super) answered: EventId,
     pub(super) timed: Vec<Timed>,
@@ -31,7 +31,7 @@ impl Enqueued {
     }
 }
 
-/// Enqueues a batch, up to the copy of its offsets.
+/// Enqueues all steps of a batch, up to the copy of its offsets.
 pub(super) fn enqueue(
     session: &Session<'_>,
     shared: &StreamLane,
@@ -60,7 +60,7 @@ pub(super) fn enqueue(
     })
 }
 
-/// Copies a batch to the device and scatters it, one slab after the other. Adds the stages to
+/// Enqueues the copies of a batch to the device and its scatter, one slab after the other. Adds the stages to
 /// `timed`.
 fn scatter(
     session: &Session<'_>,
@@ -83,7 +83,7 @@ fn scatter(
     let (_, stream) = session.workspace(regions);
     let mut end = 0;
     for slab in &*encoding.slabs(session, &whole)? {
-        // Slabs follow one another in C order.
+        // The slabs of a batch follow one another in C order.
         let bytes = end..end + slab.slab.len() * grid.element_size();
         end = bytes.end;
         session.run(lane.up, TimedStage::ToDevice, timed, || {
@@ -102,7 +102,7 @@ fn scatter(
     Ok(())
 }
 
-/// Returns the parts of `ranges` that are in `whole`.
+/// Returns the parts of `ranges` that are within `whole`.
 fn within(ranges: &[Range<usize>], whole: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let parts = ranges
         .iter()

@@ -1,4 +1,4 @@
-//! Fetches a batch from its lane: the part of `encoder` that completes.
+//! Copies a batch from its lane to the output: the part of `encoder` that completes.
 
 use std::ops::Range;
 
@@ -16,13 +16,13 @@ use crate::cuda::sizing::BatchRegions;
 use crate::layout::BatchGrid;
 use crate::subchunk::encode::encode_subchunk;
 
-/// The device's answer about a batch is in pinned memory.
+/// The synchronisation after which the device's answer about a batch is in pinned memory.
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch");
-/// The batch is in its output.
+/// The record of the event after which the dense bytes of a batch are in its output.
 const FETCHED: Site = Site("record: a batch of a stream was copied from the device");
 const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is read");
 
-/// Copies an encoded batch to its output.
+/// Copies an encoded batch from the device to its output.
 pub(super) fn fetch(
     session: &Session<'_>,
     shared: &StreamLane,
@@ -75,8 +75,8 @@ pub(super) fn fetch(
     Ok(layout)
 }
 
-/// Encodes on the host the subchunks on which the compressor failed. Returns them in ascending
-/// order.
+/// Encodes on the host the subchunks on which the compressor failed. Returns the encoded subchunks in
+/// ascending order of their numbers.
 fn encode_failed(
     session: &Session<'_>,
     shared: &StreamLane,
@@ -110,12 +110,12 @@ fn encode_failed(
     Ok(encoded)
 }
 
-/// Returns a span of pinned memory for bytes of an output in `region`.
+/// Returns the span of pinned memory of the bytes `bytes` of an output in `region`.
 fn pinned(session: &Session<'_>, region: Region, bytes: Range<usize>) -> PinnedSpan {
     session.lane.pinned_out(region.part(bytes))
 }
 
-/// Copies a batch to its output, and waits for it.
+/// Copies a batch from the device to its output, and waits until the copies are complete.
 fn copy_to(
     session: &Session<'_>,
     regions: &BatchRegions,

@@ -1,4 +1,4 @@
-//! Bytes that an application has on the device.
+//! Copies bytes that an application has on the device into a batch.
 
 use std::sync::Arc;
 
@@ -11,20 +11,22 @@ use crate::cuda::driver::{DeviceSpan, DriverError, EventId, Rows, RowsShape, Sit
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
-/// Everything that the application has enqueued in its stream so far is complete.
+/// The record of the event after which everything that the application has enqueued in its stream so far is
+/// complete.
 const MADE: Site = Site("record: the application has made its bytes");
 const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
-/// The application's bytes were read.
+/// The record of the event after which the application's bytes were read.
 const TAKEN: Site = Site("record: an application's bytes were copied");
 const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
 
-/// Copies an application's bytes to `at` of the batch whose padded slices are in `raw`.
+/// Enqueues copies of an application's bytes to the offset `at` of the batch whose padded slices are in
+/// `raw`.
 ///
 /// # Safety
 /// The requirements of [`DeviceBytes`].
 ///
 /// # Errors
-/// The driver's; some of the copies may then be in flight.
+/// The error of the driver. Then some of the copies may be in flight.
 pub(super) unsafe fn read_from_device(
     shared: &Arc<StreamLane>,
     lane: Running<'_>,
@@ -40,7 +42,7 @@ pub(super) unsafe fn read_from_device(
     };
     let event = reusable.event;
     reusable.handle = lane.driver.event_handle(event)?;
-    // SAFETY: the caller's contract.
+    // SAFETY: this function has the same requirements, which its caller keeps.
     unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
     lane.driver.wait(lane.up, event, MADE_WAIT)?;
     let largest = lane.driver.device().largest_pitch;
@@ -49,8 +51,8 @@ pub(super) unsafe fn read_from_device(
         let RowsCopy { shape, from, to } = copy;
         let to = rows(to, lane.device(raw), shape);
         let from = rows(from, given, shape);
-        // SAFETY: the lane's region, and bytes of the application, which keeps off them until the
-        // event below has happened.
+        // SAFETY: the copies write the lane's region, and read bytes of the application, which does not write
+        // these bytes until the event below has happened.
         unsafe {
             if (shape.planes, shape.rows) == (1, 1) {
                 lane.driver.copy(lane.up, from.span, to.span)?;
@@ -63,7 +65,7 @@ pub(super) unsafe fn read_from_device(
     Ok(reusable)
 }
 
-/// Rows within `span`.
+/// Returns the rows at `place` within `span`.
 fn rows(place: RowsPlace, span: DeviceSpan, shape: RowsShape) -> Rows {
     let bytes = place.bytes(shape);
     Rows {
@@ -73,12 +75,12 @@ fn rows(place: RowsPlace, span: DeviceSpan, shape: RowsShape) -> Rows {
     }
 }
 
-/// An event for which an application waits.
+/// An event for which an application waits before it writes its bytes again.
 #[derive(Debug)]
 pub(super) struct CudaReusable {
     shared: Arc<StreamLane>,
     event: EventId,
-    /// The driver's handle of the event.
+    /// The CUDA driver's handle of the event.
     handle: u64,
 }
 

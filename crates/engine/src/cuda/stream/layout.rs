@@ -1,4 +1,4 @@
-//! Where the subchunks of a batch go, by the device's answer.
+//! Computes the places of a batch's subchunks in the output from the device's answer.
 
 use std::ops::Range;
 
@@ -9,41 +9,40 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::session::Session;
 use crate::layout::BatchGrid;
 
-/// Where a batch goes.
+/// The layout of an encoded batch in its output.
 pub(super) struct Layout {
     pub(super) parts: Vec<EncodedPart>,
-    /// The copies to make: a range of the dense bytes, and where it goes in the output.
+    /// The copies to make: each is a range of the dense bytes, and its place in the output.
     pub(super) copies: Vec<(Range<usize>, usize)>,
-    /// The subchunks that the host has encoded: the number of each, and where it goes in the
-    /// output.
+    /// The subchunks that the host has encoded: the number of each subchunk, and its place in the output.
     pub(super) on_host: Vec<(usize, usize)>,
-    /// Bytes of the output.
+    /// The number of bytes of the output.
     pub(super) len: usize,
 }
 
-/// One copy from the device, of parts that lie next to each other there.
+/// One copy from the device, of parts that lie next to each other in the dense bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Transfer<'a> {
-    /// The dense bytes.
+    /// The range of the dense bytes that is copied.
     pub(super) from: Range<usize>,
-    /// Where they go in the output at first: they end where the last part ends.
+    /// The first place of these bytes in the output. They end where the last part ends.
     pub(super) to: usize,
-    /// The parts. No part lies behind its bytes in the transfer.
+    /// The range and the place of each part. The place of no part is behind the part's bytes in the transfer.
     pub(super) parts: &'a [(Range<usize>, usize)],
 }
 
 impl Transfer<'_> {
-    /// Returns the bytes of the output that the parts take, with the room between them.
+    /// Returns the range of the output from the first part to the last, with the room between parts.
     pub(super) fn place(&self) -> Range<usize> {
         let first = self.parts.first().map_or(self.to, |(_, to)| *to);
         first..self.to + self.from.len()
     }
 
-    /// Moves the parts to their places.
+    /// Moves the parts from the transfer's bytes in `output` to the parts' places.
     pub(super) fn spread(&self, output: &mut [u8]) {
         let mut at = self.to;
         for (from, to) in self.parts {
-            // Nothing is overwritten before it is moved: all bytes move to the front, in order.
+            // Nothing is overwritten before it is moved: all bytes are moved towards the front, in order.
             if at != *to {
                 output.copy_within(at..at + from.len(), *to);
             }
@@ -52,8 +51,8 @@ impl Transfer<'_> {
     }
 }
 
-/// Divides `copies`, in their order, into few transfers. Neighbours of at most `small` bytes each
-/// are one transfer.
+/// Divides `copies`, in their order, into few transfers. Neighbours of at most `small` bytes each are copied
+/// in one transfer.
 pub(super) fn transfers(copies: &[(Range<usize>, usize)], small: usize) -> Vec<Transfer<'_>> {
     let are_one = |(a, _): &(Range<usize>, usize), (b, _): &(Range<usize>, usize)| {
         a.len() <= small && b.len() <= small && a.end == b.start
@@ -72,11 +71,10 @@ pub(super) fn transfers(copies: &[(Range<usize>, usize)], small: usize) -> Vec<T
 }
 
 impl Layout {
-    /// Computes where everything goes. `on_host` returns the length of a subchunk that the host has
-    /// encoded.
+    /// Computes the layout of a batch. `on_host` returns the length of a subchunk that the host has encoded.
     ///
     /// # Errors
-    /// The answer is impossible.
+    /// The device's answer is impossible.
     pub(super) fn new(
         session: &Session<'_>,
         shared: &StreamLane,
@@ -139,8 +137,8 @@ impl Layout {
     }
 }
 
-/// Returns the number of the subchunk in a place of a shard, in C order of the batch. `None` if the
-/// shard has no subchunk in that place.
+/// Returns the number of the subchunk at `place` of a shard, in C order of the batch. `None` if the shard has
+/// no subchunk in that place.
 fn subchunk(
     mut place: usize,
     per_shard: &[usize],

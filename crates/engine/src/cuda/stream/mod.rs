@@ -1,8 +1,8 @@
 //! Streams of slices, encoded on a device, in batches of epochs.
 //!
-//! A stream has a lane of its own, for as long as anything of the stream is in use. It may run for
-//! hours, and would take a lane from the pool for that time. The lane is allocated when the stream
-//! is made.
+//! A stream has its own lane, for as long as anything of the stream is in use. A stream may run for hours,
+//! and would otherwise take a lane from the pool for that time. The lane is allocated when the stream is
+//! created.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -54,10 +54,10 @@ pub(crate) struct CudaStream {
 }
 
 impl CudaEngine {
-    /// Returns the memory that a stream takes: the numbers by which it is allocated.
+    /// Returns the bytes of memory that a stream takes, computed as for its allocation.
     ///
     /// # Errors
-    /// No device can run the stream, or none within its budget; the reason, and what would help.
+    /// No device can run the stream, or none can within its budget. The error has the reason, and the remedy.
     /// Fewer epochs take less memory.
     pub fn stream_estimate(&self, job: &StreamJob) -> Result<BufferBytes, EngineError> {
         let (_, sizing) = self.plan_stream(job)?;
@@ -66,8 +66,8 @@ impl CudaEngine {
         Ok(sizing.estimate())
     }
 
-    /// Makes a stream, with all of its memory. A batch that fails on the device goes to `fallback`,
-    /// or is handed back if there is none. `returned` is told of buffers that come back.
+    /// Creates a stream, with all of its memory. `fallback` encodes a batch that fails on the device; without
+    /// a fallback, the batch is handed back. `returned` is notified of buffers that come back.
     pub fn stream(
         &self,
         job: Arc<StreamJob>,
@@ -89,7 +89,7 @@ impl CudaEngine {
             check.map_err(EngineError::Unsuitable)?;
             match StreamLane::open(device, &plan) {
                 Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
-                    // Idle lanes may have the missing memory.
+                    // Idle lanes may hold the missing memory.
                     self.devices.release_idle();
                     StreamLane::open(device, &plan)
                 }
@@ -117,7 +117,7 @@ impl CudaEngine {
     }
 }
 
-/// Returns the chain of a job, if the CUDA engine knows it.
+/// Returns the chain of a job. The error says that the CUDA engine does not know the chain.
 fn known(job: &StreamJob) -> Result<&crate::contract::KnownChain, EngineError> {
     match &job.chain {
         StreamChain::Known(chain) => Ok(chain),
@@ -132,7 +132,7 @@ impl StreamEngine for CudaStream {
         "cuda"
     }
 
-    /// Takes a free input. All inputs were allocated with the stream.
+    /// Takes a free input, or returns `None` if none is free. All inputs were allocated with the stream.
     fn input(&self, _new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
         Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn BatchInput>))
     }

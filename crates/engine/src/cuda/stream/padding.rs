@@ -1,41 +1,42 @@
-//! The slices of a batch, rounded up to whole subchunks.
+//! Pads the slices of a batch to whole subchunks.
 //!
-//! On its way to the device, a batch is one box of whole subchunks in C order, also at the edges of
-//! the array. Along each axis but the first, fill values follow the elements, up to the end of the
-//! last subchunk. So the box is scattered in one dense slab after the other. An application's
-//! slices have no padding. If the array needs no padding, both forms have the same bytes.
+//! On the device, a batch is one box of whole subchunks in C order, also at the edges of the array. Along
+//! each axis but the first, fill values follow the elements, up to the end of the last subchunk. So the box
+//! is scattered in one dense slab after the other. An application's slices have no padding. If the array
+//! needs no padding, the padded slices and the application's slices have the same bytes.
 
 use std::ops::Range;
 
 use crate::cuda::driver::RowsShape;
 use crate::layout::StreamGrid;
 
-/// Where the bytes of slices lie among padded ones.
+/// The places of the bytes of slices among the bytes of the padded slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Padding {
-    /// Bytes that are contiguous in both forms. If there is no padding, all slices are contiguous.
+    /// The number of bytes that are contiguous with and without padding. If there is no padding, all slices
+    /// are contiguous.
     row: usize,
-    /// The axes over which rows repeat, slowest first; the first has no limit. Empty if there is no
-    /// padding.
+    /// The axes over which rows repeat, the slowest first. The first axis has no limit. The list is empty if
+    /// there is no padding.
     axes: Vec<Axis>,
-    /// Bytes of a slice with its padding.
+    /// The number of bytes of a slice with its padding.
     padded_slice: usize,
 }
 
-/// An axis of rows.
+/// An axis over which rows repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     extent: usize,
-    /// Padded bytes from one step along the axis to the next.
+    /// The number of padded bytes from one step along the axis to the next.
     padded: usize,
-    /// Rows from one step along the axis to the next.
+    /// The number of rows from one step along the axis to the next.
     rows: usize,
 }
 
-/// A box of rows.
+/// A box of rows, which lie both in the given bytes and in the padded bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowsBox {
-    /// Where it begins in the given bytes, and in the padded bytes.
+    /// The offset at which the box begins in the given bytes, and the offset in the padded bytes.
     pub(super) from: usize,
     pub(super) to: usize,
     /// The extent along each axis; the last axis counts bytes.
@@ -45,28 +46,28 @@ pub(super) struct RowsBox {
     pub(super) to_strides: Vec<usize>,
 }
 
-/// Rows of a [`RowsBox`], which one operation of the driver copies.
+/// The rows of a [`RowsBox`] that one operation of the driver copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowsCopy {
     pub(super) shape: RowsShape,
-    /// Where the rows lie in the given bytes, and in the padded bytes.
+    /// The places of the rows in the given bytes, and in the padded bytes.
     pub(super) from: RowsPlace,
     pub(super) to: RowsPlace,
 }
 
-/// Where the rows of a [`RowsCopy`] lie.
+/// The places of the rows of a [`RowsCopy`], on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowsPlace {
-    /// Where the first row begins.
+    /// The offset at which the first row begins, in bytes.
     pub(super) start: usize,
-    /// Bytes from one row to the next.
+    /// The number of bytes from the begin of one row to the begin of the next.
     pub(super) pitch: usize,
-    /// Rows from one plane to the next.
+    /// The number of rows from the begin of one plane to the begin of the next.
     pub(super) height: usize,
 }
 
 impl RowsPlace {
-    /// Returns the bytes from the beginning of the first row to the end of the last one.
+    /// Returns the range from the beginning of the first row to the end of the last one, in bytes.
     pub(super) fn bytes(&self, shape: RowsShape) -> Range<usize> {
         let last = ((shape.planes - 1) * self.height + shape.rows - 1) * self.pitch;
         self.start..self.start + last + shape.row
@@ -77,7 +78,7 @@ impl Padding {
     pub(super) fn new(grid: &StreamGrid) -> Self {
         let subchunk = &grid.shard().subchunk()[1..];
         let inner = grid.inner();
-        // `StreamGrid` vouches for these products.
+        // `StreamGrid` guarantees that these products do not overflow.
         let padded: Vec<usize> = std::iter::zip(inner, subchunk)
             .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
             .collect();
@@ -117,7 +118,7 @@ impl Padding {
         }
     }
 
-    /// Returns whether there is any padding.
+    /// Returns whether slices have any padding.
     pub(super) fn exists(&self) -> bool {
         !self.axes.is_empty()
     }
@@ -127,7 +128,7 @@ impl Padding {
         self.padded_slice
     }
 
-    /// Returns the place of the byte `at` among the padded bytes.
+    /// Returns the offset among the padded bytes of the byte at offset `at` of the slices without padding.
     pub(super) fn padded(&self, at: usize) -> usize {
         if !self.exists() {
             return at;
@@ -141,7 +142,7 @@ impl Padding {
         padded
     }
 
-    /// Returns the padded bytes from the first to the last of `bytes`, with the padding between
+    /// Returns the range of the padded bytes from the first to the last of `bytes`, with the padding between
     /// them.
     pub(super) fn around(&self, bytes: &Range<usize>) -> Range<usize> {
         if bytes.is_empty() {
@@ -150,7 +151,8 @@ impl Padding {
         self.padded(bytes.start)..self.padded(bytes.end - 1) + 1
     }
 
-    /// Divides the bytes `at..at + len` into boxes of rows: few boxes, however many rows there are.
+    /// Divides the bytes `at..at + len` into boxes of rows. The number of boxes is small, however many rows
+    /// the bytes have.
     pub(super) fn pieces(&self, at: usize, len: usize) -> Vec<RowsBox> {
         let mut pieces = Vec::new();
         if len == 0 {
@@ -178,8 +180,8 @@ impl Padding {
         pieces
     }
 
-    /// Divides `rows` into boxes over `axes`. The first row is `from` bytes into the given bytes,
-    /// and row 0 of `axes` lies at `to`.
+    /// Divides `rows` into boxes over `axes`, and adds these to `pieces`. The first of `rows` begins at
+    /// `from` in the given bytes, and row 0 of `axes` begins at `to` in the padded bytes.
     fn boxes(
         &self,
         axes: &[Axis],
@@ -195,7 +197,7 @@ impl Padding {
         }
         let step = axis.rows;
         let (whole, whole_end) = (rows.start.div_ceil(step), rows.end / step);
-        // `of_step` are the rows within one step, as the faster axes count them.
+        // `of_step` is the range of rows within one step, in the numbers of the faster axes.
         let mut part = |number: usize, of_step: Range<usize>| {
             let at = from + (number * step + of_step.start - rows.start) * self.row;
             self.boxes(faster, (at, to + number * axis.padded), of_step, pieces);
@@ -245,9 +247,9 @@ impl RowsBox {
         }
     }
 
-    /// Divides the piece into few copies, with pitches of at most `largest_pitch` bytes. A copy of
-    /// rows has three dimensions: there is one copy for each step along further axes. Rows that are
-    /// farther from each other than the largest pitch are copied one by one.
+    /// Divides the box into few copies, with pitches of at most `largest_pitch` bytes. A copy of rows has
+    /// three dimensions, so each step along further axes needs a separate copy. Rows that are farther from
+    /// each other than the largest pitch are copied one by one.
     pub(super) fn copies(&self, largest_pitch: usize) -> impl Iterator<Item = RowsCopy> + use<> {
         let (row, mut axes) = self.merged();
         let alone = |rows: RepeatedAxis| RepeatedAxis {
@@ -297,8 +299,9 @@ impl RowsBox {
         })
     }
 
-    /// Returns the bytes of a row, and the axes over which rows repeat, slowest first. An axis that
-    /// both sides step through without a gap is part of the row, or of the axis behind it.
+    /// Returns the number of bytes of a row, and the axes over which rows repeat, the slowest first. An axis
+    /// that has no gaps in the given bytes and in the padded bytes is part of the row, or of the axis behind
+    /// it.
     fn merged(&self) -> (usize, Vec<RepeatedAxis>) {
         let mut row = 1;
         let mut axes: Vec<RepeatedAxis> = Vec::new();
@@ -342,7 +345,7 @@ impl RowsBox {
     }
 }
 
-/// An axis over which rows repeat: bytes from one step to the next, on both sides.
+/// An axis over which rows repeat. The steps are the bytes from one row to the next, on both sides.
 #[derive(Clone, Copy, Debug)]
 struct RepeatedAxis {
     extent: usize,

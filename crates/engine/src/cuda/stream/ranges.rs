@@ -1,8 +1,8 @@
-//! Ranges of a batch's bytes.
+//! Sets of ranges of a batch's bytes.
 
 use std::ops::Range;
 
-/// Ascending ranges that do not touch.
+/// A set of ranges in ascending order that do not touch each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<Range<usize>>);
 
@@ -49,7 +49,7 @@ impl Ranges {
             .collect();
     }
 
-    /// Returns the parts of `whole` that are in no range.
+    /// Returns the parts of `whole` that no range contains.
     pub(super) fn gaps(&self, whole: Range<usize>) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut start = whole.start;

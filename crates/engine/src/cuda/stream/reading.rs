@@ -1,4 +1,4 @@
-//! A reduction that reads the slices of another stream, and what waits for it.
+//! A reduction that reads the slices of another stream, and the operations that wait for it.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use super::shared::StreamLane;
 use crate::cuda::driver::{DriverError, EventId, Fault, Site};
 use crate::cuda::lane::Running;
 
-/// A reduction has read the slices of the level above.
+/// The record of the event after which a reduction has read the slices of the level above.
 const REDUCED: Site = Site("record: slices of the level above were read by a reduction");
 const REDUCED_WAIT: Site = Site("wait: the answer above for the reduction that reads its slices");
 const REDUCED_HOST: Site = Site("synchronise: a reduction before its slices are given back");
 
-/// A reduction that reads the slices of an input.
+/// A reduction that reads the slices of an input of the level above.
 #[derive(Debug)]
 pub(super) struct Reading {
-    /// The stream below.
+    /// The stream of the level below, whose lane runs the reduction.
     shared: Arc<StreamLane>,
     event: EventId,
 }
@@ -26,7 +26,8 @@ impl Drop for Reading {
 }
 
 impl Reading {
-    /// Records everything that is now in the stream `up` of the lane of `shared`, which is entered.
+    /// Records an event behind everything that is now in the stream `up` of the lane of `shared`. The
+    /// device's context is current on this thread.
     pub(super) fn record(shared: &Arc<StreamLane>, lane: Running<'_>) -> Result<Self, DriverError> {
         let reading = Self {
             event: shared.take_reusable(lane)?,
@@ -36,8 +37,8 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Lets the answer of the batch above wait for the reduction. Then its input is not used again
-    /// before.
+    /// Lets the answer of the batch above wait for the reduction. So the input of that batch is not used
+    /// again before the reduction has read it.
     pub(super) fn order(&self, lane: Running<'_>) -> Result<(), DriverError> {
         lane.driver.wait(lane.answers, self.event, REDUCED_WAIT)
     }
@@ -45,7 +46,7 @@ impl Reading {
     /// Blocks until the reduction has read its slices.
     ///
     /// # Errors
-    /// Nobody knows whether it has.
+    /// It is unknown whether the reduction has read the slices.
     pub(super) fn finish(&self) -> Result<(), DriverError> {
         let device = self.shared.device();
         let wait = || {
@@ -54,7 +55,8 @@ impl Reading {
             drop(entered);
             device.watch(done)
         };
-        // Nothing of a broken device is used again. Try a second time: a fault may be transient.
+        // The memory of a broken device is never used again, so this is no error. Try a second time: a fault
+        // may be transient.
         match wait().or_else(|_| wait()) {
             Err(error) if error.fault != Fault::Sticky => Err(error),
             _ => Ok(()),

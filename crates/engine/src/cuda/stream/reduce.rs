@@ -1,8 +1,8 @@
-//! Slices that the device makes from the slices of another stream, the level above.
+//! Makes slices on the device from the slices of another stream, the level above.
 //!
-//! A level below has copies and kernels of its own lane. They read the padded slices of the level
-//! above, which have to stay as they are until then: the batch above is not complete before, and the
-//! memory of its input is not used again.
+//! A level below runs copies and kernels in its own lane. They read the padded slices of the level above,
+//! which have to stay unchanged until they are read: the batch above is not complete before, and the memory
+//! of its input is not used again before.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::cuda::kernels::reduce::ReduceWindows;
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
-/// The slices of the level above are on the device.
+/// The record of the event after which the slices of the level above are on the device.
 const SOURCE: Site = Site("record: slices of the level above are on the device");
 const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level above");
-/// The slice that was kept is in pinned memory.
+/// The synchronisation after which the kept slice is in pinned memory.
 const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
 
-/// Returns the input of another stream as one of this engine.
+/// Returns the input of another stream as an input of the CUDA engine. The error says that it belongs to
+/// another engine.
 fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     (input.as_any_mut().downcast_mut()).ok_or_else(|| {
         EngineError::Unsuitable(
@@ -33,7 +34,7 @@ fn cuda(input: &mut dyn BatchInput) -> Result<&mut CudaInput, EngineError> {
     })
 }
 
-/// Returns the plan of this stream, if it has one.
+/// Returns the plan by which the device reduces slices for this stream. The error says that there is none.
 fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     (shared.sizing.reduction.as_ref()).ok_or_else(|| {
         EngineError::Unsuitable(
@@ -42,8 +43,8 @@ fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     })
 }
 
-/// Ensures that `slices` of the level above are on the device, before anything that is enqueued
-/// in `lane` from now on. Returns where they are.
+/// Ensures that `slices` of the level above are on the device, before anything that is enqueued in `lane`
+/// from now on. Returns the place of these slices.
 fn wait_for_source(
     lane: Running<'_>,
     above: &mut CudaInput,
@@ -56,7 +57,7 @@ fn wait_for_source(
         let ordered = (lane.driver)
             .record(event, lane_above.up, SOURCE)
             .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
-        // This lane waits for this record, whatever the event is used for afterwards.
+        // This lane waits for this record, even if the event is recorded again afterwards.
         shared.give_reusable(event);
         ordered.map(|()| from)
     });
@@ -65,7 +66,7 @@ fn wait_for_source(
 }
 
 impl StreamLane {
-    /// See [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
+    /// Implements [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
     pub(super) fn reduce(
         self: &Arc<Self>,
         windows: Windows<'_>,
@@ -125,7 +126,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// See [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
+    /// Implements [`StreamEngine::keep`](crate::contract::stream::StreamEngine::keep).
     pub(super) fn keep(
         self: &Arc<Self>,
         above: &mut dyn BatchInput,
@@ -161,7 +162,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// See [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
+    /// Implements [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
     pub(super) fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
         let reduction = planned(self)?;
         let mut kept = self.kept();
@@ -193,7 +194,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// Checks that `above` is an input of the level above that has `slices`, on this device.
+    /// Checks that `above` is an input of the level above, on this device, and contains `slices`.
     fn source<'i>(
         &self,
         above: &'i mut CudaInput,
@@ -210,7 +211,7 @@ impl StreamLane {
         Ok(above)
     }
 
-    /// Enqueues the kernels: of the window with the kept slice, of whole windows, and of a last one
+    /// Enqueues the kernels: for the window with the kept slice, for whole windows, and for a last window
     /// with one slice.
     fn launch(
         &self,
@@ -234,8 +235,8 @@ impl StreamLane {
             let count = windows.count;
             let reduced = sub_span(to, made * below..(made + count) * below);
             made += count;
-            // SAFETY: the spans are of this lane, and of the lane above, whose memory stays until
-            // the event that is recorded behind this has happened.
+            // SAFETY: the spans belong to this lane, and to the lane above, whose memory is kept until the
+            // event that is recorded behind this has happened.
             unsafe { (reduction.plan).enqueue(lane.driver, lane.up, windows, reduced) }
         };
         if kept && let Some((region, _)) = reduction.kept {
@@ -273,7 +274,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// After a failure nothing is in flight in the lanes of both levels.
+    /// Drains the lanes of both levels after a failure, so that nothing is in flight in them.
     fn after_fault(&self, above: Option<&mut CudaInput>) {
         self.drain();
         if let Some(above) = above {

@@ -1,4 +1,5 @@
-//! How a stream's slices are made from those of another stream: planned with its memory.
+//! The plan by which a stream's slices are made from those of another stream. It is computed with the
+//! stream's memory.
 
 use super::padding::Padding;
 use crate::contract::stream::{ReducedFrom, StreamJob};
@@ -11,14 +12,14 @@ use crate::layout::StreamGrid;
 pub(super) struct Reduction {
     pub(super) plan: Reduce,
     pub(super) from: ReducedFrom,
-    /// The padding of the level above.
+    /// The padding of slices of the level above.
     pub(super) above: Padding,
-    /// Room for one slice of the level above: on the device, and in pinned memory. `None` if every
+    /// The regions for one slice of the level above: on the device, and in pinned memory. `None` if every
     /// window has one slice.
     pub(super) kept: Option<(Region, Region)>,
 }
 
-/// Returns the elements along each axis of a slice, with its padding.
+/// Returns the number of elements along each axis of a slice, with its padding.
 fn padded(grid: &StreamGrid) -> Vec<usize> {
     std::iter::zip(grid.inner(), &grid.shard().subchunk()[1..])
         .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
@@ -26,7 +27,7 @@ fn padded(grid: &StreamGrid) -> Vec<usize> {
 }
 
 impl Reduction {
-    /// Plans the reduction of `job`, if it has one that a device can do.
+    /// Plans the reduction of `job`; `None` if the job has no reduction that a device can run.
     pub(super) fn new(job: &StreamJob) -> Option<Self> {
         let from = job.reduced_from.as_ref()?;
         let (above, below) = (&from.above, &job.grid);
@@ -51,7 +52,7 @@ impl Reduction {
         })
     }
 
-    /// Takes room for a kept slice. `None` if that is more than this machine can address.
+    /// Reserves memory for a kept slice. `None` if the memory is more than this machine can address.
     pub(super) fn reserve(mut self, arenas: &mut Arenas) -> Option<Self> {
         if self.from.slices == 2 {
             let len = self.above.padded_slice();

@@ -15,32 +15,32 @@ use crate::cuda::lane::{Events, Lane, Running};
 use crate::cuda::lanes::Devices;
 use crate::cuda::sizing::ShardKind;
 
-/// Nothing is in flight in the lane any more, after a failure.
+/// The synchronisation after which nothing is in flight in the lane any more, after a failure.
 const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
 
 /// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded batch";
 
-/// A stream's lane and buffers. Every owner of a buffer also has this, so the lane is freed when
-/// the last owner is dropped, on any thread.
+/// A stream's lane and buffers. Every owner of a buffer also holds an `Arc` of the `StreamLane`, so the lane
+/// is freed when the last owner is dropped, on any thread.
 pub(super) struct StreamLane {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    /// Encodes the batches on which the device has failed.
+    /// The fallback that encodes the batches on which the device has failed.
     pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     lane: Lane,
     pinned: [PinnedMemory; 2],
-    /// The reason why the lane is not used any more, other than a broken device.
+    /// The reason, other than a broken device, why the lane is not used any more.
     lost: OnceLock<DriverError>,
     inputs: Mutex<Vec<InputMemory>>,
     outputs: Mutex<Outputs>,
     reusables: Mutex<Reusables>,
-    /// Whether a slice of the level above is kept for the next window.
+    /// Whether a slice of the level above is kept on the device for the next window.
     kept: Mutex<bool>,
     pub(super) returned: Arc<Returned>,
-    /// Whether the times of stages are taken.
+    /// Whether the times of stages are measured.
     pub(super) times: bool,
 }
 
@@ -48,8 +48,8 @@ pub(super) struct StreamLane {
 #[derive(Debug)]
 pub(super) struct InputMemory {
     pub(super) number: usize,
-    /// Whether the memory holds the fill value where nothing else was written: in pinned memory,
-    /// and on the device.
+    /// Whether the memory holds the fill value in all bytes that nothing else was written to: in pinned
+    /// memory, and on the device.
     pub(super) filled: bool,
     pub(super) padded_on_device: bool,
 }
@@ -59,10 +59,10 @@ pub(super) struct InputMemory {
 pub(super) enum OutputMemory {
     Pinned {
         region: Region,
-        /// Whether every byte was written at some time.
+        /// Whether every byte of the region was written at some time.
         written: bool,
     },
-    /// Replaces pinned memory that a broken device may still be writing.
+    /// Pageable memory. It replaces pinned memory that a broken device may still be writing.
     Pageable(Vec<u8>),
 }
 
@@ -99,7 +99,7 @@ impl Drop for StreamLane {
     }
 }
 
-/// Everything about a stream but its device.
+/// The parameters of a stream without its device.
 #[derive(Debug)]
 pub(super) struct StreamPlan {
     pub(super) devices: Arc<Devices>,
@@ -108,16 +108,15 @@ pub(super) struct StreamPlan {
     pub(super) sizing: StreamSizing,
     pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     pub(super) returned: Arc<Returned>,
-    /// Whether the times of stages are taken.
+    /// Whether the times of stages are measured.
     pub(super) times: bool,
 }
 
 impl StreamLane {
     /// Allocates the lane of a stream on `device`.
     ///
-    /// # Errors
-    /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
-    /// was planned.
+    /// The device's errors, and [`EngineError::Unsuitable`] if the compressor requires more memory than was
+    /// planned.
     pub(super) fn open(device: &Arc<Device>, plan: &StreamPlan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
         (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
@@ -184,7 +183,7 @@ impl StreamLane {
         self.lane.device()
     }
 
-    /// Returns the reason why the lane cannot be used any more, if that is so.
+    /// Returns the reason why the lane cannot be used any more; `None` if it can be used.
     pub(super) fn lost(&self) -> Option<DriverError> {
         if let Some(error) = self.lost.get() {
             return Some(error.clone());
@@ -197,10 +196,11 @@ impl StreamLane {
         })
     }
 
-    /// Enters the device, and returns the lane for use until the guard is dropped.
+    /// Makes the device's context current on this thread, and returns the lane for use until the guard is
+    /// dropped.
     ///
     /// # Errors
-    /// The lane cannot be used now, or not any more.
+    /// The lane cannot be used now, or cannot be used any more.
     pub(super) fn enter(&self) -> Result<(Entered<'_>, Running<'_>), DriverError> {
         if let Some(error) = self.lost() {
             return Err(error);
@@ -209,8 +209,8 @@ impl StreamLane {
         Ok((entered, self.lane.running()?))
     }
 
-    /// Blocks until nothing is in flight in the lane. If that fails, the lane is lost: its memory
-    /// may be in use for ever.
+    /// Blocks until nothing is in flight in the lane. If the wait fails, the lane is not used any more: the
+    /// device may use its memory for ever.
     pub(super) fn drain(&self) {
         // Try a second time, since a transient fault may have hit this call, too.
         let Err(error) = self.try_drain().or_else(|_| self.try_drain()) else {
@@ -221,23 +221,22 @@ impl StreamLane {
         }
     }
 
-    /// Gives the lane up: nothing is done in it any more.
+    /// Records that the lane is lost: nothing is enqueued in it any more.
     fn lose(&self, error: DriverError) {
         tracing::warn!(%error, "the lane of a stream is lost");
         let _ = self.lost.set(error);
     }
 
-    /// Gives the lane up, because another lane may use its memory for ever: it is never freed.
+    /// Gives the lane up and never frees it, because another lane may use its memory for ever.
     pub(super) fn leave_alone(self: &Arc<Self>, error: DriverError) {
         if error.fault != Fault::Sticky {
             self.lose(error);
-            // Once is enough, and more do no harm.
+            // One leaked reference is enough, and more of them do no harm.
             std::mem::forget(self.clone());
         }
     }
 
-    /// Returns whether a slice of the level above is kept. While this is held, that does not
-    /// change.
+    /// Returns whether a slice of the level above is kept. The value does not change while the guard is held.
     pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
         lock(&self.kept)
     }
@@ -254,7 +253,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// Returns the events of the lane, without the events for which applications wait.
+    /// Returns the events of the lane, except the events for which applications wait.
     pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
         let running = self.lane.running();
@@ -297,17 +296,17 @@ impl StreamLane {
         self.returned.came_back();
     }
 
-    /// Returns whether [`take_output`](Self::take_output) does not block.
+    /// Returns whether [`take_output`](Self::take_output) returns at once.
     pub(super) fn has_output(&self) -> bool {
         let outputs = lock(&self.outputs);
         !outputs.free.is_empty() || outputs.all == 0
     }
 
-    /// Takes memory for an encoded batch. Blocks until some is free.
+    /// Takes memory for an encoded batch. Blocks until an output is free.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] if none will ever be free, and [`EngineError::Unsuitable`] if
-    /// the stream was given up.
+    /// [`EngineError::OutOfMemory`] if no output will ever be free, and [`EngineError::Unsuitable`] if the
+    /// lane was given up.
     pub(super) fn take_output(&self) -> Result<OutputMemory, EngineError> {
         loop {
             let seen = self.returned.count();
@@ -333,8 +332,8 @@ impl StreamLane {
         self.returned.came_back();
     }
 
-    /// Returns pageable memory instead of pinned memory that a device may still write. That pinned
-    /// memory is never used again.
+    /// Returns pageable memory in place of pinned memory that a device may still write. The pinned memory is
+    /// never used again.
     pub(super) fn replace_output(&self, memory: OutputMemory) -> Result<OutputMemory, EngineError> {
         let OutputMemory::Pinned { region, .. } = memory else {
             return Ok(memory);

@@ -8,32 +8,33 @@ use crate::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
 use crate::cuda::sizing::{BatchRegions, KernelRegions, ShardKind, Sizing};
 use crate::subchunk::stages::encoded_bound;
 
-/// The most batches in flight at once: one goes up, one is in the kernels and one comes back.
+/// The most batches in flight at once: one is copied to the device, one is in the kernels and one is copied
+/// back.
 const DEPTH: usize = 3;
 
-/// A slab of a stream is this many times as long as a slab of a shard. Its bytes are in pinned
-/// memory already, so smaller slabs would only let the kernels begin earlier.
+/// The length of a stream's slab, in slabs of a shard. The bytes of the slices are in pinned memory already,
+/// so smaller slabs would only let the kernels begin earlier.
 const SLABS: usize = 8;
 
-/// A stream's buffers.
+/// The buffers of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct StreamSizing {
     /// The buffers that kernels use, and the buffers of each batch in flight.
     pub(super) lane: Sizing,
     pub(super) padding: Padding,
-    /// How the device makes slices from those of the level above, and room for one of these.
+    /// The plan by which the device makes slices from those of the level above, and room for one slice.
     pub(super) reduction: Option<Reduction>,
-    /// Pinned, to the device: the slices of a batch, padded.
+    /// In pinned memory, to the device: the padded slices of a batch, for each input.
     pub(super) inputs: Vec<Region>,
-    /// Device: the padded slices of each input.
+    /// In device memory: the padded slices of each input.
     pub(super) raws: Vec<Region>,
-    /// Pinned, from the device: encoded batches.
+    /// In pinned memory, from the device: an encoded batch, for each output.
     pub(super) outputs: Vec<Region>,
-    /// The most bytes of a part that is copied to the host together with others.
+    /// The most bytes of a part that is copied to the host together with other parts.
     pub(super) small_part: usize,
 }
 
-/// Returns the streams of kernels of a stream: not more than batches in flight.
+/// Returns the number of CUDA streams that run kernels for `job`: at most the number of batches in flight.
 fn kernel_streams(job: &StreamJob, tuning: Tuning) -> usize {
     tuning.kernel_streams().min(job.inputs.clamp(1, DEPTH))
 }
@@ -42,7 +43,7 @@ impl StreamSizing {
     /// Returns the buffers for `job`, whose chain and subchunks are those of `kind`.
     ///
     /// # Errors
-    /// A batch is too large for any device, or nvCOMP cannot take it; the reason.
+    /// A batch is too large for any device, or nvCOMP cannot take the batch. The error has the reason.
     pub(super) fn new(kind: &ShardKind, job: &StreamJob, tuning: Tuning) -> Result<Self, String> {
         let permutation = (job.grid.batch_permutation(job.epochs)).map_err(|e| e.to_string())?;
         Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
@@ -55,7 +56,7 @@ impl StreamSizing {
         })
     }
 
-    /// Returns how many subchunks of a batch are compressed at once.
+    /// Returns the number of subchunks of a batch that are compressed at once.
     pub(super) fn compressed_at_once(
         job: &StreamJob,
         multiprocessors: usize,
@@ -115,7 +116,7 @@ impl StreamSizing {
                     ..regions
                 });
             }
-            // A subchunk that the host encodes instead may be longer.
+            // A subchunk that the host encodes in place of the device may be longer.
             let room = job.room.head.checked_add(job.room.tail)?;
             let output = encoded_bound(&kind.chain, grid.subchunk_bytes())?
                 .max(lane.encoded)
@@ -149,15 +150,15 @@ impl StreamSizing {
         })())
     }
 
-    /// Returns the memory that the stream takes.
+    /// Returns the bytes of memory that the stream takes.
     pub(super) fn estimate(&self) -> BufferBytes {
         self.lane.capacity.takes()
     }
 
-    /// Checks that a budget is enough.
+    /// Checks that `budget` is enough for the stream.
     ///
     /// # Errors
-    /// The budget is too small; the reason has the numbers, and what would help.
+    /// The budget is too small. The reason has the numbers, and the remedy.
     pub(super) fn check(&self, job: &StreamJob, budget: BufferBytes) -> Result<(), String> {
         let takes = self.estimate();
         if takes.device <= budget.device && takes.pinned <= budget.pinned {

@@ -4,15 +4,15 @@ use crate::cuda::driver::{Arg, DeviceSpan};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_void;
 
-/// Returns the address of the first byte.
+/// Returns the address of the first byte of `span`.
 pub(super) fn address(span: DeviceSpan) -> CUdeviceptr {
     span.memory.0.wrapping_add(span.offset as u64)
 }
 
-/// The arguments of a launch. Each is stored at an address with the alignment that it needs.
+/// The arguments of a kernel launch. Each argument is stored at an address with the alignment that it needs.
 pub(super) struct Arguments {
     words: Vec<u64>,
-    /// The index of the first word of each argument.
+    /// For each argument, the index of its first word in `words`.
     starts: Vec<usize>,
 }
 
@@ -33,7 +33,7 @@ impl Arguments {
         Self { words, starts }
     }
 
-    /// Returns a pointer to each argument. The pointers are valid until `self` is used again.
+    /// Returns a pointer to each argument. The pointers are valid until the next use of `self`.
     pub(super) fn pointers(&mut self) -> Vec<*mut c_void> {
         let words = self.words.as_mut_ptr();
         let pointers = self
@@ -44,7 +44,7 @@ impl Arguments {
     }
 }
 
-/// Returns a word of at most 8 bytes, in native order, followed by zeros.
+/// Returns at most 8 `bytes` as a word in native order. Zeros follow the bytes.
 fn first_bytes(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

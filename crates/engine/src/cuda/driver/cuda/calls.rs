@@ -6,7 +6,8 @@ use super::functions::{Code, Functions};
 use crate::cuda::driver::{DriverError, Fault};
 
 impl CudaDriver {
-    /// Calls a driver function, unless the device is broken.
+    /// Calls a driver function, and checks its code. Returns the earlier error, without a call, if the device
+    /// is broken.
     pub(super) fn run(
         &self,
         operation: impl Fn() -> String,
@@ -18,7 +19,8 @@ impl CudaDriver {
         }
     }
 
-    /// Calls a driver function, unless the device is broken, and returns the function's code.
+    /// Calls a driver function, and returns its code. Returns the earlier error, without a call, if the
+    /// device is broken.
     pub(super) fn code(
         &self,
         operation: &impl Fn() -> String,
@@ -34,17 +36,18 @@ impl CudaDriver {
         }
     }
 
-    /// Returns the error of a code that is not [`SUCCESS`]. A sticky error breaks the device.
+    /// Returns the error for a code that is not [`SUCCESS`]. After a sticky error, the device counts as
+    /// broken.
     pub(super) fn error(&self, code: Code, operation: String) -> DriverError {
         let error = self.told(code, operation, codes::fault(code));
         if error.fault == Fault::Sticky {
-            // Another thread may have set its error first. Either error will do.
+            // Another thread may have stored its error first. Either error can be reported.
             let _ = self.broken.set(error.clone());
         }
         error
     }
 
-    /// Returns the error of a code, with the driver's description as the reason.
+    /// Returns the error for a code, with the driver's description as the reason.
     pub(super) fn told(&self, code: Code, operation: String, fault: Fault) -> DriverError {
         DriverError {
             operation,
@@ -54,7 +57,7 @@ impl CudaDriver {
         }
     }
 
-    /// Returns the error of an operation that is refused without calling the driver.
+    /// Returns the error for an operation that is refused without a call of the driver.
     pub(super) fn refused(&self, operation: String, reason: &str) -> DriverError {
         DriverError {
             operation,

@@ -2,8 +2,8 @@
 //!
 //! While any thread captures a stream in the driver's default mode, the driver refuses potentially
 //! unsafe calls on every thread: allocations and queries of events, for example. Such a call also
-//! invalidates the capture. This crate's streams are never captured. So between `enter` and `leave`
-//! a thread is in the relaxed mode, in which such calls are legal.
+//! invalidates the capture. This crate's streams are never captured. So between `enter` and `leave` a thread
+//! is in the relaxed mode, in which these calls are legal.
 
 use std::cell::Cell;
 
@@ -19,15 +19,15 @@ const _: () = assert!(size_of::<CUstreamCaptureMode>() == size_of::<Mode>());
 
 const RELAXED: Mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as Mode;
 
-/// The number of this thread's nested `enter` calls, and the thread's mode before the first one.
-/// The mode is `None` if the driver did not report it.
+/// The number of this thread's nested `enter` calls, and the thread's capture mode before the first call. The
+/// mode is `None` if the driver did not report it.
 type Entered = (usize, Option<Mode>);
 
 thread_local! {
     static ENTERED: Cell<Entered> = const { Cell::new((0, None)) };
 }
 
-/// Switches this thread to the relaxed mode until [`restore`].
+/// Switches this thread to the relaxed capture mode until [`restore`].
 pub(super) fn relax(functions: &Functions) {
     let exchange = |mode| exchange(functions, mode);
     ENTERED.set(entered(ENTERED.get(), exchange));
@@ -39,12 +39,12 @@ pub(super) fn restore(functions: &Functions) {
     ENTERED.set(left(ENTERED.get(), exchange));
 }
 
-/// Sets the thread's mode, and returns the mode before. A failure is no error, because it matters
-/// only while the application captures a stream.
+/// Sets the thread's capture mode, and returns the mode before; `None` if the driver refuses. A failure is no
+/// error, because it matters only while the application captures a stream.
 fn exchange(functions: &Functions, mut mode: Mode) -> Option<Mode> {
     let pointer = (&raw mut mode).cast();
-    // SAFETY: the function reads a mode that the driver knows or has returned, and writes another
-    // one. Both are numbers of the enumeration's size, and are never used as the enumeration.
+    // SAFETY: the function reads a mode that the driver knows or has returned, and writes the mode before.
+    // Both are numbers of the enumeration's size, and are never used as the enumeration.
     let code: Code = unsafe { (functions.cuThreadExchangeStreamCaptureMode)(pointer) };
     (code == SUCCESS).then_some(mode)
 }

@@ -1,4 +1,4 @@
-//! The result codes of the CUDA driver, and the faults that they stand for.
+//! The result codes of the CUDA driver, and the fault that each code means.
 
 use super::functions::{Code, Functions};
 use crate::cuda::driver::Fault;
@@ -13,16 +13,15 @@ use std::{
 pub(super) const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 pub(super) const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 
-/// Codes that are about captures of streams.
+/// The codes of errors that captures of streams cause.
 pub(super) const CAPTURE: RangeInclusive<Code> = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     as Code
     ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as Code;
 
 const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
-/// Codes after which CUDA does not work any more in this process. Either the driver's documentation
-/// says so ("the context is in an inconsistent state", "must be terminated and relaunched"), or
-/// there is no context.
+/// Codes after which CUDA no longer works in this process. Either the driver's documentation says so ("the
+/// context is in an inconsistent state", "must be terminated and relaunched"), or there is no context.
 const STICKY: &[Code] = &[
     CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
     CUresult::CUDA_ERROR_DEINITIALIZED as Code,
@@ -63,9 +62,9 @@ pub(super) fn fault(code: Code) -> Fault {
     }
 }
 
-/// Returns the fault of a code if there is no context yet. Then nothing is broken, and a later
-/// attempt may succeed. For example, another process may use the device exclusively, or the
-/// device's daemon may not have started.
+/// Returns the fault of a code from a function that ran without a context. Without a context nothing is
+/// broken, and a later attempt may succeed. For example, another process may use the device exclusively, or
+/// the device's daemon may not have started.
 pub(super) fn fault_without_context(code: Code) -> Fault {
     match fault(code) {
         Fault::OutOfMemory => Fault::OutOfMemory,
@@ -79,7 +78,7 @@ pub(super) fn describe(functions: &Functions, code: Code) -> String {
         let mut text = ptr::null();
         // SAFETY: `get` accepts any number, and writes one pointer: to a static string, or null.
         let result = unsafe { get(code, &raw mut text) };
-        // SAFETY: as above.
+        // SAFETY: the driver wrote a pointer to a static string.
         (result == SUCCESS && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     };
     match text(functions.cuGetErrorName) {

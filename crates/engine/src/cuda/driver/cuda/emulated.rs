@@ -1,5 +1,5 @@
-//! The driver on emulated devices, for tests: with functions as they should be, or with one that is
-//! called wrongly.
+//! The driver on emulated devices, for tests: with the correct functions, or with one function that is called
+//! wrongly.
 
 use super::{
     CudaDriver, SUCCESS,
@@ -19,19 +19,19 @@ use zarrs_cuda_emulator::driver::{self, Config};
 
 static FUNCTIONS: LazyLock<Functions> = LazyLock::new(Functions::emulated);
 
-/// Returns the driver of a new device.
+/// Returns the driver of a new emulated device.
 pub fn driver(config: Config) -> Arc<CudaDriver> {
     Arc::new(CudaDriver::new(&FUNCTIONS, driver::add(config)).expect("an emulated device opens"))
 }
 
-/// A mistake in the calls of the driver.
+/// A wrong call of a driver function, which the emulated driver has to detect.
 pub struct Mistake {
     pub name: &'static str,
     functions: &'static Functions,
 }
 
 impl Mistake {
-    /// Returns the driver of a new device, which makes the mistake.
+    /// Returns the driver of a new emulated device. This driver makes the mistake.
     pub fn driver(&self, config: Config) -> Arc<CudaDriver> {
         let ordinal = driver::add(config);
         Arc::new(CudaDriver::new(self.functions, ordinal).expect("an emulated device opens"))
@@ -40,13 +40,13 @@ impl Mistake {
 
 macro_rules! mistakes {
     ($($name:literal: $function:ident = |$($argument:ident: $type:ty),*| $body:expr;)*) => {
-        /// Returns all mistakes that tests know.
+        /// Returns all mistakes that tests make.
         pub fn mistakes() -> Vec<Mistake> {
             vec![$({
                 unsafe extern "C" fn wrong($($argument: $type),*) -> Code {
                     #[allow(unused_unsafe, reason = "some do not call the function")]
-                    // SAFETY: the emulated driver checks its arguments. Memory is accessed within
-                    // allocations, or the emulated driver refuses.
+                    // SAFETY: the emulated driver checks its arguments. It accesses memory only within
+                    // allocations, or refuses.
                     unsafe {
                         $body
                     }

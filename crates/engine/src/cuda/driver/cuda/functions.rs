@@ -1,11 +1,11 @@
 //! The functions of the CUDA driver's library.
 //!
-//! They are looked up once, here and not in cudarc, for three reasons. First, cudarc panics if the
-//! library lacks a function. Second, cudarc returns codes as an enumeration of the codes that its
-//! version of CUDA knows. A further code of a newer driver would be undefined behaviour. Here a
-//! code is a number. Third, an application may have cudarc for another version of CUDA, whose
-//! bindings rename some functions; libraries keep the old names. Types are cudarc's. Its bindings
-//! for CUDA 12.0, generated from NVIDIA's header, check the types below when tests are compiled.
+//! The functions are looked up once, here and not in cudarc, for three reasons. First, cudarc panics if the
+//! library lacks a function. Second, cudarc returns codes as an enumeration of the codes that its version of
+//! CUDA knows. A further code of a newer driver would be undefined behaviour. Here a code is a number. Third,
+//! an application may have cudarc for another version of CUDA, whose bindings rename some functions;
+//! libraries keep the old names. The types come from cudarc. Its bindings for CUDA 12.0, generated from
+//! NVIDIA's header, check the types below when tests are compiled.
 
 use crate::cuda::library::Library;
 #[cfg(test)]
@@ -33,7 +33,6 @@ macro_rules! functions {
 
         impl Functions {
             /// Looks up the functions of the library. The error is the name of a missing function.
-            ///
             fn look_up(library: &Library) -> Result<Self, &'static str> {
                 macro_rules! symbol {
                     ($symbol:ident) => {
@@ -74,7 +73,7 @@ macro_rules! functions {
 
 const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
 
-// All of these are older than CUDA 12.0, which is the oldest supported version.
+// All functions below are older than CUDA 12.0, which is the oldest supported version.
 functions! {
     {
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -125,7 +124,7 @@ functions! {
 impl Functions {
     /// Loads the library, and looks up its functions.
     pub(super) fn load() -> Result<Self, String> {
-        // A toolkit has a stub under the name that linkers use, so the loader's name comes first.
+        // A toolkit has a stub library under the name that linkers use, so the loader's name comes first.
         let names = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
         let library = names.into_iter().find_map(|name| {
             // SAFETY: the driver's initialisers may run in any process.

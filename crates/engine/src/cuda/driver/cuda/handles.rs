@@ -1,4 +1,4 @@
-//! Handles of objects that the driver created, and tables that find the objects by number.
+//! Handles of objects that the driver created, and tables that map numbers to the objects.
 
 use crate::cuda::driver::DriverError;
 use cudarc::driver::sys::{CUfunc_st, CUmod_st};
@@ -23,19 +23,19 @@ impl<T> Copy for Handle<T> {}
 // SAFETY: this crate accesses nothing through the pointer. Any thread may pass the pointer to the
 // driver's functions: "the CUDA driver API is thread-safe".
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T> Sync for Handle<T> {}
 
-/// The kernels of a device that were requested so far.
+/// The kernels of a device that were loaded so far.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
     pub(super) loaded: Mutex<Loaded>,
-    /// The number of modules in `loaded`, for readers that must not wait while one is compiled.
+    /// The number of modules in `loaded`, for readers that must not wait while a module is compiled.
     pub(super) modules: AtomicUsize,
 }
 
-/// The loaded modules and kernels. Errors of modules are kept, too: a module that does not compile
-/// now never will, and each attempt takes long.
+/// The loaded modules and kernels. The errors of modules are kept, too: a module that does not compile now
+/// never compiles, and each attempt takes long.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
     pub(super) modules: HashMap<&'static str, Result<Handle<CUmod_st>, DriverError>>,
@@ -70,13 +70,14 @@ impl<T> Handles<T> {
         number
     }
 
-    /// Returns an object. It cannot be destroyed before the result is dropped.
+    /// Returns the object with the number `number`, or `None` if there is none. The object cannot be
+    /// destroyed before the result is dropped.
     pub(super) fn get(&self, number: u64) -> Option<Arc<T>> {
         lock(&self.table).live.get(&number).cloned()
     }
 
-    /// Removes an object, for the caller to destroy. Returns `None` if there is no such object, or
-    /// if another thread is using it.
+    /// Removes the object with the number `number`, for the caller to destroy. Returns `None` if there is no
+    /// object with this number, or if another thread is using it.
     pub(super) fn remove(&self, number: u64) -> Option<T> {
         let mut table = lock(&self.table);
         match Arc::try_unwrap(table.live.remove(&number)?) {

@@ -13,7 +13,7 @@ use std::{
 use zarrs_cuda_kernels::{KERNELS, Module};
 
 impl CudaDriver {
-    /// Returns the kernel `name`. Compiles its module if necessary.
+    /// Returns the kernel `name`. Compiles the kernel's module if necessary.
     pub(super) fn kernel(&self, name: &'static str) -> Result<Handle<CUfunc_st>, DriverError> {
         // The lock is held while the driver compiles, so that other threads wait for the result.
         let mut loaded = lock(&self.kernels.loaded);
@@ -28,7 +28,7 @@ impl CudaDriver {
             module.clone()?
         } else {
             let new = self.load(name, module);
-            // An error is kept unless memory ran out: there may be enough memory later.
+            // The error of a module is kept, unless memory ran out: there may be enough memory later.
             if !new
                 .as_ref()
                 .is_err_and(|error| error.fault == Fault::OutOfMemory)
@@ -51,7 +51,7 @@ impl CudaDriver {
         Ok(kernel)
     }
 
-    /// Compiles the module of the kernel `name`, and finds the kernel in the module.
+    /// Compiles the module of the kernel `name`, and checks that the module contains the kernel.
     #[cfg(any(test, feature = "fakes"))]
     pub fn check_kernel(&self, name: &'static str) -> Result<(), DriverError> {
         use crate::cuda::driver::Driver;
@@ -61,7 +61,7 @@ impl CudaDriver {
         kernel.map(drop)
     }
 
-    /// Compiles a module, for the kernel `name`.
+    /// Compiles a module because the kernel `name` is needed.
     fn load(&self, name: &str, module: &Module) -> Result<Handle<CUmod_st>, DriverError> {
         let operation = || format!("compile the module {} for the kernel {name}", module.name);
         let text = c_string(module.text).map_err(|reason| self.refused(operation(), &reason))?;
@@ -100,7 +100,7 @@ impl CudaDriver {
 }
 
 impl Kernels {
-    /// Returns the number of modules that the driver has not tried to compile. Takes no lock.
+    /// Returns the number of modules that the driver has not tried to compile. The function takes no lock.
     pub(super) fn uncompiled(&self) -> usize {
         let names: BTreeSet<_> = KERNELS.iter().map(|(_, module)| module.name).collect();
         let tried = self.modules.load(Ordering::Relaxed);

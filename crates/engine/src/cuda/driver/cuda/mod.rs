@@ -45,7 +45,7 @@ use std::{
 };
 use zarrs_cuda_kernels::KERNELS;
 
-/// A device, through the CUDA driver.
+/// A device that is used through the CUDA driver.
 pub struct CudaDriver {
     functions: &'static Functions,
     info: DeviceInfo,
@@ -53,7 +53,8 @@ pub struct CudaDriver {
     context: OnceLock<Handle<CUctx_st>>,
     /// The process that opened the device. CUDA does not work in a forked child.
     process: u32,
-    /// The first sticky error. Every later operation but `leave` fails with it, without a call.
+    /// The first sticky error. Every later operation but `leave` returns this error, without a call of the
+    /// driver.
     broken: OnceLock<DriverError>,
     streams: Handles<Stream>,
     events: Handles<Handle<CUevent_st>>,
@@ -76,7 +77,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Returns the primary context. The first call retains it.
+    /// Returns the primary context of the device. The first call retains the context.
     fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
         if let Some(context) = self.context.get() {
             return Ok(*context);
@@ -84,13 +85,13 @@ impl CudaDriver {
         let mut context = ptr::null_mut();
         let operation = || "retain the primary context".to_owned();
         let code = self.code(&operation, |functions| {
-            // SAFETY: writes the context.
+            // SAFETY: the function writes the context.
             unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device) }
         })?;
         if code != SUCCESS {
             return Err(self.told(code, operation(), codes::fault_without_context(code)));
         }
-        // A thread that was faster has got the same context.
+        // If another thread was faster, it has stored the same context.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
 
@@ -103,7 +104,7 @@ impl CudaDriver {
         stream.ok_or_else(|| self.refused(operation(), "there is no such stream"))
     }
 
-    /// Returns a stream of the application.
+    /// Returns the handle of a stream that the application created.
     fn foreign_stream(
         &self,
         handle: u64,
@@ -136,7 +137,7 @@ impl CudaDriver {
             flags |= CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         }
         self.run(operation, |functions| {
-            // SAFETY: writes the event.
+            // SAFETY: the function writes the event.
             unsafe { (functions.cuEventCreate)(&raw mut event, flags) }
         })?;
         Ok(Handle(event))
@@ -154,7 +155,7 @@ impl CudaDriver {
     }
 }
 
-/// Returns the address of the first byte. Accesses through it must stay within the allocation.
+/// Returns the address of the first byte of `span`. Accesses through it must stay within the allocation.
 fn pinned_address(span: PinnedSpan) -> *mut c_void {
     span.memory.0.as_ptr().wrapping_add(span.offset).cast()
 }
@@ -189,7 +190,7 @@ impl Driver for CudaDriver {
         capture::restore(self.functions);
         let operation = || "restore the thread's context".to_owned();
         let mut context = ptr::null_mut();
-        // SAFETY: writes the context that was current.
+        // SAFETY: the function writes the context that was current.
         match unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut context) } {
             SUCCESS if self.context.get().is_some_and(|own| own.0 == context) => Ok(()),
             SUCCESS => {
@@ -205,7 +206,7 @@ impl Driver for CudaDriver {
         let (mut free, mut total) = (0, 0);
         let operation = || "ask for the free memory".to_owned();
         self.run(operation, |functions| {
-            // SAFETY: writes two numbers.
+            // SAFETY: the function writes two numbers.
             unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }
         })?;
         Ok(free)
@@ -215,7 +216,7 @@ impl Driver for CudaDriver {
         let mut memory = 0;
         let operation = || format!("allocate {len} bytes of device memory");
         self.run(operation, |functions| {
-            // SAFETY: writes an address.
+            // SAFETY: the function writes an address.
             unsafe { (functions.cuMemAlloc_v2)(&raw mut memory, len) }
         })?;
         Ok(DeviceMemory(memory))
@@ -238,7 +239,7 @@ impl Driver for CudaDriver {
         let mut memory = ptr::null_mut();
         let operation = || format!("allocate {len} bytes of pinned memory");
         self.run(operation, |functions| {
-            // SAFETY: writes an address.
+            // SAFETY: the function writes an address.
             unsafe { (functions.cuMemHostAlloc)(&raw mut memory, len, flags) }
         })?;
         NonNull::new(memory.cast())
@@ -261,7 +262,7 @@ impl Driver for CudaDriver {
         let mut stream: CUstream = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let created = self.run(operation, |functions| {
-            // SAFETY: writes the stream.
+            // SAFETY: the function writes the stream.
             unsafe { (functions.cuStreamCreate)(&raw mut stream, flags) }
         });
         if let Err(error) = created {
@@ -309,7 +310,7 @@ impl Driver for CudaDriver {
         let event_ = self.event(event, operation)?;
         let stream_ = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here.
+            // SAFETY: the event and the stream live while they are held here.
             unsafe { (functions.cuEventRecord)(event_.0, stream_.handle.0) }
         })
     }
@@ -370,7 +371,7 @@ impl Driver for CudaDriver {
         let event_ = self.event(event, operation)?;
         let stream_ = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here.
+            // SAFETY: the event and the stream live while they are held here.
             unsafe { (functions.cuStreamWaitEvent)(stream_.handle.0, event_.0, 0) }
         })
     }
@@ -402,11 +403,12 @@ impl Driver for CudaDriver {
         let operation = || format!("wait for stream {} ({})", stream.0, site.0);
         let stream = self.stream(stream, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: both live while the stream is held here.
+            // SAFETY: the event `done` and the stream live while the stream is held here.
             unsafe { (functions.cuEventRecord)(stream.done.0, stream.handle.0) }
         })?;
         self.run(operation, |functions| {
-            // SAFETY: as above. If another thread has recorded the event since, this waits longer.
+            // SAFETY: as for the record above. If another thread has recorded the event since, this waits
+            // longer.
             unsafe { (functions.cuEventSynchronize)(stream.done.0) }
         })
     }
@@ -417,7 +419,7 @@ impl Driver for CudaDriver {
         let end = self.event(end, operation)?;
         let mut milliseconds = 0.0_f32;
         self.run(operation, |functions| {
-            // SAFETY: both live while they are held here; writes a number.
+            // SAFETY: both events live while they are held here; writes a number.
             unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, begin.0, end.0) }
         })?;
         // The driver's resolution is half a microsecond, so a difference may be negative.
@@ -441,17 +443,17 @@ impl Driver for CudaDriver {
         match (from, to) {
             (Span::Pinned(from), Span::Device(to)) => self.run(operation, |functions| {
                 let (from, to) = (pinned_address(from), address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyHtoDAsync_v2)(to, from, len, stream) }
             }),
             (Span::Device(from), Span::Pinned(to)) => self.run(operation, |functions| {
                 let (from, to) = (address(from), pinned_address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyDtoHAsync_v2)(to, from, len, stream) }
             }),
             (Span::Device(from), Span::Device(to)) => self.run(operation, |functions| {
                 let (from, to) = (address(from), address(to));
-                // SAFETY: as above.
+                // SAFETY: see the comment on all three calls.
                 unsafe { (functions.cuMemcpyDtoDAsync_v2)(to, from, len, stream) }
             }),
             (Span::Pinned(_), Span::Pinned(_)) => {
@@ -501,7 +503,7 @@ impl Driver for CudaDriver {
     }
 
     fn compile(&self) -> Result<(), DriverError> {
-        // A module that does not compile does not keep the others from it.
+        // If one module does not compile, the other modules are compiled nevertheless.
         let compiled = KERNELS.iter().map(|(name, _)| self.kernel(name).map(drop));
         compiled.fold(Ok(()), Result::and)
     }
@@ -567,7 +569,8 @@ impl Driver for CudaDriver {
         let Err(reason) = result else {
             return Ok(());
         };
-        // The library may have failed because of an error of the context. The query tells.
+        // The library may have failed because of an error of the context. The query of the stream returns
+        // this error.
         let query = self.code(&operation, |functions| {
             // SAFETY: the stream lives while it is held here.
             unsafe { (functions.cuStreamQuery)(stream.handle.0) }

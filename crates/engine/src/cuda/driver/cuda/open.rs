@@ -1,4 +1,4 @@
-//! The search for a usable driver and usable devices. It never panics.
+//! Finds a usable driver and usable devices, and never panics.
 
 use super::functions::Code;
 use super::{
@@ -21,16 +21,16 @@ use std::{
 /// The oldest version of CUDA whose drivers compile the kernels, which are PTX of ISA 8.0.
 const VERSION: i32 = 12_000;
 
-/// The version of CUDA that the loaded driver is for; 0 until it says one.
+/// The version of CUDA that the loaded driver supports; 0 until the driver reports its version.
 static FOUND: AtomicI32 = AtomicI32::new(0);
 
-/// The oldest architecture that the kernels run on.
+/// The oldest compute capability that the kernels run on.
 const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
 
-/// Opens the devices of this process that are usable.
+/// Opens all usable devices of this process.
 ///
 /// # Errors
-/// No device is usable. The error says why the first device is not, or that there is no device.
+/// No device is usable. The error says why the first device is not usable, or that there is no device.
 pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
     for ordinal in 0..CudaDriver::count()? {
@@ -49,30 +49,30 @@ pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     Ok(drivers)
 }
 
-/// Returns the major and the minor version of CUDA that the driver is for. `None` if no driver was
-/// loaded yet, or it does not say one.
+/// Returns the major and the minor version of CUDA that the driver supports. `None` if no driver was loaded
+/// yet, or if the driver does not report its version.
 pub(crate) fn version() -> Option<(u32, u32)> {
     let version = u32::try_from(FOUND.load(Ordering::Relaxed)).ok()?;
     (version > 0).then(|| parts(version))
 }
 
-/// Returns the major and the minor version in 1000 × major + 10 × minor.
+/// Splits the number `version`, which is 1000 × major + 10 × minor, into the major and the minor version.
 fn parts(version: u32) -> (u32, u32) {
     (version / 1000, version % 1000 / 10)
 }
 
 impl CudaDriver {
-    /// Returns the number of devices that this process sees.
+    /// Returns the number of devices that are visible to this process.
     pub(crate) fn count() -> Result<usize, DriverError> {
         let functions = initialized()?;
         let mut count = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceGetCount)(&raw mut count) };
         succeed(functions, code, "count the CUDA devices", None)?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Returns the driver of a device, which is the same for every call.
+    /// Returns the driver of the device `ordinal`. Every call returns the same driver.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, DriverError> {
         static DEVICES: Mutex<BTreeMap<usize, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
         // This call comes first, because in a forked child the lock may be taken for ever.
@@ -92,13 +92,13 @@ impl CudaDriver {
         let mut device: CUdevice = 0;
         // The driver refuses a number that is out of range.
         let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
-        // SAFETY: writes the device.
+        // SAFETY: the function writes the device.
         let code = unsafe { (functions.cuDeviceGet)(&raw mut device, number) };
         check(code, "find the device")?;
 
         let attribute = |attribute, what: &str| {
             let mut value = 0;
-            // SAFETY: writes a number.
+            // SAFETY: the function writes a number.
             let code =
                 unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
             check(code, &format!("ask for {what}"))?;
@@ -129,14 +129,14 @@ impl CudaDriver {
         }
 
         let mut name = [0_u8; 256];
-        // SAFETY: writes at most 255 characters and a NUL.
+        // SAFETY: the function writes at most 255 characters and a NUL.
         let code = unsafe { (functions.cuDeviceGetName)(name.as_mut_ptr().cast(), 255, device) };
         check(code, "ask for the name")?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         let name = name.to_string_lossy().into_owned();
 
         let mut total_memory = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut total_memory, device) };
         check(code, "ask for the size of the memory")?;
 
@@ -167,11 +167,12 @@ impl CudaDriver {
     }
 }
 
-/// Asks where a device is on the PCI bus. `None` after any error: nothing depends on it but speed.
+/// Returns the device's address on the PCI bus; `None` after any error, because only speed depends on the
+/// address.
 fn pci_address(functions: &Functions, device: CUdevice) -> Option<PciAddress> {
     let number = |attribute| {
         let mut value = 0;
-        // SAFETY: writes a number.
+        // SAFETY: the function writes a number.
         let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
         (code == codes::SUCCESS).then_some(value)?.try_into().ok()
     };
@@ -182,8 +183,8 @@ fn pci_address(functions: &Functions, device: CUdevice) -> Option<PciAddress> {
     })
 }
 
-/// Returns the driver's functions, after `cuInit`. The first call's result is kept, and later calls
-/// return the same error, if any.
+/// Returns the driver's functions, after `cuInit`. The first result is kept: later calls return the same
+/// functions, or the same error.
 fn initialized() -> Result<&'static Functions, DriverError> {
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
     /// The first process that called this function; 0 if there is none.
@@ -207,7 +208,7 @@ fn initialized() -> Result<&'static Functions, DriverError> {
 fn initialize() -> Result<Functions, String> {
     let functions = Functions::load()?;
     let mut version = 0;
-    // SAFETY: writes a number; may be called before `cuInit`.
+    // SAFETY: the function writes a number; may be called before `cuInit`.
     let code = unsafe { (functions.cuDriverGetVersion)(&raw mut version) };
     if code != codes::SUCCESS {
         let reason = codes::describe(&functions, code);
@@ -222,7 +223,8 @@ fn initialize() -> Result<Functions, String> {
     }
 }
 
-/// Checks that the driver is new enough. `version` is 1000 × major + 10 × minor.
+/// Checks that the driver is new enough. `version` is the driver's version of CUDA as 1000 × major + 10 ×
+/// minor.
 fn check_version(version: i32) -> Result<(), String> {
     if version >= VERSION {
         return Ok(());
@@ -247,7 +249,7 @@ fn succeed(
 ) -> Result<(), DriverError> {
     match code {
         codes::SUCCESS => Ok(()),
-        // All other codes mean the same: without a context nothing is broken or usable.
+        // All other codes mean the same: there is no context, so nothing is broken, and nothing can be used.
         code => Err(unavailable(
             operation,
             device,
@@ -265,7 +267,7 @@ fn unavailable(operation: &str, device: Option<usize>, reason: String) -> Driver
     }
 }
 
-/// Returns the first device, for a test that needs one. Without a device, prints that the test is
+/// Returns the first device, for a test that needs a device. Without a device, prints that the test is
 /// skipped, or panics if `ZARRS_CUDA_REQUIRE_GPU` is 1.
 #[cfg(any(test, feature = "fakes"))]
 pub fn gpu_or_skip(test: &str) -> Option<Arc<CudaDriver>> {

@@ -1,15 +1,15 @@
-//! The parameters of a copy of rows.
+//! The parameters with which the CUDA driver copies rows.
 //!
-//! The function for three dimensions takes any pitch up to the largest one. The one for two "may
-//! fail for pitches not computed by `cuMemAllocPitch`", by NVIDIA's documentation.
+//! The driver's function for three dimensions takes any pitch up to the largest one. The function for two
+//! dimensions "may fail for pitches not computed by `cuMemAllocPitch`", by NVIDIA's documentation.
 
 use super::{arguments::address, pinned_address};
 use crate::cuda::driver::{Rows, RowsShape, Span};
 use cudarc::driver::sys::{CUDA_MEMCPY3D, CUdeviceptr, CUmemorytype};
 use std::{ffi::c_void, ptr};
 
-/// Returns the kind of the memory, and the address of the first row: for the host, and for the
-/// device.
+/// Returns the type of the memory, the address of the first row if the host has the memory, and the address
+/// if the device has the memory. The other address is null.
 fn place(rows: Rows) -> (CUmemorytype, *mut c_void, CUdeviceptr) {
     match rows.span {
         Span::Pinned(span) => (CUmemorytype::CU_MEMORYTYPE_HOST, pinned_address(span), 0),

@@ -8,39 +8,41 @@ use crate::cuda::kernels::spans::{Launch, Slots};
 const HEADER: usize = 16;
 const INTEGER: usize = 4;
 
-/// The versions of the frame format, and of each compressor's stream format.
+/// The version of the frame format, and the version of each compressor's stream format.
 const FORMAT: u8 = 2;
 const STREAM_VERSION: u8 = 1;
 
 const FLAG_SHUFFLE: u8 = 0x01;
 const FLAG_BIT_SHUFFLE: u8 = 0x04;
-/// A block has one stream, not one for each byte of an element.
+/// The flag of a frame in which a block has one stream, and not one for each byte of an element.
 const FLAG_DONT_SPLIT: u8 = 0x10;
 
-/// C-Blosc's limits. It counts in signed 32-bit integers, also the bytes of a frame.
+/// The limits of C-Blosc on the bytes of a buffer and of a block. C-Blosc counts in signed 32-bit integers,
+/// also the bytes of a frame.
 const MAX_BUFFER: usize = i32::MAX as usize - HEADER;
 const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
 
-/// The format of the streams.
+/// The format of the compressed streams in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFormat {
-    /// LZ4 blocks.
+    /// Each stream is an LZ4 block.
     Lz4,
-    /// Zstandard frames.
+    /// Each stream is a Zstandard frame.
     Zstd,
 }
 
-/// The format of a frame.
+/// The format of a Blosc frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BloscFormat {
     pub(crate) streams: StreamFormat,
-    /// The shuffle of the blocks before they were compressed.
+    /// The shuffle of the blocks before their compression; `None` if they are not shuffled.
     pub(crate) shuffle: Option<Shuffle>,
     pub(crate) blocks: BloscBlocks,
 }
 
 impl BloscFormat {
-    /// Returns the first word of a frame: versions, flags and type size.
+    /// Returns the first word of a frame: versions, flags and type size. `None` if the type size does not
+    /// fit.
     fn word(self) -> Option<u32> {
         let compressor = match self.streams {
             StreamFormat::Lz4 => 1 << 5,
@@ -82,11 +84,11 @@ pub(crate) fn blosc_bound(blocks: BloscBlocks) -> Option<usize> {
 /// The contents of the streams are not checked.
 ///
 /// # Errors
-/// A span is too short or misaligned, slots overlap or do not match, or slots of frames have fewer
-/// bytes than [`blosc_bound`]. Blosc has no such frames, or the driver fails.
+/// A span is too short or misaligned, slots overlap or do not match, slots of frames have fewer bytes than
+/// [`blosc_bound`], Blosc has no frames of this size, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_blosc(
     driver: &dyn Driver,
     stream: StreamId,
@@ -140,8 +142,8 @@ pub(crate) unsafe fn frame_blosc(
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = layout.grid(count, WARPS, TUNING.most);
-    // SAFETY: the part of a frame in front of the streams has room in a slot. All other spans have
-    // an element for each stream or subchunk.
+    // SAFETY: a slot has room for the part of a frame before the streams. All other spans have an element for
+    // each stream or subchunk.
     unsafe { layout.run(grid, BLOCK, &args)? };
     let args = [
         Arg::Span(input_span, Access::Read),
@@ -157,8 +159,8 @@ pub(crate) unsafe fn frame_blosc(
         Arg::Span(spans.sizes, Access::Read),
     ];
     let grid = copy.grid(pieces(streams.slots.count, block), WARPS, TUNING.most);
-    // SAFETY: where there is a frame, each stream lies within its slot, or is not shorter than its
-    // block, which lies within the subchunk's slot. The starts that the layout kernel wrote leave
-    // room for all streams and blocks.
+    // SAFETY: for each frame, each stream lies within its slot, or is not shorter than its block, which lies
+    // within the subchunk's slot. The offsets that the layout kernel wrote leave room for all streams and
+    // blocks.
     unsafe { copy.run(grid, BLOCK, &args) }
 }

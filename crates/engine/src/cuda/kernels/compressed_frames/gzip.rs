@@ -1,10 +1,10 @@
-//! Gzip members of raw deflate streams.
+//! Makes gzip members of raw deflate streams.
 
 use super::{Args, BLOCK, CompressedFrames, Streams, TUNING, WARPS, pieces};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::Launch;
 
-/// The number of bytes by which a member is longer than its stream.
+/// The number of bytes by which a gzip member is longer than its deflate stream.
 pub(crate) const GZIP_OVERHEAD: usize = 18;
 
 /// Enqueues a kernel that makes a gzip member of each stream. A stream is a raw deflate stream of
@@ -18,7 +18,7 @@ pub(crate) const GZIP_OVERHEAD: usize = 18;
 /// A span is too short or misaligned, slots overlap or do not match, or the driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_gzip(
     driver: &dyn Driver,
     stream: StreamId,

@@ -1,15 +1,15 @@
-//! Zstandard frames that have the content size.
+//! Rewrites Zstandard frames so that their headers contain the content size.
 
 use super::{Args, BLOCK, CompressedFrames, Streams, TUNING, WARPS, pieces};
 use crate::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::Launch;
 
-/// The most bytes by which a frame may be longer than its stream: a content size of 8 bytes.
+/// The most bytes by which a frame is longer than the compressor's stream: a content size of 8 bytes.
 pub(crate) const ZSTD_OVERHEAD: usize = 8;
 
-/// Enqueues a kernel that copies each stream, with a header that has the content size. A stream is
-/// a Zstandard frame of `bytes` bytes of content. There is one stream for each frame. A subchunk
-/// whose flag in `stored` (a `u32` each) is zero gets no frame, and its stream is ignored.
+/// Enqueues a kernel that copies each stream, with a header that contains the content size. A stream is a
+/// Zstandard frame of `bytes` bytes of content. There is one stream for each frame. A subchunk whose flag in
+/// `stored` (a `u32` each) is zero gets no frame, and its stream is ignored.
 ///
 /// A stream counts as failed if it is not exactly one frame, needs a dictionary, or has another
 /// content size. The contents of its blocks are not checked.
@@ -19,7 +19,7 @@ pub(crate) const ZSTD_OVERHEAD: usize = 8;
 /// driver fails.
 ///
 /// # Safety
-/// The caller keeps the rules of the driver.
+/// The caller keeps the rules that the module `driver` lists.
 pub(crate) unsafe fn frame_zstd(
     driver: &dyn Driver,
     stream: StreamId,

@@ -1,7 +1,7 @@
-//! The parameters of the kernels, as the kernels read them.
+//! The parameters of the kernels `scatter` and `unscatter`, in the layout that the kernels read.
 
-/// The largest numbers of digits. A digit has at least 2 values. The product of the digits is below
-/// 2³¹, or at most the number of units of a tile.
+/// The most digits of a slab in the plain kernels, of a tile, and of the number of a tile. A digit has at
+/// least 2 values. The product of the extents is below 2³¹, or at most the number of units of a tile.
 pub(super) const MAX_DIGITS: usize = 32;
 
 pub(super) const MAX_TILE_DIGITS: usize = 12;
@@ -45,9 +45,11 @@ pub(super) struct TileDigit {
     pub(super) split: u32,
 }
 
+/// A digit of the number of a tile, in mixed radix. `slab` and `within` are steps from one tile to the next
+/// in units, and `slot` is the same step in slots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct GridDigit {
+pub(super) struct TileNumberDigit {
     pub(super) extent: u32,
     pub(super) magic: u32,
     pub(super) shift: u32,
@@ -74,7 +76,7 @@ pub(super) struct TileParameters {
     pub(super) slot_leap: u32,
     pub(super) slab_digits: [TileDigit; MAX_TILE_DIGITS],
     pub(super) slot_digits: [TileDigit; MAX_TILE_DIGITS],
-    pub(super) grid_digits: [GridDigit; MAX_GRID_DIGITS],
+    pub(super) grid_digits: [TileNumberDigit; MAX_GRID_DIGITS],
 }
 
 const _: () = assert!(
@@ -95,6 +97,7 @@ pub(super) fn bytes_of_lift(parameters: &LiftParameters) -> &[u8] {
 
 pub(super) fn bytes_of_tile(parameters: &TileParameters) -> &[u8] {
     let len = size_of::<TileParameters>();
-    // SAFETY: as above: 48 bytes, 28 for each digit of a tile and 32 for each of the grid.
+    // SAFETY: as in `bytes_of_lift`: 48 bytes, 28 for each digit of a tile and 32 for each digit of a tile's
+    // number.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
 }

@@ -1,11 +1,11 @@
-//! The parameters of the plain kernels.
+//! Computes the parameters of the plain kernels.
 
 use super::ScatterError;
 use super::parameters::{LiftParameters, MAX_DIGITS, UnitDigit};
 use super::units::{division, number, period};
 use crate::layout::{Lift, LiftDigit};
 
-/// Returns the parameters of the plain kernels.
+/// Returns the parameters of the plain kernels for the slab of `lift`.
 pub(super) fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, ScatterError> {
     let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
     let of_run = LiftDigit {

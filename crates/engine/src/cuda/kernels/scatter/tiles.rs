@@ -1,6 +1,8 @@
 //! The parameters of the tiled kernels: how a slab is cut into tiles.
 
-use super::parameters::{GridDigit, MAX_GRID_DIGITS, MAX_TILE_DIGITS, TileDigit, TileParameters};
+use super::parameters::{
+    MAX_GRID_DIGITS, MAX_TILE_DIGITS, TileDigit, TileNumberDigit, TileParameters,
+};
 use super::units::{division, gcd, number};
 use super::{BLOCK, UNITS_PER_BLOCK};
 use crate::layout::{Lift, LiftDigit};
@@ -8,9 +10,9 @@ use crate::layout::{Lift, LiftDigit};
 /// The granularity of transfers from and to global memory, in bytes.
 pub(super) const SECTOR: usize = 32;
 
-/// The limits of tiles, by the exponent of the unit: the desired number of units that are
-/// consecutive in a slot, the most units of a tile, and the units for which the tile's shared
-/// memory has room, as in the kernels.
+/// The limits of tiles, by the exponent of the unit's size: the desired number of units that are consecutive
+/// in a slot, the most units of a tile, and the number of units for which the tile's shared memory has room,
+/// the same as in the kernels.
 const TILES: [(usize, usize, usize); 5] = [
     (64, 4096, 5120),
     (64, 4096, 5120),
@@ -19,24 +21,23 @@ const TILES: [(usize, usize, usize); 5] = [
     (16, 256, 320),
 ];
 
-/// A digit of the slab, cut into tiles.
+/// A digit of the units of a slab, whose values are cut into tiles.
 #[derive(Clone, Copy, Debug)]
 struct CutDigit {
     extent: usize,
-    /// Units of the slab from one value to the next.
+    /// The number of units of the slab from one value of the digit to the next.
     slab: usize,
-    /// Units within a slot from one value to the next.
+    /// The number of units within a slot from one value of the digit to the next.
     within: usize,
     slot: usize,
-    /// Values in a tile.
+    /// The number of values of the digit in a tile.
     tile: usize,
-    /// Units of the tile's shared memory from one value to the next.
+    /// The number of units of the tile's shared memory from one value of the digit to the next.
     shared: usize,
 }
 
-/// Returns the parameters of the tiled kernels and the number of tiles, or `None` if these kernels
-/// do not apply. They need a run of one unit, and the next unit in the slot must be the slab's,
-/// too.
+/// Returns the parameters of the tiled kernels and the number of tiles. `None` if these kernels cannot be
+/// used: they need runs of one unit, and the next unit in the slot must be in the same slab.
 pub(super) fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParameters, u32)> {
     let turns = |digit: &LiftDigit| digit.slot_step == 0 && digit.stride == unit;
     if lift.run() != unit || !lift.digits().iter().any(turns) {
@@ -60,10 +61,10 @@ pub(super) fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParame
     tile_parameters(lift, &cuts, unit, units, swap)
 }
 
-/// Chooses the tile: first as long as is useful in the order of a slot, then as long as possible in
-/// the order of the slab. Returns the tile's number of units.
+/// Chooses the size of tiles: first as long as is useful in the order of a slot, then as long as possible in
+/// the order of the slab. Returns the number of units of a tile.
 ///
-/// At most one digit from each side is cut in the middle.
+/// At most one digit from each order is cut in the middle.
 fn cut(cuts: &mut [CutDigit], unit: usize) -> usize {
     let (side, most, room) = TILES[unit.trailing_zeros() as usize];
     let mut by_slot: Vec<usize> = (0..cuts.len()).filter(|&d| cuts[d].slot == 0).collect();
@@ -80,7 +81,7 @@ fn cut(cuts: &mut [CutDigit], unit: usize) -> usize {
     let mut first_of_row = cuts.len();
     while first_of_row > 0 {
         let cut = &mut cuts[first_of_row - 1];
-        // `total` excludes this digit, so that a digit that is cut already can grow.
+        // `total` excludes this digit, so that the tile can grow along a digit that is cut already.
         total /= cut.tile;
         cut.tile = part(cut.extent, most / total, row * unit).max(cut.tile);
         total *= cut.tile;
@@ -115,8 +116,8 @@ fn cut(cuts: &mut [CutDigit], unit: usize) -> usize {
     total
 }
 
-/// Returns how many of `extent` consecutive values of `bytes` bytes to take: all of them, or at
-/// most `most`, in whole sectors if possible.
+/// Returns the number of values, of `bytes` bytes each, to put into a tile: all of `extent` consecutive
+/// values, or at most `most`, in whole sectors if possible.
 fn part(extent: usize, most: usize, bytes: usize) -> usize {
     if extent <= most {
         return extent;
@@ -150,7 +151,7 @@ fn tile_parameters(
         slot_leap: 0,
         slab_digits: [TileDigit::default(); MAX_TILE_DIGITS],
         slot_digits: [TileDigit::default(); MAX_TILE_DIGITS],
-        grid_digits: [GridDigit::default(); MAX_GRID_DIGITS],
+        grid_digits: [TileNumberDigit::default(); MAX_GRID_DIGITS],
     };
     let (mut in_tile, mut tiles, mut splits) = (Vec::new(), 1_usize, 0);
     for cut in cuts {
@@ -168,7 +169,7 @@ fn tile_parameters(
             let (magic, shift) = division(count);
             *parameters
                 .grid_digits
-                .get_mut(parameters.grid_digit_count as usize)? = GridDigit {
+                .get_mut(parameters.grid_digit_count as usize)? = TileNumberDigit {
                 extent: number(count)?,
                 magic,
                 shift,
@@ -224,8 +225,8 @@ fn tile_parameters(
     Some((parameters, number(tiles)?))
 }
 
-/// Returns the number of the only digit in which the units of a thread differ, if there is one, and
-/// the difference from one unit to the next. The units of a thread are [`BLOCK`] apart in a turn.
+/// If the units of a thread differ in only one digit, returns the index of this digit, and the difference of
+/// its values from one unit to the next. In each turn, the units of a thread are [`BLOCK`] apart.
 fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
     let units = u32::try_from(UNITS_PER_BLOCK).ok()?;
     let mut faster = 1; // values of the digits that are faster
@@ -233,7 +234,8 @@ fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
         if !BLOCK.is_multiple_of(faster) {
             return None;
         }
-        // A turn begins at a multiple of its units. The slowest digit never overflows.
+        // A turn is one round of a block, and begins at a multiple of `units`. The slowest digit never
+        // overflows.
         let turn = units / faster;
         if number == 0 || digit.extent.is_multiple_of(turn) {
             return Some((number, BLOCK / faster));

@@ -1,12 +1,12 @@
-//! The unit of a copy, and numbers of units.
+//! The unit that the scatter kernels copy, and conversions of numbers for these kernels.
 
 use crate::cuda::kernels::fast_division::FastDivision;
 use crate::layout::Lift;
 
-/// The widest unit, in bytes.
+/// The size of the widest unit, in bytes.
 pub(super) const WIDEST: usize = 16;
 
-/// Returns the widest unit that divides the run, all strides and the offset.
+/// Returns the size of the widest unit that divides the run, all strides and the offset.
 pub(super) fn widest_unit(lift: &Lift) -> usize {
     let steps = lift.digits().iter().map(|digit| digit.stride);
     let all = steps.fold(lift.run() | lift.slot_stride() | lift.offset(), |a, b| {
@@ -22,17 +22,18 @@ pub(super) fn gcd(mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// Returns the number of units after which a pattern of elements repeats.
+/// Returns the number of units after which a repeated element begins at a unit again.
 pub(super) fn period(element_size: usize, unit: usize) -> usize {
     element_size / gcd(element_size, unit)
 }
 
-/// Converts a number for the kernels. Numbers of units of the slab are below 2³¹.
+/// Converts `n` for the kernels; `None` if it does not fit. Numbers of units of the slab are below 2³¹.
 pub(super) fn number(n: usize) -> Option<u32> {
     u32::try_from(n).ok()
 }
 
-/// Returns magic and shift for a digit. The kernels do not divide by 1.
+/// Returns the magic number and the shift that divide by `extent`; zeros for 1, by which the kernels do not
+/// divide.
 pub(super) fn division(extent: usize) -> (u32, u32) {
     FastDivision::new(extent).map_or((0, 0), |by| (by.magic, by.shift))
 }
