@@ -13,18 +13,18 @@ use zarrs_cuda_engine::layout::Slab;
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::memory::disjoint::Shares;
 
-/// A part of a shard that a view shows.
+/// A view of zarrs that shows a part of a shard, as a place into which subchunks are decoded.
 pub(super) struct ViewOfShard<'a, 'v> {
     view: &'a ArrayBytesFixedDisjointView<'v>,
     shares: Shares<'a>,
 }
 
 impl<'a, 'v> ViewOfShard<'a, 'v> {
-    /// `view` shows the part of a shard of `shards` from `start`, of shape `shape`. `None` if the
-    /// view has another shape.
+    /// Returns the part of a shard of `shards` that `view` shows: its box from `start`, of shape `shape`
+    /// (elements). Returns `None` if the view has another shape.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the part leaves the shard.
+    /// [`EngineError::Internal`] if the box is not inside the shard.
     pub(super) fn new(
         view: &'a ArrayBytesFixedDisjointView<'v>,
         shards: &'a Sharding,
@@ -39,21 +39,21 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         Ok(Some(Self { view, shares }))
     }
 
-    /// Writes the share of subchunk `number`: just its elements, in C order.
+    /// Writes `elements`, in C order, to the elements of the view that subchunk `number` has.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the share was written before; [`EngineError::Foreign`] if zarrs refuses the
-    /// share.
+    /// [`EngineError::Internal`] if these elements were written before; [`EngineError::Foreign`] if zarrs
+    /// refuses them.
     pub(super) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         let share = self.shares.claim(number, 1)?;
         // SAFETY: the share was claimed.
         unsafe { self.write_box(&share, |view| Ok(view.copy_from_slice(elements)?)) }
     }
 
-    /// Calls `write` with zarrs' view of a box of this one.
+    /// Calls `write` with zarrs' view of the box `slab` of this view.
     ///
     /// # Safety
-    /// The box was claimed, and nothing writes it at the same time.
+    /// The caller claimed `slab`, and nothing else writes it at the same time.
     unsafe fn write_box(
         &self,
         slab: &Slab,
@@ -65,7 +65,8 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         let shape = slab.shape.iter().map(|&extent| extent as u64).collect();
         let subset = ArraySubset::new_with_start_shape(start, shape)
             .map_err(|error| EngineError::Foreign(Box::new(CodecError::from(error))))?;
-        // SAFETY: the shares of different subchunks do not overlap, and the caller claimed these.
+        // SAFETY: the shares of different subchunks do not overlap, and the caller claimed the shares in
+        // `slab`.
         let view = unsafe { self.view.subdivide(subset) };
         view.map_err(CodecError::from)
             .and_then(|mut view| write(&mut view))
@@ -75,13 +76,13 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
 
 impl RowSink for ViewOfShard<'_, '_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
-        /// Finding a run of so many bytes takes little of the time that copying it takes.
+        /// The number of bytes of a run that takes much longer to copy than to find.
         const RUN: usize = 4 << 10;
         self.shares.row_len(first, count, RUN)
     }
 
     fn most_bytes(&self) -> usize {
-        // Even from the next cache the two copies are faster than short runs.
+        // Two copies by way of the second-level cache are still faster than many short runs.
         2 << 20
     }
 
@@ -91,7 +92,7 @@ impl RowSink for ViewOfShard<'_, '_> {
         sources: &[&[u8]],
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        /// A box of so many bytes stays in the cache between the two copies.
+        /// The number of bytes of a box that stays in the cache between the two copies.
         const SLAB: usize = if cfg!(test) { 24 } else { 128 << 10 };
         let row = self.shares.claim(first, sources.len())?;
         if let [source] = sources
