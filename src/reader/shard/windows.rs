@@ -1,17 +1,17 @@
-//! Windows that want the same subchunks.
+//! Finds the windows of the output that want the same subchunks.
 
 use super::ShardToRead;
 use zarrs_cuda_engine::contract::{EngineError, RowSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
-/// A subchunk that is wanted, and the windows that want it: pairs of the number of the subchunk, which
-/// is the same in all of them, and of a window.
+/// A wanted subchunk, and the windows that want it. Each pair has the number of the subchunk, which is the
+/// same in all pairs, and the number of a window.
 #[derive(Clone, Copy)]
 pub(super) struct WantedSubchunk<'p>(pub(super) &'p [(usize, usize)]);
 
 impl WantedSubchunk<'_> {
     pub(super) fn number(self) -> usize {
-        // There is at least one pair.
+        // The slice has at least one pair.
         self.0.first().map_or(0, |(number, _)| *number)
     }
 
@@ -66,8 +66,8 @@ impl RowSink for Several<'_> {
     }
 }
 
-/// Returns the subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
-/// window.
+/// Returns a pair for each subchunk and each window of `shard` that wants it: their numbers, by ascending
+/// number of the subchunk.
 pub(super) fn wanted(shard: &ShardToRead<'_>) -> Vec<(usize, usize)> {
     let parts = shard.wanted.parts.iter().enumerate();
     let mut pairs: Vec<(usize, usize)> = parts
