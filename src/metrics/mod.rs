@@ -59,8 +59,8 @@ pub struct Metrics {
     pub lanes_created: u64,
     /// The number of lanes that are in use or idle now.
     pub lanes_alive: u64,
-    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
-    /// not confirm that it was done with the memory.
+    /// The number of lanes that were abandoned without freeing all of their memory: the device was broken, or
+    /// did not confirm that it was done with the memory.
     pub lanes_leaked: u64,
     /// The number of times that a shard waited for a lane.
     pub lane_waits: u64,
