@@ -95,7 +95,7 @@ impl Files {
 
     /// Returns whether subchunks of the shard `key` are stored beside it.
     pub(crate) fn has_frame(&self, key: &str) -> io::Result<bool> {
-        let entries = match fs::read_dir(self.path(&frame_of(key))) {
+        let entries = match fs::read_dir(self.path(&frame_directory(key))) {
             Ok(entries) => entries,
             Err(error) if is_missing(&error) => return Ok(false),
             Err(error) => return Err(error),
@@ -130,7 +130,7 @@ impl Files {
 }
 
 /// Returns the key of the directory of the subchunks that are stored beside the shard `key`.
-pub(crate) fn frame_of(key: &str) -> String {
+pub(crate) fn frame_directory(key: &str) -> String {
     format!("{key}.frame")
 }
 
@@ -155,7 +155,7 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        // The file is locked before the first read, until the update of the shard ends.
+        // During an update of the shard, its file is locked from the first read on.
         in_place::hold(&self.path(key.as_str()))?;
         let Some((file, size)) = self.open_sized(key.as_str())? else {
             return Ok(None);

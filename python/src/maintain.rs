@@ -13,7 +13,7 @@ use zarrs_storage::{StorageError, StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
 use crate::error::{Error, detached};
-use crate::files::frame_of;
+use crate::files::frame_directory;
 use crate::store::{Store, StorePlace};
 
 /// The counts of a consolidation: shards packed, subchunks in them, objects that had these subchunks, invalid
@@ -36,7 +36,7 @@ pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
 }
 
 /// The arguments of [`consolidate`].
-pub(crate) struct Work {
+pub(crate) struct ConsolidateArguments {
     /// The shards that have frames.
     pub(crate) pending: Vec<Vec<u64>>,
     /// The shape of the grid of shards. It was read after the listing, because a listed shard may be new.
@@ -54,7 +54,7 @@ pub(crate) struct Work {
 pub(crate) fn consolidate(
     shared: &Shared,
     store: &Store,
-    work: Work,
+    work: ConsolidateArguments,
     threads: NonZeroUsize,
 ) -> Result<Packed, Error> {
     let (part, parts) = work.part;
@@ -70,7 +70,7 @@ pub(crate) fn consolidate(
     }
     for shard in &outside {
         let key = shared.shards.array.chunk_key(shard);
-        let frame = StorePrefix::new(frame_of(key.as_str()) + "/");
+        let frame = StorePrefix::new(frame_directory(key.as_str()) + "/");
         let erased = frame
             .map_err(Into::into)
             .and_then(|frame| store.erase_prefix(&frame));

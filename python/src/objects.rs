@@ -20,7 +20,7 @@ use zarrs_storage::{
 };
 
 use crate::error::Error;
-use crate::files::frame_of;
+use crate::files::frame_directory;
 use crate::pool::{self, each};
 use crate::value::Value;
 
@@ -107,7 +107,7 @@ impl Objects {
 
     /// Returns whether subchunks of the shard `key` are stored beside it. Makes one request.
     pub(crate) fn has_frame(&self, key: &str) -> Result<bool, StorageError> {
-        let frame = StorePrefix::new(format!("{}/", frame_of(key)))?;
+        let frame = StorePrefix::new(format!("{}/", frame_directory(key)))?;
         let stored = self.store.list_prefix(&frame)?;
         let mut names = stored.iter().map(|key| Path::new(key.as_str()));
         Ok(names.any(|name| name.extension().is_some_and(|kind| kind == "chunk")))

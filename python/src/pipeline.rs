@@ -406,7 +406,7 @@ impl Native {
         discard_invalid: bool,
         over_changed: bool,
     ) -> PyResult<maintain::Packed> {
-        let work = maintain::Work {
+        let work = maintain::ConsolidateArguments {
             pending,
             grid,
             part,

@@ -8,7 +8,7 @@ use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::layout::Slab;
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::memory::disjoint::Shares;
@@ -74,7 +74,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
     }
 }
 
-impl RowSink for ViewOfShard<'_, '_> {
+impl NeighbourSink for ViewOfShard<'_, '_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         /// The number of bytes of a run that takes much longer to copy than to find.
         const RUN: usize = 4 << 10;
@@ -86,7 +86,7 @@ impl RowSink for ViewOfShard<'_, '_> {
         2 << 20
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -111,7 +111,12 @@ impl RowSink for ViewOfShard<'_, '_> {
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         let row = self.shares.claim(first, count)?;
         // SAFETY: the row was claimed.
         unsafe { self.write_box(&row, |view| Ok(view.fill(element)?)) }
@@ -211,7 +216,7 @@ mod tests {
                     break;
                 }
                 if SubchunkPart::new(grid, number, &start, &shape).len() == 0 {
-                    prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "not in the view");
+                    prop_assert!(output.fill_neighbours(number, 1, &[0; 2]).is_err(), "not in the view");
                     number += 1;
                     continue;
                 }
@@ -233,14 +238,14 @@ mod tests {
                     }
                 }
                 let written = if *kind == 0 {
-                    output.fill_row(number, count, &9_u16.to_ne_bytes())
+                    output.fill_neighbours(number, count, &9_u16.to_ne_bytes())
                 } else {
                     let sources: Vec<_> = (number..number + count).map(decoded).collect();
                     let sources: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
-                    output.write_row(number, &sources, &mut buffer)
+                    output.write_neighbours(number, &sources, &mut buffer)
                 };
                 written.unwrap();
-                prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "written before");
+                prop_assert!(output.fill_neighbours(number, 1, &[0; 2]).is_err(), "written before");
                 number += count;
             }
             drop(output);

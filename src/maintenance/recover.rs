@@ -76,7 +76,7 @@ pub enum SubchunkState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
-    /// What the recovery found, and what it did.
+    /// The finding of the recovery, and its action.
     pub outcome: RecoveryOutcome,
     /// The state of each subchunk, in C order. Empty if the shard does not exist now.
     pub subchunks: Vec<SubchunkState>,

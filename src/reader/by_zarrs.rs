@@ -9,7 +9,7 @@ use zarrs_storage::ReadableStorageTraits;
 use super::output::ArrayInMemory;
 use super::request::WantedBox;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 use zarrs_cuda_engine::memory::disjoint::Window;
 
@@ -74,7 +74,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         // SAFETY: `ArrayInMemory` has room for all elements, and no two of them overlap.
         let window = unsafe { Window::over(&grid, &order, whole, memory, strides) };
         let window = window.map_err(failed)?;
-        let written = window.write_row(0, &[&elements], &mut Vec::new());
+        let written = window.write_neighbours(0, &[&elements], &mut Vec::new());
         written.map_err(failed)
     }
 }

@@ -50,7 +50,7 @@ use crate::shard::sharding::Sharding;
 use errors::{damage, store_error};
 use indexed::Indexed;
 use windows::{WantedSubchunk, wanted};
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// The number of attempts to read a shard that is replaced during each attempt.
@@ -309,7 +309,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         for touched in touched {
             let number = touched.number();
             for window in touched.windows() {
-                let filled = self.windows[window].fill_row(number, 1, element);
+                let filled = self.windows[window].fill_neighbours(number, 1, element);
                 filled.map_err(|error| damage(self.shard, Some(number), error))?;
             }
         }

@@ -12,7 +12,7 @@ use crate::reader::error::Damage;
 use crate::reader::source::ShardSource;
 use crate::reader::threads::{self, decoding};
 use crate::shard::error::engine_is_about_stored_bytes;
-use zarrs_cuda_engine::contract::{EncodedSubchunk, RowSink};
+use zarrs_cuda_engine::contract::{EncodedSubchunk, NeighbourSink};
 
 impl<S: ShardSource> Attempt<'_, S> {
     /// Writes the wanted elements of the subchunk `touched`, which needs no decoding. `bytes` are its bytes
@@ -42,7 +42,7 @@ impl<S: ShardSource> Attempt<'_, S> {
             windows: self.windows,
             subchunks,
         };
-        let mut sink: &dyn RowSink = match (self.windows, &several) {
+        let mut sink: &dyn NeighbourSink = match (self.windows, &several) {
             ([window], _) => window,
             (_, several) => several,
         };
@@ -74,7 +74,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     fn decode_share(
         &self,
         subchunks: &[EncodedSubchunk<'_>],
-        sink: &dyn RowSink,
+        sink: &dyn NeighbourSink,
         options: &CodecOptions,
     ) -> Result<(), ReaderError> {
         self.shard.sharding.with_job(options, |job| {
@@ -104,7 +104,7 @@ impl<S: ShardSource> Attempt<'_, S> {
                         return Err(failed(self.shard, Some(number), error));
                     }
                     let damage = Damage::new(self.shard.key.clone(), Some(number), error);
-                    let filled = sink.fill_row(number, 1, job.fill_value);
+                    let filled = sink.fill_neighbours(number, 1, job.fill_value);
                     filled.map_err(|error| self::damage(self.shard, Some(number), error))?;
                     lock(&self.damaged).push(damage);
                 }

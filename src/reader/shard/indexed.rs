@@ -19,7 +19,7 @@ use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::ranges::Merged;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::allocate;
 
 /// A subchunk that is to be read.
@@ -175,7 +175,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         add(&self.attempt.call.counters.subchunk_hits, 1);
         for window in touched.windows() {
             let window = &self.attempt.windows[window];
-            let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
+            let written = window.write_neighbours(number, &[&kept.elements], &mut Vec::new());
             written.map_err(|error| damage(self.attempt.shard, Some(number), error))?;
         }
         Ok(true)
@@ -406,10 +406,10 @@ impl<S: ShardSource> Indexed<'_, S> {
 /// Passes subchunks on to `sink`, and keeps a copy of each.
 pub(super) struct Keeping<'a, S: ShardSource> {
     pub(super) indexed: &'a Indexed<'a, S>,
-    pub(super) sink: &'a dyn RowSink,
+    pub(super) sink: &'a dyn NeighbourSink,
 }
 
-impl<S: ShardSource> RowSink for Keeping<'_, S> {
+impl<S: ShardSource> NeighbourSink for Keeping<'_, S> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         self.sink.row_len(first, count)
     }
@@ -418,7 +418,7 @@ impl<S: ShardSource> RowSink for Keeping<'_, S> {
         self.sink.most_bytes()
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -439,11 +439,16 @@ impl<S: ShardSource> RowSink for Keeping<'_, S> {
                 decoded.push((number, Arc::new(subchunk)));
             }
         }
-        self.sink.write_row(first, sources, buffer)
+        self.sink.write_neighbours(first, sources, buffer)
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
-        self.sink.fill_row(first, count, element)
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
+        self.sink.fill_neighbours(first, count, element)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds the windows of the output that want the same subchunks.
 
 use super::ShardToRead;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// A wanted subchunk, and the windows that want it. Each pair has the number of the subchunk, which is the
@@ -39,12 +39,12 @@ impl Several<'_> {
     }
 }
 
-impl RowSink for Several<'_> {
+impl NeighbourSink for Several<'_> {
     fn row_len(&self, _first: usize, _count: usize) -> usize {
         1
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -52,16 +52,21 @@ impl RowSink for Several<'_> {
     ) -> Result<(), EngineError> {
         for (number, source) in (first..).zip(sources) {
             for window in self.windows(number) {
-                window.write_row(number, &[source], buffer)?;
+                window.write_neighbours(number, &[source], buffer)?;
             }
         }
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         (first..first + count).try_for_each(|number| {
             self.windows(number)
-                .try_for_each(|window| window.fill_row(number, 1, element))
+                .try_for_each(|window| window.fill_neighbours(number, 1, element))
         })
     }
 }
