@@ -172,12 +172,12 @@ fn reaches(at: usize, shape: &[usize], strides: &[isize], element_size: usize) -
 #[derive(Clone, Copy)]
 struct Pointer(*mut u8);
 
-// SAFETY: see `Memory`.
+// SAFETY: the memory is used under the conditions of `Memory`.
 unsafe impl Send for Pointer {}
-// SAFETY: see `Memory`.
+// SAFETY: the memory is used under the conditions of `Memory`.
 unsafe impl Sync for Pointer {}
 
-/// Copies the elements of a box between two places that have other strides.
+/// Copies the elements of a box between two places in memory, which may have different strides.
 fn copy(
     from: Pointer,
     from_strides: &[isize],
@@ -201,7 +201,7 @@ fn copy(
     };
     let parts = threads.min(extent).min(bytes / ALONE).max(1);
     if parts == 1 {
-        // SAFETY: the callers checked both boxes.
+        // SAFETY: the callers checked that both boxes are inside their memory.
         unsafe { copy_axes(from.0, to.0, &axes, element_size) };
         return;
     }

@@ -43,8 +43,8 @@ impl Tensor {
             }
             ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<ManagedTensor>()
         };
-        // Numbers that have no name are none of these types: they are looked at before.
-        // SAFETY: what capsules of this name have.
+        // The types are read as numbers, because an enum with any other number would be undefined behaviour.
+        // SAFETY: a valid capsule with this name has such a tensor.
         let (device, code) = unsafe {
             let tensor = addr_of!((*tensor).dl_tensor);
             (
@@ -58,7 +58,7 @@ impl Tensor {
                  CUDA devices with plain numbers are taken from there: copy it to the host first"
             )));
         }
-        // SAFETY: as above. Whoever gives the capsule another name owns the tensor.
+        // SAFETY: the capsule is valid, and the code that gives it another name owns its tensor.
         unsafe {
             if ffi::PyCapsule_SetName(capsule, USED.as_ptr()) != 0 {
                 return Err(PyErr::fetch(Python::assume_attached()));

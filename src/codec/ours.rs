@@ -41,8 +41,8 @@ impl ShardCodec for Ours {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let elements = elements.into_fixed()?;
         if shards.known().is_err() {
-            // Elements of a data type that the inner codecs do not accept are refused, whatever the elements
-            // are.
+            // A data type that the inner codecs do not accept is an error, also if all elements are the fill
+            // value.
             shards.subchunk_representation()?;
         }
         let engine = shards.choose_engine().map_err(other)?.engine;

@@ -46,7 +46,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
     /// refuses them.
     pub(super) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         let share = self.shares.claim(number, 1)?;
-        // SAFETY: the share was claimed.
+        // SAFETY: `share` was claimed above, so no other call writes it.
         unsafe { self.write_box(&share, |view| Ok(view.copy_from_slice(elements)?)) }
     }
 
@@ -98,14 +98,14 @@ impl NeighbourSink for ViewOfShard<'_, '_> {
         if let [source] = sources
             && self.shares.is_dense(first)
         {
-            // SAFETY: the row was claimed.
+            // SAFETY: `row` was claimed above, so no other call writes it.
             return unsafe { self.write_box(&row, |view| Ok(view.copy_from_slice(source)?)) };
         }
         for slab in self.shares.slabs(&row, SLAB) {
             let len = slab.len() * self.shares.grid().element_size();
             let elements = allocate::at_least(buffer, len)?;
             self.shares.gather(first, sources, &slab, elements)?;
-            // SAFETY: the row was claimed, and its boxes are written one after the other.
+            // SAFETY: `row` was claimed above, and its boxes are written one after the other.
             unsafe { self.write_box(&slab, |view| Ok(view.copy_from_slice(elements)?))? };
         }
         Ok(())
@@ -118,7 +118,7 @@ impl NeighbourSink for ViewOfShard<'_, '_> {
         element: &[u8],
     ) -> Result<(), EngineError> {
         let row = self.shares.claim(first, count)?;
-        // SAFETY: the row was claimed.
+        // SAFETY: `row` was claimed above, so no other call writes it.
         unsafe { self.write_box(&row, |view| Ok(view.fill(element)?)) }
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn conditional(error: Error, words: fn(String) -> String) -> StorageE
 
 /// Returns whether the server was not reached.
 pub(super) fn has_no_answer(error: &Error) -> bool {
-    // The causes have types of the HTTP client, so only their text tells.
+    // The causes have types of the HTTP client, so only their text tells whether there was no answer.
     causes(error).any(|cause| {
         let text = cause.to_string();
         text.contains("timed out") || text.contains("error sending request")

@@ -311,7 +311,7 @@ fn check_files<TStorage: ?Sized>(
     files: &Files,
 ) -> Result<(), ReaderError> {
     let ArrayMetadata::V3(opened) = array.metadata() else {
-        // zarrs reads it: no shards.
+        // zarrs reads arrays of other Zarr versions, which have no shards to check.
         return Ok(());
     };
     let key = meta_key_v3(array.path());
@@ -336,7 +336,7 @@ fn check_files<TStorage: ?Sized>(
     Err(refused("has an array with other shards"))
 }
 
-/// Returns how the elements of `array` are decoded.
+/// Returns the decoder of the elements of `array`.
 fn decoded_by<TStorage: ?Sized>(array: &Array<TStorage>) -> DecodedBy {
     if !array.storage_transformers().create_metadatas().is_empty() {
         return DecodedBy::Zarrs("its storage transformers change what the store has".to_string());

@@ -46,7 +46,7 @@ pub enum ReaderError {
     /// There is not enough memory for the call.
     #[error("out of memory: {bytes} bytes for {what}")]
     Memory {
-        /// The purpose of the memory.
+        /// The purpose of the memory that could not be allocated.
         what: &'static str,
         /// The number of bytes that could not be allocated.
         bytes: usize,
@@ -70,7 +70,7 @@ pub enum ReaderError {
     Undecided {
         /// The key of the shard.
         key: StoreKey,
-        /// The reason.
+        /// The reason why the shard was not decoded.
         error: CodecError,
     },
     /// A shard, or a subchunk of it, cannot be decoded.

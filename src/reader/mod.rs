@@ -222,7 +222,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             newer_subchunks,
             ..
         } = &*self.0;
-        // Only the type of the store is known here.
+        // The kind of the store is known by the name of its type only.
         let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
         match decoded_by {
             DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),

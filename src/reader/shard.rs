@@ -66,7 +66,7 @@ pub(super) struct ReadCall<'a, S> {
     pub(super) place: &'a ArrayInMemory<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
     pub(super) absent: &'a Mutex<Vec<StoreKey>>,
-    /// Makes several requests at once.
+    /// The function that makes several requests at once.
     pub(super) each: Each,
     /// The number of requests that the call makes at once.
     pub(super) requests: NonZeroUsize,

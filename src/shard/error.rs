@@ -159,7 +159,7 @@ pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
     }
 }
 
-/// Makes an error of zarrs of an error of this crate.
+/// Converts an error of this crate to an error of zarrs.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,

@@ -23,7 +23,7 @@ use zarrs_cuda_engine::layout::{
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;
 
-/// The codecs of an index, and their properties.
+/// The codecs that encode an index, and their properties.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexCodecs {
     chain: Arc<CodecChain>,

@@ -113,7 +113,7 @@ impl Sharding {
         Ok(())
     }
 
-    /// Returns the shard `bytes` without bytes that no subchunk uses; `None` if there are no such bytes.
+    /// Returns the shard `bytes` without its unused bytes, or `None` if every byte is used.
     ///
     /// # Errors
     /// A [`CodecError`] if the index is invalid, or memory cannot be had.
@@ -132,8 +132,8 @@ impl Sharding {
         Ok(Some(shard))
     }
 
-    /// Returns how a shard of `size` bytes with the encoded index `index` is copied without the bytes that no
-    /// subchunk uses; `None` if there are no such bytes.
+    /// Returns the parts and the index with which a shard of `size` bytes, with the encoded index `index`, is
+    /// copied without its unused bytes. Returns `None` if every byte is used.
     ///
     /// # Errors
     /// A [`CodecError`] if the index is invalid.

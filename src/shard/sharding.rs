@@ -15,7 +15,7 @@ use super::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
-/// How the elements of a subchunk are encoded.
+/// The encoder of the elements of a subchunk.
 #[derive(Clone, Debug)]
 enum SubchunkElements {
     /// The engines encode the elements.

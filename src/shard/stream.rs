@@ -12,12 +12,12 @@ use crate::plan::StreamChoice;
 use zarrs_cuda_engine::contract::stream::{ReducedFrom, StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::Extent;
 
-/// How the shards of a stream are encoded.
+/// The codecs and settings with which the shards of a stream are encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardEncoding {
     pub(crate) shards: Arc<Sharding>,
     pub(crate) options: CodecOptions,
-    /// How a subchunk is encoded.
+    /// The inner codecs, which encode each subchunk.
     pub(crate) chain: StreamChain,
     /// The largest number of threads to use.
     pub(crate) threads: NonZeroUsize,

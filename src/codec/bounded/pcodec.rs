@@ -270,7 +270,7 @@ impl<'a, T: Number> Chunk<'a, T> {
     }
 }
 
-/// Checks that an encoder of `count` numbers would look back as far as `delta` does.
+/// Checks that `delta` looks back no further than an encoder of `count` numbers would.
 fn check_window(delta: &DeltaEncoding, count: usize) -> Result<(), String> {
     /// The number of elements that the `pco` crate's encoder may look back, also where it encodes fewer
     /// numbers.

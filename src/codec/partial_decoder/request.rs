@@ -16,7 +16,7 @@ use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError}
 use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
-/// How a touched subchunk is read.
+/// The way in which a subchunk with wanted elements is read.
 pub(in crate::codec) struct SubchunkRead {
     number: usize,
     extent: Extent,
@@ -40,7 +40,7 @@ pub(in crate::codec) struct PartialReadRequest<'a> {
     selection: Selection,
     /// The subchunks that have wanted elements, in C order.
     touched: Vec<SubchunkRead>,
-    /// Whether the lengths of the touched subchunks are what the metadata justifies.
+    /// Whether the metadata bounds the lengths of the touched subchunks.
     is_bounded: bool,
     num_elements: usize,
 }
@@ -82,7 +82,8 @@ impl<'a> PartialReadRequest<'a> {
         // to read in pieces.
         const SHORT: usize = 64 << 10;
         let inner_reads_parts = if let Ok(chain) = self.shards.known() {
-            // A checksum can only be verified over all that it covers.
+            // A checksum can only be verified over all bytes that it covers, so such a subchunk is not read
+            // in parts.
             chain.stages.is_empty()
         } else {
             let capability = self.shards.codec.inner_codecs.partial_decoder_capability();
@@ -125,9 +126,9 @@ impl<'a> PartialReadRequest<'a> {
         self.is_bounded
     }
 
-    /// Checks the lengths of the touched subchunks. Stores allocate what they are asked to read, and a decoder
-    /// of part of a subchunk does not see how long the subchunk is. So lengths that the metadata does not
-    /// justify are refused here.
+    /// Checks the lengths of the touched subchunks. Stores allocate the bytes that they are asked to read,
+    /// and a decoder of part of a subchunk does not see how long the subchunk is. So lengths that the
+    /// metadata does not justify are refused here. Returns whether the metadata bounds the lengths.
     fn check_lengths(&self) -> Result<bool, CodecError> {
         let limit = self.shards.subchunk_len()?;
         for touched in &self.touched {

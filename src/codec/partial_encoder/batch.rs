@@ -16,7 +16,7 @@ use crate::shard::selection::Selection;
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError, ShardJob};
 use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
-/// Encodes the changed subchunks of elements of one size, by the engines.
+/// Encodes the changed subchunks of `update`, whose elements have a fixed size, by the engines.
 pub(super) fn encode(
     update: &Update<'_>,
     elements: &[u8],

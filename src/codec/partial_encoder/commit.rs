@@ -46,7 +46,7 @@ pub(super) struct Placed {
 }
 
 impl Outcome {
-    /// Returns whether other encoders may write at the same time.
+    /// Returns the kind of turn that the outcome needs: shared if other encoders may write at the same time.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Write(placed) if placed.commit == Commit::DataOnly => Mode::Shared,
@@ -156,7 +156,7 @@ pub(super) fn decide(
             None => index.encode_changed(&index.empty(), moved, options)?,
         })
     };
-    // An update that leaves the index as it is writes no record.
+    // An update that does not change the index writes no record.
     let recorded = before.filter(|_| index.is_some());
     Ok(Outcome::Write(Placed {
         record: Record {

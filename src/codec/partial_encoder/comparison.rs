@@ -45,7 +45,7 @@ use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record, Space, fingerprint}
 /// The index of a shard as it was read.
 pub(super) struct StoredIndex {
     pub(super) entries: Entries<'static>,
-    /// The encoded index, if the entries do not have its bytes.
+    /// The encoded index, or `None` if `entries` has its bytes.
     encoded: Option<Vec<u8>>,
     pub(super) space: Space,
     /// The key of this index in the names of turns: equal indices have equal keys.
@@ -293,7 +293,7 @@ impl<'a> Comparison<'a> {
             return Ok(true);
         }
         if has_copy && !self.target.index.has_checksum() {
-            // An update was overwriting the index.
+            // An update was interrupted while it overwrote the index.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
         }

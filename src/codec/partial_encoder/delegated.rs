@@ -107,7 +107,7 @@ fn share<'u>(
     }
 }
 
-/// Returns how many elements a list of points names.
+/// Returns the number of elements of a selection.
 fn points_of(selection: &Selection) -> u64 {
     match selection {
         Selection::Points(points) => points.values().map(|points| points.len() as u64).sum(),

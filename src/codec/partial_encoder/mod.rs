@@ -65,7 +65,7 @@ type Written = (usize, Option<usize>);
 
 /// A write that failed.
 enum Failed {
-    /// The stored shard could not be read or understood, or it changed. Nothing was written.
+    /// The stored shard could not be read or decoded, or it changed before the write. Nothing was written.
     Reading(CodecError),
     /// The write failed for a reason that another attempt would not remove.
     Final(CodecError),
@@ -93,7 +93,7 @@ const SUBCHUNK_NAMES: usize = 64;
 struct Attempts {
     since: Instant,
     look: Look,
-    /// How long the encoder has waited for turns.
+    /// The time for which the encoder has waited for turns.
     waited: Duration,
 }
 
@@ -189,7 +189,8 @@ impl<H: Handle> PartialEncoder<H> {
         Ok(self.target.index.byte_range())
     }
 
-    /// Tells the metrics, and the application's callback, that a write happened.
+    /// Counts a write in the metrics. If `dead` has a number, also counts a request for compaction, and
+    /// calls the application's callback.
     fn written(&self, size: usize, dead: Option<usize>) {
         counters::partial_write();
         let Some(dead) = dead else { return };

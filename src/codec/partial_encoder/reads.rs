@@ -10,7 +10,7 @@ use zarrs_storage::byte_range::ByteRange;
 use super::refusal::changed;
 use crate::store::ranges::Merged;
 
-/// The number of bytes between two ranges below which they are read as one range.
+/// Two ranges with fewer bytes than this between them are read as one range.
 const NEAR: u64 = 4 << 10;
 
 /// Returns the ranges of a shard to read for the subchunks at `extents`: one range for subchunks that are

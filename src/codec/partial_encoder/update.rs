@@ -35,7 +35,7 @@ pub(super) struct Update<'a> {
 
 /// The changed subchunks, encoded.
 pub(super) struct Changes {
-    /// Room for a record, then encoded subchunks.
+    /// Room for a record, followed by the encoded subchunks.
     pub(super) bytes: Vec<u8>,
     /// The number of each changed subchunk, and its extent in `bytes`, or `None` if the subchunk is empty
     /// now.

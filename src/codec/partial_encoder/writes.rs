@@ -190,7 +190,7 @@ fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
 
 /// Returns the ranges of `new` that differ from `old`. Short runs of equal bytes between them are included.
 fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
-    /// The number of bytes between two runs below which they are written as one run.
+    /// Two runs with fewer bytes than this between them are written as one run.
     const NEAR: usize = 4 << 10;
     /// The number of bytes that are compared at once.
     const BLOCK: usize = 256;
