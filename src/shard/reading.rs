@@ -9,8 +9,8 @@ use super::index::ShardIndex;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::Entries;
 
-/// If nothing bounds the length of a subchunk, and it has more bytes than this, its last byte is read first to
-/// see that it exists.
+/// If nothing bounds the length of a subchunk, and it has more bytes than this, its last byte is read first
+/// to see that it exists.
 const LONG: u64 = 1 << 20;
 
 /// Checks that this machine could hold an index of `index_len` bytes. Stores allocate the bytes that they are
