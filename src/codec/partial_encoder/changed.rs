@@ -238,7 +238,7 @@ impl<'s> ChangedShard<'s> {
         self.overlaps
     }
 
-    /// Returns the extent of each subchunk. Extents from [`stored`](Self::stored) on are in the changed
+    /// Returns the extent of each subchunk. Extents from `stored` on are in the changed
     /// bytes.
     pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
         self.entries.iter()
@@ -249,7 +249,7 @@ impl<'s> ChangedShard<'s> {
         self.stored
     }
 
-    /// Returns the changed bytes, whose first byte has the offset [`stored`](Self::stored).
+    /// Returns the changed bytes, whose first byte has the offset `stored`.
     pub(crate) fn into_new(self) -> Vec<u8> {
         self.new
     }
