@@ -142,8 +142,8 @@ fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
 /// The memory and threads of a writer, and the time after which it stores shards.
 #[derive(Clone, Copy, FromPyObject)]
 pub(crate) struct Settings {
-    /// The largest number of bytes of host memory for the buffers of the writer; `None` for the library's
-    /// default.
+    /// The largest number of bytes of host memory for the buffers of all open writers; `None` for the
+    /// library's default.
     #[pyo3(item(0))]
     memory: Option<usize>,
     /// The number of threads that encode.

@@ -160,7 +160,7 @@ pub struct Options {
     turn_limit: Duration,
 }
 
-/// The default memory of a writer is the memory of the machine divided by this number.
+/// The default memory of all open writers is the memory of the machine divided by this number.
 const DEFAULT_SHARE: usize = 4;
 
 /// The number of bytes of memory to assume for the machine if the system does not report them.
@@ -307,10 +307,10 @@ impl Options {
         self.device_times
     }
 
-    /// Sets the largest number of bytes of pageable host memory that an
-    /// [`ArrayWriter`](crate::writer::ArrayWriter) takes for its buffers. Each writer has a budget of its
-    /// own. It also limits the encoded subchunks of a call of an [`ArrayReader`](crate::reader::ArrayReader),
-    /// unless [`with_memory`](crate::reader::ArrayReaderBuilder::with_memory) sets another limit.
+    /// Sets the largest number of bytes of pageable host memory that the buffers of all open
+    /// [`ArrayWriter`](crate::writer::ArrayWriter)s of the process take: they share one budget. It also
+    /// limits the encoded subchunks of a call of an [`ArrayReader`](crate::reader::ArrayReader), unless
+    /// [`with_memory`](crate::reader::ArrayReaderBuilder::with_memory) sets another limit.
     ///
     /// At the limit
     /// - a writer encodes fewer slices together, and [`append`](crate::writer::ArrayWriter::append)
@@ -330,8 +330,8 @@ impl Options {
         self
     }
 
-    /// Returns the largest number of bytes of pageable host memory that a writer takes for its buffers: see
-    /// [`with_host_memory`](Self::with_host_memory).
+    /// Returns the largest number of bytes of pageable host memory that the buffers of all open writers take:
+    /// see [`with_host_memory`](Self::with_host_memory).
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory
