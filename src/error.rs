@@ -14,12 +14,12 @@ use crate::options::Backend;
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// [`register`](crate::register) was called while an earlier registration is in force.
+    /// [`register`](crate::register) was called during an earlier registration.
     #[error(
         "zarrs_cuda is registered already: drop the earlier `Registration` first, or give options to single arrays through `CodecSpecificOptions`"
     )]
     AlreadyRegistered,
-    /// A third party has registered a codec that zarrs finds before this one.
+    /// Another library has registered a codec for the name, which zarrs finds before this crate's codec.
     #[error(
         "another codec is registered as `sharding_indexed` in this process, and zarrs would use that one: unregister it, or register zarrs_cuda before it"
     )]
@@ -29,7 +29,7 @@ pub enum Error {
     BackendUnavailable {
         /// The requested backend.
         backend: Backend,
-        /// Why it cannot be used, and what to do.
+        /// The reason why the backend cannot be used, and advice.
         reason: String,
     },
     /// The array's codec is not this crate's.
@@ -41,7 +41,7 @@ pub enum Error {
     /// The array does not store plain shards.
     #[error("what the array stores are not shards: {reason}")]
     NotShards {
-        /// The reason: what the array stores instead.
+        /// The reason: the content that the array stores instead.
         reason: String,
     },
     /// A shard cannot be compacted, because an update of it was interrupted.
@@ -51,32 +51,33 @@ pub enum Error {
     UpdatePending {
         /// The key of the shard.
         key: StoreKey,
-        /// The state of the shard, and what is left to do.
+        /// The state of the shard, and advice.
         reason: String,
     },
-    /// A shard was not consolidated: another program has replaced it after subchunks were stored beside it.
+    /// A shard was not consolidated, because another program has replaced it after subchunks were stored
+    /// beside it.
     #[error("cannot consolidate the shard {key}: {reason}")]
     ShardChanged {
         /// The key of the shard.
         key: StoreKey,
-        /// When the shard and the subchunk were stored, and what to do.
+        /// The times at which the shard and the subchunk were stored, and advice.
         reason: String,
     },
-    /// A shard could not be decoded for another reason than its bytes, which may be right: memory was short,
-    /// for example.
+    /// A shard was not decoded for a reason other than its bytes, for example because memory was short. The
+    /// bytes may be right.
     #[error("cannot decode the shard {key}, whose bytes may be right: {source}")]
     Undecided {
         /// The key of the shard.
         key: StoreKey,
-        /// The reason.
+        /// The reason why the shard was not decoded.
         source: CodecError,
     },
     /// A store failed.
     #[error("cannot {doing} {key}: {source}")]
     Storage {
-        /// The operation, such as "read".
+        /// The operation that failed, such as "read".
         doing: &'static str,
-        /// The key of the operation.
+        /// The key of the object of the operation.
         key: StoreKey,
         /// The store's error.
         source: StorageError,

@@ -1,7 +1,7 @@
 //! A fast `sharding_indexed` codec for [`zarrs`], for applications that write and read sharded Zarr
 //! arrays.
 //!
-//! One line makes zarrs use it for every sharded array that the application opens afterwards. The
+//! One line makes zarrs use the codec for every sharded array that the application opens afterwards. The
 //! files stay standard: any Zarr reader opens them.
 //!
 //! ```standalone_crate
@@ -20,7 +20,7 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The [guide] shows how to use it, page by page, and has [reference pages](guide::reference) for
+//! The [guide] shows how to use this crate, page by page, and has [reference pages](guide::reference) for
 //! promises and measurements.
 //!
 //! | you want to | use |
@@ -108,23 +108,23 @@ pub use plan::{
 };
 pub use registration::{Registration, register};
 
-/// Returns the counters of this process: what the CUDA engine did, how many partial writes there were,
-/// and how long appends to [writers](writer) waited.
+/// Returns the counters of this process: the work of the CUDA engine, the number of partial writes, and the
+/// time that appends to [writers](writer) waited.
 ///
-/// The counters of the CUDA engine are zero if no device was ever used, and in a process that was
-/// forked after one was used. What a reader does is counted by
-/// [`ArrayReader::metrics`](reader::ArrayReader::metrics).
+/// The counters of the CUDA engine are zero if no device was ever used, and in a process that was forked
+/// after a device was used. [`ArrayReader::metrics`](reader::ArrayReader::metrics) counts the work of a
+/// reader.
 #[must_use]
 pub fn metrics() -> Metrics {
     metrics::counters::add_to(cuda::metrics())
 }
 
-/// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles
-/// the kernels for them, and loads nvCOMP, if there is one.
+/// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles the
+/// kernels for them, and loads nvCOMP, if it is installed.
 ///
-/// Otherwise the first shards wait for that; [`explain`] says which kernels are not compiled. What is
-/// ready already is not done again. Call this function on a thread of its own to let the application
-/// start meanwhile.
+/// Without this call, the first shards wait for this work; [`explain`] says which kernels are not compiled.
+/// Work that was done before is not repeated. Call this function on a thread of its own, so that the
+/// application can start meanwhile.
 ///
 /// ```
 /// use zarrs_cuda::Options;
@@ -147,9 +147,9 @@ pub fn warm_up(options: &Options) -> Result<(), Error> {
 
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.
 ///
-/// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The
-/// driver's own memory stays: its context and the compiled kernels. In a forked child this does
-/// nothing, because the memory is the parent's.
+/// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The memory of
+/// the driver stays: its context and the compiled kernels. In a forked child process this function does
+/// nothing, because the memory belongs to the parent.
 pub fn release_idle_memory() {
     cuda::release_idle();
 }

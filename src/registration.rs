@@ -14,7 +14,8 @@ use crate::options::Options;
 use crate::plan::Engines;
 use crate::storage::ShardingTransformer;
 
-/// Our entry in zarrs' registry of storage transformers, once it is there. Locked while registering.
+/// This crate's entry in zarrs' registry of storage transformers, once it is there. The lock is held during a
+/// registration.
 static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mutex::new(None);
 
 /// Makes zarrs use this crate's codec for every `sharding_indexed` array that the process opens or
@@ -23,9 +24,9 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// Arrays that are already open keep their codec. Arrays whose metadata have the sharding storage
 /// transformer are read through a [`ShardingTransformer`].
 ///
-/// Call it early. The first call takes the write lock of zarrs' registry. If a third party has
-/// registered codecs at run time, make the call before other threads open arrays: zarrs takes the
-/// lock again while it creates nested codecs, and could deadlock.
+/// Call this function early. The first call takes the write lock of zarrs' registry. If another library has
+/// registered codecs at run time, make the call before other threads open arrays: zarrs takes the lock again
+/// while it creates nested codecs, and could deadlock.
 ///
 /// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
 /// an array from its metadata instead, which is one line:
@@ -58,7 +59,7 @@ pub fn register(options: Options) -> Result<Registration, Error> {
     Ok(Registration { _private: () })
 }
 
-/// Keeps the codec registered until it is dropped. See [`register`].
+/// A registration of the codec, which stays in force until this value is dropped. See [`register`].
 #[derive(Debug)]
 #[must_use = "dropping a registration switches it off; `leak()` keeps it for the life of the process"]
 pub struct Registration {
@@ -78,7 +79,7 @@ impl Drop for Registration {
     }
 }
 
-/// Pushes our storage transformer into zarrs' registry once, like the codec.
+/// Adds this crate's storage transformer to zarrs' registry, unless it is there already.
 fn push_transformer() {
     let mut entry = TRANSFORMER.lock().unwrap_or_else(PoisonError::into_inner);
     let is_there = entry.as_ref().is_some_and(|ours| {

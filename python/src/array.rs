@@ -1,4 +1,4 @@
-//! The array of a pipeline: its chunks, their keys, and how the library reads and writes them.
+//! The array of a pipeline: its chunks, their keys, and the reader of the library for it.
 
 use std::collections::HashMap;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -14,7 +14,7 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 use crate::error::Error;
 use crate::store::Store;
 
-/// How the keys of an array's chunks are made.
+/// The encoding of the keys of an array's chunks.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     /// The shape of a chunk, in elements.
@@ -25,7 +25,10 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Why not, if the keys, or the chunks, are of another kind.
+    /// Returns the encoding of the chunk keys of an array.
+    ///
+    /// # Errors
+    /// The reason, if the keys or the chunk grid are of an unsupported kind.
     pub(crate) fn new(metadata: &ArrayMetadataV3) -> Result<Self, String> {
         let grid = &metadata.chunk_grid;
         let chunk = grid
@@ -57,7 +60,8 @@ impl Keys {
         &self.chunk
     }
 
-    /// The path of the array, and the position of the chunk in its grid.
+    /// Returns the path of the array and the position of the chunk in its grid, from the key of a chunk.
+    /// Returns `None` for another key.
     pub(crate) fn parse<'k>(&self, key: &'k str) -> Option<(&'k str, Vec<u64>)> {
         let mut indices = vec![0; self.chunk.len()];
         let mut rest = key;
@@ -93,33 +97,34 @@ impl Keys {
     }
 }
 
-/// An array at a path.
+/// An array at a path, opened for the calls of a pipeline.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) array: Array<Store>,
     pub(crate) chunk: Vec<NonZeroU64>,
-    /// In bytes; 0 if elements have no fixed size.
+    /// The size of an element, in bytes; 0 if elements have no fixed size.
     pub(crate) element_size: usize,
     pub(crate) chunk_bytes: usize,
-    /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
+    /// Whether parts of a chunk can be updated. If so, a write keeps the elements of a chunk behind the
+    /// array's end.
     pub(crate) is_sharded: bool,
     /// The shape of subchunks, if the library reads them by themselves.
     pub(crate) subchunk: Option<Vec<u64>>,
-    /// Whether elements without a fixed size are decoded by whole chunks: zarrs' decoders of parts are wrong, or
-    /// panic, where other codecs are around their shards, or transpose them.
+    /// Whether elements without a fixed size are decoded by whole chunks: zarrs' decoders of parts return
+    /// wrong elements, or panic, if other codecs are around the shards, or transpose them.
     pub(crate) decodes_whole: bool,
-    /// The reader of `array`, if the library reads the store and the chunks of `array`.
+    /// The reader of `array`, or `None` if zarrs decodes its chunks or the library cannot read its store.
     reader: Option<ArrayReader<Store>>,
 }
 
-/// The metadata and the store of a pipeline, and the arrays that have them.
+/// The metadata and the store of a pipeline, and the arrays that were opened with them.
 pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
     pub(crate) store: Store,
     pub(crate) is_sharded: bool,
     /// Whether elements have no fixed size.
     pub(crate) is_variable: bool,
-    /// Whether shards are decoded whole, as in [`Opened`].
+    /// Whether chunks are always decoded whole, as in [`Opened`].
     pub(crate) decodes_whole: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,
@@ -132,17 +137,19 @@ type Known<T> = PerProcess<RwLock<HashMap<(String, usize), Arc<T>>>>;
 /// An array whose subchunks are objects of their own beside their shards, until they are packed.
 pub(crate) struct Shared {
     pub(crate) store: Arc<SparseShardStore<Store>>,
-    /// Its chunks are subchunks.
+    /// The array whose chunks are the subchunks.
     pub(crate) subchunks: Array<SparseShardStore<Store>>,
-    /// `None` if elements have no fixed size.
+    /// The reader of `subchunks`, or `None` if elements have no fixed size.
     reader: Option<ArrayReader<Store>>,
-    /// The same array; its chunks are shards.
+    /// The same array, with the shards as its chunks.
     pub(crate) shards: Arc<Opened>,
 }
 
 impl Shared {
+    /// Returns the reader of the subchunks.
+    ///
     /// # Errors
-    /// If elements have no fixed size.
+    /// [`Error::Value`] if elements have no fixed size.
     pub(crate) fn reader(&self) -> Result<&ArrayReader<Store>, Error> {
         let reader = self.reader.as_ref();
         reader.ok_or_else(|| Error::Value("elements have no fixed size".to_owned()))
@@ -150,11 +157,14 @@ impl Shared {
 }
 
 impl Opener {
-    /// Why not, if the metadata are not of an array that can be opened.
+    /// Returns an opener for arrays with these metadata in `store`.
+    ///
+    /// # Errors
+    /// The reason, if no array with these metadata can be opened.
     pub(crate) fn new(mut metadata: ArrayMetadataV3, store: Store) -> Result<Self, String> {
         let keys = Keys::new(&metadata)?;
         let is_sharded = matches!(&*metadata.codecs, [only] if only.name() == "sharding_indexed");
-        // The array's shape may change while the pipeline lives: chunks anywhere are fine.
+        // The array is opened with a huge shape, so that its real shape may change while the pipeline lives.
         metadata.shape = keys
             .chunk()
             .iter()
@@ -213,14 +223,15 @@ impl Opener {
         Ok(opened)
     }
 
-    /// The array at `path`, which calls use on up to `threads` threads.
+    /// Returns the array at `path`, for calls that use up to `threads` threads.
     pub(crate) fn at(&self, path: &str, threads: NonZeroUsize) -> Result<Arc<Opened>, Error> {
         known(&self.opened, path, threads, || {
             self.open(path, threads.get())
         })
     }
 
-    /// The array at `path` as one of shared shards; the library reads and writes its store.
+    /// Returns the array at `path` with subchunks that are stored beside their shards. The library reads and
+    /// writes its store.
     pub(crate) fn shared_at(
         &self,
         path: &str,
@@ -255,8 +266,8 @@ impl Opener {
     }
 }
 
-/// Whether codecs are before or behind a codec of shards, or before the one that makes bytes of elements, at any
-/// depth.
+/// Returns whether, at any depth, a codec of shards has other codecs beside it, or the first codec is a
+/// transpose.
 fn has_codecs_around(codecs: &[MetadataV3]) -> bool {
     let shards = codecs
         .iter()
@@ -272,7 +283,7 @@ fn has_codecs_around(codecs: &[MetadataV3]) -> bool {
         || inner.is_some_and(|inner| has_codecs_around(&inner))
 }
 
-/// The cached entry for `path` and `threads`; without one, `open` opens it.
+/// Returns the cached entry for `path` and `threads`. If there is none, calls `open`, and caches its result.
 fn known<T: Send + Sync>(
     known: &Known<T>,
     path: &str,
@@ -294,7 +305,7 @@ fn known<T: Send + Sync>(
 }
 
 impl Opened {
-    /// A reader of the array over `store`; `None` if zarrs is to decode its chunks.
+    /// Returns a reader of the array over `store`, or `None` if zarrs decodes its chunks.
     pub(crate) fn reader(
         &self,
         store: &Store,
@@ -304,7 +315,7 @@ impl Opened {
             Store::Files(_) | Store::Objects(_) | Store::Asked(_) => Ok(self.reader.clone()),
             Store::Given(_) => {
                 let array = self.array.with_storage(Arc::new(store.clone()));
-                // Only what is wanted may have been read.
+                // The values may have only the wanted bytes, so bytes of gaps must not be read.
                 let reader = ArrayReader::builder(&array)
                     .with_threads(threads)
                     .with_gap(0)
@@ -314,7 +325,7 @@ impl Opened {
         }
     }
 
-    /// Checks that `key` is what zarrs calls the chunk, too.
+    /// Checks that `key`, the key that zarr-python uses for the chunk, is also the key that zarrs uses.
     pub(crate) fn check_key(&self, key: &str, indices: &[u64]) -> Result<(), Error> {
         let ours = self.array.chunk_key(indices);
         if ours.as_str() == key {
@@ -326,7 +337,7 @@ impl Opened {
     }
 }
 
-/// The format of the shards of `array`.
+/// Returns the format of the shards of `array`.
 pub(crate) fn shard_format<T: ?Sized>(array: &Array<T>) -> Result<ShardFormat, zarrs_cuda::Error> {
     ShardFormat::of(array, &vec![0; array.dimensionality()])
 }

@@ -14,12 +14,13 @@ use zarrs_storage::{
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-/// A store, as `zarrs_cuda._asked.Asked` has it.
+/// A store of Python, in an object of the class `zarrs_cuda._asked.Asked`.
 #[derive(Debug)]
 pub(crate) struct Asked(pub(crate) Py<PyAny>);
 
 impl Asked {
-    /// Asks the store. A thread of zarr-python's event loop must not do it.
+    /// Calls `question` with the store. A thread of zarr-python's event loop must not call this function,
+    /// because it would wait for itself.
     fn ask<T>(&self, question: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         match Python::try_attach(|py| question(self.0.bind(py))) {
             Some(answer) => answer.map_err(|error| io::Error::other(error).into()),
@@ -29,7 +30,7 @@ impl Asked {
         }
     }
 
-    /// The value of `key`, or a part of it, with the length that a part should have.
+    /// Returns the bytes of `key` at `range`, after a check that the store returned all of them.
     fn part(&self, key: &StoreKey, range: ByteRange) -> Result<MaybeBytes> {
         let (start, length, from_end) = match range {
             ByteRange::FromStart(start, length) => (start, length, false),
@@ -42,7 +43,8 @@ impl Asked {
             return Ok(None);
         };
         if length.is_some_and(|length| length != got.len() as u64) {
-            // A store returns all bytes that it has of a range, so the value ends where these bytes end.
+            // A store returns all bytes of a range that exist, so the value ends where the returned bytes
+            // end.
             let end = start.saturating_add(got.len() as u64);
             return Err(InvalidByteRangeError::new(range, end).into());
         }

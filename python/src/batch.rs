@@ -1,4 +1,4 @@
-//! Batches of zarr-python: which boxes of which chunks go where.
+//! Reads batches of zarr-python: boxes of chunks, and their places in a numpy array.
 
 use numpy::PyUntypedArray;
 use pyo3::prelude::*;
@@ -16,30 +16,30 @@ pub(crate) struct Item {
     pub(crate) key: String,
     /// The indices of the chunk in the grid of chunks.
     pub(crate) indices: Vec<u64>,
-    /// In elements of the chunk.
+    /// The start of the box, in elements of the chunk.
     pub(crate) start: Vec<usize>,
     pub(crate) shape: Vec<usize>,
     /// The offset of the first element, in bytes from the first element of the numpy array.
     pub(crate) offset: isize,
-    /// In bytes, one for each axis of the chunk.
+    /// The strides of the box in the numpy array, in bytes, one for each axis of the chunk.
     pub(crate) strides: Vec<isize>,
-    /// Whether nothing else of the chunk is in the array.
+    /// Whether the box has all elements of the chunk that are inside the array.
     pub(crate) is_complete: bool,
 }
 
-/// A batch, as far as it is boxes.
+/// A batch of zarr-python, divided into items that are boxes and other items.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// The path of the array, without a slash at either end.
     pub(crate) path: String,
     pub(crate) items: Vec<Item>,
-    /// The positions of items that are no boxes.
+    /// The positions of the items that are not boxes.
     pub(crate) others: Vec<usize>,
     pub(crate) store_empty: bool,
 }
 
 impl Batch {
-    /// Some of the items, as a batch of their own.
+    /// Returns a batch with the given items.
     pub(crate) fn of<'i>(&self, items: impl Iterator<Item = &'i Item>) -> Self {
         Self {
             path: self.path.clone(),
@@ -50,7 +50,7 @@ impl Batch {
     }
 }
 
-/// The indices along one axis that an entry of a selection names.
+/// The indices that one entry of a selection names along its axis.
 #[derive(Clone, Copy, Debug)]
 enum Selected {
     One(usize),
@@ -72,7 +72,8 @@ impl Selected {
     }
 }
 
-/// The selection of an array of `shape`; `None` if it is no box.
+/// Returns the selected indices along each axis of an array of `shape`, or `None` if the selection is not a
+/// box.
 fn selection(selection: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Option<Vec<Selected>>> {
     let mut selected = Vec::with_capacity(shape.len());
     if let Ok(entries) = selection.cast::<PyTuple>() {
@@ -121,7 +122,7 @@ fn one(entry: &Bound<'_, PyAny>, extent: usize) -> PyResult<Option<Selected>> {
 /// array. The offset and the strides are in bytes.
 type Boxed = (Vec<Selected>, isize, Vec<isize>);
 
-/// The item as a box, unless it is none.
+/// Returns the box of an item, or `None` if the item is not a box.
 fn item(
     entry: &Bound<'_, PyTuple>,
     chunk: &[usize],
@@ -132,7 +133,7 @@ fn item(
         return Ok(None);
     };
     let mut strides = vec![0; chunk.len()];
-    // A number for all elements.
+    // The value is one number, which is written to all elements.
     if memory.shape.is_empty() && !chunk.is_empty() {
         return Ok(Some((of_chunk, 0, strides)));
     }
@@ -157,15 +158,15 @@ fn item(
         return Ok(None);
     }
     drop(kept);
-    // An axis that is dropped has one element.
+    // The box is refused unless each axis that numpy drops has one element.
     let dropped = drop_axes
         .iter()
         .all(|&axis| of_chunk.get(axis).is_some_and(|s| s.len() == 1));
     Ok(dropped.then_some((of_chunk, offset, strides)))
 }
 
-/// Reads a batch of zarr-python: `(StorePath, ArraySpec, chunk_selection, out_selection, is_complete)` for
-/// each chunk. With `boxes` off, no item is taken for a box.
+/// Reads a batch of zarr-python, which has `(StorePath, ArraySpec, chunk_selection, out_selection,
+/// is_complete)` for each chunk. If `boxes` is false, every item counts as not a box.
 pub(crate) fn parse(
     batch: &Bound<'_, PyList>,
     keys: &Keys,

@@ -1,4 +1,5 @@
-//! The library's codec in zarrs' registry, and the command, which registers a codec with options of its own.
+//! Registers the library's codec with zarrs, and runs the command, which registers a codec with options of
+//! its own.
 
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +11,7 @@ use crate::error::unsupported;
 
 static REGISTRATION: Mutex<Option<Registration>> = Mutex::new(None);
 
-/// Makes every sharded array of this module one of the library.
+/// Makes zarrs use the library's codec for every sharded array that this module opens.
 pub(crate) fn register() -> PyResult<()> {
     match zarrs_cuda::register(zarrs_cuda::Options::default()) {
         Ok(registration) => {
@@ -18,14 +19,15 @@ pub(crate) fn register() -> PyResult<()> {
             *known = Some(registration);
             Ok(())
         }
-        // The module is initialised again, by another interpreter of this process.
+        // Another interpreter of this process has initialised the module before.
         Err(zarrs_cuda::Error::AlreadyRegistered) => Ok(()),
         Err(error) => Err(unsupported(error)),
     }
 }
 
-/// Runs the command `zarrs-cuda` with `arguments`, and returns its exit code. It is the last thing that this process
-/// does with the module: the command handles signals, and sharded arrays are not the library's any more.
+/// Runs the command `zarrs-cuda` with `arguments`, and returns its exit code. Nothing else of the module
+/// should be used in this process afterwards: the command handles signals, and removes the registration of
+/// the library's codec.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     let mut known = REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner);

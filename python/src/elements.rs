@@ -1,4 +1,5 @@
-//! Strings and byte strings: elements of variable length, which Python has as objects of their own.
+//! Reads and writes strings and byte strings: elements of variable length, which Python has as separate
+//! objects.
 
 use std::borrow::Cow;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -20,7 +21,8 @@ use crate::read::check_keys;
 use crate::store::Store;
 use crate::write::{Change, Value, check_frames, in_chunk, options, store_file};
 
-/// The elements of a box, in C order: their bytes, and where each begins and the last one ends.
+/// The elements of a box, in C order: their bytes, and the offset of each element, followed by the end of the
+/// last one.
 #[derive(Debug)]
 pub(crate) struct Elements {
     bytes: Vec<u8>,
@@ -28,8 +30,8 @@ pub(crate) struct Elements {
 }
 
 impl Elements {
-    /// Takes the elements of a list: `str`, `bytes` or `bytearray`. `None` and 0 are empty, as numcodecs has
-    /// them: an object array that was never filled has them.
+    /// Takes the elements of a list, which are `str`, `bytes` or `bytearray`. `None` and 0 become empty
+    /// elements, as in numcodecs, because an object array that was never filled has them.
     pub(crate) fn of(list: &Bound<'_, PyList>) -> PyResult<Self> {
         let (mut bytes, mut offsets) = (Vec::new(), Vec::with_capacity(list.len() + 1));
         offsets.push(0);
@@ -51,10 +53,10 @@ impl Elements {
         Ok(Self { bytes, offsets })
     }
 
-    /// The elements as a list of `str`, or of `bytes`.
+    /// Returns the elements as a list of `str`, or of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with `key` if an element is no UTF-8.
+    /// [`Error::Damaged`] with `key` if an element of text is not valid UTF-8.
     pub(crate) fn into_list<'py>(
         self,
         py: Python<'py>,
@@ -92,7 +94,7 @@ impl Elements {
     }
 }
 
-/// Reads the boxes of `batch`. Returns, for each, whether its chunk is there, and its elements.
+/// Reads the boxes of `batch`. Returns, for each box, whether its chunk exists, and the elements of the box.
 pub(crate) fn read(
     opened: &Opened,
     shared: Option<&Shared>,
@@ -168,7 +170,7 @@ pub(crate) fn read(
 }
 
 /// Writes `elements` to the boxes of `batch`, which are whole chunks if the array has no shards. Returns the
-/// values that the caller is to store: none if they are files.
+/// values that the caller must store; there are none if the store has files.
 pub(crate) fn write(
     opened: &Opened,
     store: &Store,
@@ -203,7 +205,7 @@ pub(crate) fn write(
     Ok(changes.into_iter().flatten().collect())
 }
 
-/// Writes `elements` to the boxes of `batch` like [`write`], but stores subchunks beside their shards.
+/// Writes `elements` to the boxes of `batch` as [`write`] does, but stores subchunks beside their shards.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,
@@ -215,7 +217,7 @@ pub(crate) fn write_shared(
     pool::run(threads, || {
         each(&batch.items, threads, |item, share| {
             let elements = of_item(elements, item)?.as_array_bytes()?;
-            // zarrs takes ["aa", ""] for twice the fill value "a", and would not store it.
+            // zarrs takes the elements ["aa", ""] for two fill values "a", and would not store them.
             let options = options(batch, share).with_store_empty_chunks(true);
             let kept = Arc::new(shared.store.batch());
             let subchunks = shared.subchunks.with_storage(kept.clone());
@@ -228,7 +230,7 @@ pub(crate) fn write_shared(
     Ok(())
 }
 
-/// The smallest box of whole chunks, which have the shape `chunk`, around `subset`.
+/// Returns the smallest box of whole chunks that contains `subset`. `chunk` is the shape of a chunk.
 fn to_borders(subset: &ArraySubset, chunk: &[NonZeroU64]) -> ArraySubset {
     let axes = subset.start().iter().zip(subset.shape()).zip(chunk);
     let ranges = axes.map(|((&start, &len), size)| {
@@ -265,7 +267,7 @@ fn change_in_place(
         .map_err(|error| Error::writing(&item.key, &error))
 }
 
-/// The new value of the chunk of `item`; `None` if all of it is the fill value.
+/// Returns the new value of the chunk of `item`, or `None` if all of its elements are the fill value.
 fn encode(
     opened: &Opened,
     store: &Store,

@@ -1,4 +1,4 @@
-//! Errors, as Python has them.
+//! Errors of this package, and the exceptions of Python that they become.
 
 use std::error::Error as StdError;
 use std::io;
@@ -12,36 +12,37 @@ use zarrs_codec::CodecError;
 use zarrs_cuda::reader::ReaderError;
 use zarrs_storage::StorageError;
 
-/// An error of a read or a write, before it is Python's.
+/// An error of a read or a write, before it becomes an exception of Python.
 #[derive(Debug)]
 pub(crate) enum Error {
-    /// A shard, or a chunk, cannot be decoded: its key, and why.
+    /// A shard or a chunk, with this key, cannot be decoded, for the reason `why`.
     Damaged { key: String, why: String },
-    /// A store failed.
+    /// A store failed, with this message and the error number of the operating system, if there is one.
     Io(String, Option<i32>),
-    /// A store of obstore failed: the class of its exception.
+    /// A store of obstore failed, with this message and the name of its exception class.
     Object(String, &'static str),
-    /// Subchunks are stored beside a shard that is to be written otherwise: its key.
+    /// The shard with this key must not be written as a whole, because subchunks are stored beside it.
     Frames(String),
-    /// Another program has replaced a shard since subchunks were stored beside it: its key, and when.
+    /// Another program has replaced the shard `key` after subchunks were stored beside it; `why` has the
+    /// times.
     Changed { key: String, why: String },
-    /// There is no memory.
+    /// Memory could not be allocated; the message says for what.
     Memory(String),
-    /// The caller asked for what cannot be done.
+    /// The caller asked for something that is not possible; the message says why.
     Value(String),
-    /// An error of another array than the one that the caller named: its path.
+    /// An error of the array at this path, which is not the array that the caller named.
     Elsewhere(String, Box<Self>),
-    /// Python raised an exception, or wants to: Ctrl-C.
+    /// Python raised this exception, for example `KeyboardInterrupt` for Ctrl-C.
     Raised(PyErr),
-    /// Anything else.
+    /// Any other error, with its message.
     Other(String),
 }
 
-/// The number of the system for a file that others use.
+/// The error number of the operating system for a file that other processes use.
 const EBUSY: i32 = 16;
 
 impl Error {
-    /// An error while the bytes under `key` were decoded.
+    /// Returns the error of decoding the bytes under `key`.
     pub(crate) fn decoding(key: &str, error: &CodecError) -> Self {
         if let Some(io) = find_io(error) {
             if io.kind() == io::ErrorKind::OutOfMemory || is_of_memory(error) {
@@ -58,7 +59,7 @@ impl Error {
         }
     }
 
-    /// An error while elements were encoded for `key`.
+    /// Returns the error of encoding elements for `key`.
     pub(crate) fn encoding(key: &str, error: &(dyn StdError + 'static)) -> Self {
         if is_of_memory(error) {
             return Self::Memory(format!("cannot encode {key}: {error}"));
@@ -66,7 +67,7 @@ impl Error {
         Self::Other(format!("cannot encode {key}: {error}"))
     }
 
-    /// An error while the shard `key` was changed in part.
+    /// Returns the error of changing part of the shard `key`.
     pub(crate) fn changing(key: &str, error: &zarrs_cuda::Error) -> Self {
         match error {
             zarrs_cuda::Error::Codec(error) => Self::decoding(key, error),
@@ -74,7 +75,7 @@ impl Error {
         }
     }
 
-    /// An error of a store, which was `doing` something with `key`.
+    /// Returns the error of a store that failed while it was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
         if matches!(error, StorageError::InvalidByteRangeError(_)) {
             return Self::Damaged {
@@ -85,7 +86,7 @@ impl Error {
         if let Some(io) = find_io(error)
             && io.kind() == io::ErrorKind::InvalidData
         {
-            // The library says so of shards.
+            // The library uses this kind of error for damaged shards.
             let (key, why) = (key.to_owned(), io.to_string());
             return Self::Damaged { key, why };
         }
@@ -95,7 +96,7 @@ impl Error {
         Self::of_store(format!("cannot {doing} {key}: {error}"), find_io(error))
     }
 
-    /// The shard `key` was not decoded, and its bytes may be right.
+    /// Returns the error for the shard `key`, which was not decoded although its bytes may be right.
     pub(crate) fn undecided(key: &str, error: &CodecError) -> Self {
         let message = format!("cannot decode {key}, whose bytes may be right: {error}");
         if is_of_memory(error) {
@@ -107,10 +108,10 @@ impl Error {
     fn of_store(message: String, error: Option<&io::Error>) -> Self {
         let object = error.and_then(io::Error::get_ref);
         if let Some(raised) = object.and_then(|object| object.downcast_ref::<PyErr>()) {
-            // A store of Python raised it.
+            // A store of Python raised this exception.
             return Self::Raised(Python::attach(|py| raised.clone_ref(py)));
         }
-        // The library's message of a request is in words for people.
+        // The message of a request is for people; the object store's own error is its source.
         let request = object.and_then(|request| request.source());
         let Some(object) = request.and_then(|cause| cause.downcast_ref::<ObjectError>()) else {
             let code = error.and_then(|error| match error.kind() {
@@ -122,7 +123,7 @@ impl Error {
         Self::Object(message, class_of(object))
     }
 
-    /// An error of zarrs, while it read or wrote `key`.
+    /// Returns the error of zarrs when it read or wrote `key`.
     pub(crate) fn array(key: &str, error: &ArrayError) -> Self {
         match error {
             ArrayError::CodecError(error) => Self::decoding(key, error),
@@ -131,7 +132,7 @@ impl Error {
         }
     }
 
-    /// An error of zarrs, while it wrote a part of `key` where it is.
+    /// Returns the error of zarrs when it updated part of the shard `key` where it is stored.
     pub(crate) fn writing(key: &str, error: &ArrayError) -> Self {
         let ArrayError::CodecError(codec) = error else {
             return Self::array(key, error);
@@ -146,7 +147,7 @@ impl Error {
         }
     }
 
-    /// The exception for an error with the array at `array`.
+    /// Returns the exception for this error of the array at `array`.
     pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
         match self {
             Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
@@ -171,7 +172,7 @@ impl Error {
     }
 }
 
-/// An exception of this package.
+/// Returns an exception of this package, of the class `class`.
 fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
     let made = py
         .import("zarrs_cuda._errors")
@@ -180,7 +181,7 @@ fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArg
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// A message of the library, with the names that functions have in Python.
+/// Replaces the names of functions in a message of the library by their names in Python.
 fn of_python(message: &str) -> String {
     message
         .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
@@ -197,7 +198,7 @@ impl From<ReaderError> for Error {
             },
             ReaderError::Store { key, error } => Self::store("read", key.as_str(), error),
             ReaderError::Memory { .. } => Self::Memory(error.to_string()),
-            // The bytes may be right: the machine, or what the store is made of, failed.
+            // The bytes may be right: the machine or the store failed.
             ReaderError::Undecided { key, error } => Self::undecided(key.as_str(), error),
             ReaderError::Zarrs(of_zarrs) => match find_io(of_zarrs) {
                 Some(io) if !is_of_memory(of_zarrs) => Self::of_store(error.to_string(), Some(io)),
@@ -210,19 +211,20 @@ impl From<ReaderError> for Error {
     }
 }
 
-/// The exception for an array, or a setting, that this package cannot do: the caller falls back.
+/// Returns the exception for an array, or a setting, that this package does not support. The caller then uses
+/// zarr-python's own code.
 pub(crate) fn unsupported(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Runs code of zarrs, some of whose codecs panic on damaged bytes and on parameters that they do not know.
-/// `None` if it did.
+/// Runs code of zarrs, some of whose codecs panic on damaged bytes and on unknown parameters. Returns `None`
+/// if the code panicked.
 pub(crate) fn no_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // Nothing that a panic left half done is used again.
+    // Values that a panic left half changed are not used again.
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// Whether memory could not be allocated: `error` says so, or one of its causes.
+/// Returns whether `error`, or one of its causes, says that memory could not be allocated.
 fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -245,7 +247,7 @@ fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// The error of the system among the causes of `error`.
+/// Returns the I/O error among `error` and its causes, if there is one.
 fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -257,7 +259,7 @@ fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
         }
         match error.downcast_ref::<CodecError>() {
             Some(CodecError::StorageError(StorageError::IOError(io))) => return Some(io),
-            // An error of the system: the library's own have no number.
+            // An error of the operating system has a number. The library's own errors have none.
             Some(CodecError::IOError(io)) if io.raw_os_error().is_some() => return Some(io),
             _ => {}
         }
@@ -266,7 +268,7 @@ fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
     None
 }
 
-/// Runs `work` for the array at `array` without the GIL. Its error becomes an exception.
+/// Runs `work` for the array at `array` without the GIL. An error of `work` becomes an exception.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     array: &str,
@@ -277,7 +279,7 @@ pub(crate) fn detached<T: Send>(
     done.map_err(|error| error.into_py(py, array))
 }
 
-/// The class of obstore's exception for `error`, or of Python's.
+/// Returns the name of the exception class of obstore, or of Python, for `error`.
 fn class_of(error: &ObjectError) -> &'static str {
     match error {
         ObjectError::NotFound { .. } => "FileNotFoundError",

@@ -1,7 +1,7 @@
-//! The files of zarr-python's `LocalStore`.
+//! A store of zarrs over the files of zarr-python's `LocalStore`.
 //!
-//! zarrs' own store of files syncs what it writes, keeps a lock for each key that it was asked for, which a
-//! forked child may find locked, and does not replace a file at once.
+//! zarrs' own store of files does not fit: it syncs each write, does not replace a file at once, and keeps a
+//! lock for each key that it has used, which a forked child process may find locked.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,11 +20,11 @@ use zarrs_storage::{
 use zarrs_cuda::storage::{Durable, NewFile, in_place, within};
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 
-/// The files below a directory.
+/// The files below a directory, as a store.
 #[derive(Debug)]
 pub(crate) struct Files {
     root: PathBuf,
-    /// Whether a change is on the disk when a call returns.
+    /// Whether each change is on the disk when a call returns.
     sync: bool,
 }
 
@@ -41,7 +41,8 @@ impl Files {
         self.root.join(key)
     }
 
-    /// Replaces the file of `key` at once, by what `write` writes: readers see the old value or the new one.
+    /// Replaces the file of `key` at once by the bytes that `write` writes: readers see the old value or the
+    /// new one.
     pub(crate) fn replace(
         &self,
         key: &str,
@@ -58,13 +59,13 @@ impl Files {
         new.rename_to(path, durable)
     }
 
-    /// Lets the disk know which names there are beside `path`.
+    /// Syncs the directory of `path` to the disk, so that its names survive a power failure.
     fn sync_parent(&self, path: &Path) -> io::Result<()> {
         let Some(parent) = path.parent().filter(|_| self.sync) else {
             return Ok(());
         };
         match File::open(parent).and_then(|directory| directory.sync_all()) {
-            // Another process has removed it.
+            // Another process has removed the directory.
             Err(error) if is_missing(&error) => Ok(()),
             done => done,
         }
@@ -79,22 +80,22 @@ impl Files {
         }
     }
 
-    /// The value of `key`, whole; `None` if there is none.
+    /// Returns the whole value of `key`, or `None` if the file does not exist.
     pub(crate) fn whole(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
         let Some((mut file, len)) = self.open_sized(key)? else {
             return Ok(None);
         };
         let len = usize::try_from(len).unwrap_or(0);
-        // With room to see the end. Large values are sooner read to huge pages.
+        // The extra byte lets the read see the end of the file. Large values are read faster into huge pages.
         let mut value = with_capacity(len + 1, "a shard", true)
             .map_err(|error| io::Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
         file.read_to_end(&mut value)?;
         Ok(Some(value))
     }
 
-    /// Whether subchunks of the shard `key` are stored beside it.
+    /// Returns whether subchunks of the shard `key` are stored beside it.
     pub(crate) fn has_frame(&self, key: &str) -> io::Result<bool> {
-        let entries = match fs::read_dir(self.path(&frame_of(key))) {
+        let entries = match fs::read_dir(self.path(&frame_directory(key))) {
             Ok(entries) => entries,
             Err(error) if is_missing(&error) => return Ok(false),
             Err(error) => return Err(error),
@@ -107,7 +108,7 @@ impl Files {
         Ok(false)
     }
 
-    /// The file of `key`, and its size in bytes; `None` if there is none.
+    /// Returns the file of `key`, and its size in bytes, or `None` if the file does not exist.
     pub(crate) fn open_sized(&self, key: &str) -> io::Result<Option<(File, u64)>> {
         let opened = File::open(self.path(key)).and_then(|file| Ok((file.metadata()?, file)));
         match opened {
@@ -128,12 +129,12 @@ impl Files {
     }
 }
 
-/// The directory of the subchunks that are stored beside the shard `key`.
-pub(crate) fn frame_of(key: &str) -> String {
+/// Returns the key of the directory of the subchunks that are stored beside the shard `key`.
+pub(crate) fn frame_directory(key: &str) -> String {
     format!("{key}.frame")
 }
 
-/// Whether there is no value: zarr-python takes a directory for none, too.
+/// Returns whether `error` means that there is no value. zarr-python takes a directory for no value, too.
 fn is_missing(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -154,7 +155,7 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        // A process that updates the shard holds the file from the first read on.
+        // During an update of the shard, its file is locked from the first read on.
         in_place::hold(&self.path(key.as_str()))?;
         let Some((file, size)) = self.open_sized(key.as_str())? else {
             return Ok(None);
@@ -244,11 +245,11 @@ impl ListableStorageTraits for Files {
         for entry in entries {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else {
-                // No key of zarr-python has such a name.
+                // zarr-python has no key with a name that is not valid UTF-8.
                 continue;
             };
             let path = format!("{prefix}{name}");
-            // A link counts as its target.
+            // A link to a directory counts as a directory.
             let kind = entry.file_type()?;
             let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
             if is_dir {

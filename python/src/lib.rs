@@ -27,10 +27,10 @@ mod writing;
 
 use pyo3::prelude::*;
 
-// numpy and zarrs count elements alike.
+// numpy counts elements in 64 bits, so `usize` must have 64 bits, too.
 const _: () = assert!(usize::BITS == 64);
 
-/// The compiled module, which `zarrs_cuda` imports when it is first used.
+/// The compiled module, which the package `zarrs_cuda` imports when it first needs it.
 #[pymodule]
 mod _internal {
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Looking after shards: packing, compacting, repairing and describing them.
+//! Maintains shards: packs, compacts, repairs and describes them.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,11 +13,11 @@ use zarrs_storage::{StorageError, StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
 use crate::error::{Error, detached};
-use crate::files::frame_of;
+use crate::files::frame_directory;
 use crate::store::{Store, StorePlace};
 
-/// How many shards were packed, of how many subchunks in how many objects; how many objects are not whole,
-/// and how many shards outside of the array had frames, which were erased.
+/// The counts of a consolidation: shards packed, subchunks in them, objects that had these subchunks, invalid
+/// objects, and shards outside of the array whose frames were erased.
 pub(crate) type Packed = (usize, usize, usize, usize, usize);
 
 pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
@@ -35,26 +35,26 @@ pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
     }
 }
 
-/// The shards of a listing that are packed, and the ways to pack them.
-pub(crate) struct Work {
+/// The arguments of [`consolidate`].
+pub(crate) struct ConsolidateArguments {
     /// The shards that have frames.
     pub(crate) pending: Vec<Vec<u64>>,
-    /// The shape of the grid of shards, which was read after the listing: a shard may be new.
+    /// The shape of the grid of shards. It was read after the listing, because a listed shard may be new.
     pub(crate) grid: Vec<u64>,
-    /// Part `part.0` of `part.1`.
+    /// The part of the shards to pack: part `part.0` of `part.1` parts.
     pub(crate) part: (u64, u64),
-    /// Whether to erase objects that are not whole.
+    /// Whether to erase objects that are not complete.
     pub(crate) discard_invalid: bool,
-    /// Packs shards, too, that another program has replaced since subchunks were stored beside them.
+    /// Whether to pack also shards that another program has replaced after subchunks were stored beside them.
     pub(crate) over_changed: bool,
 }
 
-/// Packs the frames of the shards whose number in the grid, modulo the parts, is the part. Part 0 erases the
-/// frames outside of the grid.
+/// Packs the frames of the shards of one part: their number in the grid, modulo the number of parts, is the
+/// number of the part. Part 0 also erases the frames of shards outside of the grid.
 pub(crate) fn consolidate(
     shared: &Shared,
     store: &Store,
-    work: Work,
+    work: ConsolidateArguments,
     threads: NonZeroUsize,
 ) -> Result<Packed, Error> {
     let (part, parts) = work.part;
@@ -70,7 +70,7 @@ pub(crate) fn consolidate(
     }
     for shard in &outside {
         let key = shared.shards.array.chunk_key(shard);
-        let frame = StorePrefix::new(frame_of(key.as_str()) + "/");
+        let frame = StorePrefix::new(frame_directory(key.as_str()) + "/");
         let erased = frame
             .map_err(Into::into)
             .and_then(|frame| store.erase_prefix(&frame));
@@ -97,14 +97,14 @@ pub(crate) fn consolidate(
     ))
 }
 
-/// Packs the frame of one shard. Returns how many subchunks it had.
+/// Packs the frame of one shard. Returns the number of subchunks in the frame.
 pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize, Error> {
     let packed = shared.store.consolidate(shard).map_err(failed)?;
     Ok(packed.map_or(0, |packed| packed.subchunks))
 }
 
-/// How many shards of the array at `path` have subchunks beside them, which readers of shards do not see. Of an
-/// array that was never shared, one request says so.
+/// Returns the number of shards of the array at `path` that have subchunks beside them, which readers of
+/// shards do not see. For an array that was never shared, this takes one request.
 #[pyfunction]
 pub(crate) fn frames(py: Python<'_>, place: StorePlace<'_>, path: &str) -> PyResult<usize> {
     let store = Store::at(Some(place), false);
@@ -118,37 +118,39 @@ pub(crate) fn frames(py: Python<'_>, place: StorePlace<'_>, path: &str) -> PyRes
         }
         match store.shared(&node).and_then(|shared| shared.pending()) {
             Ok(pending) => Ok(pending.len()),
-            // The array was stored anew since, without shards.
+            // The array was created again without shards after subchunks were stored beside shards.
             Err(zarrs_cuda::Error::NotShards { .. } | zarrs_cuda::Error::Create(_)) => Ok(0),
             Err(error) => Err(failed(error)),
         }
     })
 }
 
-/// Returns whether the file with this name was being written by a process of this package that has ended.
+/// Returns whether the file with this name is left from a process of this package that ended while it wrote
+/// the file.
 #[pyfunction]
 pub(crate) fn is_left(name: &str) -> bool {
     Unfinished::of(name).is_some_and(|unfinished| unfinished.is_left())
 }
 
-/// The number of a shard in C order; `None` if it is not in the grid.
+/// Returns the number of a shard in C order, or `None` if the shard is not in the grid.
 fn number(shard: &[u64], grid: &[u64]) -> Option<u128> {
     let mut axes = shard.iter().zip(grid);
     axes.try_fold(0_u128, |number, (&index, &count)| {
         (index < count).then(|| {
-            // In a grid with more shards than numbers, a shard belongs to another part, and to one only.
+            // The number wraps around in a huge grid. Each shard still belongs to exactly one part.
             let number = number.wrapping_mul(u128::from(count));
             number.wrapping_add(u128::from(index))
         })
     })
 }
 
-/// The lease of an array, until it is closed.
+/// A lease of an array, which is held until it is closed.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
 pub(crate) struct Lease(Mutex<Option<ArrayLease>>);
 
 impl Lease {
-    /// Takes the lease of the array at `path`, to change any of its shards. Stores of Python have none.
+    /// Takes the lease of the array at `path`, to change any of its shards. In a store that Python reads and
+    /// writes, there is no lease.
     pub(crate) fn take(store: &Store, path: &str) -> Result<Self, Error> {
         let failed = |error: &StorageError| Error::store("change the shards of", path, error);
         let lease = match store {
@@ -169,7 +171,7 @@ impl Lease {
     }
 }
 
-/// An exception may come before the lease is closed.
+/// Closes the lease if an exception has prevented Python from closing it.
 impl Drop for Lease {
     fn drop(&mut self) {
         let lease = self
@@ -178,7 +180,7 @@ impl Drop for Lease {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(lease) = lease {
-            // The store is waited for.
+            // The GIL is released, because dropping the lease waits for the store.
             Python::attach(|py| py.detach(|| drop(lease)));
         }
     }
@@ -186,7 +188,7 @@ impl Drop for Lease {
 
 #[pymethods]
 impl Lease {
-    /// Whether there is a lease, which is not closed.
+    /// Returns whether the lease was taken and is not closed.
     #[getter]
     fn is_held(&self) -> bool {
         let lease = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +201,7 @@ impl Lease {
     }
 }
 
-/// The array whose shards are looked after.
+/// An array whose shards are maintained.
 pub(crate) struct Maintained(pub(crate) Array<Store>);
 
 impl Maintained {
@@ -207,7 +209,8 @@ impl Maintained {
         Shards::of(&self.0).map_err(failed)
     }
 
-    /// The stored shards within `grid`, in C order, by a listing. The array itself has no end.
+    /// Returns the stored shards within `grid`, in C order, by a listing. The shape of the array itself is
+    /// unbounded.
     pub(crate) fn stored(&self, grid: &[u64]) -> Result<Vec<Vec<u64>>, Error> {
         let stored = self.shards()?.stored().map_err(failed)?;
         let shards = stored.into_iter().map(|(shard, _)| shard);

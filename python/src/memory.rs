@@ -1,4 +1,4 @@
-//! Memory of numpy arrays. Python keeps the arrays while Rust works, without the GIL.
+//! The memory of numpy arrays. Python keeps the arrays alive while Rust uses them without the GIL.
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -7,26 +7,26 @@ use zarrs_cuda::reader::Output;
 
 use crate::error::Error;
 
-/// The elements of a numpy array.
+/// The memory of the elements of a numpy array.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     start: *mut u8,
     pub(crate) shape: Vec<usize>,
-    /// In bytes.
+    /// The distance from one element to the next along each axis, in bytes.
     pub(crate) strides: Vec<isize>,
     pub(crate) element_size: usize,
 }
 
-// SAFETY: the array outlives the call that uses it, which is what its caller promises; numpy's own calls
-// that release the GIL share memory between threads in the same way.
+// SAFETY: the caller promises that the array outlives the call that uses this memory; numpy's own calls that
+// release the GIL share memory between threads in the same way.
 unsafe impl Send for Memory {}
-// SAFETY: as above; different threads use different elements.
+// SAFETY: threads that share the memory use different elements.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The elements of `array`, which lives longer than what is returned.
+    /// Returns the memory of `array`, which must live longer than the returned value.
     pub(crate) fn of(array: &Bound<'_, PyUntypedArray>) -> Self {
-        // SAFETY: a numpy array, which the caller holds.
+        // SAFETY: `array` is a numpy array, and the caller holds it.
         let start = unsafe { (*array.as_array_ptr()).fields.data };
         Self {
             start: start.cast(),
@@ -36,7 +36,7 @@ impl Memory {
         }
     }
 
-    /// No elements: what a batch is read with whose elements are elsewhere.
+    /// Returns a memory without elements, for a batch whose elements are in no numpy array.
     pub(crate) fn none() -> Self {
         Self {
             start: std::ptr::null_mut(),
@@ -46,8 +46,8 @@ impl Memory {
         }
     }
 
-    /// The box of `shape` elements that begins `offset` bytes behind the first element, whose axes have
-    /// `strides`, as an output. `None` if a stride is not one that an output may have.
+    /// Returns an output for the box of `shape` elements that begins `offset` bytes behind the first element,
+    /// and whose axes have `strides`. Returns `None` if an output cannot have such strides.
     pub(crate) fn output(
         &self,
         offset: isize,
@@ -65,12 +65,12 @@ impl Memory {
             span = span.checked_add(step.checked_mul(extent.saturating_sub(1))?)?;
             steps.push(step);
         }
-        // SAFETY: the box is inside the array, which was checked when the selection was read, and each box
-        // of a batch has elements of its own.
+        // SAFETY: the box is inside the array, which was checked when the selection was read. No two boxes of
+        // a batch have the same elements.
         Some(unsafe { Output::of_elements(self.start.wrapping_offset(offset), span, steps) })
     }
 
-    /// The box as above, if it is contiguous and in C order.
+    /// Returns the bytes of the box of `shape` elements at `offset`, if they are contiguous and in C order.
     pub(crate) fn contiguous(
         &self,
         offset: isize,
@@ -84,18 +84,18 @@ impl Memory {
             }
             len = len.checked_mul(extent)?;
         }
-        // SAFETY: as above; the elements of the box are all there is in these bytes.
+        // SAFETY: the box is inside the array, and these bytes have the elements of the box only.
         Some(unsafe { std::slice::from_raw_parts(self.start.wrapping_offset(offset), len) })
     }
 
-    /// All elements, which are contiguous and in C order.
+    /// Returns the bytes of all elements, which must be contiguous and in C order.
     pub(crate) fn bytes(&self) -> Result<&[u8], Error> {
         let bytes = self.contiguous(0, &self.shape, &self.strides);
         bytes.ok_or_else(|| Error::Value("the elements are not contiguous".to_owned()))
     }
 
-    /// Copies the box to `to`: to the box of the same shape whose first element is at byte `at`, and whose
-    /// axes have the strides `to_strides`, on up to `threads` threads of the current pool.
+    /// Copies the box at `offset` to another box of the same shape in `to`, whose first element is at byte
+    /// `at` and whose axes have the strides `to_strides`. Uses up to `threads` threads of the current pool.
     pub(crate) fn copy_out(
         &self,
         (offset, strides): (isize, &[isize]),
@@ -118,7 +118,7 @@ impl Memory {
         );
     }
 
-    /// Copies the box of `from` whose first element is at byte `at` to the box of these elements.
+    /// Copies a box of `from`, whose first element is at byte `at`, to the box at `offset`.
     pub(crate) fn copy_in(
         &self,
         (offset, strides): (isize, &[isize]),
@@ -141,27 +141,28 @@ impl Memory {
         );
     }
 
-    /// Fills the box with copies of `element`.
+    /// Fills the box at `offset` with copies of `element`.
     pub(crate) fn fill(
         &self,
         (offset, strides): (isize, &[isize]),
         shape: &[usize],
         element: &[u8],
     ) {
-        // The box of one row that is used again and again has no steps.
+        // The source has strides of 0, so that its one element is used for each element of the box.
         let still = vec![0; shape.len()];
         self.copy_in((offset, strides), shape, element, (0, &still), 1);
     }
 }
 
-/// Behind which byte the last element of a box is.
+/// Returns the offset of the byte behind the last element of a box.
 fn reaches(at: usize, shape: &[usize], strides: &[isize], element_size: usize) -> usize {
     if shape.contains(&0) {
         return 0;
     }
     let steps = strides.iter().zip(shape);
     let last = steps.fold(at, |last, (&stride, &extent)| {
-        // A negative step would leave the slice: refused by the assertion.
+        // A negative stride would leave the slice. It becomes a huge one, which the assertion of the caller
+        // refuses.
         let stride = usize::try_from(stride).unwrap_or(usize::MAX);
         last.saturating_add(stride.saturating_mul(extent - 1))
     });
@@ -171,12 +172,12 @@ fn reaches(at: usize, shape: &[usize], strides: &[isize], element_size: usize) -
 #[derive(Clone, Copy)]
 struct Pointer(*mut u8);
 
-// SAFETY: see `Memory`.
+// SAFETY: the memory is used under the conditions of `Memory`.
 unsafe impl Send for Pointer {}
-// SAFETY: see `Memory`.
+// SAFETY: the memory is used under the conditions of `Memory`.
 unsafe impl Sync for Pointer {}
 
-/// Copies the elements of a box, whose axes have other strides in both places.
+/// Copies the elements of a box between two places in memory, which may have different strides.
 fn copy(
     from: Pointer,
     from_strides: &[isize],
@@ -186,7 +187,7 @@ fn copy(
     element_size: usize,
     threads: usize,
 ) {
-    /// Fewer bytes than this are copied sooner than another thread is woken.
+    /// The number of bytes below which one thread copies sooner than another thread wakes.
     const ALONE: usize = 1 << 20;
     if shape.contains(&0) {
         return;
@@ -194,25 +195,25 @@ fn copy(
     let axes = axes(from_strides, to_strides, shape);
     let bytes = shape.iter().product::<usize>().saturating_mul(element_size);
     let Some((&(extent, from_step, to_step), inner)) = axes.split_first() else {
-        // SAFETY: one element, inside both.
+        // SAFETY: the box has one element, which is inside both places.
         unsafe { copy_axes(from.0, to.0, &[], element_size) };
         return;
     };
     let parts = threads.min(extent).min(bytes / ALONE).max(1);
     if parts == 1 {
-        // SAFETY: the callers checked both boxes.
+        // SAFETY: the callers checked that both boxes are inside their memory.
         unsafe { copy_axes(from.0, to.0, &axes, element_size) };
         return;
     }
     let each = extent.div_ceil(parts * 4).max(1);
     (0..extent.div_ceil(each)).into_par_iter().for_each(|part| {
-        // Pointers as a whole: a closure would take their fields.
+        // The closure captures whole `Pointer`s, which are `Sync`, and not the raw pointers in them.
         let (from, to) = (&from, &to);
         let first = part * each;
         let mut axes = vec![(each.min(extent - first), from_step, to_step)];
         axes.extend_from_slice(inner);
         let first = first.cast_signed();
-        // SAFETY: a part of the boxes, which no other part has.
+        // SAFETY: no other thread copies this part of the boxes.
         unsafe {
             copy_axes(
                 from.0.wrapping_offset(first * from_step),
@@ -224,8 +225,8 @@ fn copy(
     });
 }
 
-/// The axes of a copy, `(extent, step from, step to)`, without those of one element. Axes that follow each
-/// other in both places are one.
+/// Returns the axes of a copy as `(extent, step from, step to)`. Axes of one element are left out. Axes whose
+/// elements follow one another in both places are joined to one.
 fn axes(from: &[isize], to: &[isize], shape: &[usize]) -> Vec<(usize, isize, isize)> {
     let mut axes: Vec<(usize, isize, isize)> = Vec::with_capacity(shape.len() + 1);
     for ((&extent, &from), &to) in shape.iter().zip(from).zip(to) {
@@ -244,8 +245,10 @@ fn axes(from: &[isize], to: &[isize], shape: &[usize]) -> Vec<(usize, isize, isi
     axes
 }
 
+/// Copies the elements of a box with the given axes.
+///
 /// # Safety
-/// All elements of both boxes may be used, and do not overlap.
+/// All elements of both boxes are inside allocations that may be used, and do not overlap.
 unsafe fn copy_axes(
     from: *mut u8,
     to: *mut u8,
@@ -254,13 +257,13 @@ unsafe fn copy_axes(
 ) {
     let step = element_size.cast_signed();
     match axes {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that this element may be copied.
         [] => unsafe { std::ptr::copy_nonoverlapping(from, to, element_size) },
-        // SAFETY: as above: elements side by side.
+        // SAFETY: the caller promises it for all elements of the axis, which are contiguous in both places.
         &[(extent, a, b)] if a == step && b == step => unsafe {
             std::ptr::copy_nonoverlapping(from, to, extent * element_size);
         },
-        // SAFETY: as above.
+        // SAFETY: the caller promises it for all elements of the axis.
         &[(extent, a, b)] => unsafe {
             match element_size {
                 1 => copy_elements::<1>(from, to, extent, a, b),
@@ -278,7 +281,7 @@ unsafe fn copy_axes(
         [(extent, a, b), inner @ ..] => {
             for n in 0..extent.cast_signed() {
                 let (from, to) = (from.wrapping_offset(n * a), to.wrapping_offset(n * b));
-                // SAFETY: as above.
+                // SAFETY: the caller promises it for all elements, so also for this part of them.
                 unsafe { copy_axes(from, to, inner, element_size) };
             }
         }
@@ -286,7 +289,7 @@ unsafe fn copy_axes(
 }
 
 /// # Safety
-/// As for [`copy_axes`].
+/// The condition of [`copy_axes`].
 unsafe fn copy_elements<const N: usize>(
     from: *mut u8,
     to: *mut u8,
@@ -295,7 +298,7 @@ unsafe fn copy_elements<const N: usize>(
     b: isize,
 ) {
     for n in 0..extent.cast_signed() {
-        // SAFETY: as the caller promises; numpy's elements may be unaligned.
+        // SAFETY: the caller promises that the elements may be copied. Arrays of bytes need no alignment.
         unsafe {
             let element = from.wrapping_offset(n * a).cast::<[u8; N]>().read();
             to.wrapping_offset(n * b).cast::<[u8; N]>().write(element);
@@ -303,12 +306,14 @@ unsafe fn copy_elements<const N: usize>(
     }
 }
 
-/// Bytes of an object with Python's buffer protocol.
+/// The bytes of an object with Python's buffer protocol.
 pub(crate) struct Buffer(pyo3::buffer::PyBuffer<u8>);
 
 impl Buffer {
+    /// Returns the bytes of `object`.
+    ///
     /// # Errors
-    /// If the object has no contiguous bytes.
+    /// An exception, if `object` has no contiguous bytes.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = pyo3::buffer::PyBuffer::get(object)?;
         if !buffer.is_c_contiguous() {
@@ -326,7 +331,7 @@ impl AsRef<[u8]> for Buffer {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the buffer is held, contiguous and so long.
+        // SAFETY: the buffer is held, is contiguous, and has `len` bytes.
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), len) }
     }
 }

@@ -1,4 +1,4 @@
-//! Writers of an image and its smaller levels.
+//! Writes an image and its smaller levels.
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroU64;
@@ -26,10 +26,10 @@ pub(crate) struct Pyramid {
     axes: Option<Vec<OfAxis>>,
     levels: Option<usize>,
     reduction: String,
-    /// The level, and the shapes of its subchunks and of its shards.
+    /// For some levels: the number of the level, the shape of its subchunks, and the shape of its shards.
     shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
     name: Option<String>,
-    /// In JSON.
+    /// The `omero` metadata of the image, in JSON.
     omero: Option<String>,
     start: Option<u64>,
 }
@@ -66,7 +66,8 @@ impl From<OfAxis> for Axis {
 }
 
 impl Pyramid {
-    /// The builder of a writer of the pyramid of `array`, in whose levels no subchunks are stored beside shards.
+    /// Returns the builder of a writer of the pyramid of `array`, after a check that no subchunks are stored
+    /// beside the shards of its levels.
     fn builder(
         self,
         store: &Store,
@@ -103,7 +104,7 @@ impl Pyramid {
         }
         check_frames(store, array, 0)?;
         for level in builder.levels().map_err(failed)?.iter().skip(1) {
-            // A level that is not there yet has none.
+            // A level that does not exist yet has no subchunks beside shards.
             if let Ok(level) = Array::open(Arc::new(store.clone()), level.path().as_str()) {
                 check_frames(store, &level, 0)?;
             }
@@ -112,14 +113,14 @@ impl Pyramid {
     }
 }
 
-/// Returns in words what was done with each level. `first` is the number of the first level.
+/// Returns the reports of all levels as text. `first` is the number of the first level.
 fn told(reports: &[WriterReport], first: usize) -> String {
     let lines = reports.iter().zip(first..);
     let lines = lines.map(|(report, level)| format!("level {level}: {report}"));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Appends slices along the first axis of an image, and writes all its levels.
+/// Appends slices along the first axis of an image, and writes all levels of the image.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
 pub(crate) struct MultiscaleWriter {
     held: Held<Levels>,
@@ -159,21 +160,22 @@ impl MultiscaleWriter {
         })
     }
 
-    /// The paths of the arrays of all levels.
+    /// Returns the paths of the arrays of all levels.
     #[getter]
     fn paths(&self) -> Vec<String> {
         self.paths.clone()
     }
 
-    /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
-    /// if a shard of level 0 took long.
+    /// Appends the elements of `array`, which is contiguous. If a shard of level 0 took long to fill, returns
+    /// a shard length along the first axis with which it would fill in time.
     fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
         self.held.append(py, array, |writer| {
             writer.progress().first().and_then(|top| top.slow_shard)
         })
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
+    /// slice.
     fn append_tensor(
         &self,
         py: Python<'_>,
@@ -187,24 +189,24 @@ impl MultiscaleWriter {
         self.held.flush(py)
     }
 
-    /// Stores everything that was appended. Returns what was done, in words.
+    /// Stores all elements that were appended. Returns a report as text.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.held
             .with(py, |writer| Ok(told(&writer.finish().map_err(failed)?, 0)))
     }
 
-    /// Forgets what is not stored. Returns how many slices of level 0 are.
+    /// Discards the slices that are not stored. Returns the number of stored slices of level 0.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.held.close(py, Levels::abort)
     }
 
-    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices of
-    /// level 0 are stored.
+    /// Stores complete shards, for `limit` seconds at most, and discards other slices. Returns the number of
+    /// stored slices of level 0.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
         self.held.stop(py, limit)
     }
 
-    /// Returns what the writer of each level does, and why, in words.
+    /// Returns, for each level, a text that says what its writer does, and why.
     fn explain(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.held.with(py, |writer| {
             let levels = writer.explain();
@@ -218,7 +220,7 @@ impl MultiscaleWriter {
     }
 }
 
-/// Writes the levels below level 0 of an array that is there, or a part of them. Returns what was done, in words.
+/// Writes the levels below level 0 of an existing array, or a part of these levels. Returns a report as text.
 #[pyfunction]
 pub(crate) fn write_lower_levels(
     py: Python<'_>,
@@ -245,11 +247,12 @@ pub(crate) fn write_lower_levels(
     })
 }
 
-/// Does `work` on a thread, and cancels it if Python has a signal to handle, such as Ctrl-C.
+/// Runs `work` on another thread, and cancels it if a signal handler of Python raises, for example for
+/// Ctrl-C.
 fn interruptible<T: Send>(
     work: impl FnOnce(&Cancel) -> Result<T, WriterError> + Send,
 ) -> Result<T, Error> {
-    /// How long a signal waits.
+    /// The longest time that a signal waits before it is handled.
     const TURN: Duration = Duration::from_millis(20);
     let cancel = Cancel::new();
     let (send, done) = sync_channel(1);

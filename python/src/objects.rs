@@ -1,8 +1,8 @@
-//! The objects of zarr-python's `ObjectStore`, which keeps a store of obstore.
+//! A store of zarrs over the objects of zarr-python's `ObjectStore`, which has a store of obstore.
 //!
-//! obstore is another module, with a copy of its own of the Rust library `object_store`: its stores cannot be
-//! used here. So each process makes a store of its own with the same settings. Nothing here calls Python, but for
-//! the settings.
+//! obstore is another native module, with its own copy of the Rust library `object_store`, so its stores
+//! cannot be used here. Instead each process makes its own store with the same settings. Nothing here calls
+//! Python, except to get the settings.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -20,27 +20,28 @@ use zarrs_storage::{
 };
 
 use crate::error::Error;
-use crate::files::frame_of;
+use crate::files::frame_directory;
 use crate::pool::{self, each};
 use crate::value::Value;
 
-/// The objects of a store.
+/// A store of objects.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) store: BlockingObjectStore,
-    /// Whether the store lists them. Those of plain HTTP servers do not.
+    /// Whether the store can list its objects. Plain HTTP servers cannot.
     pub(crate) are_listed: bool,
-    /// How many requests of one call are made at once.
+    /// The number of requests that one call makes at once.
     pub(crate) requests: NonZeroUsize,
 }
 
-/// The objects of a store, as a class of Python.
+/// A store of objects, as a class of Python.
 #[pyclass(frozen, name = "Objects", module = "zarrs_cuda._internal")]
 pub(crate) struct PyObjects(pub(crate) Arc<Objects>);
 
 #[pymethods]
 impl PyObjects {
-    /// The objects of `store`, of obstore. A call makes up to `requests` requests at once.
+    /// Makes a store of objects with the settings of `store`, of obstore. A call makes up to `requests`
+    /// requests at once.
     #[new]
     fn new(store: &Bound<'_, PyAny>, requests: NonZeroUsize) -> PyResult<Self> {
         let made = |settings: &Bound<'_, PyAny>| -> PyResult<Arc<dyn ObjectStore>> {
@@ -62,7 +63,7 @@ impl PyObjects {
 }
 
 impl Objects {
-    /// The same objects, with permits for requests of their own.
+    /// Returns the same store with its own permits for requests, which are not shared with other arrays.
     pub(crate) fn of_one_array(&self) -> Self {
         Self {
             store: self.store.clone().with_requests(self.requests),
@@ -70,12 +71,12 @@ impl Objects {
         }
     }
 
-    /// How many values are in memory at once, at most.
+    /// Returns the largest number of values that a call has in memory at once.
     pub(crate) fn at_once(&self) -> usize {
         self.requests.get() * 2
     }
 
-    /// Does something for each of `items`, several at once.
+    /// Calls `one` for each of `items`, several at once.
     pub(crate) fn each<I: Sync, T: Send>(
         &self,
         items: &[I],
@@ -85,7 +86,7 @@ impl Objects {
         pool::run(requests, || each(items, requests, |item, _| one(item)))?
     }
 
-    /// The value of `key`; `None` if there is none.
+    /// Returns the value of `key`, or `None` if the object does not exist.
     pub(crate) fn value(&self, key: &str) -> Result<Option<Value>, Error> {
         let value = StoreKey::new(key).map_err(Into::into);
         let value = value.and_then(|key| self.store.get(&key));
@@ -93,7 +94,7 @@ impl Objects {
         Ok(value.map(Value::Whole))
     }
 
-    /// Stores or erases a value.
+    /// Stores `value` under `key`, or erases the object if `value` is `None`.
     pub(crate) fn change(&self, key: &str, value: Option<Bytes>) -> Result<(), Error> {
         let doing = if value.is_some() { "write" } else { "erase" };
         let done = StoreKey::new(key).map_err(Into::into);
@@ -104,15 +105,16 @@ impl Objects {
         done.map_err(|error| Error::store(doing, key, &error))
     }
 
-    /// Whether subchunks of the shard `key` are stored beside it. It costs a request.
+    /// Returns whether subchunks of the shard `key` are stored beside it. Makes one request.
     pub(crate) fn has_frame(&self, key: &str) -> Result<bool, StorageError> {
-        let frame = StorePrefix::new(format!("{}/", frame_of(key)))?;
+        let frame = StorePrefix::new(format!("{}/", frame_directory(key)))?;
         let stored = self.store.list_prefix(&frame)?;
         let mut names = stored.iter().map(|key| Path::new(key.as_str()));
         Ok(names.any(|name| name.extension().is_some_and(|kind| kind == "chunk")))
     }
 
-    /// When the object `key` was stored, and those below `prefix`, as far as they are there.
+    /// Returns the times at which the object `key` and the objects below `prefix` were stored. Objects that
+    /// do not exist are left out.
     pub(crate) fn times(
         &self,
         key: &StoreKey,

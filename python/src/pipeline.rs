@@ -1,4 +1,4 @@
-//! The native half of `zarrs_cuda.CodecPipeline`.
+//! The native part of `zarrs_cuda.CodecPipeline`.
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ pub(crate) struct Native {
     mode: Mode,
 }
 
-/// How shards are written, and what of them is read.
+/// The way in which shards are written, which also decides where subchunks are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Rewrite,
@@ -42,8 +42,9 @@ enum Mode {
 
 #[pymethods]
 impl Native {
-    /// `metadata` is the text of a `zarr.json`; `place` is the directory of the store, if its values are files, or
-    /// its objects. Of other stores, calls get and return values. Files are synced before a call returns, if `sync`.
+    /// Makes a pipeline. `metadata` is the text of a `zarr.json`. `place` is the directory of the store, if
+    /// its values are files, or its objects. For other stores, calls get and return values. If `sync`, files
+    /// are synced before a call returns.
     #[new]
     #[pyo3(signature = (metadata, place, mode, *, sync))]
     fn new(
@@ -70,7 +71,7 @@ impl Native {
                 "its shards are encoded by other codecs, too, and have no parts that can be written",
             ));
         }
-        // Arrays without shards have nothing to update in part.
+        // Chunks that are not shards have no parts that could be updated.
         let mode = if has_shards { mode } else { Mode::Rewrite };
         let why = match (mode, &opener.store) {
             (Mode::Rewrite, _) | (_, Store::Files(_)) => None,
@@ -88,13 +89,13 @@ impl Native {
         Ok(Self { keys, opener, mode })
     }
 
-    /// Whether parts of a chunk are read and written by themselves.
+    /// Returns whether parts of a chunk can be read and written without the whole chunk.
     #[getter]
     fn is_sharded(&self) -> bool {
         self.opener.is_sharded
     }
 
-    /// How shards are written. Of arrays without shards all modes are `"rewrite"`.
+    /// Returns the way in which shards are written. For arrays without shards it is always `"rewrite"`.
     #[getter]
     fn mode(&self) -> &'static str {
         match self.mode {
@@ -104,31 +105,32 @@ impl Native {
         }
     }
 
-    /// Whether calls get and return the values of the store.
+    /// Returns whether calls get and return the values of the store, because the library cannot use the store
+    /// itself.
     #[getter]
     fn takes_values(&self) -> bool {
         !self.opener.store.is_ours()
     }
 
-    /// Whether calls wait for requests.
+    /// Returns whether calls wait for requests to an object store.
     #[getter]
     fn makes_requests(&self) -> bool {
         matches!(self.opener.store, Store::Objects(_))
     }
 
-    /// Whether elements are strings or byte strings, of any length.
+    /// Returns whether elements are strings or byte strings of any length.
     #[getter]
     fn is_variable(&self) -> bool {
         self.opener.is_variable
     }
 
-    /// Whether a part of a chunk is decoded with the whole of it.
+    /// Returns whether reading a part of a chunk decodes the whole chunk.
     #[getter]
     fn decodes_whole(&self) -> bool {
         self.opener.decodes_whole
     }
 
-    /// The bytes of the fill value, as elements have them in memory.
+    /// Returns the bytes of the fill value, as an element has them in memory.
     fn fill_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self
             .opener
@@ -137,7 +139,7 @@ impl Native {
         Ok(PyBytes::new(py, opened.array.fill_value().as_ne_bytes()))
     }
 
-    /// Where the index of a shard is: whether at its end, and how many bytes it has.
+    /// Returns the place of the index in a shard: whether it is at the end, and its number of bytes.
     fn index_range(&self, py: Python<'_>) -> PyResult<(bool, u64)> {
         let range = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
             let format = shard_format(&opened.array);
@@ -148,8 +150,8 @@ impl Native {
         Ok((matches!(location, ShardingIndexLocation::End), len))
     }
 
-    /// Where the subchunks are that the boxes of `shape` at `starts` meet, in the shard `key`, which has the
-    /// index `index`: ranges of bytes, `(start, end)`, that do not touch each other.
+    /// Returns the byte ranges, `(start, end)`, of the subchunks that the boxes of `shape` at `starts` meet,
+    /// in the shard `key` with the index `index`. No two ranges touch each other.
     fn ranges(
         &self,
         py: Python<'_>,
@@ -180,12 +182,12 @@ impl Native {
         Ok(merged)
     }
 
-    /// The path of the array whose chunk has the key `key`.
+    /// Returns the path of the array that has a chunk with the key `key`.
     fn path_of<'k>(&self, key: &'k str) -> PyResult<&'k str> {
         Ok(self.parse(key)?.0)
     }
 
-    /// The shape of subchunks, if the library reads them by themselves.
+    /// Returns the shape of subchunks, or `None` if the library does not read subchunks by themselves.
     #[getter]
     fn subchunk(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         let opened = self.opener.at("", NonZeroUsize::MIN);
@@ -193,14 +195,15 @@ impl Native {
         Ok(opened.subchunk.clone())
     }
 
-    /// Whether a write stores subchunks by themselves, which other processes write, too.
+    /// Returns whether a write stores subchunks beside their shards, so that several processes can write one
+    /// shard.
     #[getter]
     fn is_shared(&self) -> bool {
         self.mode == Mode::Shared
     }
 
-    /// Reads subchunks of chunks: the key of each chunk, and where its subchunks begin in it. They go to `out`,
-    /// one after the other along its first axis. Returns, for each chunk, whether it is there.
+    /// Reads subchunks of chunks into `out`, one after the other along its first axis. `subchunks` has the
+    /// key of each chunk, and the origins of its subchunks. Returns, for each chunk, whether it exists.
     fn read_subchunks(
         &self,
         py: Python<'_>,
@@ -232,7 +235,7 @@ impl Native {
         })
     }
 
-    /// How the library reads the array, and why.
+    /// Returns a text that says how the library reads the array, and why.
     fn explain(&self, py: Python<'_>, path: &str, threads: NonZeroUsize) -> PyResult<String> {
         let opened = self
             .opener
@@ -246,8 +249,9 @@ impl Native {
         })
     }
 
-    /// Reads the items of `batch` that are boxes to `out`. `values` are the values of all keys, unless they
-    /// are files. Returns, for each item, whether its chunk is there; and the positions of the other items.
+    /// Reads the items of `batch` that are boxes into `out`. `values` are the values of all keys, unless the
+    /// library reads the store itself. Returns, for each item, whether its chunk exists, and the positions of
+    /// the items that are not boxes.
     #[pyo3(signature = (batch, out, drop_axes, values, threads, *, boxes))]
     #[allow(clippy::too_many_arguments, reason = "Python's own call has as many")]
     fn read(
@@ -281,9 +285,9 @@ impl Native {
         Ok((is_there, parsed.others))
     }
 
-    /// Writes the items of `batch` that are boxes, with the elements of `value`. `values` are the values of
-    /// all keys of incomplete chunks, unless they are files. Returns the values to store, by their keys, and
-    /// the positions of the other items.
+    /// Writes the elements of `value` to the items of `batch` that are boxes. `values` are the values of the
+    /// keys of all incomplete chunks, unless the library uses the store itself. Returns the values to store,
+    /// by their keys, and the positions of the items that are not boxes.
     #[pyo3(signature = (batch, value, drop_axes, values, threads, *, boxes))]
     #[allow(clippy::too_many_arguments, reason = "Python's own call has as many")]
     fn write<'py>(
@@ -324,7 +328,7 @@ impl Native {
     }
 
     /// Reads the items of `batch`, which are boxes, of elements of variable length. Returns, for each item,
-    /// whether its chunk is there; and its elements in C order, `str` if `is_text`.
+    /// whether its chunk exists, and the elements in C order, which are `str` if `is_text`.
     fn read_elements<'py>(
         &self,
         py: Python<'py>,
@@ -352,8 +356,8 @@ impl Native {
         Ok(done)
     }
 
-    /// Writes lists of elements of variable length to the items of `batch`, which are boxes: whole chunks if
-    /// the array has no shards. Returns the values to store, by their keys.
+    /// Writes lists of elements of variable length to the items of `batch`, which are boxes. The boxes are
+    /// whole chunks if the array has no shards. Returns the values to store, by their keys.
     fn write_elements<'py>(
         &self,
         py: Python<'py>,
@@ -378,7 +382,7 @@ impl Native {
         to_store(py, done)
     }
 
-    /// The shards that have subchunks stored beside them.
+    /// Returns the shards that have subchunks stored beside them.
     fn pending(&self, py: Python<'_>, path: &str) -> PyResult<Vec<Vec<u64>>> {
         detached(py, path, || {
             let shared = self.opener.shared_at(path, NonZeroUsize::MIN)?;
@@ -386,8 +390,9 @@ impl Native {
         })
     }
 
-    /// Packs the subchunks that are stored beside the shards `pending`, as far as they are of a part of the grid
-    /// of shards, `grid`: part `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
+    /// Packs the subchunks that are stored beside the shards `pending`, if these shards are in part `part[0]`
+    /// of `part[1]` parts of the grid of shards, `grid`. Returns `(shards, subchunks, versions, invalid,
+    /// erased)`.
     #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid, over_changed))]
     #[allow(clippy::too_many_arguments, reason = "one call of Python")]
     fn consolidate(
@@ -401,7 +406,7 @@ impl Native {
         discard_invalid: bool,
         over_changed: bool,
     ) -> PyResult<maintain::Packed> {
-        let work = maintain::Work {
+        let work = maintain::ConsolidateArguments {
             pending,
             grid,
             part,
@@ -415,7 +420,7 @@ impl Native {
         })
     }
 
-    /// Packs the subchunks that are stored beside the shard `shard`. Returns how many there were.
+    /// Packs the subchunks that are stored beside the shard `shard`. Returns their number.
     fn consolidate_shard(
         &self,
         py: Python<'_>,
@@ -429,12 +434,12 @@ impl Native {
         })
     }
 
-    /// The stored shards within the grid of shards, `grid`, in C order.
+    /// Returns the stored shards within the grid of shards, `grid`, in C order.
     fn stored(&self, py: Python<'_>, path: &str, grid: Vec<u64>) -> PyResult<Vec<Vec<u64>>> {
         detached(py, path, || self.maintained(path)?.stored(&grid))
     }
 
-    /// Describes the shard `shard`, in JSON and in words; None if there is none.
+    /// Returns descriptions of the shard `shard` in JSON and as text, or None if the shard does not exist.
     fn inspect(
         &self,
         py: Python<'_>,
@@ -444,19 +449,20 @@ impl Native {
         detached(py, path, || self.maintained(path)?.inspect(&shard))
     }
 
-    /// Takes the lease of the array, to change any of its shards: writers that extend it are refused.
+    /// Takes the lease of the array, to change any of its shards. While it is held, writers cannot extend the
+    /// array.
     fn lease(&self, py: Python<'_>, path: &str) -> PyResult<maintain::Lease> {
         detached(py, path, || maintain::Lease::take(&self.opener.store, path))
     }
 
-    /// Stores the shard `shard` without unused bytes. Returns its size before and after, in bytes; None if
-    /// there is none.
+    /// Stores the shard `shard` again without unused bytes. Returns its size before and after, in bytes, or
+    /// None if the shard does not exist.
     fn compact(&self, py: Python<'_>, path: &str, shard: Vec<u64>) -> PyResult<Option<(u64, u64)>> {
         detached(py, path, || self.maintained(path)?.compact(&shard))
     }
 
-    /// Repairs the shard `shard` after an update that was interrupted. Returns the outcome, in one word, and
-    /// in words.
+    /// Repairs the shard `shard` after an update that was interrupted. Returns the outcome as one word, and
+    /// as text.
     fn recover(
         &self,
         py: Python<'_>,
@@ -471,7 +477,7 @@ impl Native {
     }
 }
 
-/// New values, by their keys.
+/// Returns the new values as a dictionary, by their keys.
 fn to_store(py: Python<'_>, changes: Vec<write::Change>) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     for (key, value) in changes {
@@ -492,7 +498,7 @@ impl Native {
         Ok(maintain::Maintained(array.with_storage(array.storage())))
     }
 
-    /// Reads a batch that has boxes alone, whose elements are in no numpy array.
+    /// Reads a batch whose items must all be boxes, and whose elements are in no numpy array.
     fn boxes(&self, batch: &Bound<'_, PyList>) -> PyResult<Batch> {
         let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
         if parsed.others.is_empty() {
@@ -505,7 +511,7 @@ impl Native {
         )))
     }
 
-    /// Checks that elements have the same size in numpy as in zarrs.
+    /// Checks that an element takes as many bytes in numpy as in zarrs.
     fn check(&self, memory: &Memory, batch: &Batch) -> PyResult<()> {
         let opened = self.opener.at(&batch.path, NonZeroUsize::MIN);
         let opened = opened.map_err(|error| unsupported(format!("{error:?}")))?;

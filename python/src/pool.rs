@@ -1,5 +1,5 @@
-//! Threads of this package: of each process, made when they are first needed. rayon's global pool is never
-//! used: a forked child would wait for threads that it does not have.
+//! The thread pools of this package. Each process makes its own pools when it first needs them. rayon's
+//! global pool is never used, because a forked child process would wait for threads that it does not have.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -12,16 +12,16 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 
 use crate::error::Error;
 
-/// Pools of one number of threads, and how many calls use each.
+/// The pools with one number of threads, each with the number of calls that use it.
 type Alike = Vec<Arc<(ThreadPool, AtomicUsize)>>;
 
-/// The pools of this process, by how many threads they have.
+/// The pools of this process, by their number of threads.
 static POOLS: PerProcess<Mutex<HashMap<NonZeroUsize, Alike>>> = PerProcess::new(Mutex::default);
 
-/// Runs `work` on a pool of `threads` threads, so that what uses rayon uses that pool.
+/// Runs `work` in a pool of `threads` threads. All code in `work` that uses rayon uses this pool.
 ///
-/// Calls at the same time have different pools, as long as all pools of so many threads together have no more
-/// threads than there are cores.
+/// Calls at the same time use different pools, as long as all pools with `threads` threads together have no
+/// more threads than there are cores.
 pub(crate) fn run<T: Send>(
     threads: NonZeroUsize,
     work: impl FnOnce() -> T + Send,
@@ -36,7 +36,8 @@ pub(crate) fn run<T: Send>(
     Ok(call.0.0.install(work))
 }
 
-/// The pool with the fewest calls, which has one call more now.
+/// Returns the pool of `threads` threads that the fewest calls use, or a new one, and counts one more call
+/// for it.
 fn pool(threads: NonZeroUsize) -> Result<Arc<(ThreadPool, AtomicUsize)>, Error> {
     let mut pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
     let alike = pools.entry(threads).or_default();
@@ -65,7 +66,8 @@ fn pool(threads: NonZeroUsize) -> Result<Arc<(ThreadPool, AtomicUsize)>, Error> 
     Ok(pool)
 }
 
-/// Does something for each of `items`, on as many threads; each may use `share` of them.
+/// Calls `one` for each of `items`, on `threads` threads. `one` is also given the number of threads that it
+/// may use.
 pub(crate) fn each<I: Sync, T: Send>(
     items: &[I],
     threads: NonZeroUsize,

@@ -1,4 +1,4 @@
-//! Reading the boxes of a batch.
+//! Reads the boxes of a batch.
 #![allow(
     clippy::cast_possible_truncation,
     reason = "`lib.rs` asserts that this is a machine of 64 bits"
@@ -22,7 +22,7 @@ use crate::objects::Objects;
 use crate::pool::{self, each};
 use crate::store::Store;
 
-/// Reads the boxes of `batch` to their place. Returns, for each, whether its chunk is there.
+/// Reads the boxes of `batch` into `memory`. Returns, for each box, whether its chunk exists.
 pub(crate) fn read(
     opened: &Opened,
     store: &Store,
@@ -47,8 +47,8 @@ pub(crate) fn read(
     })?
 }
 
-/// Reads the boxes of `batch` from objects, like [`read`]. An object that is wanted whole takes one request.
-/// Several requests are made at once, and the objects are decoded afterwards.
+/// Reads the boxes of `batch` from objects, as [`read`] does. An object that is wanted whole takes one
+/// request. Several requests are made at once, and the objects are decoded afterwards.
 fn read_objects(
     opened: &Opened,
     objects: &Arc<Objects>,
@@ -86,7 +86,7 @@ fn read_objects(
     Ok(found)
 }
 
-/// Reads the boxes of `batch` like [`read`], also from subchunks that are stored beside their shards.
+/// Reads the boxes of `batch` as [`read`] does, and includes subchunks that are stored beside their shards.
 pub(crate) fn read_shared(
     opened: &Opened,
     shared: &Shared,
@@ -98,7 +98,7 @@ pub(crate) fn read_shared(
     read_boxes(opened, shared.reader()?, batch, memory, threads)
 }
 
-/// Checks that zarrs calls the chunk of each item of `batch` as zarr-python does.
+/// Checks that zarrs and zarr-python use the same keys for the chunks of `batch`.
 pub(crate) fn check_keys(opened: &Opened, batch: &Batch) -> Result<(), Error> {
     let mut items = batch.items.iter();
     items.try_for_each(|item| opened.check_key(&item.key, &item.indices))
@@ -132,11 +132,12 @@ fn read_boxes(
     })?
 }
 
-/// Subchunks of a chunk: its key, its position in the grid of chunks, and where the subchunks begin in it.
+/// Subchunks of a chunk: the key of the chunk, its position in the grid of chunks, and the origins of the
+/// subchunks in it.
 pub(crate) type Subchunks = (String, Vec<u64>, Vec<Vec<usize>>);
 
-/// Reads `subchunks`, one after the other, to the boxes of `memory` along its first axis. Returns, for each chunk,
-/// whether it is there.
+/// Reads `subchunks` into `memory`, one after the other along its first axis. Returns, for each chunk,
+/// whether it exists.
 pub(crate) fn read_subchunks(
     opened: &Opened,
     reader: &ArrayReader<Store>,
@@ -192,7 +193,7 @@ fn read_box(
     Ok(reader.read_bytes_into(subset, output)?)
 }
 
-/// Decodes a chunk by zarrs, and copies a box of it. Returns whether the chunk is there.
+/// Decodes a chunk with zarrs, and copies a box of it to `memory`. Returns whether the chunk exists.
 fn decode(
     opened: &Opened,
     store: &Store,
@@ -212,7 +213,7 @@ fn decode(
 }
 
 impl Opened {
-    /// Decodes the value of a chunk.
+    /// Decodes `value`, the value of the chunk `key`.
     pub(crate) fn decode<'v>(
         &self,
         key: &str,
@@ -251,7 +252,8 @@ impl Opened {
         })
     }
 
-    /// Where the box of `item` is in the elements of its chunk: its first byte, and the strides.
+    /// Returns the place of the box of `item` in the elements of its chunk: the offset of its first byte, and
+    /// the strides.
     pub(crate) fn place(&self, item: &Item) -> (usize, Vec<isize>) {
         let mut strides = vec![0; self.chunk.len()];
         let (mut at, mut step) = (0, self.element_size);
@@ -263,7 +265,7 @@ impl Opened {
         (at, strides)
     }
 
-    /// The box of `item`, in elements of the array.
+    /// Returns the box of `item`, in elements of the array.
     pub(crate) fn subset(&self, item: &Item) -> ArraySubset {
         let axes = self
             .chunk
@@ -279,7 +281,8 @@ impl Opened {
         ArraySubset::from(ranges)
     }
 
-    /// The boxes together, and an item whose place is theirs, if they are one box in both places.
+    /// Joins the boxes of `items` to one box, with an item that has its place in memory. Returns `None`
+    /// unless they form one box both in the array and in memory.
     fn one_box(&self, items: &[Item]) -> Option<(ArraySubset, Item)> {
         let subsets: Vec<ArraySubset> = items.iter().map(|item| self.subset(item)).collect();
         let axes = self.chunk.len();
@@ -293,13 +296,13 @@ impl Opened {
             elements = elements.checked_add(subset.num_elements())?;
         }
         let all = ArraySubset::from(start.iter().zip(&end).map(|(&start, &end)| start..end));
-        // zarr-python's items are never the same chunk twice, so they do not overlap.
+        // No two items of zarr-python have the same chunk, so they do not overlap.
         if all.num_elements() != elements {
             return None;
         }
         let first = items.first()?;
         let strides = first.strides.clone();
-        // How far the first element of a subset is from that of `all`, in bytes.
+        // Returns the distance from the first element of `all` to the first element of `subset`, in bytes.
         let from_first = |subset: &ArraySubset| {
             let steps = strides.iter().zip(subset.start().iter().zip(&start));
             steps

@@ -23,21 +23,22 @@ use crate::files::Files;
 use crate::objects::{Objects, PyObjects};
 use crate::value::Value;
 
-/// Between parts of an object that are read together, in bytes: as zarr-python reads by default.
+/// The largest gap, in bytes, between parts of an object that are read together. zarr-python has the same
+/// default.
 const GAP: u64 = 1 << 20;
 
-/// Values, by their keys.
+/// A store of values, by their keys.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
     Files(Arc<Files>),
     Objects(Arc<Objects>),
-    /// A store that writers of slices ask through Python.
+    /// A store of Python, which writers of slices use through Python.
     Asked(Arc<Asked>),
-    /// The values that Python got from its store before the call. Every key that the call needs is there.
+    /// The values that Python got from its store before the call. All keys that the call needs are there.
     Given(Arc<HashMap<String, Option<Value>>>),
 }
 
-/// Where Python says that values are: in files below a directory, in objects, or where it has to be asked.
+/// The place of a store's values: files below a directory, objects, or a store that only Python can use.
 #[derive(FromPyObject)]
 pub(crate) enum StorePlace<'py> {
     Objects(PyRef<'py, PyObjects>),
@@ -46,7 +47,7 @@ pub(crate) enum StorePlace<'py> {
 }
 
 impl Store {
-    /// The store at `place`, whose files are synced if `sync`.
+    /// Returns the store at `place`. If `sync`, its files are synced.
     pub(crate) fn at(place: Option<StorePlace<'_>>, sync: bool) -> Self {
         match place {
             Some(StorePlace::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
@@ -56,12 +57,12 @@ impl Store {
         }
     }
 
-    /// Whether the library reads it, and writes it.
+    /// Returns whether the library itself reads and writes the store, and not Python before and after a call.
     pub(crate) fn is_ours(&self) -> bool {
         !matches!(self, Self::Given(_))
     }
 
-    /// The builder of a reader of this store, which works on up to `threads` threads.
+    /// Sets up `builder` for a reader of this store, which uses up to `threads` threads.
     pub(crate) fn read_by(
         &self,
         builder: ArrayReaderBuilder<Self>,
@@ -74,21 +75,22 @@ impl Store {
         }
     }
 
-    /// Limits the threads of the reader, or the requests if this store has objects. `builder` already knows
-    /// where files are, if there are any: [`read_by`](Self::read_by) is for other builders.
+    /// Limits the threads of a reader, or its requests if this store has objects. For other builders than
+    /// those that know where files are, use [`read_by`](Self::read_by).
     pub(crate) fn limit(
         &self,
         builder: ArrayReaderBuilder<Self>,
         threads: usize,
     ) -> ArrayReaderBuilder<Self> {
         match self {
-            // Each request has a thread, which waits most of the time. Requests take as long as many bytes.
+            // Each request has a thread, which waits most of the time. A gap of `GAP` bytes takes as long to
+            // read as a request.
             Self::Objects(objects) => builder.with_requests(objects.requests.get()).with_gap(GAP),
             Self::Files(_) | Self::Asked(_) | Self::Given(_) => builder.with_threads(threads),
         }
     }
 
-    /// The shared shards of the array at `path` of this store.
+    /// Returns the store of the shared shards of the array at `path`.
     pub(crate) fn shared(&self, path: &str) -> Result<SparseShardStore<Self>, zarrs_cuda::Error> {
         let store = Arc::new(self.clone());
         match self {
@@ -104,7 +106,8 @@ impl Store {
         }
     }
 
-    /// How many threads do what mostly waits for the store, where a call may use `threads`.
+    /// Returns the number of threads for work that mostly waits for the store, in a call that may use
+    /// `threads` threads.
     pub(crate) fn waiting(&self, threads: NonZeroUsize) -> NonZeroUsize {
         match self {
             Self::Objects(objects) => threads.max(objects.requests),
@@ -130,7 +133,7 @@ impl Store {
         }
     }
 
-    /// The value of `key`, to be changed in part; `None` if there is none.
+    /// Returns the value of `key`, to be changed in part, or `None` if there is no value.
     pub(crate) fn stored(&self, key: &str) -> Result<Option<StoredShard>, Error> {
         match self {
             Self::Files(files) => {
@@ -144,7 +147,7 @@ impl Store {
         }
     }
 
-    /// Whether there is a value of `key`.
+    /// Returns whether the store has a value of `key`.
     pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
         let found = match self {
             Self::Given(values) => given(values, key).map(|value| value.is_some()),
@@ -156,7 +159,8 @@ impl Store {
         found.map_err(|error| Error::store("look for", key, &error))
     }
 
-    /// Whether [`whole`](Self::whole) has all of the value of `key`, if there is one.
+    /// Returns whether [`whole`](Self::whole) can return the value of `key`, and the call was not given parts
+    /// of it only.
     pub(crate) fn has_whole(&self, key: &str) -> bool {
         match self {
             Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
@@ -164,7 +168,7 @@ impl Store {
         }
     }
 
-    /// The value of `key`, whole; `None` if there is none.
+    /// Returns the whole value of `key`, or `None` if there is no value.
     pub(crate) fn whole(&self, key: &str) -> Result<Option<Bytes>, Error> {
         let failed = |error: StorageError| Error::store("read", key, &error);
         match self {

@@ -1,4 +1,4 @@
-//! Writers of slices, and readers of boxes, of arrays of files.
+//! Writers of slices and readers of boxes, as classes of Python.
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroUsize;
@@ -52,14 +52,15 @@ impl Writer {
         Ok(Self(Held::new(path, writer)))
     }
 
-    /// Appends the elements of `array`, which is contiguous. Returns a length of shards that would fill in time,
-    /// if a shard took long.
+    /// Appends the elements of `array`, which is contiguous. If a shard took long to fill, returns a shard
+    /// length along the first axis with which it would fill in time.
     fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<u64>> {
         self.0
             .append(py, array, |writer| writer.progress().slow_shard)
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
+    /// slice.
     fn append_tensor(
         &self,
         py: Python<'_>,
@@ -73,24 +74,25 @@ impl Writer {
         self.0.flush(py)
     }
 
-    /// Stores everything that was appended. Returns what was done, in words.
+    /// Stores all elements that were appended. Returns a report as text.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.0.with(py, |writer| {
             Ok(writer.finish().map_err(failed)?.to_string())
         })
     }
 
-    /// Forgets what is not stored. Returns how many slices are.
+    /// Discards the slices that are not stored. Returns the number of stored slices.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.0.close(py, ArrayWriter::abort)
     }
 
-    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
+    /// Stores complete shards, for `limit` seconds at most, and discards other slices. Returns the number of
+    /// stored slices.
     fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
         self.0.stop(py, limit)
     }
 
-    /// Returns what the writer does, and why, in words.
+    /// Returns a text that says what the writer does, and why.
     fn explain(&self, py: Python<'_>) -> PyResult<String> {
         self.0.with(py, |writer| Ok(writer.explain().to_string()))
     }
@@ -144,7 +146,7 @@ impl Reader {
         self.reader.explain()
     }
 
-    /// Reads the box of the shape of `out` that begins at `start`.
+    /// Reads the box that begins at `start` into `out`, whose shape is the shape of the box.
     fn read_into(
         &self,
         py: Python<'_>,
@@ -169,7 +171,7 @@ impl Reader {
         })
     }
 
-    /// Reads the boxes that begin at `origins` to `out`, which has an axis for them, the first.
+    /// Reads the boxes that begin at `origins` into `out`, whose first axis counts the boxes.
     fn read_boxes_into(
         &self,
         py: Python<'_>,
@@ -223,7 +225,7 @@ impl Reader {
     }
 }
 
-/// The counts of this process.
+/// Returns the counts of the work of this process.
 #[pyfunction]
 pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let now = zarrs_cuda::metrics();

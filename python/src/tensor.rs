@@ -1,4 +1,4 @@
-//! Tensors on a device, which other libraries give in capsules of `DLPack`.
+//! Takes tensors on a device from other libraries, in capsules of `DLPack`.
 
 use std::ffi::CStr;
 use std::ptr::{NonNull, addr_of};
@@ -14,26 +14,27 @@ use zarrs_cuda::writer::{Appending, Writer, WriterError};
 
 use crate::error::Error;
 
-/// Capsules with these names have a tensor, and had one.
+/// The name of a capsule that has a tensor, and the name of one whose tensor was taken.
 const NAME: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
 
-/// A tensor in the memory of a CUDA device, which is freed when this is dropped.
+/// A tensor in the memory of a CUDA device. Dropping this value frees the tensor.
 pub(crate) struct Tensor(SafeManagedTensor);
 
-// SAFETY: a description of memory on a device, which any thread may read. It is dropped with the GIL.
+// SAFETY: a tensor describes memory on a device, and any thread may read it. It is dropped with the GIL.
 unsafe impl Send for Tensor {}
-// SAFETY: as above.
+// SAFETY: any thread may read a shared tensor.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// Takes the tensor of `capsule`, which a `__dlpack__` returned.
     ///
     /// # Errors
-    /// If it is not a capsule with a tensor, or the tensor is not on a CUDA device. The capsule keeps it.
+    /// An exception if `capsule` is not a capsule with a tensor, or if the tensor is not on a CUDA device. In
+    /// this case the capsule keeps the tensor.
     pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let capsule = capsule.cast::<PyCapsule>()?.as_ptr();
-        // SAFETY: a capsule, which the caller holds.
+        // SAFETY: `capsule` is a capsule, and the caller holds it.
         let tensor = unsafe {
             if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
                 return Err(PyTypeError::new_err(
@@ -42,8 +43,8 @@ impl Tensor {
             }
             ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<ManagedTensor>()
         };
-        // Numbers that have no name are none of these types: they are looked at before.
-        // SAFETY: what capsules of this name have.
+        // The types are read as numbers, because an enum with any other number would be undefined behaviour.
+        // SAFETY: a valid capsule with this name has such a tensor.
         let (device, code) = unsafe {
             let tensor = addr_of!((*tensor).dl_tensor);
             (
@@ -57,7 +58,7 @@ impl Tensor {
                  CUDA devices with plain numbers are taken from there: copy it to the host first"
             )));
         }
-        // SAFETY: as above. Whoever gives the capsule another name owns the tensor.
+        // SAFETY: the capsule is valid, and the code that gives it another name owns its tensor.
         unsafe {
             if ffi::PyCapsule_SetName(capsule, USED.as_ptr()) != 0 {
                 return Err(PyErr::fetch(Python::assume_attached()));
@@ -68,12 +69,12 @@ impl Tensor {
         }
     }
 
-    /// Checks that the tensor is one slice of the shape `of_slice`, or several.
+    /// Checks that the tensor has the shape of one or several slices. `of_slice` is the shape of a slice.
     ///
     /// # Errors
     /// `ValueError` with both shapes.
     pub(crate) fn check(&self, of_slice: &[i64]) -> Result<(), Error> {
-        // A tensor without axes has no shape to point to.
+        // The pointer to the shape may be null if the tensor has no axes.
         let shape = if self.0.dl_tensor().ndim <= 0 {
             &[]
         } else {
@@ -90,13 +91,13 @@ impl Tensor {
         )))
     }
 
-    /// Appends the elements to the array, or to level 0 of the image, that `writer` writes.
+    /// Appends the elements of the tensor to the array, or to level 0 of the image, that `writer` writes.
     pub(crate) fn append_to<W: Appending>(
         &self,
         writer: &mut Writer<W>,
     ) -> Result<(), WriterError> {
-        // SAFETY: the tensor is held until this returns. Its library was told to make the default stream of the
-        // device wait for the elements.
+        // SAFETY: the tensor is held until this call returns. Its library was told to make the default stream
+        // of the device wait for the elements.
         unsafe { writer.append_dlpack(&self.0, 0) }
     }
 }

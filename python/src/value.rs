@@ -9,15 +9,15 @@ use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Whole(Bytes),
-    /// Parts of it: where each begins, or `None` for one that ends where the value ends.
+    /// Parts of the value. Each has its offset, or `None` if the part is the end of the value.
     Parts(Vec<(Option<u64>, Bytes)>),
 }
 
 impl Value {
-    /// The bytes of a range, which Python got.
+    /// Returns the bytes of `range`, which Python got before.
     ///
     /// # Errors
-    /// They were not read, or the value is shorter.
+    /// A [`StorageError`] if these bytes were not read, or the value is shorter.
     pub(crate) fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
         let parts = match self {
             Self::Whole(value) => return slice(value, range),
@@ -32,8 +32,8 @@ impl Value {
             _ => None,
         });
         found.ok_or_else(|| match range {
-            // The first part is the index. What is behind another one was asked for with it, and the value
-            // ended before.
+            // The first part is the index. If another part begins before `range`, the request for it included
+            // `range`, so the value ends before `range`.
             ByteRange::FromStart(from, Some(_))
                 if parts
                     .iter()

@@ -1,4 +1,4 @@
-//! Writing the boxes of a batch: read, change, encode, replace.
+//! Writes the boxes of a batch: reads a chunk, changes it, encodes it, and replaces the stored value.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -24,7 +24,7 @@ use crate::pool::{self, each};
 use crate::read::check_keys;
 use crate::store::Store;
 
-/// A key, and its new value; `None` if there is to be none.
+/// A key, and its new value, or `None` if the value is to be erased.
 pub(crate) type Change = (String, Option<Vec<u8>>);
 
 /// The new value of a chunk.
@@ -49,8 +49,8 @@ impl Value<'_> {
     }
 }
 
-/// Writes the boxes of `batch`, whose elements are in `memory`. Returns the values that the caller is to
-/// store: none if they are files.
+/// Writes the boxes of `batch`, whose elements are in `memory`. Returns the values that the caller must
+/// store; there are none if the store has files.
 pub(crate) fn write(
     opened: &Opened,
     store: &Store,
@@ -63,7 +63,7 @@ pub(crate) fn write(
     }
     check_keys(opened, batch)?;
     check_frames(opened, store, batch)?;
-    // Several boxes of one chunk, which follow each other, are one change.
+    // Several boxes of one chunk, which follow each other in the batch, are one change.
     let chunks: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
     let changes = pool::run(threads, || {
         each(&chunks, threads, |items, share| {
@@ -84,8 +84,8 @@ pub(crate) fn write(
     Ok(changes.into_iter().flatten().collect())
 }
 
-/// Writes the boxes of `batch` to objects. Objects that change in part are got before, several at once, and the new
-/// values are put after.
+/// Writes the boxes of `batch` to objects. Gets the objects that change in part first, several at once, and
+/// puts the new values last.
 pub(crate) fn write_objects(
     opened: &Opened,
     objects: &Arc<Objects>,
@@ -108,7 +108,8 @@ pub(crate) fn write_objects(
         let values = if is_checked {
             get()?
         } else {
-            // One request says of most arrays that they have no subchunks beside shards. It waits for no value.
+            // For most arrays, one request shows that no subchunks are stored beside shards. It runs while
+            // values are requested.
             let both = || rayon::join(|| check_frames(opened, &store, batch), get);
             let (checked, values) = pool::run(objects.requests, both)?;
             checked?;
@@ -126,7 +127,7 @@ pub(crate) fn write_objects(
     Ok(())
 }
 
-/// Replaces the file of `key`, or removes it.
+/// Replaces the file of `key` by `value`, or removes the file if `value` is `None`.
 pub(crate) fn store_file(files: &Files, key: &str, value: Option<&Value<'_>>) -> Result<(), Error> {
     let (doing, done) = match value {
         Some(value) => ("write", files.replace(key, |file| value.write_to(file))),
@@ -159,7 +160,8 @@ pub(crate) fn write_in_place(
     Ok(())
 }
 
-/// Writes the boxes of `batch` by storing subchunks beside their shards, the subchunks of a shard together.
+/// Writes the boxes of `batch` by storing subchunks beside their shards. The subchunks of one shard are
+/// stored together.
 pub(crate) fn write_shared(
     opened: &Opened,
     shared: &Shared,
@@ -192,15 +194,15 @@ pub(crate) fn write_shared(
     Ok(())
 }
 
-/// Checks that there is memory for a subchunk of `bytes` bytes, and for its object. zarrs takes both without a
-/// way to fail, and the process would be aborted.
+/// Checks that there is memory for a subchunk of `bytes` bytes, and for its object. zarrs allocates both, and
+/// would abort the process if it could not.
 fn check_memory(key: &str, bytes: Option<usize>) -> Result<(), Error> {
     let mut memory = [Vec::<u8>::new(), Vec::new()];
     let found = bytes.is_some_and(|bytes| {
         let mut each = memory.iter_mut();
         each.all(|one| one.try_reserve_exact(bytes).is_ok())
     });
-    // The compiler may leave out memory that nothing uses, and take it for granted.
+    // Without this, the compiler may remove allocations that nothing uses, and assume that they succeed.
     std::hint::black_box(&memory);
     if found {
         return Ok(());
@@ -212,7 +214,7 @@ fn check_memory(key: &str, bytes: Option<usize>) -> Result<(), Error> {
     )))
 }
 
-/// The box of `item`, in elements of its chunk.
+/// Returns the box of `item`, in elements of its chunk.
 pub(crate) fn in_chunk(item: &Item) -> ArraySubset {
     let ranges = item.start.iter().zip(&item.shape);
     ArraySubset::from(ranges.map(|(&start, &len)| start as u64..(start + len) as u64))
@@ -224,8 +226,8 @@ pub(crate) fn options(batch: &Batch, threads: usize) -> CodecOptions {
         .with_concurrent_target(threads)
 }
 
-/// Checks that no subchunks are stored beside the shards of `batch`, before the first of them is written: they
-/// would hide what is written. Stores that Python asks are checked by Python.
+/// Checks that no subchunks are stored beside the shards of `batch`, before the first shard is written: such
+/// subchunks would hide the written elements. For stores that Python uses, Python makes this check.
 pub(crate) fn check_frames(opened: &Opened, store: &Store, batch: &Batch) -> Result<(), Error> {
     let shards: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
     let check = |items: &&[Item], find: &dyn Fn(&str) -> Result<bool, StorageError>| {
@@ -256,7 +258,7 @@ pub(crate) fn check_frames(opened: &Opened, store: &Store, batch: &Batch) -> Res
 }
 
 impl Opened {
-    /// The elements of the box of `item`, in C order.
+    /// Returns the elements of the box of `item`, in C order.
     fn boxed<'m>(
         &self,
         item: &Item,
@@ -278,8 +280,8 @@ impl Opened {
         Ok(Cow::Owned(elements))
     }
 
-    /// The new value of the chunk of `items`, of which there are several only in a shard; `None` if all of it is
-    /// the fill value.
+    /// Returns the new value of the chunk of `items`, or `None` if all of its elements are the fill value.
+    /// Only a shard may have several items.
     fn encode<'m>(
         &self,
         store: &Store,
@@ -317,8 +319,8 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard of `key` with the elements of `boxes`: other subchunks are copied as they are. `None` if all of
-    /// it is the fill value.
+    /// Returns the shard `key` with the elements of `boxes`. Subchunks that no box meets are copied in
+    /// encoded form. Returns `None` if all elements are the fill value.
     pub(crate) fn change<'e>(
         &self,
         store: &Store,
@@ -349,12 +351,13 @@ impl Opened {
         extents.all(|(extent, len)| extent.get() == *len as u64)
     }
 
-    /// Whether nothing of the chunk of `item` is kept. Of a shard, what is behind the end of the array is.
+    /// Returns whether no old element of the chunk of `item` is kept. The elements of a shard behind the end
+    /// of the array are kept.
     fn is_complete(&self, item: &Item) -> bool {
         self.is_whole(item) || (item.is_complete && !self.is_sharded)
     }
 
-    /// The elements of the chunk of `item` after the write.
+    /// Returns the elements of the chunk of `item` after the write.
     fn elements<'m>(
         &self,
         store: &Store,
@@ -392,13 +395,13 @@ impl Opened {
     }
 }
 
-/// New memory for `bytes` bytes of elements of the chunk under `key`.
+/// Allocates `bytes` zero bytes for elements of the chunk `key`.
 fn zeros(bytes: usize, key: &str) -> Result<Vec<u8>, Error> {
     zarrs_cuda_engine::memory::allocate::zeros(bytes, true)
         .ok_or_else(|| Error::Memory(format!("out of memory: {bytes} bytes for {key}")))
 }
 
-/// Whether `elements` are all bitwise equal to `element`.
+/// Returns whether each element of `elements` is bitwise equal to `element`.
 fn is_all(elements: &[u8], element: &[u8]) -> bool {
     elements.starts_with(element)
         && elements[element.len()..] == elements[..elements.len() - element.len()]

@@ -1,4 +1,4 @@
-//! The parts that both writers of slices share: their arguments, their progress, and how they are closed.
+//! The parts that both writers of slices share: their arguments, their progress, and the way they are closed.
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
@@ -27,7 +27,7 @@ pub(crate) fn failed(error: WriterError) -> Error {
     because_of(error, message)
 }
 
-/// The error with this message, of the kind that its cause has.
+/// Returns an error with `message`, of the same kind as its cause.
 fn because_of(error: WriterError, message: String) -> Error {
     let as_store = |error| match error {
         Error::Io(_, code) => Error::Io(message.clone(), code),
@@ -70,7 +70,7 @@ fn because_of(error: WriterError, message: String) -> Error {
     }
 }
 
-/// An error of the array at `path`, which begins with a slash.
+/// Returns `error` as an error of the array at `path`, which begins with a slash.
 fn elsewhere(path: &str, error: Error) -> Error {
     Error::Elsewhere(path.trim_start_matches('/').to_owned(), Box::new(error))
 }
@@ -108,15 +108,16 @@ pub(crate) fn progress_of<'py>(
 }
 
 thread_local! {
-    /// Whether this thread, of a writer, calls a function of Python. The writer waits for it.
+    /// Whether this thread, which belongs to a writer, is calling a function of Python. The writer waits for
+    /// the call.
     static TELLING: Cell<bool> = const { Cell::new(false) };
 
     /// The exception that a signal handler has raised while this thread waited for a writer.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Whether a call that waits is to end, because a handler of a signal, such as of Ctrl-C, has raised. The
-/// call raises the same.
+/// Returns whether a call that waits must end, because a signal handler, such as the one of Ctrl-C, has
+/// raised an exception. The call then raises this exception.
 fn interrupted() -> bool {
     #[allow(
         clippy::redundant_closure_for_method_calls,
@@ -130,7 +131,7 @@ fn interrupted() -> bool {
     true
 }
 
-/// `result`, or what a handler of a signal has raised meanwhile.
+/// Returns `result`, or the exception that a signal handler has raised during the call.
 fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
     match RAISED.take() {
         Some(error) => Err(Error::Raised(error)),
@@ -138,22 +139,25 @@ fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// The memory and threads of a writer, and when it stores.
+/// The memory and threads of a writer, and the time after which it stores shards.
 #[derive(Clone, Copy, FromPyObject)]
 pub(crate) struct Settings {
-    /// The most bytes of all open writers, if it is not the library's default.
+    /// The largest number of bytes of host memory for the buffers of all open writers; `None` for the
+    /// library's default.
     #[pyo3(item(0))]
     memory: Option<usize>,
-    /// How many threads encode.
+    /// The number of threads that encode.
     #[pyo3(item(1))]
     threads: NonZeroUsize,
-    /// For how many seconds complete shards wait, if they are stored in pauses.
+    /// The number of seconds that a complete shard waits before it is stored; `None` if it waits until its
+    /// batch is full.
     #[pyo3(item(2))]
     flush_after: Option<f64>,
 }
 
 impl Settings {
-    /// Gives `builder` these settings, and lets a call of its writer end when a signal has raised.
+    /// Gives these settings to `builder`, and makes a waiting call of its writer end when a signal handler
+    /// raises.
     pub(crate) fn apply<T>(
         &self,
         builder: WriterBuilder<Store, T>,
@@ -177,7 +181,7 @@ impl Settings {
     }
 }
 
-/// Lets a writer rename files, or replace objects under conditions.
+/// Gives a writer the means of its store: to rename files, or to replace objects under conditions.
 pub(crate) fn on_store<T>(
     builder: WriterBuilder<Store, T>,
     store: &Store,
@@ -192,12 +196,12 @@ pub(crate) fn on_store<T>(
     }
 }
 
-/// Calls `progress` with the arguments that `arguments` makes, from a thread of a writer.
+/// Calls `progress` with the arguments that `arguments` returns, on a thread of a writer.
 pub(crate) fn tell<A>(progress: &Py<PyAny>, arguments: impl FnOnce(Python<'_>) -> PyResult<A>)
 where
     A: for<'py> pyo3::call::PyCallArgs<'py>,
 {
-    // When the interpreter ends, the function is not called any more.
+    // While the interpreter shuts down, the function is no longer called.
     let _ = Python::try_attach(|py| {
         TELLING.set(true);
         let told = arguments(py).and_then(|with| progress.bind(py).call1(with).map(drop));
@@ -208,7 +212,7 @@ where
     });
 }
 
-/// Checks that a function that a writer calls does not use a writer: it would wait for itself.
+/// Checks that this thread is not in a function that a writer calls: a writer would wait for itself.
 fn check_not_telling() -> Result<(), Error> {
     if !TELLING.get() {
         return Ok(());
@@ -218,15 +222,15 @@ fn check_not_telling() -> Result<(), Error> {
     ))
 }
 
-/// Checks that no subchunks are stored beside shards that slices from `first` on are in: they would hide what is
-/// written, and what is read there is not what they have.
+/// Checks that no subchunks are stored beside the shards of the slices from `first` on: such subchunks would
+/// hide the written elements, and a read of these shards alone would miss them.
 pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> Result<(), Error> {
     let pending = store
         .shared(array.path().as_str())
         .and_then(|shared| shared.pending())
         .map_err(maintain::failed)?;
     let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
-        // The writer says what is wrong.
+        // The writer returns the error of the chunk shape.
         return Ok(());
     };
     let first = chunk.first().map_or(0, |extent| first / extent.get());
@@ -237,7 +241,7 @@ pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> R
     })
 }
 
-/// A writer to the array at a path, until it is closed.
+/// A writer to the array at `path`, or `None` after it was closed.
 pub(crate) struct Held<W: Send> {
     path: String,
     writer: Mutex<Option<W>>,
@@ -264,7 +268,7 @@ impl<W: Send> Held<W> {
         })
     }
 
-    /// Closes the writer by `end`; `None` if it was closed before.
+    /// Closes the writer by calling `end`. Returns `None` if the writer was closed before.
     pub(crate) fn close<T: Send>(
         &self,
         py: Python<'_>,
@@ -278,7 +282,7 @@ impl<W: Send> Held<W> {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take();
             let ended = writer.map(|writer| end(writer).map_err(failed));
-            // A second Ctrl-C has ended the wait, and is no error of its own.
+            // The exception of a second Ctrl-C has only ended the wait, and is dropped.
             RAISED.take();
             ended.transpose()
         })
@@ -289,7 +293,7 @@ impl<W: Appending> Held<Writer<W>>
 where
     Writer<W>: Send,
 {
-    /// Appends the elements of `array`, which is contiguous. Then does `also`.
+    /// Appends the elements of `array`, which is contiguous, and then calls `also`.
     pub(crate) fn append<T: Send>(
         &self,
         py: Python<'_>,
@@ -300,7 +304,7 @@ where
         self.with(py, |writer| {
             let appended = writer.append_bytes(memory.bytes()?);
             if appended.is_err() {
-                // The next call begins with a whole slice, too.
+                // The incomplete slice is discarded, so that the next call begins with a whole slice.
                 writer.discard_partial_slice();
             }
             appended.map_err(failed)?;
@@ -308,7 +312,8 @@ where
         })
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
+    /// slice.
     pub(crate) fn append_tensor(
         &self,
         py: Python<'_>,
@@ -322,15 +327,16 @@ where
         })
     }
 
-    /// Stores complete shards.
+    /// Stores all complete shards.
     pub(crate) fn flush(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |writer| writer.flush().map_err(failed))
     }
 
-    /// Stores complete shards, for `limit` seconds at most, and forgets the rest. Returns how many slices are stored.
+    /// Stores complete shards, for `limit` seconds at most, and discards other slices. Returns the number of
+    /// stored slices.
     pub(crate) fn stop(&self, py: Python<'_>, limit: f64) -> PyResult<Option<u64>> {
-        // A number that is no duration, such as NaN, counts as no time. A thousand million seconds are for ever,
-        // and a point in time can still be that far away.
+        // A number that is not a duration, such as NaN, counts as 0 seconds. More than 10⁹ seconds are
+        // limited to 10⁹, because an `Instant` can still be so far away.
         let limit = Duration::try_from_secs_f64(limit.min(1e9)).unwrap_or_default();
         self.close(py, |writer| writer.stop(limit))
     }
@@ -343,7 +349,7 @@ impl<W: Send> Drop for Held<W> {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // Its threads may be about to call Python, and are waited for.
+        // The GIL is released: the drop waits for threads of the writer, which may be about to call Python.
         Python::attach(|py| py.detach(|| drop(writer)));
     }
 }

@@ -56,11 +56,12 @@ use crate::shard::error::not_decoded;
 use crate::shard::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::subchunk::DecompressedFormat;
 
-/// `chain` with decoders that are bounded. Nested shards are decoded by this crate's codec, with
-/// `options`: zarrs' own panics on some corrupted shards, and encodes in no particular order.
+/// Returns `chain` with decoders that allocate no more memory than the metadata justify. This crate's codec,
+/// with `options`, decodes nested shards: zarrs' own panics on some corrupted shards, and encodes in no
+/// particular order.
 ///
 /// # Errors
-/// A [`PluginCreateError`] if a codec has no metadata to make another one from.
+/// A [`PluginCreateError`] if a codec of `chain` gives no metadata from which another codec can be made.
 pub(super) fn bounded(
     chain: &CodecChain,
     options: &Options,
@@ -94,7 +95,8 @@ pub(super) fn bounded(
     })
 }
 
-/// Returns the codec that stands for the array-to-bytes codec `codec`, and the bounds of the memory that it takes.
+/// Returns the codec that replaces the array-to-bytes codec `codec`, and the bounds of the memory that its
+/// decoder takes.
 fn array_to_bytes(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
     options: &Options,
@@ -143,7 +145,8 @@ fn array_to_bytes(
             ),
             _ => return Ok(as_it_is(codec)),
         };
-        // The encoded index says how long the data are.
+        // The encoded index says how long the data are, so nothing bounds what a compressor of the data
+        // allocates.
         let compresses = |codec: &Arc<dyn BytesToBytesCodecTraits>| !is_fixed_size(codec.as_ref());
         let compressor = data
             .chain
@@ -173,13 +176,13 @@ fn array_to_bytes(
     Ok(as_it_is(codec))
 }
 
-/// `codec`, and the bounds of the memory that it takes.
+/// Returns `codec` unchanged, and the bounds of the memory that its decoder takes.
 fn as_it_is(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
 ) -> (Arc<dyn ArrayToBytesCodecTraits>, ChainMemoryBounds) {
     let any = codec.as_any();
     let is_bounded = any.is::<BytesCodec>() || any.is::<PackBitsCodec>();
-    // These codecs allocate as much as they are given.
+    // These codecs allocate no more bytes than their encoded input has.
     let copies = any.is::<VlenUtf8Codec>()
         || any.is::<VlenBytesCodec>()
         || any.is::<VlenArrayCodec>()
@@ -230,7 +233,7 @@ fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<DecompressedFormat
     .find_map(|(is, compression)| is.then_some(compression))
 }
 
-/// One of zarrs' compressors, which decompresses through the host engine.
+/// A compressor of zarrs whose decoding is replaced: the host engine decompresses, with a limit.
 #[derive(Debug)]
 struct Decompressor {
     codec: Arc<dyn BytesToBytesCodecTraits>,
@@ -244,7 +247,7 @@ impl ExtensionName for Decompressor {
 }
 
 impl CodecTraits for Decompressor {
-    /// zarrs' codec: chains are recognised by the types of their codecs.
+    /// Returns zarrs' codec, because chains are recognised by the types of their codecs.
     fn as_any(&self) -> &dyn Any {
         self.codec.as_any()
     }
@@ -266,7 +269,8 @@ impl CodecTraits for Decompressor {
     }
 }
 
-/// Parts are decoded and encoded as zarrs does it for all compressors: by way of the whole.
+/// Parts of a subchunk are decoded and encoded as for each of zarrs' compressors: by way of the whole
+/// subchunk.
 #[cfg_attr(feature = "async", async_trait::async_trait)]
 impl BytesToBytesCodecTraits for Decompressor {
     fn into_dyn(self: Arc<Self>) -> Arc<dyn BytesToBytesCodecTraits> {
@@ -313,7 +317,8 @@ impl BytesToBytesCodecTraits for Decompressor {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let most = SubchunkLen::from(*decoded_representation).most();
         if most.is_none() && !self.compression.says_how_long() {
-            // Nothing is known: zarrs' decoder allocates as the content comes out.
+            // Neither the metadata nor the compressed bytes say how long the content is. zarrs' decoder grows
+            // its memory while it decompresses.
             return self
                 .codec
                 .decode(encoded_value, decoded_representation, options);

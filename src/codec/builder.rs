@@ -125,7 +125,7 @@ impl CudaShardingCodecBuilder {
     /// Builds the codec.
     ///
     /// # Errors
-    /// As for [`CudaShardingCodec::new`].
+    /// The errors of [`CudaShardingCodec::new`].
     pub fn build(&self) -> Result<CudaShardingCodec, PluginCreateError> {
         CudaShardingCodec::new(
             self.subchunk_shape.clone(),
@@ -147,7 +147,7 @@ impl CudaShardingCodecBuilder {
     /// Builds the codec in an [`Arc`].
     ///
     /// # Errors
-    /// As for [`CudaShardingCodec::new`].
+    /// The errors of [`CudaShardingCodec::new`].
     pub fn build_arc(&self) -> Result<Arc<CudaShardingCodec>, PluginCreateError> {
         self.build().map(Arc::new)
     }

@@ -1,5 +1,5 @@
-//! Shards whose elements zarrs' own codec handles: they have no fixed size, may be missing, or have no
-//! bytes. zarrs' codec panics on some hostile shards, which becomes an error here.
+//! Shards whose elements zarrs' own codec encodes and decodes, because the elements have no fixed size, may
+//! be missing, or have no bytes. Panics of zarrs' codec on hostile shards become errors here.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
 use zarrs_cuda_engine::layout::Entries;
 
-/// zarrs' own codec.
+/// Encodes and decodes shards by zarrs' own codec.
 pub(super) struct Delegated;
 
 #[cfg_attr(feature = "async", async_trait::async_trait)]
@@ -54,7 +54,8 @@ impl ShardCodec for Delegated {
             let (shape, fill_value) = (&shards.shape, &shards.fill_value);
             return stock.encode(elements, shape, data_type, fill_value, options);
         }
-        // zarrs' codec would leave out subchunks that only look like the fill value.
+        // zarrs' codec would leave out subchunks whose elements compare equal to the fill value but have
+        // other bytes.
         partial_encoder::encode_delegated(shards, &elements, options).map(Cow::Owned)
     }
 
@@ -154,7 +155,7 @@ fn check_entries(shards: &Sharding, entries: Option<Entries<'_>>) -> Result<(), 
     })
 }
 
-/// A partial decoder of zarrs that may be given hostile bytes.
+/// A partial decoder of zarrs that may be given hostile bytes. Its panics become errors.
 struct NoPanic<D: ?Sized>(Arc<D>);
 
 impl ArrayPartialDecoderTraits for NoPanic<dyn ArrayPartialDecoderTraits> {
@@ -211,8 +212,8 @@ impl AsyncArrayPartialDecoderTraits for NoPanic<dyn AsyncArrayPartialDecoderTrai
     }
 }
 
-/// Reads bytes for a decoder that believes the shard index: a long range is looked for before it is
-/// read, since stores allocate what they are asked for.
+/// Reads bytes for a decoder that trusts the shard index. Before a long range is read, its last byte is read
+/// alone to see that the range exists, because stores allocate as many bytes as they are asked for.
 struct Guarded<I: ?Sized>(Arc<I>);
 
 impl BytesPartialDecoderTraits for Guarded<dyn BytesPartialDecoderTraits> {

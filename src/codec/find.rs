@@ -1,4 +1,4 @@
-//! Finds our codec behind zarrs' trait objects, whose `as_any` leads to zarrs' own codec.
+//! Finds this crate's codec behind zarrs' trait objects, whose `as_any` returns zarrs' own codec.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,18 +17,19 @@ use crate::options::Options;
 use crate::plan::Explanation;
 use crate::shard::error::sourced;
 
-/// An option that only our codec understands: the codec puts itself here.
+/// An option that only this crate's codec understands: a codec that is given this option puts itself into it.
 #[derive(Default)]
 struct Finder(Mutex<Option<Arc<CudaShardingCodec>>>);
 
-/// Our codec calls this with the options that it is given.
+/// Puts `codec` into the [`Finder`] among `options`, if there is one. This crate's codec calls this function
+/// with the options that it is given.
 pub(super) fn answer(codec: &Arc<CudaShardingCodec>, options: &CodecSpecificOptions) {
     if let Some(finder) = options.get_option::<Finder>() {
         *finder.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(codec.clone());
     }
 }
 
-/// Returns `codec` if it is ours.
+/// Returns `codec` as this crate's codec, or `None` if it is another one.
 pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaShardingCodec>> {
     let question = CodecSpecificOptions::default().with_option(Finder::default());
     let _unchanged = codec.clone().with_codec_specific_options(&question);
@@ -40,10 +41,11 @@ pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaS
         .take()
 }
 
-/// Returns the sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
+/// Returns the sharding codec of `array` if it is this crate's, or else a codec of this crate with the
+/// configuration of zarrs' own.
 ///
 /// # Errors
-/// [`Error::NotShards`] if it has none, or if the shards are encoded once more.
+/// [`Error::NotShards`] if `array` has no sharding codec, or if other codecs encode its shards once more.
 pub(crate) fn of_array<TStorage: ?Sized>(
     array: &Array<TStorage>,
 ) -> Result<Arc<CudaShardingCodec>, Error> {
@@ -68,7 +70,7 @@ pub(crate) fn of_array<TStorage: ?Sized>(
     })
 }
 
-/// Our codec of the configuration of zarrs' own.
+/// Makes a codec of this crate with the configuration of `codec`, zarrs' own.
 fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec, Error> {
     let configuration = codec
         .as_any()
@@ -91,7 +93,7 @@ fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec
 /// - [`Error::ForeignCodec`] if the array's codec is not this crate's. It is zarrs' own, if the array
 ///   was opened before [`register`](crate::register) or built with `ArrayBuilder::subchunk_shape`. Or
 ///   the array is not sharded.
-/// - Otherwise as for [`CudaShardingCodec::explain`].
+/// - Otherwise the errors of [`CudaShardingCodec::explain`].
 pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation, Error> {
     let codecs = array.codecs();
     let codec = ours(codecs.array_to_bytes_codec()).ok_or_else(|| Error::ForeignCodec {
@@ -107,10 +109,11 @@ pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation,
     codec.explain(&shape, &data_type, &fill_value)
 }
 
-/// Returns what the array-to-bytes codec of `array` gets of a chunk of `shape` (elements).
+/// Returns the shape (elements), data type and fill value that the array-to-bytes codec of `array` is given
+/// for a chunk of `shape`.
 ///
 /// # Errors
-/// A [`CodecError`] if an array-to-array codec does not accept it.
+/// A [`CodecError`] if an array-to-array codec does not accept its input.
 pub(crate) fn representation<TStorage: ?Sized>(
     array: &Array<TStorage>,
     shape: ChunkShape,

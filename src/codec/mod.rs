@@ -131,8 +131,8 @@ impl CudaShardingCodec {
     /// replaced by those of this crate's host engine, whose memory is bounded.
     ///
     /// # Errors
-    /// A [`PluginCreateError`] if `index_codecs` do not encode to a fixed size: the index could not
-    /// be found in a shard.
+    /// A [`PluginCreateError`] if `index_codecs` do not encode to a fixed size, because a reader could not
+    /// find such an index in a shard.
     #[allow(
         clippy::needless_pass_by_value,
         reason = "the arguments are those of zarrs' codec"
@@ -158,7 +158,7 @@ impl CudaShardingCodec {
         Self::of_spec(ShardingSpec::new(parts))
     }
 
-    /// Returns the codec of the shards that `spec` describes.
+    /// Returns the codec that encodes and decodes the shards of `spec`.
     pub(crate) fn of_spec(spec: ShardingSpec) -> Self {
         Self { spec }
     }
@@ -166,7 +166,7 @@ impl CudaShardingCodec {
     /// Creates a codec from its configuration.
     ///
     /// # Errors
-    /// A [`PluginCreateError`] if a codec of the configuration cannot be created, or as for
+    /// A [`PluginCreateError`] if a codec of the configuration cannot be created; the errors of
     /// [`new`](Self::new).
     pub fn new_with_configuration(
         configuration: &ShardingCodecConfiguration,
@@ -215,7 +215,7 @@ impl CudaShardingCodec {
         Self::of(self.spec.parts.with_options(options))
     }
 
-    /// Returns the elements of a subchunk along each axis.
+    /// Returns the number of elements of a subchunk along each axis.
     pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
         &self.spec.parts.subchunk_shape
     }
@@ -223,7 +223,7 @@ impl CudaShardingCodec {
     /// Returns the same codec with subchunks of another shape.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub(crate) fn with_subchunk_shape(
         &self,
         subchunk_shape: ChunkShape,
@@ -239,10 +239,10 @@ impl CudaShardingCodec {
         Ok(Self::of(CodecParts { engines, ..parts }))
     }
 
-    /// Returns the shards of this codec with `shape` (elements), `data_type` and `fill_value`.
+    /// Returns the shards that this codec encodes for `shape` (elements), `data_type` and `fill_value`.
     ///
     /// # Errors
-    /// A [`CodecError`] if they do not fit each other.
+    /// A [`CodecError`] if the shape, data type, fill value and codec do not fit each other.
     pub(crate) fn sharding(
         &self,
         shape: &[NonZeroU64],
@@ -277,7 +277,7 @@ impl CudaShardingCodec {
     /// device.
     ///
     /// # Errors
-    /// As for [`explain`](Self::explain).
+    /// The errors of [`explain`](Self::explain).
     pub fn memory_estimate(
         &self,
         shard_shape: &[NonZeroU64],
@@ -295,8 +295,8 @@ impl ExtensionName for CudaShardingCodec {
 }
 
 impl CodecTraits for CudaShardingCodec {
-    /// zarrs' [`ShardingCodec`](zarrs::array::codec::ShardingCodec) of the same configuration: zarrs
-    /// tests for that type.
+    /// Returns zarrs' [`ShardingCodec`](zarrs::array::codec::ShardingCodec) of the same configuration,
+    /// because zarrs tests for that type.
     fn as_any(&self) -> &dyn Any {
         &self.spec.parts.stock
     }
@@ -349,8 +349,8 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         options: &CodecSpecificOptions,
     ) -> Arc<dyn ArrayToBytesCodecTraits> {
         find::answer(&self, options);
-        // zarrs' own `ShardingCodecOptions` ask for an order of subchunks: C order is every order
-        // that zarrs has.
+        // zarrs' own `ShardingCodecOptions` ask for an order of subchunks. They are ignored, because C order
+        // is allowed for every order that zarrs has.
         match options.get_option::<Options>() {
             Some(options) => Arc::new((*self).clone().with_options(options.clone())),
             None => self,

@@ -24,7 +24,7 @@ use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
 use zarrs_cuda_engine::contract::EncodedShard;
 
-/// This crate's engines.
+/// Encodes and decodes shards by this crate's engines.
 pub(super) struct Ours;
 
 #[cfg_attr(feature = "async", async_trait::async_trait)]
@@ -41,8 +41,8 @@ impl ShardCodec for Ours {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let elements = elements.into_fixed()?;
         if shards.known().is_err() {
-            // Elements of a data type that the inner codecs do not accept are refused, whatever the elements
-            // are.
+            // A data type that the inner codecs do not accept is an error, also if all elements are the fill
+            // value.
             shards.subchunk_representation()?;
         }
         let engine = shards.choose_engine().map_err(other)?.engine;
@@ -93,8 +93,8 @@ impl ShardCodec for Ours {
             .map_err(codec_error)?
             .filter(|_| !engine.decodes_whole_shards());
         let Some(output) = output else {
-            // The same number of elements in another shape, or all of them from a device: zarrs lays
-            // them out.
+            // The view has another shape with the same number of elements, or a device decodes the whole
+            // shard. zarrs copies the decoded elements into the view.
             let decoded = shards
                 .with_job(options, |job| engine.decode(job, &shard, &extents))
                 .map_err(codec_error)?;
@@ -139,7 +139,8 @@ impl ShardCodec for Ours {
     }
 }
 
-/// Returns the shard `encoded`, with its index where the room for it was left.
+/// Returns the bytes of `encoded`, with the index written at the end of the shard or at its start, where the
+/// engine left room.
 fn with_index(
     shards: &Sharding,
     encoded: EncodedShard,

@@ -19,22 +19,24 @@ use crate::codec::CudaShardingCodec;
 use crate::error::Error;
 use crate::options::Options;
 
-/// Whether the entry makes every `sharding_indexed`.
+/// Whether the entry makes the codec for all metadata of `sharding_indexed`.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// The options of the registration in force.
 static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
 
-/// The entry, once it is there. Locked while registering.
+/// The entry, once it is in zarrs' registry. The lock is held during a registration.
 static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 
 /// The metadata of the codecs that the entry makes without a registration.
 static OWNED: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
 
-/// Makes every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
+/// Makes the entry create each `sharding_indexed` codec with `options`, until [`disable`]. Calls `also` under
+/// the lock of the registration.
 ///
 /// # Errors
-/// [`Error::AlreadyRegistered`] if that is so already, and [`Error::NameTaken`].
+/// [`Error::AlreadyRegistered`] if the entry creates these codecs already; [`Error::NameTaken`] if another
+/// entry for the name comes first.
 pub(crate) fn enable(options: Options, also: impl FnOnce()) -> Result<(), Error> {
     let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     if is_enabled() {
@@ -47,7 +49,7 @@ pub(crate) fn enable(options: Options, also: impl FnOnce()) -> Result<(), Error>
     Ok(())
 }
 
-/// Leaves `sharding_indexed` to zarrs from now on.
+/// Makes the entry leave `sharding_indexed` to zarrs, except for [`OwnedMetadata`].
 pub(crate) fn disable() {
     let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     ENABLED.store(false, Ordering::Release);
@@ -57,12 +59,13 @@ pub(crate) fn is_enabled() -> bool {
     ENABLED.load(Ordering::Acquire)
 }
 
-/// Metadata of which this library makes the codec, also without a registration, until the value is dropped.
+/// Metadata for which this library makes the codec, with or without a registration, until the value is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct OwnedMetadata(Arc<MetadataV3>);
 
-/// Makes each `sharding_indexed` of this `metadata` from now on, until the returned value is dropped.
-/// Codecs of other metadata are made as before.
+/// Makes the entry create the codec for this `metadata`, until the returned value is dropped. Codecs of other
+/// metadata are made as before.
 ///
 /// # Errors
 /// [`Error::NameTaken`] if another entry for the name comes first.
@@ -89,7 +92,7 @@ fn push(entry: &mut Option<Arc<CodecRuntimePluginV3>>) -> Result<(), Error> {
         *entry = Some(register_codec_v3(CodecRuntimePluginV3::new(
             matches, create,
         )));
-        // Another thread may have been quicker between the two looks.
+        // Another thread may have added an entry after the first check.
         if !is_first(entry.as_ref()) {
             return Err(Error::NameTaken);
         }
@@ -125,7 +128,8 @@ fn is_owned(metadata: &MetadataV3) -> bool {
     owned.iter().any(|owned| **owned == *metadata)
 }
 
-/// Returns whether no other entry for the name comes before ours, or before the place where ours would come.
+/// Returns whether no other entry for the name comes before `ours`. If `ours` is `None`, returns whether the
+/// registry has no entry for the name.
 fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
     let name = ShardingCodec::aliases_v3().default_name.clone();
     CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {

@@ -20,7 +20,7 @@ use crate::shard::sharding::Sharding;
 /// of the options cannot be used.
 #[cfg_attr(feature = "async", async_trait::async_trait)]
 pub(super) trait ShardCodec: Sync {
-    /// Checks that the options allow this way of encoding.
+    /// Checks that the options allow this trait object to encode and decode `shards`.
     fn check(&self, shards: &Sharding) -> Result<(), CodecError>;
 
     fn encode<'a>(

@@ -8,23 +8,23 @@ use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::layout::Slab;
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::memory::disjoint::Shares;
 
-/// A part of a shard that a view shows.
+/// A view of zarrs that shows a part of a shard, as a place into which subchunks are decoded.
 pub(super) struct ViewOfShard<'a, 'v> {
     view: &'a ArrayBytesFixedDisjointView<'v>,
     shares: Shares<'a>,
 }
 
 impl<'a, 'v> ViewOfShard<'a, 'v> {
-    /// `view` shows the part of a shard of `shards` from `start`, of shape `shape`. `None` if the
-    /// view has another shape.
+    /// Returns the part of a shard of `shards` that `view` shows: its box from `start`, of shape `shape`
+    /// (elements). Returns `None` if the view has another shape.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the part leaves the shard.
+    /// [`EngineError::Internal`] if the box is not inside the shard.
     pub(super) fn new(
         view: &'a ArrayBytesFixedDisjointView<'v>,
         shards: &'a Sharding,
@@ -39,21 +39,21 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         Ok(Some(Self { view, shares }))
     }
 
-    /// Writes the share of subchunk `number`: just its elements, in C order.
+    /// Writes `elements`, in C order, to the elements of the view that subchunk `number` has.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the share was written before; [`EngineError::Foreign`] if zarrs refuses the
-    /// share.
+    /// [`EngineError::Internal`] if these elements were written before; [`EngineError::Foreign`] if zarrs
+    /// refuses them.
     pub(super) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         let share = self.shares.claim(number, 1)?;
-        // SAFETY: the share was claimed.
+        // SAFETY: `share` was claimed above, so no other call writes it.
         unsafe { self.write_box(&share, |view| Ok(view.copy_from_slice(elements)?)) }
     }
 
-    /// Calls `write` with zarrs' view of a box of this one.
+    /// Calls `write` with zarrs' view of the box `slab` of this view.
     ///
     /// # Safety
-    /// The box was claimed, and nothing writes it at the same time.
+    /// The caller claimed `slab`, and nothing else writes it at the same time.
     unsafe fn write_box(
         &self,
         slab: &Slab,
@@ -65,7 +65,8 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         let shape = slab.shape.iter().map(|&extent| extent as u64).collect();
         let subset = ArraySubset::new_with_start_shape(start, shape)
             .map_err(|error| EngineError::Foreign(Box::new(CodecError::from(error))))?;
-        // SAFETY: the shares of different subchunks do not overlap, and the caller claimed these.
+        // SAFETY: the shares of different subchunks do not overlap, and the caller claimed the shares in
+        // `slab`.
         let view = unsafe { self.view.subdivide(subset) };
         view.map_err(CodecError::from)
             .and_then(|mut view| write(&mut view))
@@ -73,46 +74,51 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
     }
 }
 
-impl RowSink for ViewOfShard<'_, '_> {
+impl NeighbourSink for ViewOfShard<'_, '_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
-        /// Finding a run of so many bytes takes little of the time that copying it takes.
+        /// The number of bytes of a run that takes much longer to copy than to find.
         const RUN: usize = 4 << 10;
         self.shares.row_len(first, count, RUN)
     }
 
     fn most_bytes(&self) -> usize {
-        // Even from the next cache the two copies are faster than short runs.
+        // Two copies by way of the second-level cache are still faster than many short runs.
         2 << 20
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        /// A box of so many bytes stays in the cache between the two copies.
+        /// The number of bytes of a box that stays in the cache between the two copies.
         const SLAB: usize = if cfg!(test) { 24 } else { 128 << 10 };
         let row = self.shares.claim(first, sources.len())?;
         if let [source] = sources
             && self.shares.is_dense(first)
         {
-            // SAFETY: the row was claimed.
+            // SAFETY: `row` was claimed above, so no other call writes it.
             return unsafe { self.write_box(&row, |view| Ok(view.copy_from_slice(source)?)) };
         }
         for slab in self.shares.slabs(&row, SLAB) {
             let len = slab.len() * self.shares.grid().element_size();
             let elements = allocate::at_least(buffer, len)?;
             self.shares.gather(first, sources, &slab, elements)?;
-            // SAFETY: the row was claimed, and its boxes are written one after the other.
+            // SAFETY: `row` was claimed above, and its boxes are written one after the other.
             unsafe { self.write_box(&slab, |view| Ok(view.copy_from_slice(elements)?))? };
         }
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         let row = self.shares.claim(first, count)?;
-        // SAFETY: the row was claimed.
+        // SAFETY: `row` was claimed above, so no other call writes it.
         unsafe { self.write_box(&row, |view| Ok(view.fill(element)?)) }
     }
 }
@@ -210,7 +216,7 @@ mod tests {
                     break;
                 }
                 if SubchunkPart::new(grid, number, &start, &shape).len() == 0 {
-                    prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "not in the view");
+                    prop_assert!(output.fill_neighbours(number, 1, &[0; 2]).is_err(), "not in the view");
                     number += 1;
                     continue;
                 }
@@ -232,14 +238,14 @@ mod tests {
                     }
                 }
                 let written = if *kind == 0 {
-                    output.fill_row(number, count, &9_u16.to_ne_bytes())
+                    output.fill_neighbours(number, count, &9_u16.to_ne_bytes())
                 } else {
                     let sources: Vec<_> = (number..number + count).map(decoded).collect();
                     let sources: Vec<&[u8]> = sources.iter().map(Vec::as_slice).collect();
-                    output.write_row(number, &sources, &mut buffer)
+                    output.write_neighbours(number, &sources, &mut buffer)
                 };
                 written.unwrap();
-                prop_assert!(output.fill_row(number, 1, &[0; 2]).is_err(), "written before");
+                prop_assert!(output.fill_neighbours(number, 1, &[0; 2]).is_err(), "written before");
                 number += count;
             }
             drop(output);

@@ -1,4 +1,4 @@
-//! Compaction: a shard is stored again without its unused bytes.
+//! Compacts a shard: stores it again without its unused bytes.
 
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableWritableStorageTraits;
@@ -20,33 +20,33 @@ use crate::store::{Blocking, Reads, Writes, now};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compaction {
-    /// The size of the shard before, in bytes.
+    /// The size of the shard before the compaction, in bytes.
     pub before: u64,
-    /// The size of the shard now, in bytes; 0 if it had no subchunks and was erased.
+    /// The size of the shard after the compaction, in bytes; 0 if it had no subchunks and was erased.
     pub after: u64,
-    /// How many of the bytes that are gone no index in the shard knew, and were not zeros.
+    /// The number of removed bytes to which no index in the shard referred, and which were not zeros.
     ///
-    /// Updates leave earlier subchunks, indices and records behind, which do not count. Another program
-    /// put these bytes there, or an update that was interrupted before its index, or the index that
-    /// knew them was written over.
+    /// Earlier subchunks, indices and records, which updates leave behind, do not count. Counted bytes come
+    /// from another program, from an update that was interrupted before it wrote its index, or from one whose
+    /// index was overwritten.
     pub unknown: u64,
 }
 
-/// Replaces the shard at `key` by one without unused bytes, with its subchunks in C order. Returns
-/// `None` if there is no shard. If there is nothing to gain, nothing is stored.
+/// Replaces the shard at `key` by one without unused bytes, with its subchunks in C order. Returns `None` if
+/// the shard does not exist. Stores nothing if no byte can be saved.
 ///
-/// Subchunks are copied as they are: nothing is decoded or encoded. The shard is read, held twice
-/// in memory, and stored by one `set`, which is as atomic as the store's. zarrs' `FilesystemStore`
-/// is not atomic: wrap it in `zarrs_storage`'s `AtomicWriteStorageAdapter`. Otherwise **the shard
-/// is lost** if the process dies while it is stored.
+/// Subchunks are copied in encoded form: nothing is decoded or encoded. The shard is read, held twice in
+/// memory, and stored by one `set`, which is as atomic as the `set` of the store. zarrs' `FilesystemStore` is
+/// not atomic: wrap it in `zarrs_storage`'s `AtomicWriteStorageAdapter`. Otherwise **the shard is lost** if
+/// the process dies while it stores the shard.
 ///
-/// Nothing else may write the shard meanwhile: those writes would be lost.
+/// Nothing else may write the shard during this call: such writes would be lost.
 ///
 /// # Errors
 /// - [`Error::UpdatePending`] if an update of the shard was interrupted:
 ///   [`recover`](crate::recover) it first.
-/// - [`Error::Codec`] if its index is invalid, or memory cannot be allocated.
-/// - [`Error::Undecided`] if memory cannot be allocated to decode its index.
+/// - [`Error::Codec`] if the index is invalid, or memory cannot be allocated.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode the index.
 /// - [`Error::Storage`] if the store fails.
 pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -56,10 +56,10 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     now(compact_in(&Blocking::new(store), key, format))
 }
 
-/// [`compact`](crate::compact()) for an asynchronous store.
+/// Does the work of [`compact`](crate::compact()) for an asynchronous store.
 ///
 /// # Errors
-/// As for [`compact`](crate::compact()).
+/// The errors of [`compact`](crate::compact()).
 #[cfg(feature = "async")]
 pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -85,7 +85,7 @@ pub(super) async fn compact_in<O: Reads + Writes>(
     Ok(Some(compaction))
 }
 
-/// Returns what [`compact_in`] would do. Nothing is changed.
+/// Returns the sizes that [`compact_in`] would return. Nothing is changed.
 pub(super) async fn preview_in<O: Reads>(
     store: &O,
     key: &StoreKey,

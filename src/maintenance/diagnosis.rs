@@ -1,13 +1,13 @@
-//! Diagnosis of a stored shard, and the bytes that repair it: the rules of `docs/reference/updates.md`.
+//! Diagnoses a stored shard, and makes the bytes that repair it, by the rules of `docs/reference/updates.md`.
 //!
-//! Nothing here reads or writes a store. What is to be written is such that a write of it which is
-//! torn, at any byte, leaves a shard for which the same rules give the same end.
+//! Nothing here reads or writes a store. If a write of the repair is torn at any byte, the shard that it
+//! leaves is repaired to the same final state by the same rules.
 
 use zarrs::array::codec::ShardingIndexLocation;
 
 use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint, undo_growth, update_of_nothing};
 
-/// From this many bytes of a record on it is certain that it is one: its magic is whole.
+/// The number of bytes at the begin of a record that prove that it is one: they have the whole magic.
 const CERTAIN: usize = 8;
 
 /// The facts about a kind of shard that the rules need.
@@ -15,24 +15,25 @@ pub(crate) struct Geometry<'a> {
     pub(crate) location: ShardingIndexLocation,
     /// The size of the encoded index, in bytes.
     pub(crate) index_len: usize,
-    /// Whether the index codecs have a checksum.
+    /// Whether decoding fails when a bit of the encoded index changes.
     pub(crate) checksum: bool,
-    /// Whether an encoded index decodes, with all extents in an object of so many bytes.
+    /// Returns whether an encoded index decodes, and all of its extents are inside an object of the given
+    /// size in bytes.
     pub(crate) is_index: &'a dyn Fn(&[u8], u64) -> bool,
 }
 
 /// The diagnosis of an object, with its repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Diagnosis {
-    /// The object needs no repair: every update is done, or is not to be seen.
+    /// The object needs no repair: every update is complete, or is not visible.
     Intact,
-    /// These writes, in this order, make the object what it was before its last update.
+    /// These writes, in this order, restore the object to its state before its last update.
     Undo(Vec<(u64, Vec<u8>)>),
     /// These writes, in this order, complete the last update of the object.
     Complete(Vec<(u64, Vec<u8>)>),
-    /// The shard was being created: the object is to be erased.
+    /// The creation of the shard was interrupted: the object should be erased.
     Erase,
-    /// The right state is not known, for this reason.
+    /// The right state is unknown, for the given reason.
     Unrecoverable(String),
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn diagnose(object: &[u8], geometry: &Geometry<'_>) -> Diagnosis {
 fn at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
     let size = object.len() as u64;
     if let Some(record) = last.filter(|record| size < record.new_end) {
-        // The object grows up to the last byte of the new index: this one did not.
+        // The object would have grown up to the last byte of the new index, and it is shorter than that.
         return undo(object, geometry, record);
     }
     if let (Some(record), Some(tail)) = (last, index_before(object, geometry, size)) {
@@ -68,7 +69,8 @@ fn at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagn
     no_index_at_end(object, geometry, last)
 }
 
-/// Returns the rules where the last record, if any, does not say what the end of the object is.
+/// Returns the diagnosis of an object for which the last record, if any, does not explain the bytes at its
+/// end.
 fn no_index_at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
     let size = object.len() as u64;
     let tail = index_before(object, geometry, size);
@@ -129,7 +131,7 @@ fn at_start(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Dia
     Diagnosis::Unrecoverable(no_index(object, geometry, "start"))
 }
 
-/// Undoes the growth of `record`, which did not come to its end.
+/// Undoes the growth that `record` announced, because it was interrupted.
 fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
     let size = object.len() as u64;
     if record.old_end == 0 {
@@ -147,8 +149,8 @@ fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
     Diagnosis::Undo(undo_growth(record, old, (size, tail)))
 }
 
-/// Looks for an update that came to its end, and was followed by bytes that are no index: what is left of a
-/// longer update that another process wrote at the same place.
+/// Looks for an update that was complete, and whose index is now followed by bytes that are no index. Such
+/// bytes are the rest of a longer update that another process wrote at the same place.
 fn written_over(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Option<Diagnosis> {
     let record = last?;
     let size = object.len() as u64;
@@ -166,13 +168,13 @@ fn written_over(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) ->
     })
 }
 
-/// The beginning of a record at the end of an object.
+/// The begin of a record at the end of an object, without the rest of the record.
 struct BegunRecord {
     is_certain: bool,
     diagnosis: Diagnosis,
 }
 
-/// Looks for a shard that is followed by the beginning of a record, and by nothing else.
+/// Looks for a shard that is followed by the begin of a record, and by nothing else.
 fn begun_record(
     object: &[u8],
     geometry: &Geometry<'_>,
@@ -183,7 +185,7 @@ fn begun_record(
     (1..RECORD_LEN.min(object.len())).find_map(|len| {
         let (shard, rest) = object.split_at(object.len() - len);
         let end = shard.len() as u64;
-        // Most places fail here, before anything of the index is looked at.
+        // Most positions fail this test, before the index is looked at.
         if !Record::begins_with(&rest[..len.min(PLACE)], end, end, 0) {
             return None;
         }
@@ -204,7 +206,7 @@ fn begun_record(
     })
 }
 
-/// Returns whether the object is zeros up to `first`, and then the beginning of the record of a shard that is
+/// Returns whether `object` is zeros up to `first`, followed by the begin of the record of a shard that is
 /// being created.
 fn begins_a_shard(object: &[u8], first: usize) -> bool {
     Record::begins_with(&object[first..], first as u64, 0, 0)
@@ -214,14 +216,15 @@ fn first_that_is_not_zero(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|&byte| byte != 0)
 }
 
-/// Returns the bytes that are the index of an object which ends at `end`.
+/// Returns the bytes at the place of the index in an object that ends at `end`. Returns `None` if it is too
+/// short.
 fn index_before<'b>(object: &'b [u8], geometry: &Geometry<'_>, end: u64) -> Option<&'b [u8]> {
     let end = usize::try_from(end).ok()?;
     object.get(end.checked_sub(geometry.index_len)?..end)
 }
 
-/// Returns whether `bytes` are the index of an object of `size` bytes. Zeros are none: that is what a file
-/// system leaves where nothing was written.
+/// Returns whether `bytes` are the index of an object of `size` bytes. Zeros are not an index: a file system
+/// leaves them where nothing was written.
 fn is_index(geometry: &Geometry<'_>, bytes: &[u8], size: u64) -> bool {
     !is_zero(bytes) && (geometry.is_index)(bytes, size)
 }
@@ -230,7 +233,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     first_that_is_not_zero(bytes).is_none()
 }
 
-/// Returns why nothing can be done.
+/// Returns the reason why an object without an index cannot be repaired.
 fn no_index(object: &[u8], geometry: &Geometry<'_>, place: &str) -> String {
     if object.is_empty() {
         return "the object is empty: whatever stored it died before it wrote a byte, and it is not known whether a shard was there before".to_string();

@@ -1,4 +1,4 @@
-//! The format of a shard: all that its bytes do not say themselves.
+//! The format of a shard: everything that is needed to understand the bytes of a shard, and is not in them.
 
 use std::cell::OnceCell;
 use std::num::{NonZeroU64, TryFromIntError};
@@ -19,8 +19,8 @@ use crate::shard::packed::{Packing, of_encoded_subchunks};
 use crate::shard::sharding::Sharding;
 use crate::shard::stored;
 
-/// The format of a shard: its codec, shape, data type and fill value. Needed to understand the
-/// bytes of a shard.
+/// The format of a shard: its codec, shape, data type and fill value. It is needed to understand the bytes of
+/// a shard.
 #[derive(Clone, Debug)]
 pub struct ShardFormat {
     codec: Arc<CudaShardingCodec>,
@@ -46,8 +46,8 @@ impl ShardFormat {
         Ok(Self { codec, shards })
     }
 
-    /// Returns the format of the shard of `array` with the chunk indices `shard`. The array's codec
-    /// may be this crate's or zarrs' own `sharding_indexed`, whose shards are the same.
+    /// Returns the format of the shard of `array` with the chunk indices `shard`. The codec of the array may
+    /// be this crate's or zarrs' own `sharding_indexed`: both encode to the same format.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
@@ -57,10 +57,10 @@ impl ShardFormat {
         Self::of_codec(find::of_array(array)?, array, shard)
     }
 
-    /// Returns the format of shards of `counts` subchunks along each axis, whatever the subchunks
-    /// hold. That is enough to [find](Self::decode_index) encoded subchunks and to
-    /// [place](Self::encode_index) them in another shard: the inner codecs need not be known, and
-    /// none is called. Each subchunk counts as one byte.
+    /// Returns the format of shards with `counts` subchunks along each axis, for subchunks of any content.
+    /// This format is enough to [find](Self::decode_index) encoded subchunks and to
+    /// [place](Self::encode_index) them in another shard: it needs no inner codecs, and calls none. Each
+    /// subchunk counts as one element of one byte.
     ///
     /// `index_codecs` and `location` are those in the configuration of `sharding_indexed`.
     ///
@@ -79,7 +79,8 @@ impl ShardFormat {
         Ok(Self { codec, shards })
     }
 
-    /// Returns the same, where `codec` is that of `array`.
+    /// Returns the format of the shard of `array` with the chunk indices `shard`. `codec` is the codec of the
+    /// array.
     pub(super) fn of_codec<TStorage: ?Sized>(
         codec: Arc<CudaShardingCodec>,
         array: &Array<TStorage>,
@@ -114,14 +115,14 @@ impl ShardFormat {
         self.shards.index.len() as u64
     }
 
-    /// Returns where a shard has its index: at the start or at the end.
+    /// Returns the location of the index in a shard: its start or its end.
     #[must_use]
     pub fn index_location(&self) -> ShardingIndexLocation {
         self.shards.index.location()
     }
 
-    /// Returns where the encoded index is in a shard of `size` bytes. Returns `None` if a shard of that size has no
-    /// room for an index.
+    /// Returns the byte range of the encoded index in a shard of `size` bytes. Returns `None` if a shard of
+    /// this size has no room for an index.
     #[must_use]
     pub fn index_range(&self, size: u64) -> Option<Range<u64>> {
         let len = self.index_len();
@@ -132,9 +133,8 @@ impl ShardFormat {
         })
     }
 
-    /// Returns where each subchunk lies in a shard of `size` bytes with the encoded `index`: ranges
-    /// of bytes, in C order, `None` for an empty subchunk. Subchunks may overlap each other and the
-    /// index.
+    /// Returns the byte range of each subchunk in a shard of `size` bytes with the encoded `index`, in C
+    /// order. The range of an empty subchunk is `None`. Subchunks may overlap each other and the index.
     ///
     /// # Errors
     /// [`Error::Codec`] if the index codecs fail, or a subchunk lies outside of the shard.
@@ -144,10 +144,10 @@ impl ShardFormat {
         Ok(entries.iter().map(|extent| extent.map(bytes)).collect())
     }
 
-    /// Returns the ranges of bytes, in a shard with the encoded `index`, of the subchunks that boxes of elements
-    /// meet. Each box has the extents `shape`, and begins at one of `starts`: as many numbers as the shard has
-    /// axes, in elements from the origin of the shard. Empty subchunks have no range. The ranges are in the
-    /// order of the boxes; a subchunk that several boxes meet has several.
+    /// Returns the byte ranges of the subchunks that boxes of elements meet, in a shard with the encoded
+    /// `index`. Each box has the extents `shape` and begins at one of `starts`, which have a number for each
+    /// axis, in elements from the origin of the shard. Empty subchunks have no range. The ranges are in the
+    /// order of the boxes. If several boxes meet a subchunk, its range is returned for each.
     ///
     /// # Errors
     /// [`Error::Codec`] if the index codecs fail, or if a box is not within the shard.
@@ -181,8 +181,8 @@ impl ShardFormat {
             .collect())
     }
 
-    /// Returns how a shard of `size` bytes with the encoded `index` is copied without the bytes that no
-    /// subchunk uses. Returns `None` if there are none.
+    /// Returns the parts and the index with which a shard of `size` bytes, with the encoded `index`, is
+    /// copied without its unused bytes. Returns `None` if every byte is used.
     ///
     /// # Errors
     /// [`Error::Codec`] if the index codecs fail, or a subchunk lies outside of the shard.
@@ -190,12 +190,12 @@ impl ShardFormat {
         Ok(self.shards.packing(index, size, &CodecOptions::default())?)
     }
 
-    /// Returns the encoded index of a shard whose subchunks lie at `subchunks`: ranges of bytes, in
-    /// C order, `None` for an empty one.
+    /// Returns the encoded index of a shard whose subchunks lie at `subchunks`, which are byte ranges in C
+    /// order. An empty subchunk is `None`.
     ///
     /// # Errors
-    /// [`Error::Codec`] if there are more or fewer subchunks than a shard has, if this machine cannot
-    /// address one, or if the index codecs fail.
+    /// [`Error::Codec`] if `subchunks` has another length than the shard has subchunks, if this machine
+    /// cannot address a range, or if the index codecs fail.
     pub fn encode_index(&self, subchunks: &[Option<Range<u64>>]) -> Result<Vec<u8>, Error> {
         let expected = self.shards.grid.num_subchunks();
         if subchunks.len() != expected {
@@ -227,15 +227,15 @@ impl ShardFormat {
 /// Returns the diagnosis of `object`.
 ///
 /// # Errors
-/// A [`CodecError`] if bytes that may be an index were not decoded for a reason that is none of the bytes: a
-/// repair must not be made of that.
+/// A [`CodecError`] if bytes that may be an index were not decoded for a reason other than the bytes, because
+/// a repair must not depend on such a reason.
 pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Result<Diagnosis, CodecError> {
     let trouble = OnceCell::new();
     let is_index = |index: &[u8], size| match shards.entries(index, size) {
         Ok(_) => true,
         Err(error) => {
             if !is_about_stored_bytes(&error) {
-                // The first is the one to report.
+                // The first error is kept, and returned to the caller.
                 let _ = trouble.set(error);
             }
             false

@@ -1,4 +1,4 @@
-//! Inspection: what a shard holds, and where.
+//! Inspects a shard: finds its parts, and their places.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::store::ranges::Merged;
 use crate::store::{Blocking, Reads, now};
 use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record};
 
-/// The content of a shard, and the place of each part. All sizes and offsets are in bytes.
+/// The parts of a shard, and the place of each. All sizes and offsets are in bytes.
 ///
 /// `Display` prints a summary, a picture and a table of subchunks, for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,18 +37,18 @@ pub struct Inspection {
     pub index_location: ShardingIndexLocation,
     /// The range of the index; `None` if the shard is shorter than its index.
     pub index: Option<Range<u64>>,
-    /// The problem of the index: it does not decode, or an extent in it lies outside the shard.
+    /// The problem of the index, if any: it does not decode, or an extent in it lies outside the shard.
     pub index_problem: Option<String>,
     /// The number of subchunks in a shard along each axis.
     pub grid: Vec<usize>,
     /// The size of a decoded subchunk; `None` for data types of variable length.
     pub decoded_size: Option<u64>,
-    /// Each subchunk, in C order; `None` for an empty one.
+    /// The stored subchunks, in C order; `None` for an empty subchunk.
     ///
-    /// Empty if the index cannot be decoded, or if nothing in it makes sense. If only the checksum
-    /// of the index is wrong, these are its entries.
+    /// The vector is empty if the index cannot be decoded, or if none of its entries is valid. If only the
+    /// checksum of the index is wrong, the vector has the entries of this index.
     pub subchunks: Vec<Option<StoredSubchunk>>,
-    /// The records of updates, in the order in which they lie.
+    /// The records of updates, by ascending offset.
     pub records: Vec<UpdateRecord>,
     /// The outcome that [`recover`](crate::recover) would report.
     pub recovery: RecoveryOutcome,
@@ -57,7 +57,7 @@ pub struct Inspection {
     areas: [Merged; 3],
 }
 
-/// Where the index says that a subchunk lies.
+/// The place of a subchunk in the shard, as the index has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSubchunk {
@@ -77,8 +77,8 @@ pub enum ExtentProblem {
     Outside,
     /// The extent overlaps the index.
     OverIndex,
-    /// The extent overlaps the subchunk with this number, which is legal. The entry of
-    /// that subchunk says the same, unless it has another problem.
+    /// The extent overlaps the extent of the subchunk with this number, which is legal. The entry of that
+    /// subchunk has the number of this one, unless it has another problem.
     Over(usize),
 }
 
@@ -88,20 +88,20 @@ pub enum ExtentProblem {
 pub struct UpdateRecord {
     /// The first byte of the record in the shard.
     pub offset: u64,
-    /// The size of the shard before the update; 0 if there was none.
+    /// The size of the shard before the update; 0 if the shard did not exist.
     pub old_end: u64,
     /// The size of the shard after the update.
     pub new_end: u64,
-    /// Whether the update is not complete, and waits for [`recover`](crate::recover).
+    /// Whether the update is not complete, and [`recover`](crate::recover) would undo or complete it.
     pub is_pending: bool,
 }
 
-/// Describes the shard at `key`. Returns `None` if there is no shard.
+/// Describes the shard at `key`. Returns `None` if the shard does not exist.
 ///
-/// No subchunk is decoded, and nothing is changed. Of a shard above 256 KiB only the index is read,
-/// and the bytes that nothing uses, in which records of updates lie. The shard is read as a whole if
-/// that leaves a question: the index has no checksum or is broken, or an update was interrupted. A
-/// shard with a broken index is no error: it is described as far as possible.
+/// No subchunk is decoded, and nothing is changed. For a shard above 256 KiB only the index is read, and the
+/// unused bytes, in which records of updates lie. If these bytes are not enough, the shard is read as a
+/// whole: the index has no checksum or is broken, or an update was interrupted. A shard with a broken index
+/// is no error: it is described as far as possible.
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
@@ -115,10 +115,10 @@ pub fn inspect<S: ReadableStorageTraits + ?Sized>(
     now(inspect_in(&Blocking::new(store), key, format))
 }
 
-/// [`inspect`](crate::inspect()) for an asynchronous store.
+/// Does the work of [`inspect`](crate::inspect()) for an asynchronous store.
 ///
 /// # Errors
-/// As for [`inspect`](crate::inspect()).
+/// The errors of [`inspect`](crate::inspect()).
 #[cfg(feature = "async")]
 pub async fn async_inspect<S: AsyncReadableStorageTraits + ?Sized>(
     store: &S,
@@ -147,11 +147,11 @@ pub(super) async fn inspect_in<O: Reads>(
     found.transpose().map_err(undecided(key))
 }
 
-/// A shard of at most this many bytes is read as a whole, by one request.
+/// The largest size in bytes of a shard that is read as a whole, by one request.
 const SMALL: u64 = 256 << 10;
 
-/// Returns the inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
-/// question.
+/// Returns the inspection of a shard of `size` bytes, from its index and unused bytes. Returns `None` if
+/// these bytes are not enough.
 pub(super) async fn by_index<O: Reads>(
     store: &O,
     key: &StoreKey,
@@ -196,7 +196,7 @@ pub(super) async fn by_index<O: Reads>(
     if records.first().is_some_and(|last| size < last.new_end) {
         return Ok(None);
     }
-    // The index decodes, and has a checksum.
+    // `Intact` is certain, because the index decodes, and has a checksum.
     let recovery = RecoveryOutcome::Intact;
     let decoded = (Some(entries), None);
     Ok(Some(Inspection::new(
@@ -205,8 +205,10 @@ pub(super) async fn by_index<O: Reads>(
 }
 
 impl Inspection {
+    /// Returns the inspection of the shard `object`.
+    ///
     /// # Errors
-    /// A [`CodecError`] if the index was not decoded for a reason that is none of its bytes.
+    /// A [`CodecError`] if the index was not decoded for a reason other than its bytes.
     pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, CodecError> {
         let shards = format.shards();
         let recovery = match diagnosis_of(shards, object)? {
@@ -222,8 +224,8 @@ impl Inspection {
         Ok(Self::new(shards, size, entries, records, recovery))
     }
 
-    /// Returns a shard of `size` bytes with these `entries`, or what is wrong with its index, and these
-    /// `records`, the last one first.
+    /// Returns the inspection of a shard of `size` bytes with these `entries`, or the problem of its index.
+    /// `records` are in descending order.
     fn new(
         shards: &Sharding,
         size: u64,
@@ -242,7 +244,7 @@ impl Inspection {
             .flatten()
             .map(|subchunk| subchunk.problem == Some(ExtentProblem::Outside));
         if index_problem.is_some() && is_outside.all(|outside| outside) {
-            // Bytes of something else, where the index should be.
+            // The bytes at the place of the index are something else.
             subchunks.clear();
         }
         let is_pending = matches!(
@@ -290,7 +292,7 @@ impl Inspection {
         self.size - self.live
     }
 
-    /// Returns the unused fraction of the shard, 0 to 1.
+    /// Returns the fraction of the shard that is unused, from 0 to 1.
     #[must_use]
     pub fn unused_fraction(&self) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "a fraction for people")]
@@ -304,13 +306,13 @@ impl Inspection {
         self.subchunks.iter().flatten().count()
     }
 
-    /// Returns what `Display` shows, without the table of subchunks.
+    /// Returns the text that `Display` shows, without the table of subchunks.
     #[must_use]
     pub fn summary(&self) -> impl fmt::Display {
         Summary(self)
     }
 
-    /// Returns the decoded size of a subchunk over its encoded size.
+    /// Returns the decoded size of a subchunk divided by its encoded size.
     fn ratio(&self, subchunk: &StoredSubchunk) -> Option<f64> {
         #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = self.decoded_size? as f64 / subchunk.size.max(1) as f64;
@@ -335,8 +337,9 @@ impl Inspection {
         text
     }
 
-    /// Returns the row of the subchunk `number` in the table, with indices in a column of `width` characters.
-    /// `ratio` is the last column of the row before, and the size that it is of.
+    /// Returns the row of the subchunk `number` in the table, with its indices in a column of `width`
+    /// characters. `ratio` has the last column of the row before, and the encoded size for which it was
+    /// formatted.
     fn row(&self, number: usize, width: usize, ratio: &mut (u64, String)) -> String {
         let mut row = String::with_capacity(80);
         row.push('\n');
@@ -356,7 +359,7 @@ impl Inspection {
         push_number(&mut row, subchunk.offset, 14);
         row.push(' ');
         push_number(&mut row, subchunk.size, 12);
-        // Neighbours often have one size, and formatting a fraction takes longer than all else.
+        // Neighbours often have one size, and formatting a ratio takes longer than the rest of a row.
         if ratio.0 != subchunk.size || ratio.1.is_empty() {
             let text = match self.ratio(subchunk) {
                 Some(ratio) => format!(" {ratio:>8.2}"),
@@ -373,8 +376,8 @@ impl Inspection {
     }
 }
 
-/// Appends `number`, in a column of at least `width` characters: a table may have millions of rows, and this
-/// takes a fraction of the time of `write!`.
+/// Appends `number`, in a column of at least `width` characters. A table may have millions of rows, and this
+/// function takes a fraction of the time of `write!`.
 fn push_number(text: &mut String, mut number: u64, width: usize) {
     let mut digits = [b' '; 20];
     let mut at = digits.len();
@@ -390,10 +393,10 @@ fn push_number(text: &mut String, mut number: u64, width: usize) {
     text.extend(shown.iter().map(|&digit| char::from(digit)));
 }
 
-/// Returns the entries of the index of `object`, if it decodes, and what is wrong with it.
+/// Returns the entries of the index of `object`, if it decodes, and the problem of the index, if it has one.
 ///
 /// # Errors
-/// As for [`Inspection::of`].
+/// The errors of [`Inspection::of`].
 fn entries<'b>(
     shards: &Sharding,
     object: &'b [u8],
@@ -436,8 +439,8 @@ fn subchunks(
             })
         })
         .collect();
-    // In the order in which they lie, each against the one before that reaches furthest. Both of a pair
-    // overlap.
+    // In the order of their offsets, each subchunk is compared with the one that reaches furthest of those
+    // before it. An overlap is noted for both subchunks.
     let mut order: Vec<usize> = (0..subchunks.len()).collect();
     order.sort_by_key(|&number| subchunks[number].map(|subchunk| subchunk.offset));
     let mut furthest: Option<(u64, usize)> = None;

@@ -1,4 +1,4 @@
-//! The few operations of a store that maintenance needs, with errors that say what failed.
+//! The store operations that maintenance needs, with errors that name the operation and the key.
 
 use bytes::Bytes;
 use zarrs_codec::CodecError;
@@ -7,20 +7,20 @@ use zarrs_storage::{StorageError, StoreKey};
 use crate::error::Error;
 use crate::store::{Reads, Writes};
 
-/// A change of an object.
+/// A change that maintenance makes to an object.
 pub(super) enum ObjectChange {
     Keep,
     Erase,
-    /// Store this instead, in one operation.
+    /// Replace the object by these bytes, in one operation.
     Replace(Bytes),
-    /// Write `parts` at their offsets, each before the next is begun. The object is `whole` then.
+    /// Write `parts` at their offsets, one after the other, which makes the object equal to `whole`.
     Write {
         parts: Vec<(u64, Bytes)>,
         whole: Bytes,
     },
 }
 
-/// An error of a store while it was `doing` something to `key`.
+/// Makes the error of a store that failed while it was `doing` something to `key`.
 pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageError) -> Error {
     let key = key.clone();
     move |source| Error::Storage {
@@ -30,7 +30,7 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     }
 }
 
-/// Returns an error of decoding the shard at `key` that is none of its bytes.
+/// Makes the error for a shard at `key` that was not decoded for a reason other than its bytes.
 pub(super) fn undecided(key: &StoreKey) -> impl Fn(CodecError) -> Error {
     let key = key.clone();
     move |source| Error::Undecided {
@@ -43,7 +43,7 @@ pub(super) async fn read<O: Reads>(store: &O, key: &StoreKey) -> Result<Option<B
     store.get(key).await.map_err(failed("read", key))
 }
 
-/// Does `change` to an object.
+/// Makes the `change` to the object at `key`.
 pub(super) async fn apply<O: Writes>(
     store: &O,
     key: &StoreKey,
@@ -53,7 +53,8 @@ pub(super) async fn apply<O: Writes>(
         ObjectChange::Keep => Ok(()),
         ObjectChange::Erase => store.erase(key).await.map_err(failed("erase", key)),
         ObjectChange::Write { parts, .. } if store.writes_ranges() => {
-            // A store may lose the order of several parts in one operation.
+            // Each part is one operation, because a store may write the parts of one operation in another
+            // order.
             for part in parts {
                 let written = store.set_ranges(key, vec![part]).await;
                 written.map_err(failed("write into", key))?;

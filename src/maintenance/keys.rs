@@ -1,25 +1,28 @@
-//! The keys of the shards of an array, and which of them a store lists.
+//! The keys of the shards of an array, and the shards that a store lists.
 
 use zarrs::array::{Array, ChunkKeyEncoding};
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use crate::store::Lists;
 
-/// Understands the keys of the shards of one array, in any encoding that spells indices in decimal digits.
+/// Reads chunk indices from the keys of the shards of one array, in any encoding that writes indices in
+/// decimal digits.
 #[derive(Debug)]
 pub(super) struct ShardKeys<'a> {
     encoding: &'a ChunkKeyEncoding,
     /// The number of shards along each axis.
     grid: &'a [u64],
-    /// The prefix of everything in the array.
+    /// The prefix of all keys of the array.
     prefix: StorePrefix,
-    /// The number of directories between the array and a shard; `None` if keys are not understood.
+    /// The number of directories between the array and a shard; `None` if indices cannot be read from keys.
     depth: Option<usize>,
 }
 
 impl<'a> ShardKeys<'a> {
+    /// Returns the keys of the shards of `array`.
+    ///
     /// # Errors
-    /// [`StorageError::Other`], never: the path of an array is a prefix.
+    /// [`StorageError::Other`] if the path of the array is not a prefix, which cannot happen.
     pub(super) fn of<S: ?Sized>(array: &'a Array<S>) -> Result<Self, StorageError> {
         let path = array.path().as_str().trim_matches('/');
         let prefix = if path.is_empty() {
@@ -38,8 +41,8 @@ impl<'a> ShardKeys<'a> {
         Ok(keys)
     }
 
-    /// Returns the number of directories above a shard, if two keys that differ in all digits are understood
-    /// and agree.
+    /// Returns the number of directories above a shard. Returns `None` unless indices can be read from two
+    /// keys that differ in all digits, and both keys have as many directories.
     fn find_depth(&self) -> Option<usize> {
         let rank = self.grid.len() as u64;
         let depth = |first: u64| {
@@ -51,12 +54,12 @@ impl<'a> ShardKeys<'a> {
         (depth(1_234_567)? == short).then_some(short)
     }
 
-    /// Returns whether a listing says which shards are stored.
+    /// Returns whether a listing shows which shards are stored.
     pub(super) fn are_known(&self) -> bool {
         self.depth.is_some()
     }
 
-    /// Returns the indices of the shard with this key within the array.
+    /// Returns the indices of the shard whose key, without the prefix of the array, is `key`.
     fn parse(&self, key: &str) -> Option<Vec<u64>> {
         let rank = self.grid.len();
         let numbers: Vec<u64> = key
@@ -64,14 +67,14 @@ impl<'a> ShardKeys<'a> {
             .filter(|digits| !digits.is_empty())
             .map(|digits| digits.parse().ok())
             .collect::<Option<_>>()?;
-        // A prefix or suffix may have digits, too.
+        // Other parts of the key may have digits, too.
         let mut candidates =
             (0..=numbers.len().checked_sub(rank)?).filter_map(|at| numbers.get(at..at + rank));
         let found = candidates.find(|indices| self.encoding.encode(indices).as_str() == key)?;
         Some(found.to_vec())
     }
 
-    /// Returns the indices of the shard with this key, if the grid has it.
+    /// Returns the indices of the shard with this key, or `None` if it is not a shard of the grid.
     fn in_grid(&self, key: &StoreKey) -> Option<Vec<u64>> {
         let within = key.as_str().strip_prefix(self.prefix.as_str())?;
         let indices = self.parse(within)?;
@@ -81,11 +84,11 @@ impl<'a> ShardKeys<'a> {
 
     /// Returns the indices of the shards of the grid that `store` lists, in C order.
     ///
-    /// Directory by directory, as deep as shards lie: some stores of files find nothing behind a link
-    /// to a directory otherwise, and a link that leads up would have no end.
+    /// Directories are listed one by one, only as deep as shards lie. Without this limit, some stores of
+    /// files find nothing behind a link to a directory, and a link to a parent directory would never end.
     ///
     /// # Errors
-    /// The store's.
+    /// The errors of the store.
     pub(super) async fn listed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, StorageError> {
         let mut found = Vec::new();
         let mut left = vec![(self.prefix.clone(), self.depth.unwrap_or(0))];

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`compact`](compact()) | replaces a shard by one without unused bytes |
 //! | [`recover`](recover()) | repairs a shard whose last update was interrupted |
-//! | [`inspect`](inspect()) | describes a shard: what it holds, and where |
-//! | [`verify`](verify()) | tries each subchunk of a shard, and changes nothing |
-//! | [`is_damage`] | tells wrong bytes from trouble of a store or of the machine |
+//!  [`inspect`](inspect()) | describes a shard: its parts, and their places |
+//!  [`verify`](verify()) | decodes each subchunk of a shard, and changes nothing |
+//!  [`is_damage`] | tells whether an error means wrong bytes, or trouble of a store or the machine |
 //! | [`Shards`] | does all of this for the shards of an array, and finds the shards to compact |
 //! | [`ShardFormat`] | the format of a shard: its codec, shape, data type and fill value |
 //!

@@ -1,10 +1,10 @@
-//! A picture of a shard: which bytes something uses.
+//! Draws a shard as text, which shows its used bytes.
 
 use std::fmt;
 
 use crate::store::ranges::Merged;
 
-/// A shard of `size` bytes as rows of characters.
+/// A shard of `size` bytes, drawn as rows of characters.
 pub(super) struct Picture<'a> {
     pub(super) size: u64,
     pub(super) index: &'a Merged,
@@ -56,7 +56,7 @@ impl fmt::Display for Picture<'_> {
     }
 }
 
-/// Returns how many bytes of `areas` are in each of the cells of `cell` bytes.
+/// Returns, for each of the `cells` cells of `cell` bytes, the number of its bytes that are in `areas`.
 fn in_cells(areas: &Merged, cells: usize, cell: u64) -> Vec<u64> {
     let mut counts = vec![0; cells];
     for range in areas.iter() {

@@ -1,4 +1,4 @@
-//! Recovery of a shard whose last update was interrupted.
+//! Recovers a shard whose last update was interrupted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::store::Awaited;
 use crate::store::ranges::with_parts;
 use crate::store::{Blocking, Reads, Writes, now};
 
-/// The outcome of a recovery: the finding and the action.
+/// The outcome of a recovery: what was found, and what was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryOutcome {
-    /// There is no shard.
+    /// The shard does not exist.
     Absent,
-    /// The shard was intact. An update interrupted before it became visible needs no recovery.
+    /// The shard was intact. An update that was interrupted before it became visible needs no recovery.
     Intact,
     /// The last update was interrupted, and was undone: the shard has its previous index.
     Undone,
@@ -35,9 +35,9 @@ pub enum RecoveryOutcome {
     Completed,
     /// The shard was never complete, and was erased.
     Erased,
-    /// The right state of the shard is not known. Nothing was changed.
+    /// The right state of the shard is unknown. Nothing was changed.
     Unrecoverable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -67,7 +67,7 @@ pub enum SubchunkState {
     Readable,
     /// The bytes of the subchunk do not decode.
     Unreadable {
-        /// Why.
+        /// The reason.
         reason: Arc<str>,
     },
 }
@@ -76,9 +76,9 @@ pub enum SubchunkState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
-    /// The finding and the action of the recovery.
+    /// The finding of the recovery, and its action.
     pub outcome: RecoveryOutcome,
-    /// The state of each subchunk, in C order. Empty if there is no shard now.
+    /// The state of each subchunk, in C order. Empty if the shard does not exist now.
     pub subchunks: Vec<SubchunkState>,
 }
 
@@ -130,22 +130,22 @@ impl fmt::Display for Recovery {
 /// Repairs the shard at `key` if its last update was interrupted, and returns the state of its
 /// subchunks.
 ///
-/// The shard is read as a whole, and each subchunk is decoded on the host. A repair writes an index
-/// and a few bytes, by one or two calls of `set_partial`. A store without `set_partial` gets the
-/// whole shard by one `set`. Recovery may itself be interrupted and run again. A shard that no
-/// update of this crate has touched is only read.
+/// The shard is read as a whole, and each subchunk is decoded on the host. A repair writes an index and a few
+/// bytes, by one or two calls of `set_partial`. In a store without `set_partial`, the whole shard is stored
+/// by one `set`. Recovery may itself be interrupted and run again. A shard that was never updated by this
+/// crate is only read.
 ///
-/// Nothing else may write the shard meanwhile. The shard must come from trusted software, because
-/// records of updates can be forged. The [reference
-/// page](crate::guide::reference::updates#recovery) has the rules, and the promises of each
-/// [`WriteStrategy`](crate::WriteStrategy).
+/// Nothing else may write the shard during this call. The shard must come from trusted software, because
+/// records of updates can be forged. The [reference page](crate::guide::reference::updates#recovery) has the
+/// rules, and the promises of each [`WriteStrategy`](crate::WriteStrategy).
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid, or memory cannot be allocated.
-/// - [`Error::Undecided`] if memory cannot be allocated to decode the shard. Nothing was changed then.
+/// - [`Error::Undecided`] if memory cannot be allocated to decode the shard. In this case nothing was
+///   changed.
 /// - [`Error::Storage`] if the store fails.
 ///
-/// A shard that cannot be repaired is no error, but [`RecoveryOutcome::Unrecoverable`].
+/// A shard that cannot be repaired is no error: the outcome is [`RecoveryOutcome::Unrecoverable`].
 pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
@@ -154,11 +154,11 @@ pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
     now(recover_in(&Blocking::new(store), key, format))
 }
 
-/// [`recover`](crate::recover()) for an asynchronous store. Subchunks are decoded on the polling
-/// thread and on zarrs' thread pool.
+/// Does the work of [`recover`](crate::recover()) for an asynchronous store. Subchunks are decoded on the
+/// polling thread and on zarrs' thread pool.
 ///
 /// # Errors
-/// As for [`recover`](crate::recover()).
+/// The errors of [`recover`](crate::recover()).
 #[cfg(feature = "async")]
 pub async fn async_recover<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -184,7 +184,7 @@ pub(super) async fn recover_in<O: Reads + Writes>(
     Ok(recovery)
 }
 
-/// Returns the change that repairs `object`, and its state afterwards.
+/// Returns the change that repairs `object`, and the outcome and state after it.
 fn recovered(
     object: &Bytes,
     key: &StoreKey,
@@ -215,11 +215,11 @@ fn recovered(
     Ok((change, Recovery { outcome, subchunks }))
 }
 
-/// Returns whether each subchunk of `object`, which is the shard at `key`, decodes.
+/// Returns the state of each subchunk of `object`, which is the shard at `key`.
 ///
 /// # Errors
-/// [`Error::Undecided`] if something else than its bytes keeps a subchunk from being decoded, and
-/// [`Error::Codec`] if the codecs are for trusted data.
+/// [`Error::Undecided`] if a subchunk is not decoded for a reason other than its bytes; [`Error::Codec`] if
+/// the options say that the data are not trusted, and a codec needs trusted data.
 pub(super) fn states(
     object: &[u8],
     key: &StoreKey,

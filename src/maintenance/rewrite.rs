@@ -1,4 +1,4 @@
-//! A stored shard, and new elements for boxes of it, become a new shard.
+//! Makes a new shard of a stored shard and new elements for boxes of it.
 //!
 //! 1. Read the index. If an update of the shard was interrupted, recover the shard in memory.
 //! 2. Patch and encode the subchunks that the boxes meet. All other subchunks stay encoded.
@@ -29,9 +29,9 @@ use zarrs_cuda_engine::layout::Extent;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StoredShard {
-    /// A file that is open for reading. Its position is used.
+    /// A file that is open for reading. Reading moves its position.
     File(File),
-    /// All bytes.
+    /// All bytes of the shard, in memory.
     Bytes(Bytes),
 }
 
@@ -43,7 +43,7 @@ impl StoredShard {
         }
     }
 
-    /// Returns the bytes of `range`, to be copied from there.
+    /// Returns the bytes of `range` as a source to copy.
     fn source<'s>(&'s self, range: &'s Range<u64>) -> io::Result<CopySource<'s>> {
         match self {
             Self::File(file) => Ok(CopySource::File(file, range)),
@@ -60,10 +60,10 @@ impl StoredShard {
     }
 }
 
-/// Bytes that are copied to a rewritten shard.
+/// A source of bytes that are copied to a rewritten shard.
 enum CopySource<'s> {
     Bytes(&'s [u8]),
-    /// A range of bytes of a file, whose position is used.
+    /// A range of bytes of a file. Reading moves the position of the file.
     File(&'s File, &'s Range<u64>),
 }
 
@@ -75,7 +75,7 @@ impl CopySource<'_> {
         }
     }
 
-    /// Appends the bytes to `output`.
+    /// Appends all bytes of the source to `output`.
     fn append_to(&self, output: &mut Vec<u8>) -> io::Result<()> {
         reserve(output, self.len())?;
         match self {
@@ -89,11 +89,11 @@ impl CopySource<'_> {
         }
     }
 
-    /// Writes the bytes to `file`.
+    /// Writes all bytes of the source to `file`.
     fn write_to(&self, file: &mut File) -> io::Result<()> {
         match self {
             Self::Bytes(bytes) => file.write_all(bytes),
-            // The system copies long runs; some file systems let both files have them.
+            // The operating system copies long runs; some file systems let both files share the bytes.
             Self::File(from, range) => copy(from, range, |bytes| io::copy(bytes, file)),
         }
     }
@@ -123,7 +123,7 @@ fn reserve(output: &mut Vec<u8>, len: u64) -> io::Result<()> {
         .ok_or_else(|| ErrorKind::OutOfMemory.into())
 }
 
-/// Returns the bytes of `range`, if all of them are in `bytes`.
+/// Returns the bytes of `range`, or `None` if some of them are not in `bytes`.
 fn part<'b>(bytes: &'b [u8], range: &Range<u64>) -> Option<&'b [u8]> {
     bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
 }
@@ -133,26 +133,27 @@ fn ended(Range { start, end }: &Range<u64>) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, what)
 }
 
-/// A run of encoded subchunks of a rewritten shard.
+/// A run of bytes of a rewritten shard, which has one or several encoded subchunks.
 #[derive(Debug)]
 enum Run {
-    /// Bytes of the stored shard.
+    /// A range of bytes of the stored shard.
     Stored(Range<u64>),
-    /// Bytes of the changed subchunks.
+    /// A range of bytes of `RewrittenShard::new`, which has the changed subchunks.
     New(Range<usize>),
 }
 
-/// A shard that [`ShardFormat::rewrite`] returns. It has its new subchunks in memory, and a shard that was recovered.
-/// It copies all other subchunks from the stored shard when it is written.
+/// A shard that [`ShardFormat::rewrite`] returns. It has its changed subchunks in memory, and all subchunks
+/// if the stored shard had to be recovered. When it is written, it copies all other subchunks from the stored
+/// shard.
 #[derive(Debug)]
 pub struct RewrittenShard {
     stored: Option<StoredShard>,
-    /// The file of the stored shard, if the shard was recovered from there to memory.
+    /// The file of the stored shard, if the shard was read into memory and recovered there.
     recovered_from: Option<File>,
-    /// Locked while the position of the stored file is in use.
+    /// A lock that is held while the position of the stored file is in use.
     reading: Mutex<()>,
     new: Vec<u8>,
-    /// The encoded subchunks, in C order.
+    /// The runs of encoded subchunks, in C order.
     runs: Vec<Run>,
     index: Vec<u8>,
     is_index_first: bool,
@@ -160,19 +161,19 @@ pub struct RewrittenShard {
 }
 
 impl ShardFormat {
-    /// Returns the shard `stored` with new elements for `boxes`: for each box its elements, where the box is in
-    /// elements from the origin of the shard. A box that comes later is written over those before it. Without
-    /// `stored`, the other elements are the fill value. If the array has array-to-array codecs, a box and its
-    /// elements are as these codecs leave them.
+    /// Returns the shard `stored` with new elements for `boxes`. Each box is given with its elements, and
+    /// counts in elements from the origin of the shard. A later box overwrites the boxes before it. Without
+    /// `stored`, all other elements are the fill value. If the array has array-to-array codecs, a box and its
+    /// elements are already encoded by these codecs.
     ///
-    /// Subchunks that no box meets stay encoded, and are copied. The new shard has its subchunks densely and in C
-    /// order. Subchunks that are stored in the same bytes still share them. Returns `None` if all subchunks are
-    /// empty: erase the shard.
+    /// Subchunks that no box meets are copied in encoded form. The new shard has its subchunks densely and in
+    /// C order. Subchunks that share bytes in the stored shard still share them. Returns `None` if all
+    /// subchunks are empty: erase the shard.
     ///
-    /// If an update of `stored` was interrupted, this call does in memory what [`recover`](crate::recover) does, and
-    /// says so in a warning of `tracing`. Records of updates can be forged, so the shard must come from trusted
-    /// software. A file that another process updates now is refused. Nothing else may write to `stored` until the
-    /// new shard is written.
+    /// If an update of `stored` was interrupted, this call does in memory what [`recover`](crate::recover)
+    /// does, and logs a warning through `tracing`. Records of updates can be forged, so the shard must come
+    /// from trusted software. A file that another process is updating is refused. Nothing else may write to
+    /// `stored` until the new shard is written.
     ///
     /// ```
     /// # use zarrs::array::{ArrayBuilder, ArrayBytes, ArraySubset, data_type};
@@ -229,11 +230,11 @@ impl ShardFormat {
     }
 }
 
-/// A stored shard that was opened.
+/// A stored shard that was opened for a rewrite.
 #[derive(Default)]
 struct Opened<'s> {
     stored: Option<StoredShard>,
-    /// The shard without changes; `None` for one that was never complete.
+    /// The shard without changes, or `None` if the shard was never complete.
     shard: Option<ChangedShard<'s>>,
     recovered_from: Option<File>,
 }
@@ -261,7 +262,7 @@ fn opened<'s>(
     let (object, file): (Bytes, _) = match stored {
         StoredShard::Bytes(bytes) => (bytes, None),
         StoredShard::File(file) => {
-            // The update may be one of a process that still runs: it has the lock.
+            // Another process may be in the middle of the update: it would hold the lock.
             if let Err(TryLockError::WouldBlock) = file.try_lock() {
                 let what = "another process is updating the shard. Nothing was written: try again";
                 return Err(io::Error::new(ErrorKind::ResourceBusy, what).into());
@@ -318,7 +319,7 @@ fn opened<'s>(
     })
 }
 
-/// Places the subchunks of `changed` one after the other.
+/// Places the subchunks of `changed` in a new shard, one after the other.
 fn rewritten(
     shards: &Sharding,
     stored: Option<StoredShard>,
@@ -374,7 +375,7 @@ fn rewritten(
     }))
 }
 
-/// Checks that no two of the `extents`, which differ, share a byte.
+/// Checks that no two of the `extents` share a byte. No two of them are equal.
 fn check_overlaps(mut extents: Vec<(usize, usize)>) -> Result<(), CodecError> {
     extents.retain(|(start, end)| start < end);
     extents.sort_unstable();
@@ -409,8 +410,9 @@ impl RewrittenShard {
         Ok(shard)
     }
 
-    /// Writes the shard to `file`, from the position of the file on. Nothing should be behind: a reader finds an
-    /// index at the end of the file. Long runs of subchunks of a stored file are copied by the system.
+    /// Writes the shard to `file`, from the current position of the file on. The file should end with the
+    /// shard, because a reader finds an index at the end of the file. The operating system copies long runs
+    /// of subchunks from a stored file.
     ///
     /// # Errors
     /// An error of reading the stored shard or of writing `file`. On Unix [`ErrorKind::InvalidInput`] if `file` is the
@@ -446,7 +448,7 @@ impl RewrittenShard {
         file.write_all(&short)
     }
 
-    /// Calls `copy` with the bytes of the shard, in order.
+    /// Calls `copy` with each run of bytes of the shard, in order.
     fn each(&self, mut copy: impl FnMut(CopySource<'_>) -> io::Result<()>) -> io::Result<()> {
         if self.is_index_first {
             copy(CopySource::Bytes(&self.index))?;
@@ -468,7 +470,8 @@ impl RewrittenShard {
     }
 }
 
-/// Runs of fewer bytes than this are written together: a call of the system takes longer than the copy.
+/// The number of bytes below which runs are collected and written together: a system call takes longer than a
+/// copy.
 const SHORT: u64 = 64 << 10;
 
 #[cfg(unix)]

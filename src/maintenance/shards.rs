@@ -40,7 +40,7 @@ use crate::store::ranges::Merged;
 use crate::store::{Blocking, Lists, Reads, Writes, now};
 use zarrs_cuda_engine::layout::RECORD_LEN;
 
-/// The shards of an array, each named by its chunk indices, in the array's own storage.
+/// The shards of an array. Each is named by its chunk indices, and is in the array's own storage.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -65,7 +65,7 @@ pub struct Shards<'a, S: ?Sized> {
 }
 
 impl<'a, S: ?Sized> Shards<'a, S> {
-    /// Returns the shards of `array`, which this crate's codec or zarrs' own encodes.
+    /// Returns the shards of `array`, whose codec is this crate's or zarrs' own.
     ///
     /// # Errors
     /// [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
@@ -89,7 +89,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         let mut stored = Vec::new();
         if keys.are_known() {
             for shard in keys.listed(store).await.map_err(failed)? {
-                // A shard that was erased meanwhile has no size.
+                // A shard that was erased after the listing has no size.
                 if let Some(size) = self.size_in(store, &shard).await? {
                     stored.push((shard, size));
                 }
@@ -131,7 +131,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(compacted)
     }
 
-    /// Returns the size of a shard in bytes, if it is stored.
+    /// Returns the size of a shard in bytes, or `None` if the shard is not stored.
     async fn size_in<O: Reads>(&self, store: &O, shard: &[u64]) -> Result<Option<u64>, Error> {
         let key = self.array.chunk_key(shard);
         let size = store.size(&key).await;
@@ -155,7 +155,8 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(is_too_much && unused > (RECORD_LEN + format.shards().index.len()) as u64)
     }
 
-    /// Returns the unused bytes of a shard of `size` bytes, by its index. `None` if the index is invalid.
+    /// Returns the number of unused bytes of a shard of `size` bytes, from its index. Returns `None` if the
+    /// index is invalid.
     async fn unused_in<O: Reads>(
         &self,
         store: &O,
@@ -200,7 +201,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
     }
 }
 
-/// How many bytes of a shard are used, by its index.
+/// The size of a shard, and its unused bytes as the index shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -214,17 +215,17 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     /// Inspects the shard with the chunk indices `shard`: see [`inspect`](inspect()).
     ///
     /// # Errors
-    /// As for [`inspect`](inspect()) and [`ShardFormat::of`].
+    /// The errors of [`inspect`](inspect()) and [`ShardFormat::of`].
     pub fn inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Error> {
         let (key, format) = self.find(shard)?;
         inspect(&*self.array.storage(), &key, &format)
     }
 
-    /// Returns what [`compact`](Self::compact) would do to the shard with the chunk indices `shard`, and
-    /// changes nothing. The shard is read as a whole. Returns `None` if it is not stored.
+    /// Returns the sizes that [`compact`](Self::compact) would return for the shard with the chunk indices
+    /// `shard`, and changes nothing. The shard is read as a whole. Returns `None` if the shard is not stored.
     ///
     /// # Errors
-    /// As for [`compact`](compact()) and [`ShardFormat::of`].
+    /// The errors of [`compact`](compact()) and [`ShardFormat::of`].
     pub fn preview_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
         now(preview_in(
@@ -234,15 +235,16 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
         ))
     }
 
-    /// Asks for each shard of the grid in C order, and returns the chunk indices and the size in bytes of
-    /// those that are stored: for stores that list nothing, as over HTTP. Where there is a listing use
+    /// Asks the store for each shard of the grid in C order, and returns the chunk indices and the size in
+    /// bytes of each stored shard. It is for stores that cannot list keys, such as HTTP. For other stores use
     /// [`stored`](Self::stored).
     ///
-    /// Each step sends requests until a shard is found. There are as many requests as
-    /// [`Array::chunk_grid_shape`] has shards: look at it first. Nothing is kept from step to step.
+    /// Each step of the iterator sends requests until a shard is found. In total there is a request for each
+    /// shard in [`Array::chunk_grid_shape`], so look at this shape first. Nothing is kept from step to step.
     ///
     /// # Errors
-    /// [`Error::Storage`] of a shard whose size the store does not say. The next step goes on behind it.
+    /// [`Error::Storage`] for a shard whose size the store does not return. The next step continues with the
+    /// next shard.
     pub fn stored_by_asking(&self) -> impl Iterator<Item = Result<(Vec<u64>, u64), Error>> {
         let storage = self.array.storage();
         every_index(self.array.chunk_grid_shape()).filter_map(move |shard| {
@@ -254,21 +256,21 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     /// Verifies the shard with the chunk indices `shard`: see [`verify`](verify()).
     ///
     /// # Errors
-    /// As for [`verify`](verify()) and [`ShardFormat::of`].
+    /// The errors of [`verify`](verify()) and [`ShardFormat::of`].
     pub fn verify(&self, shard: &[u64]) -> Result<Option<Verification>, Error> {
         let (key, format) = self.find(shard)?;
         verify(&*self.array.storage(), &key, &format)
     }
 
-    /// Verifies the shard with the chunk indices `shard` as [`verify`](Self::verify) does, but reads at
-    /// most `bytes` bytes of it together, or one subchunk, and decodes at most `at_once` subchunks at
-    /// once. So it takes little memory, however large the shard is.
+    /// Verifies the shard with the chunk indices `shard` as [`verify`](Self::verify) does, but reads at most
+    /// `bytes` bytes, or one subchunk, together, and decodes at most `at_once` subchunks at once. So it takes
+    /// little memory, however large the shard is.
     ///
-    /// Returns `None` if the shard is not stored, and if only the whole shard can say whether it is
-    /// damaged: its index has no checksum or is invalid, or an update of it was interrupted.
+    /// Returns `None` if the shard is not stored, or if only the whole shard can show whether it is damaged:
+    /// its index has no checksum or is invalid, or an update of the shard was interrupted.
     ///
     /// # Errors
-    /// As for [`verify`](verify()) and [`ShardFormat::of`].
+    /// The errors of [`verify`](verify()) and [`ShardFormat::of`].
     pub fn verify_in_pieces(
         &self,
         shard: &[u64],
@@ -281,27 +283,27 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
         now(verify_in_pieces(&store, &key, &format, bytes, at_once))
     }
 
-    /// Returns how many bytes of the shard with the chunk indices `shard` are used. Returns `None` if
-    /// it is not stored.
+    /// Returns the size of the shard with the chunk indices `shard`, and the number of its unused bytes.
+    /// Returns `None` if the shard is not stored.
     ///
-    /// Sends two requests: for the size of the shard, and for its index.
+    /// Sends two requests: one for the size of the shard, and one for its index.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the store fails, and as for [`ShardFormat::of`].
+    /// [`Error::Storage`] if the store fails, and the errors of [`ShardFormat::of`].
     pub fn usage(&self, shard: &[u64]) -> Result<Option<Usage>, Error> {
         now(self.usage_in(&Blocking::new(&*self.array.storage()), shard))
     }
 }
 
-/// Finds shards by a listing.
+/// Finds the stored shards by a listing of the store.
 impl<S: ReadableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
     /// Returns the chunk indices of the stored shards in C order, and the size of each in bytes. Shards
-    /// outside of the grid, which a larger array left, are not among them.
+    /// outside of the grid, which remain from an array that was larger, are left out.
     ///
-    /// Lists the array directory by directory, and asks for the size of each stored shard: time and
-    /// memory are in proportion to what is stored, however large the grid is. A chunk key encoding
-    /// that does not spell indices in decimal digits cannot be read back; then each shard of the grid
-    /// is asked for.
+    /// Lists the array directory by directory, and asks for the size of each stored shard. Time and memory
+    /// are in proportion to the number of stored shards, however large the grid is. If the chunk key encoding
+    /// does not write indices in decimal digits, keys cannot be read back: in this case the size of each
+    /// shard of the grid is asked for.
     ///
     /// zarrs' `FilesystemStore` lists nothing, without an error, in a directory that it cannot read.
     ///
@@ -311,13 +313,12 @@ impl<S: ReadableStorageTraits + ListableStorageTraits + ?Sized> Shards<'_, S> {
         now(self.stored_in(&Blocking::new(&*self.array.storage())))
     }
 
-    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
-    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
-    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
-    /// do not add up.
+    /// Returns the chunk indices of the shards to compact. The unused part of such a shard is larger than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and has more bytes than one
+    /// update needs. Under [`WriteStrategy::Slots`] no shard is returned, because unused bytes do not add up.
     ///
-    /// Finds the [stored](Self::stored) shards, and asks for the index of each. Shards with an invalid
-    /// index are left out: [`recover`](Self::recover) them.
+    /// Finds the [stored](Self::stored) shards, and reads the index of each. Shards with an invalid index are
+    /// left out: [`recover`](Self::recover) them.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -342,14 +343,15 @@ impl<S: ?Sized + 'static> Shards<'_, S> {
     }
 }
 
-/// On zarrs' `FilesystemStore` each of these has the [lease](ArrayLease) of the array while it runs. If a
-/// writer extends the array, or another process has the lease, the error is an [`Error::Storage`] whose source
-/// is of the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy), and no shard was touched.
+/// Changes shards. On zarrs' `FilesystemStore` each method holds the [lease](ArrayLease) of the array while
+/// it runs. If a writer extends the array, or another process has the lease, the error is an
+/// [`Error::Storage`] whose source has the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy), and no
+/// shard was touched.
 impl<S: ReadableWritableStorageTraits + ?Sized + 'static> Shards<'_, S> {
     /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
     ///
     /// # Errors
-    /// As for [`compact`](compact()) and [`ShardFormat::of`].
+    /// The errors of [`compact`](compact()) and [`ShardFormat::of`].
     pub fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
         let _lease = self.lease()?;
@@ -359,7 +361,7 @@ impl<S: ReadableWritableStorageTraits + ?Sized + 'static> Shards<'_, S> {
     /// Recovers the shard with the chunk indices `shard`: see [`recover`](recover()).
     ///
     /// # Errors
-    /// As for [`recover`](recover()) and [`ShardFormat::of`].
+    /// The errors of [`recover`](recover()) and [`ShardFormat::of`].
     pub fn recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
         let (key, format) = self.find(shard)?;
         let _lease = self.lease()?;
@@ -371,90 +373,92 @@ impl<S> Shards<'_, S>
 where
     S: ReadableWritableStorageTraits + ListableStorageTraits + ?Sized + 'static,
 {
-    /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
-    /// [`compact`](compact()). It has the [lease](ArrayLease) of the array as [`compact`](Self::compact) has.
+    /// Compacts the [pending](Self::pending) shards, and returns the chunk indices and the sizes of each: see
+    /// [`compact`](compact()). It holds the [lease](ArrayLease) of the array, as [`compact`](Self::compact)
+    /// does.
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that
-    /// failed have been compacted.
+    /// The errors of [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that failed
+    /// have been compacted.
     pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
         let _lease = self.lease()?;
         now(self.compact_pending_in(&Blocking::new(&*self.array.storage())))
     }
 }
 
-/// The same, in an asynchronous store.
+/// Maintains shards in an asynchronous store.
 #[cfg(feature = "async")]
 impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
-    /// [`compact`](Self::compact) for an asynchronous store.
+    /// Does the work of [`compact`](Self::compact) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`compact`](Self::compact).
+    /// The errors of [`compact`](Self::compact).
     pub async fn async_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
         async_compact(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`recover`](Self::recover) for an asynchronous store.
+    /// Does the work of [`recover`](Self::recover) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`recover`](Self::recover).
+    /// The errors of [`recover`](Self::recover).
     pub async fn async_recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
         let (key, format) = self.find(shard)?;
         async_recover(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`inspect`](Self::inspect) for an asynchronous store.
+    /// Does the work of [`inspect`](Self::inspect) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`inspect`](Self::inspect).
+    /// The errors of [`inspect`](Self::inspect).
     pub async fn async_inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Error> {
         let (key, format) = self.find(shard)?;
         async_inspect(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`verify`](Self::verify) for an asynchronous store.
+    /// Does the work of [`verify`](Self::verify) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`verify`](Self::verify).
+    /// The errors of [`verify`](Self::verify).
     pub async fn async_verify(&self, shard: &[u64]) -> Result<Option<Verification>, Error> {
         let (key, format) = self.find(shard)?;
         async_verify(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`preview_compact`](Self::preview_compact) for an asynchronous store.
+    /// Does the work of [`preview_compact`](Self::preview_compact) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`preview_compact`](Self::preview_compact).
+    /// The errors of [`preview_compact`](Self::preview_compact).
     pub async fn async_preview_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
         preview_in(&Awaited(&*self.array.storage()), &key, &format).await
     }
 
-    /// [`usage`](Self::usage) for an asynchronous store.
+    /// Does the work of [`usage`](Self::usage) for an asynchronous store.
     ///
     /// # Errors
-    /// As for [`usage`](Self::usage).
+    /// The errors of [`usage`](Self::usage).
     pub async fn async_usage(&self, shard: &[u64]) -> Result<Option<Usage>, Error> {
         self.usage_in(&Awaited(&*self.array.storage()), shard).await
     }
 }
 
-/// Finds shards by a listing of an asynchronous store.
+/// Finds the stored shards by a listing of an asynchronous store.
 #[cfg(feature = "async")]
 impl<S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards<'_, S> {
-    /// [`stored`](Self::stored) for an asynchronous store, with one request after the other.
+    /// Does the work of [`stored`](Self::stored) for an asynchronous store, with one request after the other.
     ///
     /// # Errors
-    /// As for [`stored`](Self::stored).
+    /// The errors of [`stored`](Self::stored).
     pub async fn async_stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
         self.stored_in(&Awaited(&*self.array.storage())).await
     }
 
-    /// [`pending`](Self::pending) for an asynchronous store, with one request after the other.
+    /// Does the work of [`pending`](Self::pending) for an asynchronous store, with one request after the
+    /// other.
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending).
+    /// The errors of [`pending`](Self::pending).
     pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
         self.pending_in(&Awaited(&*self.array.storage())).await
     }
@@ -462,17 +466,18 @@ impl<S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards
 
 #[cfg(feature = "async")]
 impl<S: AsyncReadableWritableStorageTraits + AsyncListableStorageTraits + ?Sized> Shards<'_, S> {
-    /// [`compact_pending`](Self::compact_pending) for an asynchronous store, one shard after the other.
+    /// Does the work of [`compact_pending`](Self::compact_pending) for an asynchronous store, one shard after
+    /// the other.
     ///
     /// # Errors
-    /// As for [`compact_pending`](Self::compact_pending).
+    /// The errors of [`compact_pending`](Self::compact_pending).
     pub async fn async_compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
         let storage = self.array.storage();
         self.compact_pending_in(&Awaited(&*storage)).await
     }
 }
 
-/// Returns the indices in a grid of `shape`, in C order.
+/// Returns the chunk indices of each shard in a grid of `shape`, in C order.
 fn every_index(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
     let first = (!shape.contains(&0)).then(|| vec![0; shape.len()]);
     std::iter::successors(first, move |indices| {

@@ -1,4 +1,4 @@
-//! Bytes of a shard that no index in it knows.
+//! Finds the bytes of a shard that no index in it refers to.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,15 +7,16 @@ use crate::shard::sharding::Sharding;
 use crate::store::ranges::Merged;
 use zarrs_cuda_engine::layout::{RECORD_LEN, Record, fingerprint};
 
-/// The number of ranges that are kept before they are merged: an old shard may have an index of each of its
-/// updates.
+/// The number of ranges that are collected before they are merged: an old shard may have an index from each
+/// of its updates.
 const FIRST_MERGE: usize = 1 << 17;
 
-/// Returns the number of bytes of `object` that no index in it knows, and that are not all zeros.
+/// Returns the number of bytes in the ranges of `object` to which no index in it refers. Ranges that have
+/// only zeros do not count.
 ///
-/// Updates leave bytes behind: earlier subchunks, which an earlier index knows; that index; records.
-/// Records say where earlier indices are. Other bytes were put there by another program, or by an update
-/// that was interrupted before its index, or their index was written over since.
+/// Updates leave bytes behind: earlier subchunks, to which an earlier index refers; that index; and records,
+/// which say where earlier indices are. Other bytes come from another program, from an update that was
+/// interrupted before it wrote its index, or from an update whose index was overwritten since.
 pub(super) fn unknown(object: &[u8], shards: &Sharding) -> u64 {
     let index_len = shards.index.len();
     let size = object.len() as u64;
@@ -28,7 +29,7 @@ pub(super) fn unknown(object: &[u8], shards: &Sharding) -> u64 {
         known.add(record.offset..record.offset.saturating_add(RECORD_LEN as u64));
         earlier.insert((record.old_end, record.old_index));
         earlier.insert((record.new_end, record.new_index));
-        // A rewritten index is copied before its record, or behind it.
+        // The copy of a rewritten index lies before its record, or behind it.
         let behind = record
             .offset
             .saturating_add((RECORD_LEN + index_len) as u64);
@@ -54,11 +55,11 @@ pub(super) fn unknown(object: &[u8], shards: &Sharding) -> u64 {
     gaps.map(|gap| gap.end - gap.start).sum()
 }
 
-/// Ranges of bytes that an index knows.
+/// The ranges of bytes to which an index refers, and the ranges of the indices.
 #[derive(Default)]
 struct Known {
     ranges: Vec<Range<u64>>,
-    /// How many were left when they were merged last.
+    /// The number of ranges that remained after the last merge.
     merged: usize,
 }
 
@@ -72,7 +73,7 @@ impl Known {
         }
     }
 
-    /// Adds the index at `place`, and its subchunks as far as they lie in `object`.
+    /// Adds the range of the index at `place`, and those of its subchunks if all of them lie in `object`.
     fn add_index(&mut self, object: &[u8], place: Range<usize>, shards: &Sharding) {
         let Some(index) = object.get(place.clone()) else {
             return;

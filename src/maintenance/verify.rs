@@ -1,4 +1,4 @@
-//! Verification: whether each subchunk of a shard decodes.
+//! Verifies a shard: finds out whether each of its subchunks decodes.
 
 use zarrs_codec::CodecError;
 #[cfg(feature = "async")]
@@ -16,7 +16,7 @@ use crate::shard::error::is_about_stored_bytes;
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, now};
 
-/// The content of a shard, and which of its subchunks decode.
+/// The content of a shard, and the state of each of its subchunks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Verification {
@@ -26,23 +26,24 @@ pub struct Verification {
     pub subchunks: Vec<SubchunkState>,
 }
 
-/// Returns whether an error of decoding says that stored bytes are wrong. Otherwise a store, the machine or a
-/// configuration kept the bytes from being decoded: they may be right, and are no damage.
+/// Returns whether a decoding error says that stored bytes are wrong. If not, a store, the machine or a
+/// configuration prevented the decoding: the bytes may be right, and are not damaged.
 #[must_use]
 pub fn is_damage(error: &CodecError) -> bool {
     is_about_stored_bytes(error)
 }
 
-/// Decodes each subchunk of the shard at `key`, and says which of them decode. Returns `None` if there
-/// is no shard.
+/// Decodes each subchunk of the shard at `key`, and returns which of them decode. Returns `None` if the shard
+/// does not exist.
 ///
-/// The shard is read as a whole. Its subchunks are decoded on the host, several at once, and the
-/// checksums in it are compared. Nothing is changed. A broken index is no error: every subchunk is
-/// unreadable then. A changed bit of a subchunk without a checksum may go unnoticed.
+/// The shard is read as a whole. Its subchunks are decoded on the host, several at once, and their checksums
+/// are compared. Nothing is changed. A broken index is no error: it makes every subchunk unreadable. A
+/// changed bit of a subchunk without a checksum may go unnoticed.
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
-/// - [`Error::Undecided`] if memory cannot be allocated to decode the shard: its bytes may be right.
+/// - [`Error::Undecided`] if memory to decode the shard cannot be allocated: the bytes of the shard may be
+///   right.
 /// - [`Error::Storage`] if the store fails.
 pub fn verify<S: ReadableStorageTraits + ?Sized>(
     store: &S,
@@ -52,11 +53,11 @@ pub fn verify<S: ReadableStorageTraits + ?Sized>(
     now(verify_in(&Blocking::new(store), key, format))
 }
 
-/// [`verify`](verify()) for an asynchronous store. Subchunks are decoded on the polling thread and on
-/// zarrs' thread pool.
+/// Does the work of [`verify`](verify()) for an asynchronous store. Subchunks are decoded on the polling
+/// thread and on zarrs' thread pool.
 ///
 /// # Errors
-/// As for [`verify`](verify()).
+/// The errors of [`verify`](verify()).
 #[cfg(feature = "async")]
 pub async fn async_verify<S: AsyncReadableStorageTraits + ?Sized>(
     store: &S,
@@ -80,12 +81,12 @@ async fn verify_in<O: Reads>(
     }))
 }
 
-/// How often a shard that changes while it is read in pieces is read again.
+/// The number of attempts to read a shard in pieces, if it changes during the attempts.
 const ATTEMPTS: usize = 3;
 
-/// Verifies the shard at `key` in pieces of at most `bytes` encoded bytes, or one subchunk, of which at
-/// most `at_once` subchunks are decoded at once. Returns `None` if there is no shard, or if the index and
-/// the unused bytes leave a question that only the whole shard answers.
+/// Verifies the shard at `key` in pieces. A piece has at most `bytes` encoded bytes, or one subchunk, and at
+/// most `at_once` subchunks of a piece are decoded at once. Returns `None` if the shard does not exist, or if
+/// the index and the unused bytes cannot show whether it is damaged.
 pub(super) async fn verify_in_pieces<O: Reads>(
     store: &O,
     key: &StoreKey,
@@ -102,7 +103,8 @@ pub(super) async fn verify_in_pieces<O: Reads>(
         let Some(inspection) = by_index(store, key, size, format.shards()).await? else {
             return Ok(None);
         };
-        // The bytes that did not decode may be of another shard, which was replaced meanwhile.
+        // The bytes that did not decode may belong to a shard that replaced this one. The result is certain
+        // only if the index and the unused bytes are the same in two attempts.
         if let Some(Verification {
             inspection: old, ..
         }) = &before
@@ -128,7 +130,8 @@ pub(super) async fn verify_in_pieces<O: Reads>(
     Ok(None)
 }
 
-/// Returns the states of the subchunks that `inspection` found; `None` if the shard is not there any more.
+/// Returns the states of the subchunks that `inspection` found, or `None` if the shard does not exist any
+/// more.
 async fn pieces<O: Reads>(
     store: &O,
     key: &StoreKey,

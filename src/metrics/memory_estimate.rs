@@ -1,23 +1,24 @@
-//! Memory for buffers.
+//! An estimate of the memory that buffers take.
 
 use std::fmt;
 
 use zarrs_cuda_engine::contract::BufferBytes;
 
-/// The most memory that buffers take, in bytes: of a shard in flight on a device, or of a
-/// [writer](crate::writer).
+/// The largest memory that buffers take, in bytes. The buffers are those of a shard in flight on a device, or
+/// of a [writer](crate::writer).
 ///
 /// `Display` leaves out kinds of memory that are not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// Pageable host memory. For a writer, at most
+    /// The bytes of pageable host memory. For a writer, at most
     /// [`Options::host_memory`](crate::Options::host_memory).
     pub host: usize,
-    /// Page-locked host memory: at most [`Options::pinned_memory`](crate::Options::pinned_memory).
+    /// The bytes of page-locked host memory, at most
+    /// [`Options::pinned_memory`](crate::Options::pinned_memory).
     pub pinned: usize,
-    /// Device memory: at most [`Options::device_memory`](crate::Options::device_memory), if it is
-    /// set.
+    /// The bytes of device memory, at most [`Options::device_memory`](crate::Options::device_memory), if this
+    /// limit is set.
     pub device: usize,
 }
 

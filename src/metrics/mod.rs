@@ -8,14 +8,14 @@ use std::time::Duration;
 
 pub use memory_estimate::MemoryEstimate;
 
-/// Counts of the work of this process until now: on devices and the host, in partial writes, and in [writers](crate::writer).
-/// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
-/// it uses none. Reading is not counted here:
-/// [`ArrayReader::metrics`](crate::reader::ArrayReader::metrics) counts what a reader does.
+/// Counts of the work that this process has done: on devices and the host, in partial writes, and in
+/// [writers](crate::writer). [`metrics`](crate::metrics) returns them. In a forked child process the counts
+/// of devices are 0, because it uses no device. The work of readers is counted by
+/// [`ArrayReader::metrics`](crate::reader::ArrayReader::metrics).
 ///
-/// Times of stages are the devices' own, taken with events if
-/// [`Options::with_device_times`](crate::Options::with_device_times) asks for them, and 0 otherwise.
-/// They add up over lanes that run at the same time: they show where time goes, not how long a shard
+/// Times of stages are measured on the devices, with events, if
+/// [`Options::with_device_times`](crate::Options::with_device_times) asks for them; otherwise they are 0.
+/// They are sums over lanes that run at the same time: they show where time is spent, not how long a shard
 /// takes. A *lane* is the set of buffers and streams of one shard in flight.
 ///
 /// `Display` is for people, and may change in any release. It prints a line for each count that is
@@ -23,74 +23,74 @@ pub use memory_estimate::MemoryEstimate;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// Shards that were encoded on a device.
+    /// The number of shards that were encoded on a device.
     pub shards_encoded: u64,
-    /// Shards that were decoded on a device.
+    /// The number of shards that were decoded on a device.
     pub shards_decoded: u64,
-    /// Batches of streams that were encoded on a device.
+    /// The number of batches of streams that were encoded on a device.
     pub batches_encoded: u64,
-    /// Bytes that were copied to devices.
+    /// The number of bytes that were copied to devices.
     pub bytes_to_device: u64,
-    /// Bytes that were copied from devices.
+    /// The number of bytes that were copied from devices.
     pub bytes_from_device: u64,
-    /// Time of copies to devices.
+    /// The time of copies to devices.
     pub to_device: Duration,
-    /// Time of scattering elements into subchunks.
+    /// The time of scattering elements into subchunks.
     pub scatter: Duration,
-    /// Time of CRC32C checksums.
+    /// The time of computing CRC32C checksums.
     pub crc32c: Duration,
-    /// Time of Blosc's shuffles.
+    /// The time of Blosc's shuffles.
     pub shuffle: Duration,
-    /// Time of compressors.
+    /// The time that compressors took.
     pub compress: Duration,
-    /// Time of making frames of the compressors' output.
+    /// The time of making frames from the output of compressors.
     pub frame: Duration,
-    /// Time of decompressors, and of comparing gzip's checksums.
+    /// The time that decompressors took, including the comparison of gzip's checksums.
     pub decompress: Duration,
-    /// Time of aggregating encoded subchunks.
+    /// The time of aggregating encoded subchunks.
     pub aggregate: Duration,
-    /// Time of splitting shards into subchunks.
+    /// The time of splitting shards into subchunks.
     pub split: Duration,
-    /// Time of copying the elements of subchunks back into boxes.
+    /// The time of copying the elements of subchunks back into boxes.
     pub unscatter: Duration,
-    /// Time of copies from devices.
+    /// The time of copies from devices.
     pub from_device: Duration,
-    /// Lanes that were made.
+    /// The number of lanes that were made.
     pub lanes_created: u64,
-    /// Lanes that are in use or wait for work.
+    /// The number of lanes that are in use or idle now.
     pub lanes_alive: u64,
-    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
-    /// not confirm that it was done with the memory.
+    /// The number of lanes that were abandoned without freeing all of their memory: the device was broken, or
+    /// did not confirm that it was done with the memory.
     pub lanes_leaked: u64,
-    /// How often a shard waited for a lane.
+    /// The number of times that a shard waited for a lane.
     pub lane_waits: u64,
-    /// Shards that wait for a lane now.
+    /// The number of shards that wait for a lane now.
     pub lanes_waiting: u64,
-    /// Time that shards waited for lanes.
+    /// The time that shards waited for lanes.
     pub lane_wait: Duration,
-    /// How often a lane was made smaller because the device had too little memory.
+    /// The number of times that a lane was made smaller because the device had too little memory.
     pub batches_halved: u64,
-    /// Subchunks that the host compressed because a device's compressor failed on them.
+    /// The number of subchunks that the host compressed because the compressor of a device failed on them.
     pub subchunks_on_host: u64,
-    /// Work that went to the host after a device had been chosen, counted by reason: shards and
-    /// batches of streams under [`Backend::Auto`](crate::Backend::Auto), and shards with a
-    /// compressor that the host decoded although [`device_decode`](crate::Options::device_decode)
-    /// was set.
+    /// The number of jobs that the host did after a device had been chosen, by reason. A job is a shard or a
+    /// batch of a stream under [`Backend::Auto`](crate::Backend::Auto), or a shard with a compressor that the
+    /// host decoded although [`device_decode`](crate::Options::device_decode) was set.
     pub fallbacks: BTreeMap<String, u64>,
-    /// How often the host engine encoded or decoded subchunks: those of a shard, of a batch, or some
-    /// of a shard. Codecs of zarrs that do so in its place count, and index codecs other than `bytes`
-    /// and `crc32c`. Copying encoded subchunks, as a consolidation or a compaction does, is none.
+    /// The number of times that the host encoded or decoded subchunks: all or some of a shard, or those of a
+    /// batch. The codecs of zarrs that do so in place of the host engine count, and so do index codecs other
+    /// than `bytes` and `crc32c`. Copying encoded subchunks, as a consolidation or a compaction does, does
+    /// not count.
     pub host_codings: u64,
-    /// Partial writes that updated a shard where it is stored, on any engine.
+    /// The number of partial writes that updated a shard where it is stored, on any engine.
     pub partial_writes: u64,
-    /// Partial writes that left more unused bytes than
+    /// The number of partial writes that left more unused bytes than
     /// [`max_dead_fraction`](crate::Options::max_dead_fraction) allows.
     pub compaction_requests: u64,
-    /// Shards that were compacted.
+    /// The number of shards that were compacted.
     pub compactions: u64,
-    /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
+    /// The number of times that an append to a [writer](crate::writer) waited for the encoder or the store.
     pub writer_waits: u64,
-    /// Time that such appends waited.
+    /// The time that appends to writers waited.
     pub writer_wait: Duration,
 }
 
@@ -151,7 +151,7 @@ impl fmt::Display for Metrics {
     }
 }
 
-/// The counters of the parts of the crate that need no device.
+/// The counters of the host, of partial writes and of writers. Devices have their own.
 pub(crate) mod counters {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
@@ -168,7 +168,7 @@ pub(crate) mod counters {
     static WRITER_WAITS: AtomicU64 = AtomicU64::new(0);
     static WRITER_WAIT_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 
-    /// A codec of zarrs encoded or decoded subchunks or an index, in place of the host engine.
+    /// Counts that a codec of zarrs encoded or decoded subchunks or an index, in place of the host engine.
     pub(crate) fn host_coding() {
         HOST_CODINGS.fetch_add(1, Ordering::Relaxed);
     }
@@ -185,14 +185,14 @@ pub(crate) mod counters {
         COMPACTIONS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An append waited for so long.
+    /// Counts that an append waited, and adds the `time` for which it waited.
     pub(crate) fn append_waited(time: Duration) {
         WRITER_WAITS.fetch_add(1, Ordering::Relaxed);
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         WRITER_WAIT_NANOSECONDS.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// Returns the counts of devices, with the counts of the host until now.
+    /// Returns the counts of `devices`, with the present counts of the host added.
     pub(crate) fn add_to(devices: DeviceMetrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Metrics {

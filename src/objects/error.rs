@@ -1,4 +1,4 @@
-//! Errors of object stores, as zarrs has them: in one line, with their kind and their source.
+//! Makes zarrs' errors from errors of object stores: in one line, with their kind and their source.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -7,7 +7,7 @@ use std::io;
 use object_store::Error;
 use zarrs_storage::StorageError;
 
-/// An error of an object store, in words for people.
+/// An error of an object store, with a message for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 struct RequestError {
@@ -15,7 +15,7 @@ struct RequestError {
     source: Error,
 }
 
-/// Returns `error` as an error of zarrs, with a message that `words` may change.
+/// Returns `error` as an error of zarrs, whose message is changed by `words`.
 pub(super) fn storage_error(error: Error, words: fn(String) -> String) -> StorageError {
     let kind = if has_no_answer(&error) {
         io::ErrorKind::TimedOut
@@ -31,10 +31,10 @@ pub(super) fn storage_error(error: Error, words: fn(String) -> String) -> Storag
     io::Error::new(kind, RequestError { message, source }).into()
 }
 
-/// Returns the error of a listing: [`StorageError::Unsupported`] if the server has none for this process.
-/// Everybody may read the objects of many public buckets, and nobody list them.
+/// Returns the error of a listing: [`StorageError::Unsupported`] if the server lists nothing for this
+/// process. In many public buckets, everybody may read objects, but not list them.
 pub(super) fn listing(error: Error, words: fn(String) -> String) -> StorageError {
-    // `object_store` has no kind of error for these answers to listings.
+    // `object_store` has no own kind of error for these answers to a listing.
     let no_listing = ["404 Not Found", "405 Method Not Allowed"];
     if is_refused(&error) || is_unknown(&error) || has_status(&error, &no_listing) {
         let message = words(message(&error));
@@ -43,7 +43,8 @@ pub(super) fn listing(error: Error, words: fn(String) -> String) -> StorageError
     storage_error(error, words)
 }
 
-/// Returns the error of a request with a condition: [`StorageError::Unsupported`] if the server has no such requests.
+/// Returns the error of a request with a condition: [`StorageError::Unsupported`] if the server does not
+/// support such requests.
 pub(super) fn conditional(error: Error, words: fn(String) -> String) -> StorageError {
     if is_unknown(&error) {
         return StorageError::Unsupported(words(message(&error)));
@@ -51,16 +52,16 @@ pub(super) fn conditional(error: Error, words: fn(String) -> String) -> StorageE
     storage_error(error, words)
 }
 
-/// Whether the server was not reached.
+/// Returns whether the server was not reached.
 pub(super) fn has_no_answer(error: &Error) -> bool {
-    // The causes have types of the HTTP client.
+    // The causes have types of the HTTP client, so only their text tells whether there was no answer.
     causes(error).any(|cause| {
         let text = cause.to_string();
         text.contains("timed out") || text.contains("error sending request")
     })
 }
 
-/// Whether the server does not let this process do what was asked.
+/// Returns whether the server does not permit the request to this process.
 fn is_refused(error: &Error) -> bool {
     matches!(
         error,
@@ -68,7 +69,7 @@ fn is_refused(error: &Error) -> bool {
     ) || has_status(error, &["401 Unauthorized", "403 Forbidden"])
 }
 
-/// Whether the object store or its server does not have such requests.
+/// Returns whether the object store or its server does not support the request.
 fn is_unknown(error: &Error) -> bool {
     matches!(
         error,
@@ -76,7 +77,8 @@ fn is_unknown(error: &Error) -> bool {
     ) || has_status(error, &["501 Not Implemented"])
 }
 
-/// Whether a server answered with one of these statuses, as `object_store` names them in messages.
+/// Returns whether a server answered with one of these statuses, in the form that `object_store` has in
+/// messages.
 fn has_status(error: &Error, statuses: &[&str]) -> bool {
     let text = error.to_string();
     statuses.iter().any(|status| text.contains(status))
@@ -89,12 +91,13 @@ fn causes(error: &Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
 
 /// Returns the message of an error in one line, with its last cause.
 ///
-/// A server's XML is replaced by its code and its message, and a page in HTML is left out: servers repeat parts of
-/// requests in both. User names and passwords in addresses are left out, and so is the number of attempts.
+/// The XML of a server is replaced by its code and its message, and a page in HTML is left out, because
+/// servers repeat parts of requests in both. User names and passwords in addresses are left out, and so is
+/// the number of attempts.
 #[must_use]
 pub fn message(error: &Error) -> String {
     let mut text = error.to_string();
-    // The reason of a failed connection is in the last cause alone.
+    // Only the last cause tells why a connection failed.
     if let Some(cause) = causes(error).last().map(ToString::to_string)
         && !text.contains(&cause)
     {
@@ -114,7 +117,7 @@ fn tidy(text: &str) -> String {
     let words: Vec<_> = text.split_whitespace().map(without_user).collect();
     let text = words.join(" ");
     let mut text = text.trim_end_matches([':', ' ']);
-    // The address or the key says whose error this is.
+    // The name of the store is not needed, because the message has the address or the key.
     if let Some((store, rest)) = text.split_once(" error: ")
         && store.starts_with("Generic ")
     {
@@ -129,7 +132,7 @@ fn tidy(text: &str) -> String {
     }
 }
 
-/// Returns a word without the name and password of a user, if it is an address with them.
+/// Returns `word` without user name and password, if it is an address that has them.
 fn without_user(word: &str) -> Cow<'_, str> {
     let user = word.split_once("://").and_then(|(scheme, rest)| {
         let host = rest.split('/').next().unwrap_or(rest);

@@ -1,8 +1,9 @@
-//! Blocking stores over object stores: S3, Google Cloud Storage, Azure, HTTP servers, memory (feature `object_store`).
+//! Blocking stores over object stores: S3, Google Cloud Storage, Azure, HTTP servers, memory (feature
+//! `object_store`).
 //!
-//! A [`BlockingObjectStore`] is a synchronous store of zarrs over any [`ObjectStore`]. Its requests with conditions
-//! give an [`ArrayWriter`](crate::writer::ArrayWriter) the lease of its array, and keep changes that other programs
-//! make to the metadata.
+//! A [`BlockingObjectStore`] is a synchronous store of zarrs over any [`ObjectStore`]. With its conditional
+//! requests, an [`ArrayWriter`](crate::writer::ArrayWriter) can take the lease of its array, and does not
+//! overwrite changes that other programs make to the metadata.
 //!
 //! ```standalone_crate
 //! use std::sync::Arc;
@@ -61,30 +62,30 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A synchronous store of zarrs over an object store.
 ///
 /// - Requests wait on a runtime of this module, on the calling thread. A method panics on a thread that runs
-///   asynchronous tasks of tokio: there, call it through `tokio::task::spawn_blocking`.
-/// - Keys are the paths of objects, as they are: no character is encoded.
-/// - Parts of a value are requested without the value's size, each by one request, and all of them are parts of one
-///   version: if another value comes between the requests, all parts are requested again.
-/// - Values of 64 MiB and more are sent in parts, which go up side by side.
+///   asynchronous tasks of tokio: on such a thread, call it through `tokio::task::spawn_blocking`.
+/// - Keys are the paths of objects, unchanged: no character is encoded.
+/// - Each part of a value is requested by one request, without asking for the size of the value first. All
+///   parts are of one version: if the value is replaced between the requests, all parts are requested again.
+/// - Values of 64 MiB and more are sent in parts, several at the same time.
 /// - [`ConditionalStore`](crate::writer::ConditionalStore) is implemented by requests with conditions.
-/// - In a forked child, requests have a runtime of the child. A store that keeps connections has to be
-///   [made again](Self::made_again_by) there.
+/// - In a forked child process, requests use a runtime of the child. A store that keeps connections has to be
+///   [made again](Self::made_again_by) in the child.
 ///
 /// Clones share the object store and the limit of requests.
 ///
 /// # Errors
-/// An error of the object store is a [`StorageError::IOError`], whose source is the [`object_store::Error`]. Its
-/// kind is `TimedOut` if the server was not reached, `PermissionDenied` if the server refuses, `Unsupported` if the
-/// object store has no such request, and `Other` otherwise. Its text is one line, without addresses' passwords:
-/// [`message`]. A listing, or a request with a condition, that a server does not have is
-/// [`StorageError::Unsupported`].
+/// An error of the object store is a [`StorageError::IOError`], whose source is the [`object_store::Error`].
+/// Its kind is `TimedOut` if the server was not reached, `PermissionDenied` if the server refuses,
+/// `Unsupported` if the object store does not support the request, and `Other` otherwise. Its text is one
+/// line, without passwords in addresses: [`message`]. For a listing or a conditional request that a server
+/// does not support, the error is [`StorageError::Unsupported`].
 #[derive(Clone)]
 pub struct BlockingObjectStore {
     store: Arc<PerProcess<OnceLock<Arc<dyn ObjectStore>>>>,
-    /// Makes the object store again, in a forked child.
+    /// Makes the object store again, in a forked child process.
     make: Arc<dyn Fn() -> Result<Arc<dyn ObjectStore>, BoxError> + Send + Sync>,
-    /// Permits for requests for parts of values. A forked child has permits of its own: nobody would return
-    /// those that threads of its parent hold.
+    /// The permits for requests for parts of values. A forked child process has its own permits, because no
+    /// thread of it would return the permits that threads of its parent hold.
     permits: Arc<PerProcess<OnceLock<Semaphore>>>,
     requests: NonZeroUsize,
     words: fn(String) -> String,
@@ -102,7 +103,7 @@ impl fmt::Debug for BlockingObjectStore {
 }
 
 impl BlockingObjectStore {
-    /// Returns the values of `store`.
+    /// Returns a store of zarrs over `store`.
     #[must_use]
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
         let here = PerProcess::new(OnceLock::new);
@@ -119,9 +120,10 @@ impl BlockingObjectStore {
         }
     }
 
-    /// Has a forked child call `make` for an object store of its own, when the child makes its first request.
+    /// Makes a forked child process call `make` for an object store of its own, at its first request.
     ///
-    /// Connections are of one process: a child that uses those of its parent hangs, or mixes up answers.
+    /// Connections belong to one process: a child that uses the connections of its parent hangs, or mixes up
+    /// answers.
     #[must_use]
     pub fn made_again_by(
         mut self,
@@ -131,8 +133,8 @@ impl BlockingObjectStore {
         self
     }
 
-    /// Limits the requests for parts of values that are made at once, by all threads and by all clones of the
-    /// returned store. Without this call, the limit is 16.
+    /// Limits the number of requests for parts of values that run at once, for all threads and all clones of
+    /// the returned store together. Default: 16.
     #[must_use]
     pub fn with_requests(mut self, requests: NonZeroUsize) -> Self {
         self.permits = Arc::new(PerProcess::new(OnceLock::new));
@@ -140,38 +142,38 @@ impl BlockingObjectStore {
         self
     }
 
-    /// Has `words` change the message of each error, for example to hide credentials that a server repeats.
+    /// Makes `words` change the message of each error, for example to hide credentials that a server repeats.
     #[must_use]
     pub fn with_words(mut self, words: fn(String) -> String) -> Self {
         self.words = words;
         self
     }
 
-    /// Refuses listings without a request: [`StorageError::Unsupported`] with this reason.
+    /// Makes listings fail without a request, with [`StorageError::Unsupported`] and this reason.
     #[must_use]
     pub fn without_listings(mut self, reason: &'static str) -> Self {
         self.no_listings = Some(reason);
         self
     }
 
-    /// Refuses to store and erase values without a request: [`StorageError::Unsupported`] with this reason.
+    /// Makes storing and erasing fail without a request, with [`StorageError::Unsupported`] and this reason.
     #[must_use]
     pub fn without_writes(mut self, reason: &'static str) -> Self {
         self.no_writes = Some(reason);
         self
     }
 
-    /// Refuses requests with conditions without a request: [`StorageError::Unsupported`] with this reason.
+    /// Makes conditional requests fail without a request, with [`StorageError::Unsupported`] and this reason.
     #[must_use]
     pub fn without_conditions(mut self, reason: &'static str) -> Self {
         self.no_conditions = Some(reason);
         self
     }
 
-    /// Makes `requests` to the object store, and waits for them.
+    /// Calls `requests` with the object store, and waits for the requests that it makes.
     ///
     /// # Errors
-    /// The runtime cannot be started, or a forked child cannot make the object store.
+    /// An error if the runtime cannot be started, or if a forked child process cannot make the object store.
     pub fn run<T, F>(&self, requests: impl FnOnce(Arc<dyn ObjectStore>) -> F) -> Result<T>
     where
         F: Future<Output = T>,
@@ -180,7 +182,8 @@ impl BlockingObjectStore {
         let store = if let Some(store) = here.get() {
             store.clone()
         } else {
-            // Not within `get_or_init`: `make` may wait for a lock that another thread of a caller holds.
+            // This does not happen in `get_or_init`, because `make` may wait for a lock of another thread
+            // that calls this method.
             let made = (self.make)().map_err(std::io::Error::other)?;
             here.get_or_init(|| made).clone()
         };
@@ -208,7 +211,7 @@ impl BlockingObjectStore {
         listed.map_err(|error| error::listing(error, self.words))
     }
 
-    /// Returns the description of the object `key`; `None` if there is no object.
+    /// Returns the description of the object `key`, or `None` if the object does not exist.
     ///
     /// # Errors
     /// The errors of the object store.
@@ -236,22 +239,22 @@ impl BlockingObjectStore {
     }
 }
 
-/// Fails if there is a reason not to make a request.
+/// Returns the error [`StorageError::Unsupported`] with the reason `refusal`, if there is one.
 fn must(refusal: Option<&'static str>) -> Result<()> {
     refusal.map_or(Ok(()), |reason| {
         Err(StorageError::Unsupported(reason.into()))
     })
 }
 
-/// Returns the path of the object `key`. `Path::from` would encode some characters: an object would have one name
-/// here, and another one where a path is parsed.
+/// Returns the path of the object `key`. `Path::from` would encode some characters, so that the object would
+/// have another name than with programs that parse the path.
 fn path(key: &str) -> Result<Path> {
     Path::parse(key.trim_end_matches('/')).map_err(|error| {
         StorageError::Other(format!("no object can have the name {key:?}: {error}"))
     })
 }
 
-/// Returns the path below which objects with the prefix lie; `None` for all objects.
+/// Returns the path below which the objects with the prefix lie, or `None` for all objects.
 fn below(prefix: &StorePrefix) -> Result<Option<Path>> {
     let path = path(prefix.as_str())?;
     Ok((!path.is_root()).then_some(path))

@@ -1,4 +1,4 @@
-//! Requests for one object: parts of one version of the object, and long values in parts.
+//! Makes the requests for one object: gets parts of one version of it, and stores a long value in parts.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -12,10 +12,11 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::error::has_no_answer;
 
-/// Longer values are sent in parts: some stores take 5 GiB at once, and parts go up side by side.
+/// The number of bytes from which a value is sent in parts: some stores take at most 5 GiB in one request,
+/// and several parts are sent at the same time.
 const LONG: usize = 64 << 20;
 
-/// Returns the value of a result, or `None` if there is no object.
+/// Returns the value of `result`, or `None` if the object does not exist.
 pub(super) fn found<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -24,7 +25,7 @@ pub(super) fn found<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Bytes of an object.
+/// Bytes of one version of an object.
 pub(super) struct ObjectPart {
     pub(super) bytes: Bytes,
     /// The size of the object, in bytes.
@@ -54,7 +55,7 @@ pub(super) async fn part(
         let got = store.get_opts(path, options).await?;
         Ok(ObjectPart::of(&got.meta.clone(), got.bytes().await?))
     };
-    // There is no request for no bytes.
+    // No request can ask for 0 bytes, so the metadata of the object are requested.
     let none = async || Ok(ObjectPart::of(&store.head(path).await?, Bytes::new()));
     match range {
         ByteRange::FromStart(0, None) => get(None).await,
@@ -74,7 +75,7 @@ pub(super) async fn part(
             get(Some(GetRange::Bounded(start..start.saturating_add(len)))).await
         }
         ByteRange::Suffix(len) => match get(Some(GetRange::Suffix(len))).await {
-            // Azure has no such requests.
+            // Azure does not support requests for the end of an object.
             Err(Error::NotSupported { .. }) => {
                 let size = store.head(path).await?.size;
                 get(Some(GetRange::Bounded(size.saturating_sub(len)..size))).await
@@ -84,8 +85,8 @@ pub(super) async fn part(
     }
 }
 
-/// Gets parts of one version of an object; `None` if there is no object. If another object came between the requests,
-/// all parts are requested again.
+/// Gets parts of one version of an object. Returns `None` if the object does not exist. If the object is
+/// replaced between the requests, all parts are requested again.
 pub(super) async fn parts(
     store: &dyn ObjectStore,
     path: &Path,
@@ -94,12 +95,12 @@ pub(super) async fn parts(
 ) -> Result<Option<Vec<ObjectPart>>> {
     /// The largest number of requests for parts of one object that wait for permits at once.
     const MOST_PARTS: usize = 256;
-    /// How often the parts of an object that is replaced meanwhile are requested.
+    /// The number of attempts to get the parts of an object that is replaced during each attempt.
     const ATTEMPTS: usize = 3;
     let get = |range: &ByteRange| {
         let range = *range;
         async move {
-            // Permits are never closed.
+            // The permits are never closed, so `acquire` returns no error.
             let _permit = permits.acquire().await.ok();
             part(store, path, range).await
         }
@@ -113,7 +114,8 @@ pub(super) async fn parts(
             && last.version.e_tag.is_none()
             && last.version.version.is_none()
         {
-            // A reader asks for the index last. Behind the others, it tells whether they are of an older object.
+            // Without versions, the last range is requested again after all others: a reader asks for the
+            // index last, and a changed index tells that the object was replaced.
             let Some(again) = found(get(range).await)? else {
                 return Ok(None);
             };
@@ -129,7 +131,7 @@ pub(super) async fn parts(
     })
 }
 
-/// Stores a value, in parts if it is long.
+/// Stores `value`, in parts if it is long.
 pub(super) async fn put(store: &dyn ObjectStore, path: &Path, value: Bytes) -> Result<()> {
     /// The largest number of parts that every store takes for one object.
     const MOST: usize = 5000;
@@ -142,12 +144,12 @@ pub(super) async fn put(store: &dyn ObjectStore, path: &Path, value: Bytes) -> R
     let mut rest = value;
     while !rest.is_empty() {
         if let Err(error) = upload.wait_for_capacity(8).await {
-            // The first error is the one to report.
+            // The first error is returned, not the one of `abort`.
             let _ = upload.abort().await;
             return Err(error);
         }
         upload.put(rest.split_to(part.min(rest.len())));
     }
-    // The upload is aborted if a part fails.
+    // `finish` aborts the upload if a part fails.
     upload.finish().await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! The runtime on which the requests of a process wait.
+//! The runtime on which a process waits for its requests.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(super) fn runtime() -> io::Result<Arc<Runtime>> {
     if let Some(runtime) = &*runtime {
         return Ok(runtime.clone());
     }
-    // The calling threads do most of the work: the threads of the runtime take what arrives.
+    // The calling threads do most of the work. The threads of the runtime only handle the data that arrives.
     let made = Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("zarrs_cuda objects")

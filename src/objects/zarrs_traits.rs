@@ -1,4 +1,4 @@
-//! zarrs' traits of stores, and requests with conditions.
+//! Implements zarrs' traits of stores, and the trait for conditional requests.
 
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -39,7 +39,8 @@ impl ReadableStorageTraits for BlockingObjectStore {
         let (wanted, permits) = (&*ranges, self.permits());
         let got = self.run(|store| async move { parts(&*store, &path, wanted, permits).await })?;
         match got {
-            // No request would tell whether there is a value.
+            // Without ranges no request was made, so the size is requested to find out whether the value
+            // exists.
             Ok(Some(_)) if ranges.is_empty() && self.size_key(key)?.is_none() => Ok(None),
             Ok(Some(parts)) => Ok(Some(Box::new(ranges.into_iter().zip(parts).map(
                 |(range, part)| {
@@ -53,8 +54,9 @@ impl ReadableStorageTraits for BlockingObjectStore {
                 },
             )))),
             Ok(None) => Ok(None),
-            // Each store says otherwise that a range is beyond the end. A server that does not answer is not
-            // asked again: that would take another timeout.
+            // Each object store has another error for a range beyond the end of a value, so the size is
+            // requested. A server that does not answer is not asked again, because that would take another
+            // timeout.
             Err(error) => {
                 let size = (!has_no_answer(&error))
                     .then(|| self.size_key(key).ok()?)
@@ -76,7 +78,7 @@ impl ReadableStorageTraits for BlockingObjectStore {
     }
 }
 
-/// Deletes objects, several by one request where the store has such requests.
+/// Deletes objects, several by one request if the store supports such requests.
 async fn delete(
     store: &dyn ObjectStore,
     paths: BoxStream<'static, object_store::Result<Path>>,
@@ -158,7 +160,7 @@ impl ListableStorageTraits for BlockingObjectStore {
     }
 }
 
-/// The names of a listing, in order.
+/// Returns the names of a listing, in order.
 fn sorted<T: Ord, E: Into<StorageError>>(
     names: impl Iterator<Item = std::result::Result<T, E>>,
 ) -> Result<Vec<T>> {
@@ -201,10 +203,10 @@ impl ConditionalStore for BlockingObjectStore {
     }
 }
 
-/// Returns the version of an object.
+/// Returns the version of an object, which a server has sent.
 ///
 /// # Errors
-/// [`StorageError::Unsupported`] if the server tells none.
+/// [`StorageError::Unsupported`] if the server sends no version.
 fn told(UpdateVersion { e_tag, version }: UpdateVersion) -> Result<ValueVersion> {
     if e_tag.is_none() && version.is_none() {
         let reason = "the server does not tell versions of objects";

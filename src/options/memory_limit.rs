@@ -1,12 +1,12 @@
-//! The memory that this process may take: what the machine has, or what its control groups allow it, as a
-//! job of a scheduler or a container, or its own limit of addresses (`ulimit -v`).
+//! Finds the memory that this process may take: the memory of the machine, the limit of its control groups
+//! (for example of a scheduler's job or a container), or its own limit of addresses (`ulimit -v`).
 //!
 //! Source: `proc(5)`, `cgroups(7)`, and the kernel's documentation of both versions of control groups.
 
 #[cfg(any(target_os = "linux", test))]
 use std::path::Path;
 
-/// In bytes; `None` if the system does not report it.
+/// Returns the memory that this process may take, in bytes, or `None` if the system does not report it.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_limit() -> Option<usize> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
@@ -17,13 +17,13 @@ pub(crate) fn memory_limit() -> Option<usize> {
     all.chain(limits(&groups, read)).min()
 }
 
-/// In bytes; `None` if the system does not report it.
+/// Returns `None`, because the memory is not known on systems other than Linux.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn memory_limit() -> Option<usize> {
     None
 }
 
-/// `MemTotal:       24616232 kB`
+/// Returns the memory of the machine in bytes, from a line such as `MemTotal:       24616232 kB`.
 #[cfg(any(target_os = "linux", test))]
 fn total(meminfo: &str) -> Option<usize> {
     let mut lines = meminfo.lines();
@@ -32,8 +32,8 @@ fn total(meminfo: &str) -> Option<usize> {
     Some(kib.saturating_mul(1 << 10))
 }
 
-/// `Max address space         204800000            unlimited            bytes`: the first number, which is
-/// the one in force. `unlimited` is none.
+/// Returns the limit of addresses in bytes: the first number, which is in force, of a line such as `Max
+/// address space         204800000            unlimited            bytes`. Returns `None` for `unlimited`.
 #[cfg(any(target_os = "linux", test))]
 fn address_space(limits: &str) -> Option<usize> {
     let mut lines = limits.lines();
@@ -41,9 +41,9 @@ fn address_space(limits: &str) -> Option<usize> {
     limit.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the memory that the groups, and all groups above them, allow. `groups` has a line for each group,
-/// `number:controllers:path`. The line of version 2 has no controllers. Inside a container, the path of a
-/// group may not be there, but the paths of the groups above it are.
+/// Returns the limits, in bytes, of the control groups of this process and of all groups above them. `groups`
+/// has a line for each group, `number:controllers:path`. The line of version 2 has no controllers. Inside a
+/// container, the path of a group may not exist, but the paths of the groups above it do.
 #[cfg(any(target_os = "linux", test))]
 fn limits(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<usize> {
     let mut limits = Vec::new();
@@ -61,7 +61,8 @@ fn limits(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<usize> {
         };
         for above in Path::new(path.trim_start_matches('/')).ancestors() {
             let text = read(&Path::new(root).join(above).join(file));
-            // `max`, of version 2, is none; of version 1 a number is that no machine has.
+            // `max`, in version 2, is no limit. Version 1 has a number instead that is larger than the memory
+            // of any machine.
             limits.extend(text.and_then(|text| text.trim().parse::<usize>().ok()));
         }
     }

@@ -1,4 +1,4 @@
-//! Runtime options. They never reach array metadata.
+//! Runtime options, which are never stored in array metadata.
 
 pub(crate) mod memory_limit;
 mod write_strategy;
@@ -13,22 +13,22 @@ use write_strategy::CompactionCallback;
 pub use write_strategy::{CompactionRequest, WriteStrategy};
 use zarrs_cuda_engine::cuda::HighestLevels;
 
-/// Where shards are encoded and decoded.
+/// The place where shards are encoded and decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The best place for each shard. Never fails for want of a GPU.
+    /// The best place for each shard. Never fails because a GPU is missing.
     ///
-    /// Shards with a compressor go to a device from 1 MiB and 16 subchunks on; all others stay on
-    /// the host. If a device fails, the host does the shard again.
+    /// Shards with a compressor go to a device if they have at least 1 MiB and 16 subchunks. All other shards
+    /// stay on the host. If a device fails, the host encodes or decodes the shard instead.
     #[default]
     Auto,
-    /// This machine's CPU.
+    /// The CPU of this machine.
     Host,
-    /// An NVIDIA GPU. Whatever a device cannot do is an error that names the reason.
+    /// An NVIDIA GPU. If a device cannot encode a shard, the error names the reason.
     ///
-    /// A device takes `bytes`, `transpose`, `crc32c` and, if NVIDIA's nvCOMP library is found, one
-    /// of `zstd`, `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`].
+    /// A device runs `bytes`, `transpose`, `crc32c` and, if NVIDIA's nvCOMP library is found, one of `zstd`,
+    /// `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`].
     ///
     /// The backend applies to writing, and to reading whole shards. Shards with a compressor are
     /// read on the host unless [`Options::with_device_decode`] is set. Parts of shards are always
@@ -46,11 +46,11 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The highest level of each compressor that goes to a device.
+/// The highest level of each compressor at which shards go to a device.
 ///
-/// A device compresses with nvCOMP, which has no levels for zstd and for Blosc's compressors, and
-/// few for gzip. Its ratio is roughly that of the lowest levels. So on a device a low level gets
-/// about what it asks for; a high level would not.
+/// A device compresses with nvCOMP, which has no levels for zstd and for Blosc's compressors, and few for
+/// gzip. Its ratio is roughly the ratio of the lowest levels. So a device can replace a low level, but not a
+/// high level.
 ///
 /// ```
 /// use zarrs_cuda::LevelPolicy;
@@ -127,7 +127,7 @@ impl LevelPolicy {
 /// Give them to [`register`](crate::register) for all arrays, to
 /// [`CudaShardingCodecBuilder::options`](crate::CudaShardingCodecBuilder::options) for one array,
 /// or to one array through zarrs' [`CodecSpecificOptions`](zarrs_codec::CodecSpecificOptions). The
-/// [guide](crate::guide::tuning) says when to change which.
+/// [guide](crate::guide::tuning) says when to change an option.
 ///
 /// ```
 /// use zarrs_cuda::{Backend, Options};
@@ -160,10 +160,10 @@ pub struct Options {
     turn_limit: Duration,
 }
 
-/// A writer may take this fraction of the machine's memory by default: one over this number.
+/// The default memory of all open writers is the memory of the machine divided by this number.
 const DEFAULT_SHARE: usize = 4;
 
-/// Memory to assume when the system does not report any, in bytes.
+/// The number of bytes of memory to assume for the machine if the system does not report them.
 const UNKNOWN_MEMORY: usize = 8 << 30;
 
 impl Default for Options {
@@ -190,14 +190,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets where shards are encoded and decoded. Default: [`Backend::Auto`].
+    /// Sets the place where shards are encoded and decoded. Default: [`Backend::Auto`].
     #[must_use]
     pub fn with_backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Returns where shards are encoded and decoded.
+    /// Returns the place where shards are encoded and decoded.
     #[must_use]
     pub fn backend(&self) -> Backend {
         self.backend
@@ -222,8 +222,8 @@ impl Options {
     /// Sets the CUDA devices to use, by the driver's numbers in this process
     /// (`CUDA_VISIBLE_DEVICES` applies). Default: all usable devices.
     ///
-    /// A number without a device, or with a device that is too old, is an error under
-    /// [`Backend::Cuda`], and a reason to use the host under [`Backend::Auto`].
+    /// If a number has no device, or a device that is too old, [`Backend::Cuda`] returns an error and
+    /// [`Backend::Auto`] uses the host.
     #[must_use]
     pub fn with_devices(mut self, devices: impl Into<Vec<usize>>) -> Self {
         self.devices = Some(devices.into());
@@ -236,11 +236,11 @@ impl Options {
         self.devices.as_deref()
     }
 
-    /// Sets the most memory to take for buffers on each device, in bytes. Default: a quarter of the
-    /// memory that is free when the device is first used.
+    /// Sets the largest number of bytes that buffers take on each device. Default: a quarter of the memory
+    /// that is free when the device is first used.
     ///
-    /// Buffers are allocated when they are needed, and released when they are idle. The driver
-    /// takes memory beside them, for its context and the compiled kernels.
+    /// Buffers are allocated when they are needed, and released after they have been idle. The driver takes
+    /// more memory, for its context and the compiled kernels.
     ///
     /// All arrays of a process share the buffers. Buffers that were allocated under other options
     /// count as well, so an array with a small budget may wait for an array with a large one. An
@@ -251,14 +251,14 @@ impl Options {
         self
     }
 
-    /// Returns the most memory to take for buffers on each device, in bytes; `None` for a quarter of the free
+    /// Returns the largest number of bytes that buffers take on each device; `None` for a quarter of the free
     /// memory.
     #[must_use]
     pub fn device_memory(&self) -> Option<usize> {
         self.device_memory
     }
 
-    /// Sets the most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
+    /// Sets the largest number of bytes of page-locked host memory for each device. Default: 1 GiB.
     ///
     /// The memory is shared like [device memory](Self::with_device_memory).
     #[must_use]
@@ -267,25 +267,25 @@ impl Options {
         self
     }
 
-    /// Returns the most page-locked host memory to take for each device, in bytes.
+    /// Returns the largest number of bytes of page-locked host memory for each device.
     #[must_use]
     pub fn pinned_memory(&self) -> usize {
         self.pinned_memory
     }
 
-    /// Sets how long buffers on devices are kept that nothing uses; `None` for as long as the process
-    /// lives. Default: five minutes.
+    /// Sets the time after which idle buffers on devices are freed; `None` to keep them as long as the
+    /// process lives. Default: five minutes.
     ///
-    /// Freeing them makes the device wait for everything that the process does there.
-    /// [`release_idle_memory`](crate::release_idle_memory) frees them at once.
+    /// Freeing a buffer makes the device wait for all work of the process on it.
+    /// [`release_idle_memory`](crate::release_idle_memory) frees idle buffers at once.
     #[must_use]
     pub fn with_device_idle_time(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.device_idle_time = time.into();
         self
     }
 
-    /// Returns how long buffers on devices are kept that nothing uses; `None` for as long as the process
-    /// lives.
+    /// Returns the time after which idle buffers on devices are freed; `None` if they are kept as long as the
+    /// process lives.
     #[must_use]
     pub fn device_idle_time(&self) -> Option<Duration> {
         self.device_idle_time
@@ -294,7 +294,7 @@ impl Options {
     /// Sets whether [`metrics`](crate::metrics) have the times of stages on devices. Default:
     /// `false`.
     ///
-    /// Taking a time is work for the device and the driver: two events for each stage of each slab.
+    /// Measuring a time costs the device and the driver two events for each stage of each slab.
     #[must_use]
     pub fn with_device_times(mut self, times: bool) -> Self {
         self.device_times = times;
@@ -307,10 +307,10 @@ impl Options {
         self.device_times
     }
 
-    /// Sets the most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes
-    /// for its buffers, in bytes. Each writer has a budget of its own. It also limits the encoded
-    /// subchunks of a call of an [`ArrayReader`](crate::reader::ArrayReader), unless
-    /// [`with_memory`](crate::reader::ArrayReaderBuilder::with_memory) does.
+    /// Sets the largest number of bytes of pageable host memory that the buffers of all open
+    /// [`ArrayWriter`](crate::writer::ArrayWriter)s of the process take: they share one budget. It also
+    /// limits the encoded subchunks of a call of an [`ArrayReader`](crate::reader::ArrayReader), unless
+    /// [`with_memory`](crate::reader::ArrayReaderBuilder::with_memory) sets another limit.
     ///
     /// At the limit
     /// - a writer encodes fewer slices together, and [`append`](crate::writer::ArrayWriter::append)
@@ -330,8 +330,8 @@ impl Options {
         self
     }
 
-    /// Returns the most pageable host memory that a writer takes for its buffers, in bytes:
-    /// [`with_host_memory`](Self::with_host_memory).
+    /// Returns the largest number of bytes of pageable host memory that the buffers of all open writers take:
+    /// see [`with_host_memory`](Self::with_host_memory).
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory
@@ -438,30 +438,30 @@ impl Options {
         self
     }
 
-    /// Returns whether to refuse arrays whose hostile shards could take more memory than their metadata
-    /// justify.
+    /// Returns whether to refuse to decode arrays whose hostile shards could take more memory than their
+    /// metadata justify.
     #[must_use]
     pub fn untrusted_data(&self) -> bool {
         self.untrusted_data
     }
 
-    /// Sets where partial writes put changed subchunks. Default: [`WriteStrategy::Auto`].
+    /// Sets the rule by which partial writes place changed subchunks. Default: [`WriteStrategy::Auto`].
     #[must_use]
     pub fn with_write_strategy(mut self, write_strategy: WriteStrategy) -> Self {
         self.write_strategy = write_strategy;
         self
     }
 
-    /// Returns where partial writes put changed subchunks.
+    /// Returns the rule by which partial writes place changed subchunks.
     #[must_use]
     pub fn write_strategy(&self) -> WriteStrategy {
         self.write_strategy
     }
 
-    /// Sets how much of a shard may be unused before a partial write asks for compaction: a
-    /// fraction of its size. Default: 0.25. Clamped to 0–1; NaN selects the default.
+    /// Sets the unused fraction of a shard above which a partial write asks for compaction. Default: 0.25.
+    /// Clamped to 0–1; NaN selects the default.
     ///
-    /// Shards of [`WriteStrategy::Slots`] never ask, because their unused bytes do not add up.
+    /// Shards of [`WriteStrategy::Slots`] never ask for compaction, because their unused bytes do not add up.
     #[must_use]
     pub fn with_max_dead_fraction(mut self, fraction: f64) -> Self {
         self.max_dead_fraction = if fraction.is_nan() {
@@ -472,7 +472,7 @@ impl Options {
         self
     }
 
-    /// Returns how much of a shard may be unused before a partial write asks for compaction: a fraction, 0–1.
+    /// Returns the unused fraction of a shard, 0–1, above which a partial write asks for compaction.
     #[must_use]
     pub fn max_dead_fraction(&self) -> f64 {
         self.max_dead_fraction
@@ -482,8 +482,8 @@ impl Options {
     /// than [`max_dead_fraction`](Self::with_max_dead_fraction) allows. Default: none.
     ///
     /// The function runs on the writing thread.
-    /// [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts such writes
-    /// with and without a callback.
+    /// [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts such writes, also without
+    /// a callback.
     #[must_use]
     pub fn with_compaction_callback(
         mut self,

@@ -1,22 +1,22 @@
-//! Where partial writes put changed subchunks, and who is told about unused bytes.
+//! The rules by which partial writes place changed subchunks, and the callback about unused bytes.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Where a partial write puts changed subchunks.
+/// The rule by which a partial write places changed subchunks.
 ///
-/// A strategy belongs to each write. It never reaches array metadata, and different strategies may
-/// be used on one shard, one after the other. Every result is a shard that any reader opens.
+/// A strategy applies to each write by itself. It is never stored in array metadata, and one shard may be
+/// written with different strategies, one after the other. Every result is a shard that any reader opens.
 ///
-/// The [guide](crate::guide::write#parts-of-shards) helps to choose one. The [reference
-/// page](crate::guide::reference::updates#what-is-promised) says what each promises if the process
+/// The [guide](crate::guide::write#parts-of-shards) helps to choose a strategy. The [reference
+/// page](crate::guide::reference::updates#what-is-promised) says what each strategy promises if the process
 /// dies during a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WriteStrategy {
-    /// [`InPlace`](Self::InPlace) if every subchunk has the same encoded size, or if the store
-    /// rewrites whole objects. Otherwise like [`Append`](Self::Append), except that changed
-    /// subchunks also go into unused bytes: as safe, and shards grow more slowly.
+    /// Works like [`InPlace`](Self::InPlace) if every subchunk has the same encoded size, or if the store
+    /// rewrites whole objects. Otherwise works like [`Append`](Self::Append), except that changed subchunks
+    /// also go into unused bytes. This is as safe, and shards grow more slowly.
     #[default]
     Auto,
     /// A changed subchunk goes to the end of the shard, and a new index behind it. The bytes of
@@ -28,11 +28,12 @@ pub enum WriteStrategy {
     /// Every subchunk has a slot of its worst-case encoded size, in C order. No subchunk ever
     /// moves, and unused bytes never add up.
     ///
-    /// The *apparent* size of a shard is the worst case. File systems store the gaps as holes;
-    /// stores in memory allocate them. It is an error if an inner codec states no bound.
+    /// The *apparent* size of a shard is the sum of its slots. File systems store the gaps as holes; stores
+    /// in memory allocate them. If an inner codec states no bound for the encoded size, writes return an
+    /// error.
     ///
-    /// In a shard that another strategy wrote, subchunks keep their places until they are changed.
-    /// If other subchunks occupy a slot then, its subchunk gets room for its worst case at the end.
+    /// In a shard that another strategy wrote, subchunks keep their places until they are changed. If other
+    /// subchunks occupy the slot of a changed subchunk, it gets a slot at the end of the shard.
     Slots,
 }
 
@@ -47,21 +48,21 @@ impl fmt::Display for WriteStrategy {
     }
 }
 
-/// A partial write left more unused bytes in a shard than
+/// A request to compact a shard: a partial write left more unused bytes in it than
 /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows.
 ///
-/// A codec is not told which shard it writes.
+/// The request does not name the shard, because a codec does not know which shard it writes.
 /// [`Shards::compact_pending`](crate::maintenance::Shards::compact_pending) finds the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompactionRequest {
-    /// The size of the shard now, in bytes.
+    /// The size of the shard after the write, in bytes.
     pub size: u64,
-    /// The number of unused bytes in it.
+    /// The number of unused bytes in the shard.
     pub dead: u64,
 }
 
-/// The function to call with each [`CompactionRequest`]. Equal only to itself and its clones.
+/// The function to call with each [`CompactionRequest`]. A callback is equal only to itself and its clones.
 #[derive(Clone)]
 pub(crate) struct CompactionCallback(pub(crate) Arc<dyn Fn(&CompactionRequest) + Send + Sync>);
 

@@ -1,4 +1,4 @@
-//! A plan in words, for users.
+//! Explains a plan in words, for users.
 
 use std::fmt::{self, Write};
 
@@ -9,13 +9,13 @@ use crate::options::Options;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// Where a stage runs.
+/// The place where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
-    /// On this machine's CPU.
+    /// The CPU of this machine.
     Host,
-    /// On an NVIDIA GPU.
+    /// An NVIDIA GPU.
     Cuda,
 }
 
@@ -34,13 +34,13 @@ impl fmt::Display for Place {
 pub struct ExplainedStage {
     /// The operation of the stage.
     pub stage: String,
-    /// Where it runs.
+    /// The place where the stage runs.
     pub place: Place,
-    /// Why it runs there, or in this way.
+    /// The reason why the stage runs at this place, or in this way.
     pub reason: String,
 }
 
-/// The plan for a shard of an array: each stage, where it runs, and why.
+/// The plan for a shard of an array: each stage, the place where it runs, and the reason.
 ///
 /// `Display` is for people, and may change in any release.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct ExplainedStage {
 pub struct Explanation {
     /// The engine that encodes whole shards.
     pub engine: &'static str,
-    /// Why that engine was chosen.
+    /// The reason why this engine was chosen.
     pub why: String,
     /// The shape of the shard, in elements.
     pub shard: Vec<usize>,
@@ -58,17 +58,18 @@ pub struct Explanation {
     pub num_subchunks: usize,
     /// The size of a decoded subchunk, in bytes; `None` for variable-length data types.
     pub subchunk_bytes: Option<usize>,
-    /// The memory that the buffers of one shard in flight take on a device; `None` if shards do not
-    /// go to one.
+    /// The memory that the buffers of one shard in flight take on a device; `None` if no device encodes the
+    /// shards.
     pub memory: Option<MemoryEstimate>,
-    /// The work that the first shard on a device waits for. `None` if everything is ready, or if shards do
-    /// not go to a device.
+    /// The work that the first shard on a device waits for. `None` if everything is ready, or if no device
+    /// encodes the shards.
     pub first_wait: Option<String>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
-    /// Where a partial write puts changed subchunks, or why partial writes are not possible.
+    /// The place where a partial write puts changed subchunks, or the reason why partial writes are not
+    /// possible.
     pub partial_writes: String,
-    /// Why large buffers are not on huge pages, if they are not. See the page on
+    /// The reason why large buffers are not on huge pages; `None` if they are. See the page on
     /// [memory](crate::guide::memory).
     pub no_huge_pages: Option<String>,
 }
@@ -152,7 +153,8 @@ pub(crate) fn explain(
     }
 }
 
-/// Returns the first stage of a chain: scattering, which also transposes and reverses bytes.
+/// Returns the description of the first stage of a chain: scattering, which also transposes and reverses
+/// bytes.
 fn scatter(chain: &KnownChain) -> String {
     let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
     let mut scatter = "scatter".to_string();
@@ -231,7 +233,7 @@ fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
     stages
 }
 
-/// Explains that zarrs' own codec handles the shards of `grid`, and why.
+/// Explains that zarrs' own codec encodes and decodes the shards of `grid`, for the reason `why`.
 ///
 /// # Errors
 /// [`Error::BackendUnavailable`] if `options` ask for a device.

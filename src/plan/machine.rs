@@ -1,4 +1,4 @@
-//! The resources of this machine, for people who wonder why shards are encoded where they are.
+//! Describes the resources of this machine, which explain why shards are encoded on the host or on a device.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use crate::options::memory_limit::memory_limit;
 use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::nvcomp;
 
-/// The resources of this machine for shards: devices, compressors for them, memory.
+/// The resources of this machine that matter for shards: devices, nvCOMP, memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Machine {
-    /// The devices that this process sees, or why none can be used.
+    /// The devices that this process sees, or the reason why none can be used.
     pub devices: Result<Vec<MachineDevice>, String>,
-    /// The NVIDIA driver, also if it cannot be used.
+    /// The versions of the NVIDIA driver, even if it cannot be used.
     pub driver: MachineDriver,
-    /// nvCOMP, or why it cannot be used.
+    /// The library nvCOMP, or the reason why it cannot be used.
     pub nvcomp: Result<MachineNvcomp, String>,
-    /// The memory that this process may take, in bytes: the machine's, or what its control groups
-    /// allow. `None` if the system does not tell.
+    /// The memory that this process may take, in bytes: the memory of the machine, or the limit of its
+    /// control groups. `None` if the system does not tell.
     pub memory: Option<usize>,
 }
 
@@ -27,11 +27,11 @@ pub struct Machine {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineDriver {
-    /// The major and the minor version of CUDA that the driver's library is for
-    /// (`cuDriverGetVersion`). `None` if there is no library, or it does not say its version.
+    /// The major and the minor version of CUDA that the driver's library supports (`cuDriverGetVersion`).
+    /// `None` if the library is missing, or does not return its version.
     pub cuda: Option<(u32, u32)>,
-    /// The version of the kernel module, such as `550.54.14`, as Linux has it in
-    /// `/proc/driver/nvidia/version`. `None` if there is no such file.
+    /// The version of the kernel module, such as `550.54.14`, from `/proc/driver/nvidia/version` on Linux.
+    /// `None` if this file does not exist.
     pub kernel_module: Option<String>,
 }
 
@@ -54,16 +54,16 @@ pub struct MachineDevice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineNvcomp {
-    /// The path by which it was loaded.
+    /// The path from which the library was loaded.
     pub path: PathBuf,
     /// The version of the library, such as `6.0.0`.
     pub version: String,
 }
 
-/// Looks at this machine: loads the CUDA driver and nvCOMP, if they are there. Encodes nothing.
+/// Describes this machine. Loads the CUDA driver and nvCOMP, if they are installed. Encodes nothing.
 ///
-/// A device or a library that cannot be used is no error: the result has the reason. The result for a process
-/// stays the same: a driver that is installed later is not seen.
+/// A device or a library that cannot be used is no error: the result has the reason. Within one process the
+/// result stays the same: a driver that is installed later is not found.
 #[must_use]
 pub fn machine(options: &Options) -> Machine {
     let devices = cuda::devices().map(|devices| {
@@ -92,8 +92,8 @@ pub fn machine(options: &Options) -> Machine {
     }
 }
 
-/// Returns the version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with
-/// dots between them.
+/// Returns the version in the first line of `/proc/driver/nvidia/version`: its first word that is made of
+/// numbers with dots between them.
 fn kernel_module(text: &str) -> Option<String> {
     let is_version = |word: &&str| {
         let mut parts = word.split('.');

@@ -1,8 +1,8 @@
-//! Chooses the stages that a shard goes through and the engine that runs them, and says why.
+//! Chooses the stages of a shard and the engine that runs them, and gives the reason.
 //!
-//! The chosen engine is prepared once: engines cache the kinds of shards that they have prepared.
-//! The present state of devices is asked each time: whether a device is usable, and how much of its
-//! budget a lane takes.
+//! The chosen engine is prepared once, because engines cache what they have prepared for each kind of shard.
+//! The present state of devices is asked for each time: whether a device is usable, and how much of its
+//! memory budget a lane takes.
 
 mod explanation;
 mod machine;
@@ -30,10 +30,10 @@ use zarrs_cuda_engine::fallback::WithFallback;
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// The engines that shards are encoded and decoded by.
+/// The engines that encode and decode shards.
 #[derive(Clone, Debug)]
 pub(crate) struct Engines {
-    /// `None` for the devices of the process, which are looked for when they are needed.
+    /// The devices to use. `None` for all devices of the process, which are looked for when they are needed.
     devices: Option<Arc<Devices>>,
     rule: EngineRule,
     tuning: Tuning,
@@ -49,12 +49,12 @@ impl Default for Engines {
     }
 }
 
-/// The engine of shards of one kind, prepared for them, and why that one.
+/// The engine for shards of one kind, prepared for these shards, and the reason for the choice.
 #[derive(Debug)]
 pub(crate) struct ShardPlan {
     pub(crate) engine: Box<dyn Engine>,
     why: String,
-    /// The memory of a shard on a device, if it goes to one.
+    /// The memory that a shard takes on a device, or `None` if the host encodes it.
     memory: Option<MemoryEstimate>,
 }
 
@@ -67,7 +67,7 @@ impl ShardPlan {
         }
     }
 
-    /// Returns where the stages of a shard run.
+    /// Returns the place where the stages of a shard run.
     fn place(&self) -> Place {
         match self.memory {
             Some(_) => Place::Cuda,
@@ -76,11 +76,12 @@ impl ShardPlan {
     }
 }
 
-/// Where a job is done.
+/// The place where a job is done: the host or a device.
 enum Chosen<T> {
-    /// On the host, for this reason.
+    /// The host does the job, for the given reason.
     Host(String),
-    /// On a device, by the prepared engine. The host does jobs that fail there, unless `strict`.
+    /// A device does the job, by the `prepared` engine. The host does jobs that fail on the device, unless
+    /// `strict`.
     Device { prepared: T, strict: bool },
 }
 
@@ -106,8 +107,8 @@ impl Engines {
         }
     }
 
-    /// Checks that zarrs' own codec, on the host, may handle a shard. `why` is the reason why zarrs
-    /// handles it.
+    /// Checks that zarrs' own codec, on the host, may encode and decode a shard. `why` is the reason why the
+    /// engines cannot.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if `options` ask for a device.
@@ -123,12 +124,11 @@ impl Engines {
         }
     }
 
-    /// Chooses where a job is done. `rule` returns a reason to leave the job to the host, if there
-    /// is one. `prepare` prepares the job for a device.
+    /// Chooses the place where a job is done. `rule` returns a reason to leave the job to the host, or
+    /// `None`. `prepare` prepares the job for a device.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
-    /// reason.
+    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
     fn choose_place<T>(
         options: &Options,
         rule: impl FnOnce() -> Option<String>,
@@ -148,13 +148,12 @@ impl Engines {
         }
     }
 
-    /// Returns the engine that encodes and decodes whole shards of `grid`, and why.
+    /// Returns the engine that encodes and decodes whole shards of `grid`, and the reason for the choice.
     ///
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
-    /// reason.
+    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
     pub(crate) fn choose(
         &self,
         options: &Options,
@@ -196,8 +195,8 @@ impl Engines {
         })
     }
 
-    /// Returns the engine that decodes whole shards of `grid`, and why. Asks for no device if no device would
-    /// decode them.
+    /// Returns the engine that decodes whole shards of `grid`, and the reason for the choice. Looks for no
+    /// device if the options let no device decode them.
     pub(crate) fn choose_decoder(
         &self,
         options: &Options,
@@ -212,11 +211,11 @@ impl Engines {
         }
     }
 
-    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
-    /// says whether devices also decode shards with a compressor.
+    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. If `decode`,
+    /// devices also decode shards with a compressor.
     ///
     /// # Errors
-    /// No device is usable, or none can run the chain; the reason.
+    /// The reason, if no device is usable, or none can run the chain.
     fn device(
         &self,
         options: &Options,
@@ -224,7 +223,7 @@ impl Engines {
         chain: &KnownChain,
         decode: bool,
     ) -> Result<CudaEngine, String> {
-        // Check the chain first, so that devices are not looked for in vain.
+        // The chain is checked first, so that devices are not looked for in vain.
         let levels = highest_levels(options);
         cuda::check_chain(grid, chain, levels)?;
         let compressors = Compressors {
@@ -238,7 +237,7 @@ impl Engines {
     /// Makes the devices of `options` ready for the first shard: contexts, kernels and nvCOMP.
     ///
     /// # Errors
-    /// No device can be used, or one could not compile the kernels; the reason.
+    /// The reason, if no device can be used, or the kernels cannot be compiled for one.
     pub(crate) fn warm_up(&self, options: &Options) -> Result<(), String> {
         self.cuda(options)?
             .warm_up(options.nvcomp())
@@ -260,7 +259,7 @@ impl Engines {
     }
 }
 
-/// The levels of the options as the CUDA engine takes them.
+/// Returns the compression levels of `options`, in the type of the CUDA engine.
 fn highest_levels(options: &Options) -> HighestLevels {
     let levels = options.device_levels();
     HighestLevels {
@@ -275,7 +274,7 @@ pub(crate) fn host_engine() -> HostEngine {
     HostEngine
 }
 
-/// The chain as an engine takes it.
+/// Returns the chain in the type of the engines: the known one, or one of `foreign` codecs.
 pub(crate) fn chain<'a>(
     known: Option<&'a KnownChain>,
     foreign: &'a dyn zarrs_cuda_engine::contract::SubchunkCodec,

@@ -1,18 +1,19 @@
-//! The rule that says which shards are better off on a device.
+//! Decides which shards are better encoded on a device.
 
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
-/// The rule by which [`Backend::Auto`](crate::Backend::Auto) chooses a device. The rule depends on the plan
-/// alone and never on load, so that equal data give equal shards.
+/// The rule by which [`Backend::Auto`](crate::Backend::Auto) chooses a device. The rule depends on the kind
+/// of shard alone and never on load, so that equal data give equal shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineRule {
     /// Whether chains without a compressor go to a device.
     pub(crate) uncompressed: bool,
-    /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
+    /// The smallest number of bytes of a decoded shard with a compressor that goes to a device.
     pub(crate) least_bytes: usize,
-    /// The fewest subchunks of such a shard: a device compresses each with a few of its threads.
+    /// The smallest number of subchunks of such a shard: a device compresses each subchunk with a few of its
+    /// threads.
     pub(crate) least_subchunks: usize,
 }
 
@@ -35,13 +36,13 @@ impl EngineRule {
         least_subchunks: 0,
     };
 
-    /// Returns why a shard stays on the host, if it does.
+    /// Returns the reason why a shard stays on the host, or `None` if it goes to a device.
     pub(super) fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
         self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
     }
 
-    /// Returns why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
-    /// they do.
+    /// Returns the reason why `subchunks` subchunks that are encoded together, with `bytes` bytes in total,
+    /// stay on the host. Returns `None` if they go to a device.
     fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
         if chain.is_fixed_size() {
             return (!self.uncompressed).then(|| {
@@ -62,8 +63,8 @@ impl EngineRule {
         })
     }
 
-    /// Returns why a stream stays on the host, if it does. The reasons are the same as for a shard, except
-    /// that all shards of a shard epoch are encoded together.
+    /// Returns the reason why a stream stays on the host, or `None` if it goes to a device. The reasons are
+    /// the same as for a shard, except that all shards of a shard epoch are encoded together.
     pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
         let StreamChain::Known(chain) = &job.chain else {
             return Some("the CUDA engine does not know the inner codecs".to_string());

@@ -1,4 +1,4 @@
-//! Chooses the engine that encodes a stream, and says why.
+//! Chooses the engine that encodes a stream, and gives the reason.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use zarrs_cuda_engine::cuda::CudaEngine;
 use zarrs_cuda_engine::fallback::HostBatches;
 use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
 
-/// The engine of a stream, and why that one.
+/// The engine for a stream, and the reason for the choice.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamChoice {
     device: Option<OnDevice>,
@@ -25,12 +25,12 @@ pub(crate) struct StreamChoice {
 #[derive(Clone, Debug)]
 struct OnDevice {
     engine: CudaEngine,
-    /// Whether batches that fail there are handed back. If not, the host encodes them.
+    /// Whether a batch that fails on the device is an error. If not, the host encodes the batch.
     strict: bool,
 }
 
 impl StreamChoice {
-    /// Returns the host, and why.
+    /// Returns the choice of the host, for the reason `why`.
     pub(crate) fn host(why: impl Into<String>) -> Self {
         Self {
             device: None,
@@ -38,7 +38,7 @@ impl StreamChoice {
         }
     }
 
-    /// Returns whether a device encodes it.
+    /// Returns whether a device encodes the stream.
     pub(crate) fn is_device(&self) -> bool {
         self.device.is_some()
     }
@@ -48,13 +48,14 @@ impl StreamChoice {
         self.device.as_ref().is_some_and(|device| !device.strict)
     }
 
-    /// Returns whether each part of a batch of `chain` is one piece, around which there can be room.
+    /// Returns whether the encoded bytes of each part of a batch of `chain` are one piece, around which room
+    /// can be left.
     pub(crate) fn packs(&self, chain: &StreamChain) -> bool {
         self.is_device() || chain.is_fixed_size()
     }
 
-    /// Returns the bytes of room that an encoded subchunk of `len` bytes needs; `None` if they are more than
-    /// a machine can address.
+    /// Returns the largest number of bytes of an encoded subchunk of `len` bytes, or `None` if a machine
+    /// cannot address so many bytes.
     pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
         encoded_bound(chain, len)
     }
@@ -62,7 +63,7 @@ impl StreamChoice {
     /// Returns the memory of the buffers for `job`.
     ///
     /// # Errors
-    /// The buffers cannot be allocated; the reason.
+    /// The reason why the buffers cannot be allocated.
     pub(crate) fn memory(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
         let bytes = match &self.device {
             None => stream_memory(job),
@@ -71,10 +72,11 @@ impl StreamChoice {
         bytes.map(MemoryEstimate::of)
     }
 
-    /// Returns the engine, set up for `job`.
+    /// Returns the engine of the choice, prepared for `job`.
     ///
     /// # Errors
-    /// The engine's; [`EngineError::wants_less`] says whether a job of fewer epochs may succeed.
+    /// The error of the engine; [`EngineError::wants_less`] returns whether a job of fewer epochs may
+    /// succeed.
     pub(crate) fn engine(
         &self,
         job: Arc<StreamJob>,
@@ -92,12 +94,11 @@ impl StreamChoice {
 }
 
 impl Engines {
-    /// Returns the engine that encodes a stream whose batches are like those of `job`, which has the fewest
-    /// epochs.
+    /// Returns the engine that encodes a stream whose batches are like those of `job`, which has the smallest
+    /// possible number of epochs.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
-    /// reason.
+    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
     pub(crate) fn choose_stream(
         &self,
         options: &Options,

@@ -10,15 +10,15 @@ use super::threads::{self, Each};
 use super::{ArrayReader, DecodedBy, Output, ReadReport, ReaderError};
 use crate::store::Awaited;
 
-/// Reads from a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
-/// polls.
+/// Reads from a store that is awaited. The threads of readers decode subchunks, and so does the thread that
+/// polls the future.
 ///
-/// A future that is dropped leaves the output written in part.
+/// If a future is dropped, parts of the output may have been written.
 impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads as [`read`](Self::read) does.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub async fn async_read<T: Element + bytemuck::Pod>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -31,7 +31,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads as [`read_into`](Self::read_into) does.
     ///
     /// # Errors
-    /// As for [`read_into`](Self::read_into).
+    /// The errors of [`read_into`](Self::read_into).
     pub async fn async_read_into<T: Element + bytemuck::Pod>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -46,7 +46,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads as [`read_bytes_into`](Self::read_bytes_into) does.
     ///
     /// # Errors
-    /// As for [`read_bytes_into`](Self::read_bytes_into).
+    /// The errors of [`read_bytes_into`](Self::read_bytes_into).
     pub async fn async_read_bytes_into(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -59,7 +59,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads as [`read_boxes`](Self::read_boxes) does.
     ///
     /// # Errors
-    /// As for [`read_boxes`](Self::read_boxes).
+    /// The errors of [`read_boxes`](Self::read_boxes).
     pub async fn async_read_boxes<T: Element + bytemuck::Pod>(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -76,7 +76,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
     /// Reads as [`read_boxes_bytes_into`](Self::read_boxes_bytes_into) does.
     ///
     /// # Errors
-    /// As for [`read_boxes_bytes_into`](Self::read_boxes_bytes_into).
+    /// The errors of [`read_boxes_bytes_into`](Self::read_boxes_bytes_into).
     pub async fn async_read_boxes_bytes_into(
         &self,
         origins: &[impl AsRef<[u64]>],

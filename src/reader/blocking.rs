@@ -13,15 +13,15 @@ use crate::store::{Blocking, now};
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into new memory, in C order.
     ///
-    /// A range that ends before it starts is an empty one, as everywhere in zarrs.
+    /// A range that ends before it starts is empty, as everywhere in zarrs.
     ///
     /// The memory is on huge pages if the system has them, and the
-    /// [`Options`](crate::Options::with_huge_pages) of the array's codec do not forbid it. A subchunk
-    /// that became fill values is [counted](super::ReaderMetrics::damaged), and logged as a warning.
+    /// [`Options`](crate::Options::with_huge_pages) of the array's codec do not forbid them. A damaged
+    /// subchunk that became fill values is [counted](super::ReaderMetrics::damaged), and logged as a warning.
     ///
     /// # Errors
-    /// As for [`read_bytes_into`](Self::read_bytes_into), [`ReaderError::Element`] if `T` is not the
-    /// array's data type, and [`ReaderError::Memory`] if there is no memory.
+    /// The errors of [`read_bytes_into`](Self::read_bytes_into), [`ReaderError::Element`] if `T` is not the
+    /// array's data type, and [`ReaderError::Memory`] if there is no memory for the elements.
     pub fn read<T: Element + bytemuck::Pod>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -34,7 +34,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into `output`, in C order.
     ///
     /// # Errors
-    /// As for [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Element`] if `T` is not
+    /// The errors of [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Element`] if `T` is not
     /// the array's data type.
     pub fn read_into<T: Element + bytemuck::Pod>(
         &self,
@@ -53,7 +53,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     ///   `output` does not fit it, [`ReaderError::Unsupported`] if elements have no fixed size.
     /// - [`ReaderError::Store`], [`ReaderError::Damaged`] and [`ReaderError::Changing`] if a shard
     ///   cannot be read. Parts of the output may have been written.
-    /// - [`ReaderError::Zarrs`] if zarrs reads the array, and fails.
+    /// - [`ReaderError::Zarrs`] if zarrs reads the array instead of this crate, and fails.
     pub fn read_bytes_into(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -65,12 +65,12 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
 
     /// Reads the elements of `subset` into a new tensor of zarrs.
     ///
-    /// With the feature `dlpack`, other libraries take it without a copy:
+    /// With the feature `dlpack`, other libraries take the tensor without a copy:
     /// `dlpark::SafeManagedTensorVersioned::new(tensor)`.
     ///
     /// # Errors
-    /// As for [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Memory`] if there is no
-    /// memory.
+    /// The errors of [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Memory`] if there is no
+    /// memory for the elements.
     pub fn read_tensor(&self, subset: &dyn ArraySubsetTraits) -> Result<Tensor, ReaderError> {
         let subset = subset.to_array_subset();
         request::check(self.array(), None, subset.start(), subset.shape())?;
@@ -81,13 +81,14 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         Ok(Tensor::new(bytes, data_type, shape))
     }
 
-    /// Reads a box of `shape` from each of `origins` into `output`: box after box, each in C order.
+    /// Reads a box of `shape` from each of `origins` into `output`. The boxes follow one another, each in C
+    /// order.
     ///
-    /// The index of a shard is read once, and a subchunk is read and decoded once, although several
-    /// boxes have elements of it.
+    /// The index of a shard is read once. A subchunk is read and decoded once, even if several boxes have
+    /// elements of it.
     ///
     /// # Errors
-    /// As for [`read_into`](Self::read_into).
+    /// The errors of [`read_into`](Self::read_into).
     pub fn read_boxes<T: Element + bytemuck::Pod>(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -99,11 +100,11 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         self.read_boxes_bytes_into(origins, shape, Output::contiguous(bytes))
     }
 
-    /// Reads a box of `shape` from each of `origins` into `output`, which has one axis more than the
-    /// array: the first one, over the boxes.
+    /// Reads a box of `shape` from each of `origins` into `output`. The output has one axis more than the
+    /// array: its first axis counts the boxes.
     ///
     /// # Errors
-    /// As for [`read_bytes_into`](Self::read_bytes_into).
+    /// The errors of [`read_bytes_into`](Self::read_bytes_into).
     pub fn read_boxes_bytes_into(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -145,7 +146,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         now(self.read_shards(codec, boxes, source, place))
     }
 
-    /// Returns a reader of the array with the shape that its metadata has now.
+    /// Returns a reader of the same array with the shape that its stored metadata has now.
     pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
         let array = self.array();
         let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {
@@ -162,7 +163,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 ),
             });
         }
-        // With its codec, which may have options of the application.
+        // The new array keeps its codec, which may have options of the application.
         let mut grown = array.with_storage(array.storage());
         let shape = grown.set_shape(now.shape().to_vec());
         shape.map_err(|error| ReaderError::Unsupported {

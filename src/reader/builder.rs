@@ -1,4 +1,4 @@
-//! The settings of a reader, and how it is built.
+//! The settings of a reader, and the builder that makes a reader with them.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -23,9 +23,9 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     files: Option<Files>,
-    /// Files that are not checked to have the array.
+    /// Files that [`build`](Self::build) does not check to have the array.
     unchecked_files: Option<Files>,
-    /// The newer subchunks of the array, and the files of their shards.
+    /// The newer subchunks of the array, and the files of its shards, if the shards are files.
     newer_subchunks: Option<(Arc<dyn ListsNewerSubchunks>, Option<Files>)>,
     memory: Option<usize>,
     settings: Settings,
@@ -66,8 +66,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         }
     }
 
-    /// Takes subchunks that are newer than their shard from `newer_subchunks`, and reads shards as `files`, if
-    /// they are files.
+    /// Makes the reader take subchunks that are newer than their shard from `newer_subchunks`, and read the
+    /// shards as `files`, if they are files.
     pub(crate) fn with_newer_subchunks(
         self,
         newer_subchunks: Arc<dyn ListsNewerSubchunks>,
@@ -79,11 +79,12 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         }
     }
 
-    /// Reads shards as files of `store`, which is the store of the array: often faster, and a shard
-    /// that is replaced by a rename while it is read is read as it was.
+    /// Reads shards as files of `store`, which is the store of the array. This is often faster. A shard that
+    /// a rename replaces during a read is read as it was before.
     ///
-    /// A shard that is written in place while it is read, as zarrs' own `set` does, may give an error,
-    /// or elements of before and after. zarrs' store makes readers of its own process wait instead.
+    /// If a shard is written in place during a read, as zarrs' own `set` does, the read may return an error,
+    /// or elements from before and after the write. zarrs' store makes readers of its own process wait
+    /// instead.
     ///
     /// [`build`](Self::build) returns an error if `store` does not have the array's metadata, or has
     /// the metadata of an array with other chunks.
@@ -94,8 +95,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
-    /// Reads shards as files below `root`, which is the directory of the array's store: as
-    /// `on_filesystem` (feature `filesystem`), for another store of files. Whether `root` has the array is not
+    /// Reads shards as files below `root`, the directory of the array's store. It serves stores of files
+    /// other than the one of `on_filesystem` (feature `filesystem`). Whether `root` has the array is not
     /// checked.
     pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
         self.unchecked_files = Some(Files::new(root));
@@ -108,60 +109,60 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
-    /// Sets the most memory for encoded subchunks of one call, in bytes. Default: the
-    /// [`host_memory`](crate::Options::host_memory) of the codec's options. One subchunk for each
-    /// request is always allowed. Decoding takes some buffers of a subchunk's size for each core in
-    /// addition; the output and the caches are not counted.
+    /// Sets the largest number of bytes of encoded subchunks in memory during one call. Default: the
+    /// [`host_memory`](crate::Options::host_memory) of the codec's options. One subchunk for each request is
+    /// always allowed. Decoding takes, in addition, some buffers of a subchunk's size for each core. The
+    /// output and the caches are not counted.
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// Sets how many requests are made to the store at once, in one call; at least 1. Default: 16.
-    /// Use more for a store that is far away. A store that blocks is asked by the thread that calls,
-    /// and by threads that all readers share: at most 255, or one for each other core if there are
-    /// more. Files are read by as many threads as there are cores.
+    /// Sets the number of requests that one call makes to the store at once; at least 1. Default: 16. Use
+    /// more for a store that is far away. If the store blocks, the calling thread makes requests, and so do
+    /// threads that all readers share: at most 255, or one for each other core if there are more. Files are
+    /// read by as many threads as there are cores.
     pub fn with_requests(mut self, requests: usize) -> Self {
         self.settings.requests = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
         self
     }
 
-    /// Sets how many threads one call uses at most, with the one that calls; at least 1. Default: one
-    /// for each core, and one for each [request](Self::with_requests) to a store that is not read as
-    /// files.
+    /// Sets the largest number of threads that one call uses, including the calling thread; at least 1.
+    /// Default: one for each core, and one for each [request](Self::with_requests) to a store that is not
+    /// read as files.
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.settings.threads = NonZeroUsize::new(threads.max(1));
         self
     }
 
-    /// Sets how many bytes there may be between two wanted subchunks of a shard that are read as one
-    /// range, with those bytes. The same holds for wanted rows of a long subchunk that needs no
-    /// decoding. Default: 64 KiB.
+    /// Sets the largest gap, in bytes, between two wanted subchunks of a shard that are read as one range,
+    /// including the gap. The same holds for wanted rows of a long subchunk that needs no decoding. Default:
+    /// 64 KiB.
     pub fn with_gap(mut self, bytes: u64) -> Self {
         self.settings.gap = bytes;
         self
     }
 
-    /// Sets how many bytes of indices are kept. Default: 64 MiB. An index takes about twice its
-    /// size in the shard.
+    /// Sets the number of bytes that the kept indices may take. Default: 64 MiB. An index takes about twice
+    /// its size in the shard.
     pub fn with_index_cache(mut self, bytes: usize) -> Self {
         self.settings.index_cache = bytes;
         self
     }
 
-    /// Sets how many bytes of decoded subchunks are kept. Default: none.
+    /// Sets the number of bytes that the kept decoded subchunks may take. Default: 0, which keeps none.
     ///
-    /// A subchunk is used again as long as the index of its shard is the same, and kept. A shard that
-    /// is replaced or updated may have the same index: if no compressor is used, or if all subchunks
-    /// are compressed to as many bytes as before. Use this for shards that do not change.
+    /// A kept subchunk is used again as long as the index of its shard is kept and stays the same. A shard
+    /// that is replaced or updated may have the same index: if no compressor is used, or if all subchunks are
+    /// compressed to as many bytes as before. Use this cache for shards that do not change.
     pub fn with_subchunk_cache(mut self, bytes: usize) -> Self {
         self.settings.subchunk_cache = bytes;
         self
     }
 
-    /// Sets whether a subchunk that cannot be decoded, or is not inside its shard, becomes fill values,
-    /// and is [listed](super::ReadReport::damaged). So does a whole shard whose index cannot be decoded.
-    /// Default: it is an error. An array that zarrs reads has such errors always.
+    /// Sets whether a subchunk that cannot be decoded, or is not inside its shard, becomes fill values, and
+    /// is [listed](super::ReadReport::damaged). A shard whose index cannot be decoded is treated in the same
+    /// way. Default: damage is an error. For an array that zarrs reads, damage is always an error.
     pub fn with_damaged_as_fill_value(mut self, fill: bool) -> Self {
         self.settings.fill_damaged = fill;
         self
@@ -222,10 +223,11 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 }
 
 impl<TStorage: ?Sized> ArrayReader<TStorage> {
-    /// This reader for `array`, which is the same array with another shape; `now` is what is stored.
+    /// Returns a reader like this one for `array`, which is the same array with another shape. `now` is the
+    /// stored array.
     ///
     /// # Errors
-    /// [`ReaderError::Unsupported`] if there are newer subchunks, and the array is sharded differently now.
+    /// [`ReaderError::Unsupported`] if the array has newer subchunks, and is sharded differently now.
     pub(super) fn with_array(
         &self,
         array: Array<TStorage>,
@@ -261,7 +263,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })))
     }
 
-    /// Returns the extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
+    /// Returns the extent along the first axis of a subchunk, or of a chunk if zarrs reads the array.
     pub(super) fn depth(&self) -> u64 {
         let array = self.array();
         let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
@@ -281,7 +283,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     }
 }
 
-/// Checks that `way` sees subchunks that are newer than their shard.
+/// Checks that this crate decodes the shards: zarrs does not see subchunks that are newer than their shard.
 fn check_shards_are_decoded_here(decoded_by: &DecodedBy) -> Result<(), ReaderError> {
     match decoded_by {
         DecodedBy::ThisCrate(_) => Ok(()),
@@ -293,7 +295,7 @@ fn check_shards_are_decoded_here(decoded_by: &DecodedBy) -> Result<(), ReaderErr
     }
 }
 
-/// Returns whether arrays with this metadata have the same shards, but for their number.
+/// Returns whether arrays with these metadata have equal shards, perhaps in different numbers.
 fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
     one.data_type == other.data_type
         && one.chunk_grid == other.chunk_grid
@@ -303,13 +305,13 @@ fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
         && one.storage_transformers == other.storage_transformers
 }
 
-/// Checks that `files` have `array`, or the same array with another shape.
+/// Checks that `files` contain `array`, perhaps with another shape.
 fn check_files<TStorage: ?Sized>(
     array: &Array<TStorage>,
     files: &Files,
 ) -> Result<(), ReaderError> {
     let ArrayMetadata::V3(opened) = array.metadata() else {
-        // zarrs reads it: no shards.
+        // zarrs reads arrays of other Zarr versions, which have no shards to check.
         return Ok(());
     };
     let key = meta_key_v3(array.path());
@@ -334,7 +336,7 @@ fn check_files<TStorage: ?Sized>(
     Err(refused("has an array with other shards"))
 }
 
-/// Returns how the elements of `array` are decoded.
+/// Returns the decoder of the elements of `array`.
 fn decoded_by<TStorage: ?Sized>(array: &Array<TStorage>) -> DecodedBy {
     if !array.storage_transformers().create_metadatas().is_empty() {
         return DecodedBy::Zarrs("its storage transformers change what the store has".to_string());

@@ -1,4 +1,4 @@
-//! Arrays that this crate cannot read faster than zarrs: those that are not sharded, whose shards are
+//! Reads arrays that this crate cannot read faster than zarrs: arrays that are not sharded, whose shards are
 //! encoded once more, or whose elements zarrs' own codec decodes.
 
 use zarrs::array::{ArrayBytes, ArrayError};
@@ -9,7 +9,7 @@ use zarrs_storage::ReadableStorageTraits;
 use super::output::ArrayInMemory;
 use super::request::WantedBox;
 use super::{ArrayReader, ReadReport, ReaderError, extents};
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::layout::SubchunkGrid;
 use zarrs_cuda_engine::memory::disjoint::Window;
 
@@ -51,7 +51,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
 }
 
 impl<TStorage: ?Sized> ArrayReader<TStorage> {
-    /// Copies the elements of a box to their place.
+    /// Copies the elements of a box to their place in the output.
     fn copy(
         &self,
         wanted: &WantedBox,
@@ -71,10 +71,10 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let order: Vec<usize> = (0..extents.len()).collect();
         let (memory, strides) = (place.from(wanted.offset), place.strides.clone());
         let whole = (vec![0; extents.len()], extents);
-        // SAFETY: `ArrayInMemory` has room for all elements, none of which overlap.
+        // SAFETY: `ArrayInMemory` has room for all elements, and no two of them overlap.
         let window = unsafe { Window::over(&grid, &order, whole, memory, strides) };
         let window = window.map_err(failed)?;
-        let written = window.write_row(0, &[&elements], &mut Vec::new());
+        let written = window.write_neighbours(0, &[&elements], &mut Vec::new());
         written.map_err(failed)
     }
 }

@@ -12,7 +12,7 @@ use zarrs_cuda_engine::layout::Entries;
 /// The index of a shard, as it is stored and as it was decoded.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// No other index of this process has it.
+    /// A number that no other index of this process has.
     pub(super) id: u64,
     pub(super) encoded: Vec<u8>,
     pub(super) entries: Entries<'static>,
@@ -32,7 +32,7 @@ impl Index {
 /// A decoded subchunk: its elements, in the order of axes in which they are stored.
 #[derive(Debug)]
 pub(super) struct Subchunk {
-    /// The `id` of the index of its shard: a subchunk of another index is another one.
+    /// The `id` of the index with which the subchunk was read. The subchunk is not used with another index.
     pub(super) index: u64,
     pub(super) elements: Vec<u8>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Caches {
 
 /// A value that takes memory.
 pub(super) trait Weigh {
-    /// In bytes.
+    /// Returns the size of the value, in bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -62,14 +62,14 @@ impl Weigh for Subchunk {
     }
 }
 
-/// The values that were used last, of limited size together.
+/// A cache of the values that were used last, with a limit for their total size.
 #[derive(Debug)]
 pub(super) struct Cache<K: Hash + Eq, V>(Mutex<Values<K, V>>);
 
 #[derive(Debug)]
 struct Values<K: Hash + Eq, V> {
     values: LruCache<K, Arc<V>>,
-    /// The size of all values together.
+    /// The size of all values together, in bytes.
     bytes: usize,
 }
 
@@ -88,7 +88,7 @@ impl<K: Hash + Eq, V: Weigh> Cache<K, V> {
         kept.values.get(key).cloned()
     }
 
-    /// Keeps `value`, and no more than `most` bytes.
+    /// Puts `value` into the cache, and removes old values until the cache has at most `most` bytes.
     pub(super) fn keep(&self, key: K, value: &Arc<V>, most: usize) {
         if value.bytes() > most {
             return;

@@ -8,15 +8,15 @@ use zarrs_storage::{StorageError, StoreKey};
 
 /// An error of an [`ArrayReader`](super::ArrayReader). The output may have been written in part.
 ///
-/// The message of an error has the messages of its causes. So `source` is empty, or the first cause
-/// that the message does not have.
+/// The message of an error includes the messages of its causes. So `source` returns the first cause whose
+/// message is not included, or `None`.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
-    /// A box has another number of axes than the array, or leaves it.
+    /// A box has a number of axes other than the array, or leaves the array.
     #[error("{}", out_of_bounds(*number, start, extents, shape))]
     OutOfBounds {
-        /// In a call for several boxes, which of the origins this is, counted from 0.
+        /// The number of the box, counted from 0, in a call for several boxes.
         number: Option<usize>,
         /// The origin of the box.
         start: Vec<u64>,
@@ -25,13 +25,13 @@ pub enum ReaderError {
         /// The shape of the array.
         shape: Vec<u64>,
     },
-    /// The output does not fit the elements.
+    /// The output does not fit the elements to read.
     #[error("{reason}")]
     Output {
-        /// Why, with the numbers of bytes or the strides.
+        /// The reason, with the numbers of bytes or the strides.
         reason: String,
     },
-    /// The elements of the output are not of the array's data type.
+    /// The Rust type of the output does not fit the array's data type.
     #[error(
         "cannot read elements of {data_type} as `{element}`, which takes {size} bytes: use the type that zarrs has for this data type, or `read_bytes_into`"
     )]
@@ -43,18 +43,18 @@ pub enum ReaderError {
         /// The size of the Rust type, in bytes.
         size: usize,
     },
-    /// There is not enough memory.
+    /// There is not enough memory for the call.
     #[error("out of memory: {bytes} bytes for {what}")]
     Memory {
-        /// The purpose of the memory.
+        /// The purpose of the memory that could not be allocated.
         what: &'static str,
-        /// The bytes that could not be allocated.
+        /// The number of bytes that could not be allocated.
         bytes: usize,
     },
     /// The array cannot be read through this reader.
     #[error("cannot read from the array: {reason}")]
     Unsupported {
-        /// Why, and what to do.
+        /// The reason, and advice.
         reason: String,
     },
     /// A store failed.
@@ -65,25 +65,25 @@ pub enum ReaderError {
         /// The store's error.
         error: StorageError,
     },
-    /// A shard was not decoded for another reason than its bytes, which may be right.
+    /// A shard was not decoded, but not because of its bytes, which may be right.
     #[error("cannot decode the shard {key}, whose bytes may be right: {error}")]
     Undecided {
         /// The key of the shard.
         key: StoreKey,
-        /// The reason.
+        /// The reason why the shard was not decoded.
         error: CodecError,
     },
     /// A shard, or a subchunk of it, cannot be decoded.
     #[error("cannot decode {}", .0)]
     Damaged(Damage),
-    /// A shard was replaced again and again while it was read.
+    /// A shard was replaced during each attempt to read it.
     #[error(
         "the shard {key} was replaced each of the {attempts} times that it was read: read it again when nothing writes it"
     )]
     Changing {
         /// The key of the shard.
         key: StoreKey,
-        /// How many times it was read.
+        /// The number of attempts to read the shard.
         attempts: usize,
     },
     /// zarrs, which reads the arrays that this crate cannot, returned an error.
@@ -122,7 +122,7 @@ pub struct Damage {
     /// The number of the subchunk, in C order; `None` if the index of the shard is damaged or missing,
     /// so that none of its subchunks can be found.
     pub subchunk: Option<usize>,
-    /// Why it cannot be decoded.
+    /// The reason why the shard or the subchunk cannot be decoded.
     pub source: Box<dyn Error + Send + Sync>,
 }
 
@@ -156,7 +156,7 @@ impl std::fmt::Display for Damage {
 
 impl Error for Damage {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // The message has that of the source itself.
+        // The message of this error includes the message of `source`, so the next cause is returned.
         self.source.source()
     }
 }

@@ -3,39 +3,39 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts of the work of a reader until now. [`ArrayReader::metrics`](super::ArrayReader::metrics)
-/// returns it. All counts stay 0 for an array that
-/// [zarrs reads](super::ArrayReader::is_by_zarrs).
+/// Counts of the work that a reader has done. [`ArrayReader::metrics`](super::ArrayReader::metrics) returns
+/// them. All counts stay 0 for an array that [zarrs reads](super::ArrayReader::is_by_zarrs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderMetrics {
-    /// Bytes of elements that were asked for.
+    /// The number of bytes of all elements that calls asked for.
     pub bytes_wanted: u64,
-    /// Bytes that stores and files returned.
+    /// The number of bytes that stores and files returned.
     pub bytes_read: u64,
-    /// Requests to stores and files: reads of one or several ranges of a shard, or of a subchunk that
-    /// lies beside its shard.
+    /// The number of requests to stores and files. A request reads one or several ranges of a shard, or a
+    /// subchunk that is stored beside its shard.
     pub requests: u64,
-    /// Ranges that were asked for, after near subchunks were merged.
+    /// The number of ranges in all requests. Subchunks that are near each other share a range.
     pub ranges: u64,
-    /// Subchunks that were read by the same range as another one.
+    /// The number of subchunks that were read by the same range as another subchunk.
     pub merges: u64,
-    /// The time that requests took, added up: several are made at once.
+    /// The sum of the times that requests took. Several requests run at once, so the sum can exceed the real
+    /// time.
     pub waiting: Duration,
-    /// Subchunks whose bytes were asked for.
+    /// The number of subchunks whose bytes were requested.
     pub subchunks_read: u64,
-    /// Shards whose index was kept from an earlier call.
+    /// The number of shards whose index was kept from an earlier call.
     pub index_hits: u64,
-    /// Subchunks whose elements were kept from an earlier call.
+    /// The number of subchunks whose elements were kept from an earlier call.
     pub subchunk_hits: u64,
-    /// Times that a shard was read again, because it was replaced meanwhile.
+    /// The number of times that a shard was read again, because it was replaced during the read.
     pub replaced: u64,
-    /// Subchunks that could not be decoded, and became fill values. A shard without an index that can
+    /// The number of subchunks that could not be decoded and became fill values. A shard whose index cannot
     /// be decoded counts once.
     pub damaged: u64,
 }
 
-/// The counts while they change.
+/// The counts of a reader, which its threads update.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) bytes_wanted: AtomicU64,
@@ -43,7 +43,7 @@ pub(super) struct Counters {
     pub(super) requests: AtomicU64,
     pub(super) ranges: AtomicU64,
     pub(super) merges: AtomicU64,
-    /// In nanoseconds.
+    /// The sum of the times that requests took, in nanoseconds.
     waiting: AtomicU64,
     pub(super) subchunks_read: AtomicU64,
     pub(super) index_hits: AtomicU64,
@@ -53,7 +53,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Adds the time of a request.
+    /// Adds the time that a request took.
     pub(super) fn waited(&self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.waiting.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// Adds to a count.
+/// Adds `count` to `counter`.
 pub(super) fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Ordering::Relaxed);
 }

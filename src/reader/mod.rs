@@ -1,6 +1,6 @@
 //! Reads boxes of sharded arrays into memory of the caller.
 //!
-//! An [`ArrayReader`] decodes subchunks straight to their place, from several shards at once:
+//! An [`ArrayReader`] decodes subchunks directly into the output, from several shards at once:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -23,8 +23,8 @@
 //! [`SparseShardStore::reader`](crate::storage::SparseShardStore::reader) is for arrays that several
 //! processes write.
 //!
-//! The [guide](crate::guide::read) shows how to use a reader, for files, damaged shards, arrays that
-//! grow and asynchronous stores. It also says what cannot be seen of shards that change.
+//! The [guide](crate::guide::read) shows how to use a reader for files, damaged shards, arrays that grow and
+//! asynchronous stores. It also says which changes of shards a reader cannot notice.
 
 #[cfg(feature = "async")]
 mod awaited;
@@ -80,61 +80,62 @@ use threads::{Each, Task};
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// How a reader reads.
+/// The settings of a reader.
 #[derive(Clone, Debug)]
 struct Settings {
     codec_options: CodecOptions,
-    /// The most bytes of indices that are kept.
+    /// The largest number of bytes of indices to keep.
     index_cache: usize,
-    /// The most bytes of decoded subchunks that are kept.
+    /// The largest number of bytes of decoded subchunks to keep.
     subchunk_cache: usize,
-    /// The most memory for one call, in bytes.
+    /// The largest number of bytes of encoded subchunks in memory during one call.
     memory: usize,
-    /// The most requests at once, for one call.
+    /// The largest number of requests that one call makes at once.
     requests: NonZeroUsize,
-    /// The most threads for one call.
+    /// The largest number of threads of one call; `None` for the default.
     threads: Option<NonZeroUsize>,
-    /// Subchunks of a shard that are at most so many bytes apart are read as one range.
+    /// The largest gap, in bytes, between subchunks of a shard that are read as one range.
     gap: u64,
-    /// Whether what cannot be decoded becomes fill values.
+    /// Whether damaged subchunks and shards become fill values.
     fill_damaged: bool,
     huge_pages: bool,
 }
 
 impl Settings {
-    /// Returns the most threads that decode for one call.
+    /// Returns the largest number of threads that decode for one call.
     fn threads(&self) -> NonZeroUsize {
         let cores = threads::cores();
         self.threads.map_or(cores, |threads| threads.min(cores))
     }
 
-    /// Returns the most requests at once of one call to a store that blocks: each takes a thread.
+    /// Returns the largest number of requests that one call makes at once to a store that blocks. Each
+    /// request takes a thread.
     fn blocking_requests(&self) -> NonZeroUsize {
         let threads = self.threads.unwrap_or(NonZeroUsize::MAX);
         self.requests.min(threads)
     }
 }
 
-/// How the elements of an array are decoded.
+/// The decoder of the elements of an array.
 #[derive(Clone, Debug)]
 enum DecodedBy {
     /// This crate decodes the shards.
     ThisCrate(Arc<CudaShardingCodec>),
-    /// zarrs decodes the elements, for this reason.
+    /// zarrs decodes the elements, for the given reason.
     Zarrs(String),
 }
 
 /// Reads boxes of an array.
 ///
-/// Any number of threads may read at the same time. Readers have threads of their own, which start
-/// when there is work, and decode on as many as there are cores. A reader works in a forked child,
-/// too. A clone shares the caches.
+/// Any number of threads may read at the same time. All readers share threads, which start when there is
+/// work. As many of them decode at once as there are cores. A reader works in a forked child process, too. A
+/// clone shares the caches.
 ///
-/// A reader keeps the indices of shards. It reads an index once more with the last subchunks of a
-/// shard, and compares: if the index changed, the shard is read again. A shard that is replaced or
-/// updated while it is read, and keeps its index, may be read in part before and in part after.
-/// Without a compressor the index is often the same; with one, only if all subchunks are compressed to
-/// as many bytes as before.
+/// A reader keeps the indices of shards. With the last subchunks of a shard it reads the index again and
+/// compares it: if the index changed, the shard is read again. If a shard is replaced or updated during a
+/// read and keeps its index, some elements may come from before the change and some from after it. Without a
+/// compressor the index is often the same; with a compressor, only if all subchunks are compressed to as many
+/// bytes as before.
 pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 
 struct Inner<TStorage: ?Sized> {
@@ -142,7 +143,7 @@ struct Inner<TStorage: ?Sized> {
     settings: Settings,
     decoded_by: DecodedBy,
     files: Option<Files>,
-    /// Where subchunks are newer than in the shards.
+    /// Lists the subchunks that are newer than their shard, in an array that may have them.
     newer_subchunks: Option<Arc<dyn ListsNewerSubchunks>>,
     kept: Arc<KeptByReader>,
 }
@@ -171,15 +172,15 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
     }
 }
 
-/// The result of a call that read into an output.
+/// The report of a call that read elements into an output.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ReadReport {
-    /// The subchunks that could not be decoded, and have the fill value in the output. A shard without
-    /// an index that can be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
+    /// The subchunks that could not be decoded, and have the fill value in the output. A shard whose index
+    /// cannot be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
     pub damaged: Vec<Damage>,
-    /// The shards that the store does not have. Their elements are fill values in the output. A shard with
-    /// newer subchunks beside it is not listed. Nothing is listed if zarrs reads the array.
+    /// The shards that the store does not have. Their elements are fill values in the output. A shard is not
+    /// listed if newer subchunks are stored beside it. No shard is listed if zarrs reads the array.
     pub absent: Vec<StoreKey>,
 }
 
@@ -204,14 +205,14 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self.0.array
     }
 
-    /// Returns the counts of the work of this reader and its clones until now. They stay 0 if
-    /// [zarrs reads the array](Self::is_by_zarrs).
+    /// Returns the counts of the work that this reader and its clones have done. They stay 0 if [zarrs reads
+    /// the array](Self::is_by_zarrs).
     #[must_use]
     pub fn metrics(&self) -> ReaderMetrics {
         self.0.kept.counters.now()
     }
 
-    /// Says how the reader reads, and why. For people: the text may change in any release.
+    /// Describes how the reader reads, and why. The text is for people, and may change in any release.
     #[must_use]
     pub fn explain(&self) -> String {
         let Inner {
@@ -221,7 +222,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             newer_subchunks,
             ..
         } = &*self.0;
-        // The type is all that is known of the store.
+        // The kind of the store is known by the name of its type only.
         let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
         match decoded_by {
             DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
@@ -255,14 +256,14 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         }
     }
 
-    /// Returns whether zarrs reads this array, because this crate cannot read it faster:
-    /// [`explain`](Self::explain) says why.
+    /// Returns whether zarrs reads this array, because this crate cannot read it faster.
+    /// [`explain`](Self::explain) gives the reason.
     #[must_use]
     pub fn is_by_zarrs(&self) -> bool {
         matches!(self.0.decoded_by, DecodedBy::Zarrs(_))
     }
 
-    /// Checks that newer subchunks, if there are any, are in a store that blocks, or in one that does not.
+    /// Checks that the store of the newer subchunks, if there are any, blocks exactly if `blocks` is true.
     fn check_newer_subchunks(&self, blocks: bool) -> Result<(), ReaderError> {
         match &self.0.newer_subchunks {
             Some(newer_subchunks) if newer_subchunks.blocks() != blocks => {
@@ -296,7 +297,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             })
     }
 
-    /// New memory for the elements of `subset`.
+    /// Allocates memory for the elements of `subset`.
     fn new_elements<T: Element + bytemuck::Pod>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -307,7 +308,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         self.zeros(&subset, 1)
     }
 
-    /// New memory: `each` zeros for each element of `subset`.
+    /// Allocates `each` zeros for each element of `subset`.
     fn zeros<T: bytemuck::Pod>(
         &self,
         subset: &ArraySubset,
@@ -325,7 +326,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })
     }
 
-    /// Returns the box `subset`, and the place of its elements in `output`.
+    /// Returns the box `subset`, and the place for its elements in `output`.
     fn one_box<'o>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -337,8 +338,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         Ok(([WantedBox { subset, offset: 0 }], place))
     }
 
-    /// Returns the boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
-    /// axis more.
+    /// Returns the boxes of `shape` at `origins`, and the place for their elements in `output`. The output
+    /// has one axis more than the array, which counts the boxes.
     fn several_boxes<'o>(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -368,7 +369,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
 }
 
 impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
-    /// Reads shards from `source`, with so many requests at once, which `each` makes.
+    /// Reads the shards of `boxes` from `source`. `each` makes the requests, at most `requests` of them at
+    /// once.
     async fn read_shards<S: ShardSource>(
         &self,
         codec: &CudaShardingCodec,
@@ -392,7 +394,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             requests,
             requests_of_shard: requests_of_shard(requests, shards.len()),
         };
-        // A box that is not empty has room in the output, so its number of elements is a `usize`.
+        // If a box is not empty, the output has room for it, so its number of elements is a `usize`.
         let wanted = boxes.iter().filter(|wanted| !wanted.subset.is_empty());
         let elements = wanted.map(|wanted| wanted.subset.num_elements_usize());
         let bytes = elements.sum::<usize>() * self.element_size()?;
@@ -423,13 +425,14 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     }
 }
 
-/// Returns how many requests each of `shards` shards may make at once, so that they make `at_once` together.
+/// Returns the number of requests that each of `shards` shards may make at once, if all of them together make
+/// `at_once`.
 fn requests_of_shard(at_once: NonZeroUsize, shards: usize) -> NonZeroUsize {
     let each = at_once.get() / shards.clamp(1, at_once.get());
     NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// `shape` as this machine counts.
+/// Converts `shape` to the integers of this machine.
 fn extents(shape: &[u64]) -> Result<Vec<usize>, ReaderError> {
     let extents = shape.iter().map(|&extent| usize::try_from(extent));
     extents

@@ -10,7 +10,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into a new array.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn read_ndarray<T: Element + bytemuck::Pod>(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -22,11 +22,11 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         })
     }
 
-    /// Reads the elements of `subset` into `output`, whose axes may have any strides that are not
+    /// Reads the elements of `subset` into `output`. The strides of its axes may be any that are not
     /// negative.
     ///
     /// # Errors
-    /// As for [`read_into`](Self::read_into), and [`ReaderError::Output`] if `output` has another
+    /// The errors of [`read_into`](Self::read_into), and [`ReaderError::Output`] if `output` has another
     /// shape, or an axis is reversed.
     pub fn read_into_ndarray<T: Element + bytemuck::Pod, D: Dimension>(
         &self,
@@ -50,14 +50,15 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         }
         let (mut strides, mut span) = (Vec::new(), 1);
         for (extent, stride) in std::iter::zip(output.shape(), output.strides()) {
-            // An axis of one element is not stepped over.
+            // The stride of an axis with one element is never used.
             let stride = if *extent == 1 { 0 } else { *stride };
             let stride = usize::try_from(stride).map_err(|_| wrong("an axis is reversed"))?;
             strides.push(stride * size_of::<T>());
             span += (extent - 1) * stride;
         }
         let (start, len) = (output.as_mut_ptr().cast(), span * size_of::<T>());
-        // SAFETY: the view borrows its elements mutably for the whole call, and no other bytes.
+        // SAFETY: the view borrows its elements mutably for the whole call, and the output changes no other
+        // bytes.
         let output = unsafe { Output::of_elements(start, len, strides) };
         self.read_bytes_into(subset, output)
     }

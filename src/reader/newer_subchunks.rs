@@ -1,5 +1,5 @@
-//! Subchunks that are stored beside their shard, and are newer than the shard: those in the frames of
-//! `storage/sparse/`.
+//! Lists and reads subchunks that are stored beside their shard in frames, and are newer than the shard. The
+//! frames are those of `storage/sparse/`.
 
 use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey};
@@ -10,10 +10,10 @@ type Result<T> = std::result::Result<T, StorageError>;
 
 /// Lists the newer subchunks of the shards of an array.
 pub(crate) trait ListsNewerSubchunks: Send + Sync {
-    /// Returns whether each future is ready when it is first polled, because the store blocks.
+    /// Returns whether the store blocks: then each future of this trait is ready when it is first polled.
     fn blocks(&self) -> bool;
 
-    /// Lists the newer subchunks of `shard`. With `anew`, no earlier listing is used.
+    /// Lists the newer subchunks of `shard`. If `anew`, no earlier listing is used.
     fn list<'a>(
         &'a self,
         shard: &'a StoreKey,
@@ -21,20 +21,20 @@ pub(crate) trait ListsNewerSubchunks: Send + Sync {
     ) -> Later<'a, Result<Box<dyn NewerSubchunks + 'a>>>;
 }
 
-/// The newer subchunks of a shard, as they were listed.
+/// The newer subchunks of a shard, from one listing.
 pub(crate) trait NewerSubchunks: Send + Sync {
-    /// Returns whether a version of the subchunk is listed.
+    /// Returns whether the listing has a version of subchunk `number`.
     fn has(&self, number: usize) -> bool;
 
-    /// Returns whether no version is listed.
+    /// Returns whether the listing has no version of any subchunk.
     fn is_empty(&self) -> bool;
 
-    /// Reads the newest version of a subchunk that was listed. If there is none, a shard that is read
-    /// from now on has the subchunk.
+    /// Reads the newest version of subchunk `number`, which is listed. If a consolidation has packed the
+    /// version into the shard, a read of the shard from now on returns the subchunk.
     fn newest(&self, number: usize) -> Later<'_, Result<NewestSubchunk>>;
 
-    /// Reads a subchunk from beside its shard or from the shard, also while both change. Returns `None` if
-    /// the subchunk is empty.
+    /// Reads subchunk `number` from beside its shard or from the shard, even if both change during the read.
+    /// Returns `None` if the subchunk is empty.
     fn read(&self, number: usize) -> Later<'_, Result<Option<Bytes>>>;
 }
 
@@ -45,8 +45,8 @@ pub(crate) enum NewestSubchunk {
     Data(Bytes),
     /// The version is an empty subchunk.
     Empty,
-    /// No version is beside the shard: the shard has the subchunk.
+    /// No version is stored beside the shard: the subchunk is in the shard.
     InShard,
-    /// A consolidation deleted the version meanwhile: list again.
+    /// A consolidation deleted the version after the listing: list again.
     Gone,
 }

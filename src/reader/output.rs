@@ -1,4 +1,4 @@
-//! Where the elements go: memory of the caller.
+//! The output of a read: memory of the caller.
 
 use std::marker::PhantomData;
 
@@ -10,18 +10,19 @@ use zarrs_cuda_engine::layout;
 pub struct Output<'a> {
     start: *mut u8,
     len: usize,
-    /// `None` for C order.
+    /// The distance from one element to the next along each axis, in bytes; `None` for C order.
     strides: Option<Vec<usize>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it is a mutable borrow of bytes, and nothing else.
+// SAFETY: an `Output` is a mutable borrow of bytes, and nothing else.
 unsafe impl Send for Output<'_> {}
-// SAFETY: as above; shared references give nothing.
+// SAFETY: an `Output` is a mutable borrow of bytes; a shared reference to it gives no access to the bytes.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// Returns the elements in C order, without gaps. `bytes` must be as long as the elements.
+    /// Returns an output for elements in C order, without gaps. `bytes` must be exactly as long as all
+    /// elements.
     #[must_use]
     pub fn contiguous(bytes: &'a mut [u8]) -> Self {
         Self {
@@ -32,14 +33,14 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Returns the first element at the start of `bytes`. From one element to the next along an axis it is so
-    /// many bytes as `strides` has for that axis.
+    /// Returns an output whose first element is at the start of `bytes`. `strides` has, for each axis, the
+    /// number of bytes from one element to the next.
     ///
-    /// Bytes between elements are not changed. Elements may not overlap: in the order of their
-    /// strides, each axis must step over all of the one before. `bytes` must reach to the end of the
-    /// last element. The call that reads checks both.
+    /// Bytes between elements are not changed. Elements may not overlap: in the order of their strides, each
+    /// axis must step over all elements of the axes before. `bytes` must reach to the end of the last
+    /// element. The call that reads checks both conditions.
     ///
-    /// `bytemuck` shows a slice of elements as bytes:
+    /// `bytemuck` converts a slice of elements to bytes:
     ///
     /// ```
     /// # use zarrs_cuda::reader::Output;
@@ -56,11 +57,11 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Returns the memory of `len` bytes from `start` on, with `strides` in bytes, whose bytes between the
-    /// elements other code may borrow: see [`strided`](Self::strided).
+    /// Returns an output of `len` bytes from `start` on, with `strides` in bytes. Other code may borrow the
+    /// bytes between the elements: see [`strided`](Self::strided).
     ///
     /// # Safety
-    /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.
+    /// All elements are within `len` bytes from `start` on, and are borrowed mutably for `'a`.
     pub unsafe fn of_elements(start: *mut u8, len: usize, strides: Vec<usize>) -> Self {
         Self {
             start,
@@ -70,7 +71,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Returns the memory as a place for an array of `shape` with elements of `element_size` bytes.
+    /// Checks that the memory fits an array of `shape` with elements of `element_size` bytes, and returns it
+    /// as the place for the array.
     pub(super) fn place(
         &mut self,
         shape: &[usize],
@@ -104,7 +106,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Checks that no two elements overlap, and that all of them are in `len` bytes.
+/// Checks that no two elements overlap, and that all elements are within `len` bytes.
 fn check(
     strides: &[usize],
     shape: &[usize],
@@ -145,7 +147,7 @@ fn check(
     Ok(())
 }
 
-/// The place of an array in memory, whose elements do not overlap and are inside.
+/// The place of an array in memory. Its elements do not overlap, and all of them are inside the memory.
 #[derive(Debug)]
 pub(super) struct ArrayInMemory<'a> {
     start: *mut u8,
@@ -154,16 +156,16 @@ pub(super) struct ArrayInMemory<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: as for `Output`.
+// SAFETY: it is a mutable borrow of bytes, as an `Output` is.
 unsafe impl Send for ArrayInMemory<'_> {}
-// SAFETY: as for `Output`: threads that write through the pointer write different elements.
+// SAFETY: threads that share it write different elements through the pointer.
 unsafe impl Sync for ArrayInMemory<'_> {}
 
 impl ArrayInMemory<'_> {
     /// Returns the memory from byte `offset` on, and its length.
     pub(super) fn from(&self, offset: usize) -> (*mut u8, usize) {
         let offset = offset.min(self.len);
-        // Within the allocation, or at its end.
+        // The pointer is within the allocation, or at its end.
         (self.start.wrapping_add(offset), self.len - offset)
     }
 }

@@ -6,29 +6,29 @@ use zarrs::array::{Array, ArraySubset};
 
 use super::ReaderError;
 
-/// A box of the array, and where its first element goes.
+/// A wanted box of the array, and the place of its first element.
 #[derive(Clone, Debug)]
 pub(super) struct WantedBox {
     pub(super) subset: ArraySubset,
-    /// In bytes, from the start of the output.
+    /// The place of the first element, in bytes from the start of the output.
     pub(super) offset: usize,
 }
 
 /// A shard that has some of the wanted elements.
 #[derive(Debug)]
 pub(super) struct WantedShard {
-    /// The position of the shard in the grid of shards.
+    /// The coordinates of the shard in the grid of shards.
     pub(super) indices: Vec<u64>,
     pub(super) parts: Vec<WantedPart>,
 }
 
-/// A box of a shard, and where its first element goes.
+/// The wanted box of a shard, and the place of its first element.
 #[derive(Debug)]
 pub(super) struct WantedPart {
-    /// In elements of the shard.
+    /// The start of the box, in elements of the shard.
     pub(super) start: Vec<usize>,
     pub(super) shape: Vec<usize>,
-    /// In bytes, from the start of the output.
+    /// The place of the first element, in bytes from the start of the output.
     pub(super) offset: usize,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn check<TStorage: ?Sized>(
     extents: &[u64],
 ) -> Result<(), ReaderError> {
     let shape = array.shape();
-    // zarrs' own check adds without a look at overflows.
+    // zarrs' own check adds without testing for overflows.
     let ends = std::iter::zip(start, extents).map(|(start, extent)| start.checked_add(*extent));
     let is_inside = start.len() == shape.len()
         && extents.len() == shape.len()
@@ -57,8 +57,8 @@ pub(super) fn check<TStorage: ?Sized>(
     })
 }
 
-/// Returns the shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
-/// axes have `strides`, in bytes.
+/// Returns the shards that have elements of `boxes`, in C order. The boxes are inside `array`. `strides` are
+/// the strides of the output's axes, in bytes.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
     boxes: &[WantedBox],
@@ -75,7 +75,7 @@ pub(super) fn shards<TStorage: ?Sized>(
         let met = array.chunks_in_array_subset(&wanted.subset);
         let met = met.ok().flatten().ok_or_else(unsupported)?;
         for indices in &met.indices() {
-            // `chunk_subset` would fail: the end of the last shard may exceed the largest number.
+            // `chunk_subset` would fail, because the end of the last shard may exceed the largest `u64`.
             let origin = array.chunk_origin(&indices)?;
             let extents = array.chunk_shape(&indices)?;
             let to_usize = |from: u64| usize::try_from(from).map_err(|_| unsupported());

@@ -1,4 +1,4 @@
-//! One shard: subchunks that are newer than the shard, the index, and the elements of the wanted subchunks.
+//! Reads one shard: its newer subchunks, its index, and the elements of its wanted subchunks.
 //!
 //! ```text
 //! read, at most 3 times, and in an array with newer subchunks once more, by single subchunks
@@ -20,8 +20,8 @@
 //! return the error that was kept, or `Changing`
 //! ```
 //!
-//! A call is strict if consolidations may give a shard another index and then the first index again. Then
-//! no index comes from the cache, and each request for a group also reads and compares the index.
+//! A call is strict if consolidations may give a shard another index and then the first index again. In a
+//! strict call no index comes from the cache, and each request for a group also reads and compares the index.
 
 mod buffer;
 mod decode;
@@ -50,13 +50,13 @@ use crate::shard::sharding::Sharding;
 use errors::{damage, store_error};
 use indexed::Indexed;
 use windows::{WantedSubchunk, wanted};
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
-/// How often a shard is read that is replaced meanwhile.
+/// The number of attempts to read a shard that is replaced during each attempt.
 const ATTEMPTS: usize = 3;
 
-/// Everything that the shards of one call have in common.
+/// The data that a call shares among all of its shards.
 pub(super) struct ReadCall<'a, S> {
     pub(super) source: &'a S,
     pub(super) newer_subchunks: Option<&'a dyn ListsNewerSubchunks>,
@@ -66,11 +66,11 @@ pub(super) struct ReadCall<'a, S> {
     pub(super) place: &'a ArrayInMemory<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
     pub(super) absent: &'a Mutex<Vec<StoreKey>>,
-    /// Makes several requests at once.
+    /// The function that makes several requests at once.
     pub(super) each: Each,
-    /// How many requests to make at once.
+    /// The number of requests that the call makes at once.
     pub(super) requests: NonZeroUsize,
-    /// How many of them for one shard.
+    /// The number of requests for one shard that the call makes at once.
     pub(super) requests_of_shard: NonZeroUsize,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct ShardToRead<'a> {
     pub(super) wanted: &'a WantedShard,
 }
 
-/// Why an attempt to read a shard ended.
+/// The reason why an attempt to read a shard stopped.
 enum Stop {
     /// The shard was replaced, or newer subchunks were packed into the shard.
     Changed,
@@ -97,11 +97,12 @@ impl From<ReaderError> for Stop {
 }
 
 impl<S: ShardSource> ReadCall<'_, S> {
-    /// Returns whether each request for subchunks reads the index, too, and others read it before and after.
-    /// An index that was kept is not used.
+    /// Returns whether the call is strict: each request for subchunks also reads the index, and no kept index
+    /// is used. In other calls, the index is read before and after the subchunks.
     ///
-    /// A consolidation may give a shard another index, and the next one the first index again. If other
-    /// requests read the index, a subchunk could come from the shard in between.
+    /// A consolidation may give a shard another index, and the next consolidation the first index again. If
+    /// the index were read by separate requests, a subchunk could come from the shard between the two
+    /// consolidations.
     fn is_strict(&self) -> bool {
         self.newer_subchunks.is_some() && !S::STAYS
     }
@@ -109,16 +110,16 @@ impl<S: ShardSource> ReadCall<'_, S> {
     /// Reads the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &ShardToRead<'_>) -> Result<(), ReaderError> {
         let mut last = None;
-        // One attempt more for newer subchunks. It takes each subchunk by itself.
+        // An array with newer subchunks gets one more attempt, which reads each subchunk by itself.
         let attempts = ATTEMPTS + usize::from(self.newer_subchunks.is_some());
         for number in 0..attempts {
-            // A store may have read an index in two versions. A shard of such a store is filled only if its
-            // index is bad twice.
+            // A store may have returned parts of two versions of an index. So a shard of such a store becomes
+            // fill values only if its index cannot be decoded in two attempts.
             let fills_shard = self.settings.fill_damaged
                 && (S::STAYS || matches!(last, Some(ReaderError::Damaged(_))));
             match self.attempt(shard, number, fills_shard).await {
                 Ok(()) => return Ok(()),
-                // Reading each subchunk by itself says less about a damaged shard.
+                // The last attempt, which reads each subchunk by itself, tells less about a damaged shard.
                 Err(Stop::Error(error)) if number == ATTEMPTS => return Err(last.unwrap_or(error)),
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Unsure(error)) => last = Some(error),
@@ -135,7 +136,8 @@ impl<S: ShardSource> ReadCall<'_, S> {
         }))
     }
 
-    /// With `fills_shard`, a shard whose index cannot be decoded becomes fill values.
+    /// Tries once to read the wanted elements of `shard`. If `fills_shard`, a shard whose index cannot be
+    /// decoded becomes fill values.
     async fn attempt(
         &self,
         shard: &ShardToRead<'_>,
@@ -154,8 +156,8 @@ impl<S: ShardSource> ReadCall<'_, S> {
         };
         let mut has_newer = false;
         let mut in_shard: Vec<WantedSubchunk<'_>> = touched.collect();
-        // Newer subchunks are listed before the shard is read: a consolidation deletes a version only after
-        // the shard has it.
+        // Newer subchunks are listed before the shard is read, because a consolidation deletes a version only
+        // after it has packed the version into the shard.
         if let Some(newer_subchunks) = self.newer_subchunks {
             let newer = newer_subchunks.list(&shard.key, number > 0).await;
             let newer = newer.map_err(|error| store_error(shard, error))?;
@@ -173,7 +175,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         attempt.finish(has_newer)
     }
 
-    /// Returns the places of the wanted boxes of `shard`.
+    /// Returns the windows of the output for the wanted boxes of `shard`.
     fn windows<'w>(&'w self, shard: &'w ShardToRead<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
         let order = shard.sharding.order();
         let parts = shard.wanted.parts.iter();
@@ -181,8 +183,8 @@ impl<S: ShardSource> ReadCall<'_, S> {
             let window = (part.start.clone(), part.shape.clone());
             let (grid, strides) = (&shard.sharding.grid, self.place.strides.clone());
             let memory = self.place.from(part.offset);
-            // SAFETY: `ArrayInMemory` has room for all elements of the call, none of which overlap. Each
-            // part of the call has others. Of several attempts, one is made at a time.
+            // SAFETY: `ArrayInMemory` has room for all elements of the call, and no two of them overlap. Each
+            // part of the call writes other elements. Attempts are made one after the other.
             unsafe { Window::over(grid, &order, window, memory, strides) }
         });
         let windows: Result<_, EngineError> = windows.collect();
@@ -195,15 +197,15 @@ struct Attempt<'a, S: ShardSource> {
     call: &'a ReadCall<'a, S>,
     shard: &'a ShardToRead<'a>,
     windows: &'a [Window<'a>],
-    /// The subchunks that became fill values, or the shard.
+    /// The damaged subchunks that became fill values, or the damaged shard.
     damaged: Mutex<Vec<Damage>>,
     /// Whether the store has neither the shard nor newer subchunks.
     is_absent: AtomicBool,
 }
 
 impl<S: ShardSource> Attempt<'_, S> {
-    /// Runs `count` parts of the attempt, several of them at once. No part begins after one that found
-    /// the shard changed.
+    /// Runs `count` parts of the attempt, several of them at once. After a part has found that the shard
+    /// changed, no other part begins.
     async fn each<'p>(
         &'p self,
         count: usize,
@@ -233,8 +235,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Reads `touched` from the shard, and writes their elements. With `fills_shard`, these are fill values
-    /// if the index cannot be decoded.
+    /// Reads the subchunks `touched` from the shard, and writes their elements. If `fills_shard` and the
+    /// index cannot be decoded, writes fill values.
     async fn read_shard(
         &self,
         touched: &[WantedSubchunk<'_>],
@@ -258,8 +260,8 @@ impl<S: ShardSource> Attempt<'_, S> {
                     lock(&self.damaged).push(damage);
                     return Ok(self.fill(touched.iter().copied())?);
                 }
-                // Some stores ask for the size of a shard first, and then for ranges. Another shard may
-                // come in between.
+                // Some stores request the size of a shard first, and then its ranges. The shard may be
+                // replaced between these requests.
                 Err(error @ ReaderError::Damaged(_)) if !S::STAYS => {
                     return Err(Stop::Unsure(error));
                 }
@@ -274,7 +276,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         };
         let stored = match indexed.stored(touched).await {
             Err(Stop::Error(error)) if !is_fresh => {
-                // The index was kept, and may be an old one.
+                // The index came from the cache, and may be older than the shard.
                 indexed.check_index().await?;
                 return Err(Stop::Error(error));
             }
@@ -283,7 +285,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         if !stored.is_empty() {
             indexed.read(&stored).await?;
         }
-        // Nothing was read that could be compared, or bytes that seem damaged are of another shard.
+        // The index is compared here if no request has compared it, or if bytes seem damaged: they may be of
+        // another shard.
         if (stored.is_empty() && !is_fresh) || !lock(&self.damaged).is_empty() {
             indexed.check_index().await?;
         }
@@ -291,7 +294,7 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Writes the fill value to all wanted elements of `touched`, because there is no shard.
+    /// Writes the fill value to all wanted elements of `touched`, because the store does not have the shard.
     fn fill_absent(&self, touched: &[WantedSubchunk<'_>]) -> Result<(), ReaderError> {
         self.is_absent.store(true, Ordering::Relaxed);
         self.fill(touched.iter().copied())
@@ -306,14 +309,14 @@ impl<S: ShardSource> Attempt<'_, S> {
         for touched in touched {
             let number = touched.number();
             for window in touched.windows() {
-                let filled = self.windows[window].fill_row(number, 1, element);
+                let filled = self.windows[window].fill_neighbours(number, 1, element);
                 filled.map_err(|error| damage(self.shard, Some(number), error))?;
             }
         }
         Ok(())
     }
 
-    /// Checks that all elements were written, and reports damage, and that the shard is absent.
+    /// Checks that all elements were written. Reports the damage, and whether the shard is absent.
     fn finish(self, has_newer: bool) -> Result<(), Stop> {
         if !self.windows.iter().all(Window::is_complete) {
             let missing = EngineError::Internal("a subchunk was not decoded");

@@ -1,4 +1,4 @@
-//! The slices of an array in order, as an `ArrayWriter` wrote them, also while the array grows.
+//! Iterates over the slices of an array in order, also while a writer makes the array grow.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -13,7 +13,7 @@ use zarrs_storage::ReadableStorageTraits;
 
 use super::{ArrayReader, ReaderError};
 
-/// When to stop following an array that grows.
+/// The conditions under which an iterator stops to follow an array that grows.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Until {
@@ -23,29 +23,29 @@ pub struct Until {
 }
 
 impl Until {
-    /// Follows the array for ever.
+    /// Never stops: the iterator follows the array for ever.
     pub fn forever() -> Self {
         Self::default()
     }
 
-    /// Stops when `slices` slices of the array were returned, counted from its start.
+    /// Stops when the iterator has returned `slices` slices, counted from the start of the array.
     pub fn length(slices: u64) -> Self {
         Self::default().or_length(slices)
     }
 
-    /// Also stops when `slices` slices were returned, counted from the start of the array.
+    /// Also stops when the iterator has returned `slices` slices, counted from the start of the array.
     pub fn or_length(mut self, slices: u64) -> Self {
         self.length = Some(slices);
         self
     }
 
-    /// Also stops when there is no new slice at `deadline`.
+    /// Also stops if the array has no new slice at `deadline`.
     pub fn or_deadline(mut self, deadline: Instant) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Also stops when `cancel` is called. Blocks that were read before are returned first.
+    /// Also stops when `cancel` is called. Blocks of slices that were read before are returned first.
     pub fn or_cancel(mut self, cancel: &Cancel) -> Self {
         self.cancel = Some(cancel.clone());
         self
@@ -57,7 +57,7 @@ impl Until {
 pub struct Cancel(Arc<(Mutex<bool>, Condvar)>);
 
 impl Cancel {
-    /// Returns a handle that cancels nothing yet.
+    /// Returns a handle that is not cancelled, and that no iterator has yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -74,7 +74,8 @@ impl Cancel {
         *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `end`, or until this or `stop` is set. Returns whether one of them is.
+    /// Waits until `end`, or until this handle is cancelled or `stop` is set. Returns whether it is cancelled
+    /// or set.
     fn wait(&self, end: Instant, stop: &AtomicBool) -> bool {
         let (is_cancelled, changed) = &*self.0;
         let mut guard = is_cancelled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +92,7 @@ impl Cancel {
         }
     }
 
-    /// Wakes threads that wait, for them to look again.
+    /// Wakes the threads that wait, so that they check their conditions again.
     fn wake(&self) {
         let (is_cancelled, changed) = &*self.0;
         drop(is_cancelled.lock().unwrap_or_else(PoisonError::into_inner));
@@ -101,8 +102,8 @@ impl Cancel {
 
 /// An iterator over the slices of an array, several at a time. A thread reads one block ahead.
 ///
-/// It ends after an error. It belongs to the process that made it: in a forked child it returns an
-/// error.
+/// The iterator ends after an error. It belongs to the process that made it: in a forked child process it
+/// returns an error.
 pub struct Slices<T> {
     blocks: Receiver<Result<Vec<T>, ReaderError>>,
     stop: Arc<AtomicBool>,
@@ -146,11 +147,11 @@ impl<T> Drop for Slices<T> {
 }
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
-    /// Returns the array from its start, `slices` slices along the first axis at a time; the last
-    /// ones may be fewer. A thread reads the next ones meanwhile.
+    /// Returns an iterator over the array from its start, with `slices` slices along the first axis at a
+    /// time. The last block may have fewer slices. A thread reads the next block meanwhile.
     ///
-    /// The thread reads whole subchunks: it takes the memory of three blocks of slices, each rounded
-    /// up to the extent of a subchunk.
+    /// The thread reads whole subchunks. It takes the memory of three blocks, each rounded up to the extent
+    /// of a subchunk.
     ///
     /// # Errors
     /// - [`ReaderError::Element`] if `T` is not the array's data type.
@@ -164,14 +165,14 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         self.slices(slices, None)
     }
 
-    /// Returns slices as [`iter_slices`](Self::iter_slices) does, while the array grows: at the end of the
-    /// array, its metadata is read again every `poll`. The iterator returns fewer slices than `slices` only
-    /// when `until` says that there will be no more.
+    /// Returns slices as [`iter_slices`](Self::iter_slices) does, while the array grows. At the end of the
+    /// array, its metadata is read again every `poll`. A block has fewer than `slices` slices only if `until`
+    /// ends the iteration.
     ///
     /// # Errors
     /// The errors of [`iter_slices`](Self::iter_slices). The iterator also returns
-    /// [`ReaderError::Unsupported`] if the array becomes another one, or if its metadata cannot be read three
-    /// times, one after the other.
+    /// [`ReaderError::Unsupported`] if the array is replaced by another one, or if its metadata cannot be
+    /// read in three successive attempts.
     pub fn follow<T: Element + bytemuck::Pod + Send>(
         &self,
         slices: NonZeroU64,
@@ -219,46 +220,46 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     }
 }
 
-/// The thread that reads ahead.
+/// Reads ahead, on a thread of its own.
 struct Ahead<TStorage: ?Sized> {
     reader: ArrayReader<TStorage>,
     slices: u64,
     follow: Option<(Duration, Until)>,
     stop: Arc<AtomicBool>,
     cancel: Cancel,
-    /// How often the metadata could not be read again, one time after the other.
+    /// The number of successive attempts to read the metadata that failed.
     failures: usize,
 }
 
-/// How often metadata is read that may be half written.
+/// The number of successive attempts to read metadata, which may be half written.
 const ATTEMPTS: usize = 3;
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
     fn run<T: Element + bytemuck::Pod>(mut self, send: &SyncSender<Result<Vec<T>, ReaderError>>) {
         let mut take = |block| send.send(Ok(block)).is_ok();
-        // The iterator would take a panic for the end.
+        // Without this, the iterator would take a panic for the end of the array.
         let ended = catch_unwind(AssertUnwindSafe(|| self.read_all(&mut take)));
         let panicked = |_| {
             let reason = "a store panicked while slices were read".to_string();
             Err(ReaderError::Unsupported { reason })
         };
         if let Err(error) = ended.unwrap_or_else(panicked) {
-            // The iterator may be gone.
+            // The iterator may have been dropped.
             let _ = send.send(Err(error));
         }
     }
 
-    /// Gives each block to `take`, until there are no more, or it returns false.
+    /// Gives each block to `take`, until the slices end or `take` returns false.
     fn read_all<T: Element + bytemuck::Pod>(
         &mut self,
         take: &mut dyn FnMut(Vec<T>) -> bool,
     ) -> Result<(), ReaderError> {
-        // The slices up to `at` were taken. Those from `first` to `read_to` are in `pending`.
+        // `take` got the slices before `at`. The slices from `first` to `read_to` are in `pending`.
         let (mut at, mut first, mut read_to) = (0, 0, 0);
         let mut pending = Vec::<T>::new();
         let mut extents = self.reader.array().shape()[1..].iter();
         let per_slice = extents.try_fold(1_u64, |len, extent| len.checked_mul(*extent));
-        // Slices that were read are in memory, so their number is no larger than it can be.
+        // Slices that were read are in memory, so a `usize` can count their elements.
         let len = |slices: u64| {
             let len = per_slice.and_then(|per_slice| per_slice.checked_mul(slices));
             len.and_then(|len| usize::try_from(len).ok())
@@ -278,7 +279,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
                 return Ok(());
             }
             if read_to < end {
-                // Whole subchunks, so that none is decoded twice.
+                // The range ends with a whole subchunk, so that no subchunk is decoded twice.
                 let depth = self.reader.depth();
                 let whole = end.checked_next_multiple_of(depth);
                 let to = whole.unwrap_or(length).min(length);
@@ -308,15 +309,15 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         }
     }
 
-    /// Returns the number of slices to return in all, as far as is known.
+    /// Returns the number of slices to return in total, as far as it is known now.
     fn length(&self) -> u64 {
         let length = self.reader.array().shape()[0];
         let most = self.follow.as_ref().and_then(|(_, until)| until.length);
         most.map_or(length, |most| most.min(length))
     }
 
-    /// Waits, and looks whether the array has more than `length` slices. Returns false if there will be
-    /// no more.
+    /// Waits, and checks whether the array has more than `length` slices. Returns false if the iterator
+    /// returns no more slices.
     fn grows(&mut self, length: u64) -> Result<bool, ReaderError> {
         let Some((poll, until)) = &self.follow else {
             return Ok(false);
@@ -324,7 +325,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         if until.length.is_some_and(|most| most <= length) {
             return Ok(false);
         }
-        // The clock is read before the metadata: slices that were added before the deadline count.
+        // The clock is read before the metadata, so that slices which were added before the deadline are
+        // returned.
         let is_over = until
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now());
@@ -346,7 +348,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         if is_over {
             return Ok(false);
         }
-        /// Longer than anybody waits.
+        /// A time that is longer than any wait, and does not overflow an `Instant`.
         const LONG: Duration = Duration::from_secs(1 << 30);
         let mut end = Instant::now() + (*poll).min(LONG);
         if let Some(deadline) = until.deadline {

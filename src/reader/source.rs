@@ -1,4 +1,4 @@
-//! How the bytes of shards are read: from any store, or from files.
+//! Sources of the bytes of shards: any store, or files.
 
 use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
@@ -8,10 +8,10 @@ use super::threads::Later;
 use crate::store::Reads;
 use crate::store::files::{File, Files};
 
-/// Bytes that were read.
+/// Bytes that a source returned.
 #[derive(Debug)]
 pub(super) enum FetchedBytes<'b> {
-    /// In a buffer that is used again.
+    /// The bytes are in a buffer that the thread uses again.
     Buffer(&'b [u8]),
     Value(Bytes),
 }
@@ -27,21 +27,22 @@ impl AsRef<[u8]> for FetchedBytes<'_> {
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-/// Where shards are read from.
+/// A source of the bytes of shards.
 pub(super) trait ShardSource: Sync {
     /// A shard that is being read.
     type Shard: Send + Sync;
 
-    /// Whether a shard that is open stays the same when another one replaces it.
+    /// Whether an open shard keeps its content when another shard replaces it.
     const STAYS: bool;
 
-    /// About how many bytes of a shard to read by one request.
+    /// About how many bytes of a shard one request should read.
     const REQUEST_BYTES: usize;
 
-    /// Begins to read a shard; `None` if there is none. A store may return a shard that is not there.
+    /// Begins to read a shard. Returns `None` if the shard does not exist; a store may return a shard even
+    /// then.
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<Self::Shard>>>;
 
-    /// Reads ranges of a shard, by one request; `None` if there is no shard.
+    /// Reads ranges of a shard, by one request. Returns `None` if the shard does not exist.
     fn read<'a>(
         &'a self,
         shard: &'a Self::Shard,
@@ -49,11 +50,11 @@ pub(super) trait ShardSource: Sync {
         buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
-    /// Finds the size of a shard, in bytes; `None` if there is no shard.
+    /// Returns the size of a shard, in bytes, or `None` if the shard does not exist.
     fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
 }
 
-/// A store, whose requests take long.
+/// A store, each of whose requests takes long.
 #[derive(Debug)]
 pub(super) struct Store<R>(pub(super) R);
 
@@ -84,7 +85,7 @@ impl<R: Reads> ShardSource for Store<R> {
     }
 }
 
-/// Files, which are read into a buffer of the thread that decodes them.
+/// Reads files into a buffer of the thread that decodes them.
 impl ShardSource for Files {
     type Shard = File;
 

@@ -1,5 +1,5 @@
-//! The threads of readers. They are not rayon's: an application may read from all of rayon's
-//! threads, and rayon could give a waiting reader other work that waits for this one.
+//! The threads of readers. They are not rayon's threads: an application may read from all of rayon's threads,
+//! and rayon could give a waiting reader other work that waits for this reader.
 
 use std::future::Future;
 use std::num::NonZeroUsize;
@@ -14,19 +14,19 @@ use crate::store::now;
 use zarrs_cuda_engine::process::crew::Crew;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
-/// A future that may move between threads. It is boxed, because a compiler that is asked whether the
-/// future of a generic function may move cannot always say.
+/// A future that may move between threads. It is boxed, because the compiler cannot always prove that the
+/// future of a generic function is `Send`.
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A part of a call.
+/// One part of the work of a call.
 pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;
 
-/// Does `one(0)`, …, `one(count - 1)`, at most so many of them at once. After an error no more are
-/// begun.
+/// Calls `one(0)`, …, `one(count - 1)`, at most the given number of them at once. After an error, no more
+/// calls begin.
 pub(super) type Each =
     for<'a> fn(usize, NonZeroUsize, &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a>;
 
-/// [`Each`] for requests that block, each on one thread.
+/// Is an [`Each`] for requests that block: each call of `one` takes a thread.
 pub(super) fn blocking<'a>(
     count: usize,
     at_once: NonZeroUsize,
@@ -35,7 +35,7 @@ pub(super) fn blocking<'a>(
     Box::pin(async move { each(count, at_once, |number| now(one(number))) })
 }
 
-/// [`Each`] for requests that are awaited.
+/// Is an [`Each`] for requests that are awaited.
 #[cfg(feature = "async")]
 pub(super) fn awaited<'a>(
     count: usize,
@@ -45,15 +45,15 @@ pub(super) fn awaited<'a>(
     Box::pin(all((0..count).map(one), at_once.get(), drop))
 }
 
-/// The most threads of a call, with the one that calls; the others are shared by all readers. Those
-/// that wait for a store take no time of the processors.
+/// The largest number of threads of a call, including the calling thread. All readers share the other
+/// threads. Threads that wait for a store take no time of the processors.
 const MOST: usize = 256;
 
 /// The threads that all readers of this process share.
 #[derive(Debug)]
 struct Threads {
     crew: Crew,
-    /// How many threads may still begin to decode.
+    /// The number of threads that may begin to decode now.
     free: Mutex<usize>,
     freed: Condvar,
 }
@@ -67,14 +67,14 @@ fn threads() -> &'static Threads {
     THREADS.get()
 }
 
-/// Returns how many threads decode at once, in all readers.
+/// Returns the number of threads that may decode at once, in all readers.
 pub(super) fn cores() -> NonZeroUsize {
     static CORES: OnceLock<NonZeroUsize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
 }
 
-/// Does `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an error
-/// no more are begun.
+/// Calls `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an
+/// error, no more calls begin.
 pub(super) fn each(
     count: usize,
     at_once: NonZeroUsize,
@@ -95,10 +95,10 @@ pub(super) fn each(
     first.map_or(Ok(()), Err)
 }
 
-/// Decodes on this thread, when as many threads as there are cores do not decode already. More would only
-/// take the caches from each other.
+/// Waits until fewer threads decode than there are cores, and decodes on this thread. More threads would only
+/// compete for the caches of the processor.
 pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
-    /// Gives the place back, also after a panic.
+    /// Lets another thread decode when it is dropped, also after a panic.
     struct DecodingPermit(&'static Threads);
     impl Drop for DecodingPermit {
         fn drop(&mut self) {

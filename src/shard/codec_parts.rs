@@ -1,4 +1,5 @@
-//! The parts of a codec before it knows a shard: the configuration, and how the codec runs in this process.
+//! The parts of a codec that do not depend on a shape: its configuration, and how the codec runs in this
+//! process.
 
 use std::sync::Arc;
 
@@ -13,37 +14,38 @@ use super::recognise::{RecognisedChain, recognise};
 use crate::options::Options;
 use crate::plan::Engines;
 
-/// The bounds of the memory that a chain takes.
+/// The bounds of the memory that the decoders of a codec chain take.
 #[derive(Clone, Debug)]
 pub(crate) struct ChainMemoryBounds {
-    /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
+    /// Whether the metadata bound the number of bytes that the array-to-bytes codec encodes to.
     pub(crate) is_bounded: bool,
-    /// The first codec that may take more for a hostile subchunk than the metadata justify.
+    /// The name of the first codec that may take more memory for a hostile subchunk than the metadata
+    /// justify.
     pub(crate) unbounded: Option<String>,
 }
 
-/// Inner codecs that take no more memory than they may, as far as that is possible.
+/// Inner codecs whose decoders take no more memory than the metadata justify, as far as that is possible.
 pub(crate) struct InnerCodecs {
     pub(crate) chain: Arc<CodecChain>,
     pub(crate) memory_bounds: ChainMemoryBounds,
-    /// The shards that are the subchunks, if the chain encodes these and does nothing else.
+    /// The codec of the inner shards, if each subchunk is a shard and the chain does nothing else.
     pub(crate) nested: Option<Arc<CodecParts>>,
 }
 
-/// The parts of a codec: what it encodes, and with which engines.
+/// The parts of a codec: the configuration of its shards, and the engines that encode and decode them.
 #[derive(Clone, Debug)]
 pub(crate) struct CodecParts {
     pub(crate) subchunk_shape: ChunkShape,
     pub(crate) inner_codecs: Arc<CodecChain>,
     pub(crate) index_codecs: IndexCodecs,
     pub(crate) index_location: ShardingIndexLocation,
-    /// The inner codecs as data, or why the engines do not know them.
+    /// The inner codecs as the engines know them, or the reason why the engines do not know them.
     pub(crate) recognised: Result<RecognisedChain, String>,
-    /// The shards that are the subchunks, if the inner codecs encode these and do nothing else.
+    /// The codec of the inner shards, if each subchunk is a shard and the inner codecs do nothing else.
     pub(crate) nested: Option<Arc<CodecParts>>,
     /// The bounds of the memory that the inner codecs take.
     pub(crate) memory_bounds: ChainMemoryBounds,
-    /// zarrs' codec of the same configuration: for `as_any`, metadata, and delegated data types.
+    /// zarrs' codec of the same configuration, for `as_any`, metadata, and data types that it encodes.
     pub(crate) stock: ShardingCodec,
     pub(crate) options: Options,
     pub(crate) engines: Engines,
@@ -78,7 +80,7 @@ impl CodecParts {
             inner_codecs: chain,
             index_codecs: index,
             index_location,
-            // Deterministic output, also where zarrs does the encoding.
+            // Equal data give equal shards, also where zarrs encodes them.
             stock: stock.with_subchunk_write_order(SubchunkWriteOrder::C),
             options,
             engines: Engines::default(),
@@ -110,16 +112,16 @@ impl CodecParts {
         }
     }
 
-    /// Returns the configuration in an array's metadata.
+    /// Returns the configuration of the codec as an array's metadata have it.
     pub(crate) fn configuration(&self) -> Option<Configuration> {
         let options = CodecMetadataOptions::default();
         self.stock.configuration(ZarrVersion::V3, &options)
     }
 
-    /// Checks that the options allow decoding with these codecs.
+    /// Checks that the options allow decoding data with these codecs.
     ///
     /// # Errors
-    /// A [`CodecError`] if the data are not trusted, and a codec needs trusted data.
+    /// A [`CodecError`] if the options say that the data are not trusted, and a codec needs trusted data.
     pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
         match &self.memory_bounds.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(

@@ -1,5 +1,5 @@
-//! This crate's errors as zarrs' `CodecError`. Of its variants only the one for I/O has room for a source,
-//! so an error of another type becomes that, and can be found by `std::io::Error::get_ref`. A lack of memory has
+//! Converts this crate's errors to zarrs' `CodecError`. Only its variant for I/O has room for a source, so an
+//! error of another type becomes that variant, and `std::io::Error::get_ref` finds it. A lack of memory has
 //! the kind `OutOfMemory`.
 
 use std::error::Error as StdError;
@@ -13,12 +13,12 @@ use crate::error::Error;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::subchunk::NotDecoded;
 
-/// `error`, which keeps its type and its sources.
+/// Returns `error` as a [`CodecError`] that keeps its type and its sources.
 pub(crate) fn sourced(error: impl StdError + Send + Sync + 'static) -> CodecError {
     of_kind(ErrorKind::Other, error)
 }
 
-/// A message about an error, which is its source.
+/// An error with a message of its own, and another error as its source.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 struct Caused {
@@ -26,7 +26,7 @@ struct Caused {
     source: CodecError,
 }
 
-/// `message`, which says what `source` was in the way of.
+/// Returns an error with `message`, which says what `source` prevented.
 pub(crate) fn caused(message: String, source: &CodecError) -> CodecError {
     let source = source.clone();
     let kind = match &source {
@@ -40,7 +40,7 @@ fn of_kind(kind: ErrorKind, error: impl StdError + Send + Sync + 'static) -> Cod
     CodecError::IOError(Arc::new(io::Error::new(kind, error)))
 }
 
-/// There was no memory for `bytes` bytes of `what`.
+/// Returns the error that there was no memory for `bytes` bytes of `what`.
 pub(crate) fn no_memory(what: &'static str, bytes: usize) -> CodecError {
     of_kind(
         ErrorKind::OutOfMemory,
@@ -48,7 +48,7 @@ pub(crate) fn no_memory(what: &'static str, bytes: usize) -> CodecError {
     )
 }
 
-/// Returns an engine's error, as zarrs' callers expect it.
+/// Returns an engine's error as the variant of [`CodecError`] that callers of zarrs expect.
 pub(crate) fn codec_error(error: EngineError) -> CodecError {
     match error {
         EngineError::Checksum { .. } => CodecError::InvalidChecksum,
@@ -61,7 +61,7 @@ pub(crate) fn codec_error(error: EngineError) -> CodecError {
     }
 }
 
-/// Returns the error of a codec that did not decode a value. `told` makes a message of the reason, if the
+/// Returns the error of a codec that did not decode a value. `told` makes a message from the reason, if the
 /// bytes are invalid.
 pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> String) -> CodecError {
     match failed {
@@ -70,8 +70,8 @@ pub(crate) fn not_decoded(failed: NotDecoded, told: impl FnOnce(String) -> Strin
     }
 }
 
-/// Returns whether `error` says that the bytes are wrong which were decoded. Otherwise the machine, a store
-/// or a configuration kept them from being decoded, and they may be right.
+/// Returns whether `error` says that the decoded bytes are wrong. If not, the machine, a store or a
+/// configuration prevented the decoding, and the bytes may be right.
 pub(crate) fn is_about_stored_bytes(error: &CodecError) -> bool {
     match error {
         CodecError::IOError(error) => io_is_about_stored_bytes(error),
@@ -84,13 +84,13 @@ pub(crate) fn is_about_stored_bytes(error: &CodecError) -> bool {
     }
 }
 
-/// Returns a value that ends too soon is one of wrong bytes.
+/// Returns whether `error` says that a stored value is too short, which means that its bytes are wrong.
 fn storage_is_about_stored_bytes(error: &StorageError) -> bool {
     matches!(error, StorageError::InvalidByteRangeError(_))
 }
 
 fn io_is_about_stored_bytes(error: &io::Error) -> bool {
-    // Decoders return these. Errors of the system have a number, and other kinds.
+    // Decoders return these kinds. Errors of the operating system have an error number, and other kinds.
     let may_be = error.raw_os_error().is_none()
         && matches!(
             error.kind(),
@@ -122,11 +122,11 @@ fn cause_is_about_stored_bytes(cause: &(dyn StdError + 'static)) -> bool {
     if let Some(error) = cause.downcast_ref::<io::Error>() {
         return io_is_about_stored_bytes(error);
     }
-    // Every `Error` of this crate has another cause than the bytes.
+    // No `Error` of this crate is caused by the stored bytes.
     cause.downcast_ref::<Error>().is_none()
 }
 
-/// Returns the thing for which there was no memory, and its bytes, if that is the error.
+/// Returns the thing for which memory was missing, and its size in bytes. Returns `None` for another error.
 pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)> {
     let CodecError::IOError(error) = error else {
         return None;
@@ -142,7 +142,7 @@ pub(crate) fn out_of_memory(error: &CodecError) -> Option<(&'static str, usize)>
     }
 }
 
-/// [`is_about_stored_bytes`], of an engine's error.
+/// Returns whether an engine's error says that the stored bytes are wrong.
 pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
     match error {
         EngineError::InputLength { .. }
@@ -159,7 +159,7 @@ pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
     }
 }
 
-/// Makes an error of zarrs of an error of this crate.
+/// Converts an error of this crate to an error of zarrs.
 pub(crate) fn other(error: Error) -> CodecError {
     match error {
         Error::Codec(error) => error,

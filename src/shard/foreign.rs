@@ -1,5 +1,5 @@
-//! Chains that the engines do not know, through zarrs' own `CodecChain`. The decoders of the chain are bounded
-//! already, where a bound is possible (`codec/bounded.rs`).
+//! Runs chains that the engines do not know, through zarrs' own `CodecChain`. The decoders of the chain are
+//! already bounded, where a bound is possible (`codec/bounded.rs`).
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
@@ -11,7 +11,7 @@ use super::sharding::Sharding;
 use crate::panics::no_panic;
 use zarrs_cuda_engine::contract::{EngineError, SubchunkCodec};
 
-/// The inner codecs of some shards, as an engine calls them. `S` is how it knows the shards.
+/// The inner codecs of `shards`, as a codec that an engine can call. `S` owns or borrows the [`Sharding`].
 pub(crate) struct ForeignChain<S> {
     shards: S,
     options: CodecOptions,

@@ -1,4 +1,4 @@
-//! The index of a shard: where it is, how large it is, and how it is encoded.
+//! The index of a shard: its place, its size, and its encoding.
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
@@ -23,16 +23,16 @@ use zarrs_cuda_engine::layout::{
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;
 
-/// The codecs of an index, and their properties.
+/// The codecs that encode an index, and their properties.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexCodecs {
     chain: Arc<CodecChain>,
-    /// How they encode an index, if that can be done, and undone, without them.
+    /// The encoding of the index, if this module can encode and decode the index without the codecs.
     plain: Option<PlainIndexEncoding>,
     has_checksum: bool,
 }
 
-/// Entries as they are, and then checksums of everything before.
+/// An encoding that stores the entries unchanged, and then checksums of all bytes before.
 #[derive(Clone, Copy, Debug)]
 struct PlainIndexEncoding {
     order: ByteOrder,
@@ -40,12 +40,12 @@ struct PlainIndexEncoding {
 }
 
 impl IndexCodecs {
-    /// The codecs as zarrs has them.
+    /// Returns the codecs as a chain of zarrs.
     pub(crate) fn chain(&self) -> &Arc<CodecChain> {
         &self.chain
     }
 
-    /// Returns the codecs `chain` of the index of shards of `dimensions` dimensions.
+    /// Returns the codecs `chain`, for the index of shards with `dimensions` dimensions.
     ///
     /// # Errors
     /// A message for the user if the size of an encoded index is not fixed.
@@ -85,7 +85,7 @@ impl PlainIndexEncoding {
         })
     }
 
-    /// Compares the checksums of `encoded`.
+    /// Checks the checksums of `encoded`.
     fn validate(self, encoded: &[u8]) -> Result<(), CodecError> {
         let mut rest = encoded;
         for _ in 0..self.checksums {
@@ -124,14 +124,14 @@ fn notices_a_change(chain: &CodecChain, shape: &[NonZeroU64]) -> bool {
     no_panic(|| chain.decode(changed, shape, &data_type, &fill_value, &options)).is_err()
 }
 
-/// Returns the shape of the index of a shard of one subchunk.
+/// Returns the shape of the index of a shard that has one subchunk.
 fn shape_of_one(dimensions: usize) -> Vec<NonZeroU64> {
     let mut shape = vec![NonZeroU64::MIN; dimensions];
     shape.push(NonZeroU64::MIN.saturating_add(1));
     shape
 }
 
-/// Returns the encoded index of a shard of one subchunk, which is empty; `shape` is the shape of the index.
+/// Returns the encoded index of a shard whose only subchunk is empty. `shape` is the shape of the index.
 fn encode_one(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<Vec<u8>, CodecError> {
     let encoded = no_panic(|| {
         chain.encode(
@@ -155,12 +155,12 @@ fn fixed_size(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecErro
     }
 }
 
-/// The index of shards of one codec and shape.
+/// The index of shards that have one codec and one shape.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardIndex {
     codecs: IndexCodecs,
     location: ShardingIndexLocation,
-    /// The shape of the index: the counts of subchunks along each axis, and two words.
+    /// The shape of the index: the numbers of subchunks along each axis, and 2 for the two words of an entry.
     shape: Vec<NonZeroU64>,
     num_subchunks: usize,
     len: usize,
@@ -180,7 +180,7 @@ impl ShardIndex {
                 "the index of {num_subchunks} subchunks is larger than this machine can address"
             ))
         };
-        // Twice: the words, and the bytes that they are encoded from.
+        // The memory must hold the entries twice: decoded, and as the encoded bytes.
         num_subchunks
             .checked_mul(2 * ENTRY_LEN)
             .filter(|&len| isize::try_from(len).is_ok())
@@ -217,8 +217,10 @@ impl ShardIndex {
         self.location == ShardingIndexLocation::End
     }
 
+    /// Checks that the index codecs can encode an index.
+    ///
     /// # Errors
-    /// A [`CodecError`] if the index codecs encode nothing: `bytes` without `endian` does not.
+    /// A [`CodecError`] if they cannot: `bytes` without `endian` is such a codec.
     pub(crate) fn check_codecs(&self) -> Result<(), CodecError> {
         if self.is_plain() {
             return Ok(());
@@ -230,12 +232,12 @@ impl ShardIndex {
         })
     }
 
-    /// Returns whether the index codecs notice when a bit of the index changes.
+    /// Returns whether decoding fails when a bit of the encoded index changes.
     pub(crate) fn has_checksum(&self) -> bool {
         self.codecs.has_checksum
     }
 
-    /// Returns the room to leave for the index before and behind the subchunks.
+    /// Returns the numbers of bytes to leave for the index before and behind the subchunks.
     pub(crate) fn room(&self) -> (usize, usize) {
         match self.location {
             ShardingIndexLocation::Start => (self.len, 0),
@@ -243,7 +245,7 @@ impl ShardIndex {
         }
     }
 
-    /// Returns where the index is in a shard of any size.
+    /// Returns the byte range of the index in a shard of any size.
     pub(crate) fn byte_range(&self) -> ByteRange {
         let len = self.len as u64;
         match self.location {
@@ -252,7 +254,8 @@ impl ShardIndex {
         }
     }
 
-    /// Returns where the index is in a shard of `size` bytes; `None` if the shard is shorter than the index.
+    /// Returns the byte range of the index in a shard of `size` bytes, or `None` if the shard is shorter than
+    /// the index.
     pub(crate) fn range_in(&self, size: usize) -> Option<Range<usize>> {
         let behind = size.checked_sub(self.len)?;
         Some(match self.location {
@@ -279,7 +282,7 @@ impl ShardIndex {
     /// Finds, decodes and checks the index of the shard `object`.
     ///
     /// # Errors
-    /// As for [`of`](Self::of) and [`decode`](Self::decode).
+    /// The errors of [`of`](Self::of) and [`decode`](Self::decode).
     pub(crate) fn decode_in<'b>(
         &self,
         object: &'b [u8],
@@ -289,9 +292,9 @@ impl ShardIndex {
         self.decode(encoded, object.len() as u64, options)
     }
 
-    /// Decodes the encoded index, and checks it against a shard of `limit` bytes.
+    /// Decodes the encoded index, and checks that no subchunk ends beyond byte `limit` of the shard.
     ///
-    /// Where the size of the shard is not known, `limit` is the largest that it could be.
+    /// If the size of the shard is not known, `limit` is the largest possible size.
     ///
     /// # Errors
     /// A [`CodecError`] if the index codecs fail, or if a subchunk ends beyond `limit`.
@@ -322,7 +325,7 @@ impl ShardIndex {
         Ok(())
     }
 
-    /// Decodes the encoded index, wherever its entries lead.
+    /// Decodes the encoded index without checking where its entries lie.
     pub(crate) fn decode_unchecked<'b>(
         &self,
         encoded: Cow<'b, [u8]>,
@@ -374,7 +377,7 @@ impl ShardIndex {
         })
     }
 
-    /// Returns whether the entries that this index decodes to have the bytes of the encoded index.
+    /// Returns whether the decoded entries are stored in the same bytes as the encoded index.
     pub(crate) fn is_plain(&self) -> bool {
         self.codecs.plain.is_some()
     }
@@ -385,7 +388,7 @@ impl ShardIndex {
             .map_or(ByteOrder::NATIVE, |plain| plain.order)
     }
 
-    /// Returns the entries of a shard without subchunks.
+    /// Returns the entries of a shard whose subchunks are all empty.
     pub(crate) fn empty(&self) -> Entries<'static> {
         Entries::empty(self.num_subchunks, self.order())
     }
@@ -400,8 +403,7 @@ impl ShardIndex {
         self.finish(encode_entries(extents, self.order(), self.spare()), options)
     }
 
-    /// Encodes the index `old`, which this type has decoded, with `changes`: subchunks by number, and where
-    /// each lies.
+    /// Encodes the decoded index `old` with `changes`, which are numbers of subchunks and their new extents.
     pub(crate) fn encode_changed(
         &self,
         old: &Entries<'_>,

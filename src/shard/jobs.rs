@@ -1,4 +1,4 @@
-//! The engine for a shard, the number of threads, and the job that the shard is for the engine.
+//! Chooses the engine and the number of threads for a shard, and makes the engine's job.
 
 use std::num::NonZeroUsize;
 
@@ -16,15 +16,15 @@ impl Sharding {
     /// Returns the engine that encodes a shard.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
+    /// [`Error::BackendUnavailable`] if the options ask for a device that cannot be used.
     pub(crate) fn choose_engine(&self) -> Result<ShardPlan, Error> {
         self.choose_engine_for(&self.grid)
     }
 
-    /// Returns the engine that encodes some subchunks, as a shard of `grid`.
+    /// Returns the engine that encodes some subchunks, laid out as a shard of `grid`.
     ///
     /// # Errors
-    /// As for [`choose_engine`](Self::choose_engine).
+    /// The errors of [`choose_engine`](Self::choose_engine).
     pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<ShardPlan, Error> {
         let codec = &self.codec;
         codec.engines.choose(&codec.options, grid, self.known())
@@ -33,7 +33,7 @@ impl Sharding {
     /// Returns the engine that decodes a whole shard.
     ///
     /// # Errors
-    /// As for [`choose_engine`](Self::choose_engine).
+    /// The errors of [`choose_engine`](Self::choose_engine).
     pub(crate) fn choose_decoder(&self) -> Result<ShardPlan, Error> {
         let (codec, grid) = (&self.codec, &self.grid);
         codec
@@ -41,7 +41,7 @@ impl Sharding {
             .choose_decoder(&codec.options, grid, self.known())
     }
 
-    /// Calls `f` with the job that a shard is for an engine.
+    /// Calls `f` with the engine's job for a shard.
     pub(crate) fn with_job<T>(
         &self,
         options: &CodecOptions,
@@ -60,7 +60,7 @@ impl Sharding {
         })
     }
 
-    /// Returns how many threads for subchunks, and how many inside each.
+    /// Returns the number of subchunks to encode or decode at once, and the number of threads for each.
     pub(crate) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
         // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
         let target = match options.concurrent_target() {

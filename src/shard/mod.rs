@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `codec_parts`, `spec` | a configuration of `sharding_indexed`, and the shards that it has |
-//! | `recognise`, `foreign` | inner codecs as the engines know them, or called by the engines |
+//!  `recognise`, `foreign` | chains of inner codecs that the engines run, and chains that they call |
 //! | `sharding`, `subchunk_len`, `selection` | shards of one shape, the size of a subchunk, elements of a subchunk |
 //! | `index`, `reading`, `stored`, `packed` | the index of a stored shard, its subchunks, and a copy without unused bytes |
 //! | `jobs`, `stream` | the work on a shard, or on a stream of shards, for an engine |
@@ -29,8 +29,8 @@
 //!   8 + 8 bytes          8 + 8 bytes                  8 + 8 bytes           4 bytes
 //! ```
 //!
-//! - Offsets count from byte 0 of the shard, wherever the index is. Both words of an entry are 2⁶⁴ − 1 if the
-//!   subchunk is empty: then no bytes are stored for it.
+//! - Offsets count from byte 0 of the shard, also if the index is at the start. Both words of an entry are
+//!   2⁶⁴ − 1 if the subchunk is empty, for which no bytes are stored.
 //! - The index codecs decide the order of the bytes of a word, and whether there is a checksum. The drawing has the
 //!   usual codecs, `bytes` (little-endian) and `crc32c`.
 //! - A shard that is written as a whole has its encoded subchunks densely and in C order. A partial write may leave

@@ -1,4 +1,4 @@
-//! Shards that are put together from encoded subchunks, in C order and densely.
+//! Puts shards together from encoded subchunks, in C order and densely.
 
 use std::borrow::Cow;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -20,17 +20,18 @@ use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::Extent;
 use zarrs_cuda_engine::memory::pack::pack;
 
-/// How a stored shard is copied to a shard without unused bytes.
+/// The copy of a stored shard to a shard without unused bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// The parts of the stored shard, in bytes, in the order of the copy.
+    /// The byte ranges of the stored shard to copy, in the order of the copy.
     pub parts: Vec<Range<usize>>,
-    /// The encoded index of the copy. It goes where it is in the stored shard: before the parts, or behind.
+    /// The encoded index of the copy. It has the same place as in the stored shard: before or behind the
+    /// parts.
     pub index: Vec<u8>,
 }
 
-/// Returns the shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their
-/// configuration.
+/// Returns shards with `counts` subchunks along each axis and the given index codecs, and their
+/// configuration. The encoded subchunks may be any bytes.
 ///
 /// # Errors
 /// - [`Error::Create`] if an index codec cannot be created, or an encoded index has no fixed size.
@@ -61,11 +62,12 @@ pub(crate) fn of_encoded_subchunks(
 }
 
 impl Sharding {
-    /// Returns a shard of the encoded `subchunks`, in C order, one after the other. It should have at most
-    /// `most` bytes.
+    /// Returns a shard of the encoded `subchunks`, which follow one another in C order. The shard should have
+    /// at most `most` bytes.
     ///
     /// # Errors
-    /// A [`CodecError`] if it would have more, if memory cannot be had, or if the index codecs fail.
+    /// A [`CodecError`] if the shard would have more bytes, if memory cannot be had, or if the index codecs
+    /// fail.
     pub(crate) fn pack(
         &self,
         subchunks: &[Option<&[u8]>],
@@ -90,7 +92,8 @@ impl Sharding {
         Ok(shard)
     }
 
-    /// `parts` one after the other, with room for the index, and where each is.
+    /// Returns a shard of `parts`, one after the other, with room for the index. Also returns the extent of
+    /// each part.
     fn placed(
         &self,
         parts: &[Option<&[u8]>],
@@ -110,7 +113,7 @@ impl Sharding {
         Ok(())
     }
 
-    /// Returns the shard `bytes` without bytes that no subchunk uses; `None` if there are no such bytes.
+    /// Returns the shard `bytes` without its unused bytes, or `None` if every byte is used.
     ///
     /// # Errors
     /// A [`CodecError`] if the index is invalid, or memory cannot be had.
@@ -129,8 +132,8 @@ impl Sharding {
         Ok(Some(shard))
     }
 
-    /// Returns how a shard of `size` bytes with the encoded index `index` is copied without the bytes that no
-    /// subchunk uses; `None` if there are no such bytes.
+    /// Returns the parts and the index with which a shard of `size` bytes, with the encoded index `index`, is
+    /// copied without its unused bytes. Returns `None` if every byte is used.
     ///
     /// # Errors
     /// A [`CodecError`] if the index is invalid.
@@ -149,7 +152,8 @@ impl Sharding {
             .try_fold(self.index.len(), |sum, extent| {
                 sum.checked_add(extent.len())
             });
-        // Subchunks that overlap could add up to more than the shard has. They are legal, and compact.
+        // Subchunks that share bytes can add up to more than the size of the shard. They are legal, and leave
+        // no unused bytes.
         if used.is_none_or(|used| used >= size) {
             return Ok(None);
         }

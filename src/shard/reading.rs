@@ -1,4 +1,4 @@
-//! How the index and the subchunks of a stored shard are read, so that a hostile index takes no memory.
+//! Reads the index and the subchunks of a stored shard in such a way that a hostile index takes no memory.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,12 @@ use super::index::ShardIndex;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::Entries;
 
-/// Longer subchunks than this are looked for before they are read, where nothing bounds them.
+/// If nothing bounds the length of a subchunk, and it has more bytes than this, its last byte is read first
+/// to see that it exists.
 const LONG: u64 = 1 << 20;
 
-/// Stores allocate what they are asked to read before they find out that it is not there, so an
-/// index that no machine could hold is refused here.
+/// Checks that this machine could hold an index of `index_len` bytes. Stores allocate the bytes that they are
+/// asked to read before they find out that the value is shorter.
 pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
     let mut probe = Vec::<u8>::new();
     let reserved = probe.try_reserve_exact(index_len);
@@ -23,8 +24,8 @@ pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
     })
 }
 
-/// Checks and decodes an index that was read without the rest of its shard, whose size is not known then:
-/// entries may not overflow, and the store refuses to read beyond the end.
+/// Checks and decodes an index that was read without the rest of its shard, whose size is unknown. The check
+/// refuses entries that overflow; the store refuses to read beyond the end of the shard.
 pub(crate) fn entries_of<'b>(
     index: &ShardIndex,
     encoded: Cow<'b, [u8]>,
@@ -33,8 +34,8 @@ pub(crate) fn entries_of<'b>(
     index.decode(encoded, i64::MAX as u64, options)
 }
 
-/// Returns the last byte of each long range: if a store has it, then allocating the range is justified by
-/// what is stored.
+/// Returns the last byte of each long range. If a store has this byte, the stored shard justifies memory for
+/// the range.
 pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
     ranges
         .iter()
@@ -47,7 +48,7 @@ pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
         .collect()
 }
 
-/// Checks that reading the last bytes of `wanted` long subchunks gave one byte of each.
+/// Checks that reading the last bytes of `wanted` long subchunks returned one byte for each.
 pub(crate) fn check_last_bytes(
     wanted: usize,
     read: Option<Vec<impl AsRef<[u8]>>>,

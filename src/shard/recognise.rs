@@ -1,4 +1,4 @@
-//! zarrs' codec chains, as data where the engines know every codec in them.
+//! Translates zarrs' codec chains for the engines, if the engines know every codec of the chain.
 
 use std::num::NonZeroU64;
 
@@ -24,7 +24,7 @@ use zarrs_codec::{
 
 use zarrs_cuda_engine::contract::{BloscStage, Cname, KnownChain, Shuffle, Stage};
 
-/// A chain whose codecs are all known; what remains open depends on the data type.
+/// A chain whose codecs the engines know. Its `bytes` codec is still to be resolved for a data type.
 #[derive(Clone, Debug)]
 pub(crate) struct RecognisedChain {
     /// The order of the axes. `None` if no codec transposes: then the order is the identity, for any number of
@@ -33,10 +33,10 @@ pub(crate) struct RecognisedChain {
     stages: Vec<Stage>,
 }
 
-/// Recognises `chain` by the types of its codecs: names can be registered by anyone.
+/// Recognises `chain` by the types of its codecs, because anyone can register a codec under any name.
 ///
 /// # Errors
-/// Why it is not known, in words for `explain`.
+/// The reason why the engines do not know the chain, in words for `explain`.
 pub(crate) fn recognise(chain: &CodecChain) -> Result<RecognisedChain, String> {
     let mut order: Option<Vec<usize>> = None;
     for codec in chain.array_to_array_codecs() {
@@ -63,8 +63,8 @@ impl RecognisedChain {
     /// `bytes` codec.
     ///
     /// # Errors
-    /// Why the engines cannot run it, in words for `explain`. zarrs runs it then, and reports
-    /// whatever is wrong with it in its own words.
+    /// The reason why the engines cannot run the chain, in words for `explain`. zarrs runs the chain in this
+    /// case, and reports its own errors.
     pub(crate) fn resolve(
         &self,
         array_to_bytes: &dyn ArrayToBytesCodecTraits,
@@ -93,15 +93,16 @@ impl RecognisedChain {
     }
 }
 
-/// Finds out which groups of bytes `codec` reverses, by asking it: data types can be registered by anyone,
-/// too. `None` if it does anything else.
+/// Returns the size of the groups of bytes that `codec` reverses, found by encoding a probe: anyone can
+/// register data types, too. Returns `None` if `codec` does anything else.
 fn swap_unit(
     codec: &dyn ArrayToBytesCodecTraits,
     data_type: &DataType,
     fill_value: &FillValue,
 ) -> Option<usize> {
     let size = data_type.fixed_size().filter(|&size| size > 0)?;
-    // All 256 values of single bytes; for more, bytes that no wrong unit maps by chance.
+    // The probe has all 256 values if elements are single bytes. Otherwise it has bytes that no wrong size of
+    // groups maps to the encoded ones by chance.
     let elements = 256_usize.div_ceil(size).max(2);
     let probe: Vec<u8> = if size == 1 {
         (0..=255).collect()
@@ -141,7 +142,7 @@ fn swap_unit(
     })
 }
 
-/// Returns the order of two transposes, one after the other.
+/// Returns the order of the axes after the transpose `first` and then the transpose `next`.
 fn compose(first: &[usize], next: &[usize]) -> Option<Vec<usize>> {
     (first.len() == next.len())
         .then(|| next.iter().map(|&axis| first.get(axis).copied()).collect())
@@ -155,7 +156,7 @@ fn unknown<C: CodecTraits + ?Sized>(codec: &C) -> String {
     }
 }
 
-/// Returns the parsed configuration of `codec`, if it is a `C`.
+/// Returns the parsed configuration of `codec`, or `None` if its type is not `C`.
 fn configuration<C: CodecTraits + 'static, T: ConfigurationSerialize>(
     codec: &(impl CodecTraits + ?Sized),
 ) -> Option<T> {
@@ -201,7 +202,7 @@ fn stage(codec: &dyn BytesToBytesCodecTraits) -> Option<Stage> {
                 BloscShuffleMode::Shuffle => Shuffle::Byte,
                 BloscShuffleMode::BitShuffle => Shuffle::Bit,
             },
-            // zarrs, too, gives C-Blosc a size of at least 1.
+            // zarrs, too, gives C-Blosc a type size of at least 1.
             typesize: blosc.typesize.unwrap_or_default().max(1),
             blocksize: blosc.blocksize,
         }));

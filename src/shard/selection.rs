@@ -1,4 +1,4 @@
-//! The elements of a shard that an indexer names, by the subchunks that have them.
+//! The elements of a shard that an indexer names, grouped by subchunk.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use zarrs_codec::CodecError;
 
 use zarrs_cuda_engine::layout::{SubchunkGrid, SubchunkPart};
 
-/// Elements of a shard.
+/// The selected elements of a shard.
 pub(crate) enum Selection {
     /// A box of the shard, in C order.
     Window {
         start: Vec<usize>,
         shape: Vec<usize>,
     },
-    /// Single elements, in any order, by subchunk.
+    /// Single elements in any order, grouped by the number of their subchunk.
     Points(BTreeMap<usize, Vec<Point>>),
 }
 
-/// One element.
+/// One selected element.
 pub(crate) struct Point {
     /// The coordinates of the element in the subchunk.
     pub(crate) within: Vec<u64>,
     /// The offset of the element in the decoded subchunk, in bytes.
     pub(crate) offset: usize,
-    /// The position of the element among the wanted elements.
+    /// The position of the element among all selected elements.
     pub(crate) position: usize,
 }
 
@@ -45,10 +45,11 @@ impl Selection {
         }
     }
 
-    /// Returns the elements of subchunk `number` that are named, by their coordinates in it.
+    /// Returns an indexer for the selected elements of subchunk `number`, by their coordinates in the
+    /// subchunk.
     ///
     /// # Errors
-    /// A [`CodecError`] if zarrs refuses the box.
+    /// A [`CodecError`] if zarrs refuses the box of the elements.
     pub(crate) fn within(
         &self,
         grid: &SubchunkGrid,
@@ -71,7 +72,7 @@ impl Selection {
         }
     }
 
-    /// Returns the numbers of the subchunks that have some of the elements, in C order.
+    /// Returns the numbers of the subchunks that have selected elements, in C order.
     pub(crate) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
         match self {
             Self::Window { start, shape } => grid.numbers_in(start, shape),
@@ -80,7 +81,7 @@ impl Selection {
     }
 }
 
-/// Returns a box of the shard.
+/// Selects the box of the shard from `start`, of shape `shape`.
 fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection, CodecError> {
     let mut window = (Vec::new(), Vec::new());
     for ((&start, &extent), &shard) in start.iter().zip(shape).zip(grid.shard()) {
@@ -88,7 +89,7 @@ fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection
         if end.is_none() && !shape.contains(&0) {
             return Err(out_of_bounds(grid, &[start.saturating_add(extent)]));
         }
-        // Both are at most the shard's extent, or nothing is wanted at all.
+        // Both numbers are at most the shard's extent, or the box is empty.
         window
             .0
             .push(usize::try_from(start).unwrap_or(0).min(shard));
@@ -100,7 +101,7 @@ fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection
     })
 }
 
-/// Single elements, by subchunk.
+/// Selects the single elements that `indexer` names, grouped by subchunk.
 fn points(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Selection, CodecError> {
     let mut points: BTreeMap<usize, Vec<Point>> = BTreeMap::new();
     for (position, indices) in indexer.iter_indices().enumerate() {
@@ -113,7 +114,7 @@ fn points(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Selection, Codec
         let mut coordinates = Vec::with_capacity(indices.len());
         let mut element = 0;
         for (&index, &extent) in indices.iter().zip(grid.subchunk()) {
-            // Fits: it is less than the shard's extent.
+            // The conversion succeeds, because the index is less than the shard's extent.
             let index = usize::try_from(index).unwrap_or(0);
             coordinates.push(index / extent);
             within.push((index % extent) as u64);

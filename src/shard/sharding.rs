@@ -1,4 +1,4 @@
-//! The shards of one codec, shape, data type and fill value: everything about them but their bytes.
+//! Everything about the shards of one codec, shape, data type and fill value except their bytes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
@@ -15,14 +15,14 @@ use super::subchunk_len::SubchunkLen;
 use zarrs_cuda_engine::contract::KnownChain;
 use zarrs_cuda_engine::layout::{Extent, SubchunkGrid};
 
-/// How the elements of a subchunk are encoded.
+/// The encoder of the elements of a subchunk.
 #[derive(Clone, Debug)]
 enum SubchunkElements {
     /// The engines encode the elements.
     Known(KnownChain),
-    /// The engines call zarrs' inner codecs, which they do not know for this reason.
+    /// The engines call zarrs' inner codecs, for the given reason.
     Foreign(String),
-    /// zarrs' own sharding codec encodes the elements, which the engines cannot for this reason.
+    /// zarrs' own sharding codec encodes the elements, because the engines cannot, for the given reason.
     Delegated(String),
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Sharding {
     pub(crate) shape: ChunkShape,
     pub(crate) data_type: DataType,
     pub(crate) fill_value: FillValue,
-    /// How a shard divides into subchunks. Elements that are delegated count as one byte.
+    /// The grid of subchunks in a shard. An element that zarrs' own codec encodes counts as one byte.
     pub(crate) grid: SubchunkGrid,
     pub(crate) index: ShardIndex,
     elements: SubchunkElements,
@@ -85,7 +85,7 @@ impl Sharding {
         })
     }
 
-    /// Returns the inner codecs as the engines know them, or why they do not.
+    /// Returns the inner codecs as the engines know them, or the reason why the engines do not know them.
     pub(crate) fn known(&self) -> Result<&KnownChain, &str> {
         match &self.elements {
             SubchunkElements::Known(chain) => Ok(chain),
@@ -93,7 +93,7 @@ impl Sharding {
         }
     }
 
-    /// Returns why zarrs' own codec encodes these shards, if it does.
+    /// Returns the reason why zarrs' own codec encodes these shards, or `None` if the engines encode them.
     pub(crate) fn delegated(&self) -> Option<&str> {
         match &self.elements {
             SubchunkElements::Delegated(why) => Some(why),
@@ -123,11 +123,10 @@ impl Sharding {
         })
     }
 
-    /// Returns the shards that are the subchunks of these, if the inner codecs encode these and do nothing
-    /// else.
+    /// Returns the inner shards, if each subchunk is a shard and the inner codecs do nothing else.
     ///
     /// # Errors
-    /// A [`CodecError`] if their shapes do not fit each other.
+    /// A [`CodecError`] if the shapes of the inner shards and their subchunks do not fit each other.
     pub(crate) fn nested(&self) -> Result<Option<Arc<Self>>, CodecError> {
         if let Some(known) = self.nested.get() {
             return Ok(known.clone());
@@ -152,7 +151,7 @@ impl Sharding {
         Ok(self.index.decode_in(bytes, options)?.iter().collect())
     }
 
-    /// Returns how long an encoded subchunk may be.
+    /// Returns the limit for the length of an encoded subchunk.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -160,7 +159,7 @@ impl Sharding {
         Ok(self.subchunk_representation()?.into())
     }
 
-    /// Returns the size of an encoded subchunk, as the inner codecs say.
+    /// Returns the size of an encoded subchunk, or its bound, as the inner codecs give it.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -173,14 +172,15 @@ impl Sharding {
         )
     }
 
-    /// Returns the most bytes that a shard can encode to.
+    /// Returns the largest size that an encoded shard can have.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type, or 64 bits cannot count the
     /// bytes.
     pub(crate) fn encoded_representation(&self) -> Result<BytesRepresentation, CodecError> {
         if self.delegated().is_some() {
-            // With the real size of an element: zarrs' codecs multiply by it without a check.
+            // The grid is checked with the real size of an element: zarrs' codecs multiply by this size
+            // without a check.
             let element_size = self.data_type.fixed_size().unwrap_or(1);
             grid(&self.codec, &self.shape, element_size)?;
         }
@@ -199,8 +199,8 @@ impl Sharding {
     }
 }
 
-/// Returns why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
-/// missing, or have no bytes.
+/// Returns the reason why zarrs' own codec encodes elements of `data_type`: they have no fixed size, may be
+/// missing, or have no bytes. Returns `None` if the engines encode them.
 fn why_delegated(data_type: &DataType) -> Option<String> {
     if data_type.is_optional() {
         return Some(format!("elements of {data_type} may be missing"));

@@ -1,4 +1,4 @@
-//! The shards of one configuration: of any shape, data type and fill value.
+//! The shards of one configuration, for any shape, data type and fill value.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, RwLock};
@@ -9,10 +9,12 @@ use zarrs_codec::CodecError;
 use super::codec_parts::CodecParts;
 use super::sharding::Sharding;
 
-/// An array has shards of one shape, and perhaps a few others at its edges.
+/// The number of prepared shapes to keep: an array has shards of one shape, and perhaps a few others at its
+/// edges.
 const MOST: usize = 8;
 
-/// A configuration of `sharding_indexed`, and the shards of it that were prepared last. Clones share them.
+/// A configuration of `sharding_indexed`, and the shards that were prepared for it last. Clones share the
+/// prepared shards.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardingSpec {
     pub(crate) parts: Arc<CodecParts>,
@@ -27,17 +29,17 @@ impl ShardingSpec {
         }
     }
 
-    /// Returns the shards with `shape` (elements), `data_type` and `fill_value`.
+    /// Returns the shards of this configuration with `shape` (elements), `data_type` and `fill_value`.
     ///
     /// # Errors
-    /// A [`CodecError`] if these do not fit each other.
+    /// A [`CodecError`] if the shape, data type, fill value and configuration do not fit each other.
     pub(crate) fn sharding(
         &self,
         shape: &[NonZeroU64],
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Arc<Sharding>, CodecError> {
-        // No thread waits for the lock: in a forked child it may be held for ever.
+        // No thread waits for the lock, because in a forked child process it may be held for ever.
         if let Ok(known) = self.prepared.try_read()
             && let Some(sharding) = known.iter().find(|sharding| {
                 sharding.shape == shape

@@ -1,4 +1,4 @@
-//! Shards as they are stored, of any data type: their entries, and which subchunks decode.
+//! Reads stored shards of any data type: their entries, and whether each subchunk decodes.
 
 use std::borrow::Cow;
 
@@ -13,16 +13,16 @@ use crate::plan::host_engine;
 use zarrs_cuda_engine::contract::EncodedSubchunk;
 use zarrs_cuda_engine::layout::Entries;
 
-/// Decodes the bytes of the subchunk of a number.
+/// Decodes the bytes of the subchunk with the given number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;
 
-/// Returns the options for shards that something may be wrong with.
+/// Returns the options for reading shards that may be damaged.
 pub(crate) fn options() -> CodecOptions {
     CodecOptions::default().with_validate_checksums(true)
 }
 
 impl Sharding {
-    /// Returns the size of a decoded subchunk, in bytes; `None` if subchunks differ in it.
+    /// Returns the size of a decoded subchunk, in bytes, or `None` if elements have no fixed size.
     pub(crate) fn decoded_size(&self) -> Option<u64> {
         let element = self.data_type.fixed_size()?;
         let subchunk = self.codec.subchunk_shape.iter();
@@ -31,16 +31,17 @@ impl Sharding {
             .try_fold(element as u64, u64::checked_mul)
     }
 
-    /// Returns the entries of an encoded index, whatever its checksum says, and wherever they lead.
+    /// Returns the entries of an encoded index. Neither its checksum nor the places of the subchunks are
+    /// checked.
     pub(crate) fn entries_unchecked<'b>(&self, index: &'b [u8]) -> Result<Entries<'b>, CodecError> {
         let options = options().with_validate_checksums(false);
         self.index.decode_unchecked(Cow::Borrowed(index), &options)
     }
 
-    /// Returns the entries of an encoded index, of an object of `size` bytes.
+    /// Returns the entries of the encoded index of a shard of `size` bytes.
     ///
     /// # Errors
-    /// A [`CodecError`] if the index codecs fail, or an extent is outside the object.
+    /// A [`CodecError`] if the index codecs fail, or an extent is outside the shard.
     pub(crate) fn entries<'b>(
         &self,
         index: &'b [u8],
@@ -49,11 +50,11 @@ impl Sharding {
         self.index.decode(Cow::Borrowed(index), size, &options())
     }
 
-    /// Decodes the subchunks of `object` that are not empty, each for itself: an error for each subchunk that
-    /// does not decode.
+    /// Decodes each subchunk of `object` that is not empty, by itself. Returns an error for each subchunk
+    /// that does not decode.
     ///
     /// # Errors
-    /// A [`CodecError`] if the codecs are for trusted data.
+    /// A [`CodecError`] if the options say that the data are not trusted, and a codec needs trusted data.
     pub(crate) fn try_subchunks(
         &self,
         object: &[u8],
@@ -85,11 +86,11 @@ impl Sharding {
         Ok(results.collect())
     }
 
-    /// Decodes encoded subchunks, each for itself, by their numbers: an error for each subchunk that does not
-    /// decode.
+    /// Decodes each of the encoded `subchunks`, given with their numbers, by itself. Returns an error for
+    /// each subchunk that does not decode.
     ///
     /// # Errors
-    /// A [`CodecError`] if the codecs are for trusted data.
+    /// A [`CodecError`] if the options say that the data are not trusted, and a codec needs trusted data.
     pub(crate) fn try_each(
         &self,
         subchunks: &[(usize, &[u8])],
@@ -118,7 +119,7 @@ impl Sharding {
         }))
     }
 
-    /// Decodes a subchunk whose elements zarrs' codec handles.
+    /// Decodes a subchunk whose elements zarrs' own codec encodes.
     fn decode_delegated(&self, bytes: &[u8]) -> Result<(), CodecError> {
         let shape = &self.codec.subchunk_shape;
         counters::host_coding();

@@ -1,4 +1,4 @@
-//! The shards of a stream: everything owned, since a stream outlives its array on other threads.
+//! The shards of a stream. All data are owned, because a stream on other threads outlives its array.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use crate::plan::StreamChoice;
 use zarrs_cuda_engine::contract::stream::{ReducedFrom, StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::Extent;
 
-/// How the shards of a stream are encoded.
+/// The codecs and settings with which the shards of a stream are encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardEncoding {
     pub(crate) shards: Arc<Sharding>,
     pub(crate) options: CodecOptions,
-    /// How a subchunk is encoded.
+    /// The inner codecs, which encode each subchunk.
     pub(crate) chain: StreamChain,
-    /// The most threads to use.
+    /// The largest number of threads to use.
     pub(crate) threads: NonZeroUsize,
-    /// The stream whose slices become this one's, if there is one.
+    /// The stream whose slices are reduced to the slices of this stream, if there is one.
     pub(crate) reduced_from: Option<ReducedFrom>,
 }
 
@@ -48,15 +48,16 @@ impl ShardEncoding {
         })
     }
 
-    /// Returns the index of a shard whose subchunks lie at `extents`, encoded.
+    /// Returns the encoded index of a shard whose subchunks lie at `extents`.
     pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
         self.shards.index.encode(extents, &self.options)
     }
 
-    /// Returns where a stream of these shards is encoded, if its batches are like those of `job`.
+    /// Returns the engine that encodes a stream of these shards, if the batches of the stream are like those
+    /// of `job`.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
+    /// [`Error::BackendUnavailable`] if the options ask for a device that cannot be used.
     pub(crate) fn choose_engine(&self, job: &StreamJob) -> Result<StreamChoice, Error> {
         let codec = &self.shards.codec;
         codec.engines.choose_stream(&codec.options, job)

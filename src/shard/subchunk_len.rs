@@ -1,9 +1,10 @@
-//! How long an encoded subchunk may be.
+//! The limit for the length of an encoded subchunk.
 
 use zarrs::array::BytesRepresentation;
 use zarrs_codec::CodecError;
 
-/// How many bytes a subchunk may have, encoded or between two of its codecs, as far as the metadata say.
+/// The limit, given by the metadata, for the number of bytes of a subchunk that is encoded, or between two of
+/// its codecs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SubchunkLen {
     Exactly(u64),
@@ -12,7 +13,7 @@ pub(crate) enum SubchunkLen {
 }
 
 impl SubchunkLen {
-    /// Returns the most bytes, if the metadata bound them.
+    /// Returns the largest number of bytes, or `None` if the metadata do not bound it.
     pub(crate) fn most(self) -> Option<u64> {
         match self {
             Self::Exactly(most) | Self::AtMost(most) => Some(most),
@@ -28,7 +29,7 @@ impl SubchunkLen {
     /// Checks that subchunk `number` may have `len` bytes.
     ///
     /// # Errors
-    /// A [`CodecError`] if the subchunk may not be so long.
+    /// A [`CodecError`] if the subchunk may not have `len` bytes.
     pub(crate) fn check(self, number: usize, len: usize) -> Result<(), CodecError> {
         let len = len as u64;
         let (expected, most) = match self {
@@ -44,7 +45,8 @@ impl SubchunkLen {
 
 impl From<BytesRepresentation> for SubchunkLen {
     fn from(representation: BytesRepresentation) -> Self {
-        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
+        /// The number of bytes that a subchunk may have beyond twice the bound of zarrs' own encoders,
+        /// because other encoders may need more.
         const SLACK: u64 = 4096;
         match representation {
             BytesRepresentation::FixedSize(size) => Self::Exactly(size),

@@ -1,4 +1,7 @@
-"""Calls that Ctrl-C ends while they wait: in Python, a signal reaches the main thread alone."""
+"""Serves reads, which Ctrl-C ends while they wait; `interrupted` in `python/src/writing.rs` serves writers.
+
+In Python, a signal reaches the main thread alone.
+"""
 
 from __future__ import annotations
 

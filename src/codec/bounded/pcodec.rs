@@ -1,6 +1,7 @@
-//! Decodes pcodec chunk by chunk: zarrs' codec lets the library allocate what the header of a file claims.
+//! Decodes pcodec chunk by chunk: zarrs' codec lets the `pco` crate allocate what the header of a file
+//! claims.
 //!
-//! This module checks how much memory a chunk would take before the library decodes the chunk.
+//! This module checks how much memory a chunk would take before the `pco` crate decodes the chunk.
 //! <https://github.com/pcodec/pcodec> describes the format.
 
 use std::any::Any;
@@ -29,7 +30,7 @@ use zarrs_codec::{
 use crate::shard::error::not_decoded;
 use zarrs_cuda_engine::subchunk::NotDecoded;
 
-/// `codec` with a decoder that is bounded, if it is pcodec.
+/// Returns a codec that decodes as `codec` does, within bounds of memory, or `None` if `codec` is not pcodec.
 pub(super) fn bounded(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
 ) -> Option<Arc<dyn ArrayToBytesCodecTraits>> {
@@ -39,7 +40,7 @@ pub(super) fn bounded(
         .then(|| Arc::new(BoundedPcodec(codec.clone())) as _)
 }
 
-/// zarrs' codec, which decodes chunk by chunk.
+/// zarrs' pcodec codec, with a decoder that checks each chunk before it allocates memory for the chunk.
 #[derive(Debug)]
 struct BoundedPcodec(Arc<dyn ArrayToBytesCodecTraits>);
 
@@ -50,7 +51,7 @@ impl ExtensionName for BoundedPcodec {
 }
 
 impl CodecTraits for BoundedPcodec {
-    /// zarrs' codec, as for all bounded codecs.
+    /// Returns zarrs' codec, because chains are recognised by the types of their codecs.
     fn as_any(&self) -> &dyn Any {
         self.0.as_any()
     }
@@ -86,7 +87,7 @@ impl ArrayCodecTraits for BoundedPcodec {
     }
 }
 
-/// Parts are decoded and encoded by way of the whole, as zarrs' codec does it.
+/// Parts of a subchunk are decoded and encoded by way of the whole subchunk, as zarrs' codec does it.
 #[cfg_attr(feature = "async", async_trait::async_trait)]
 impl ArrayToBytesCodecTraits for BoundedPcodec {
     fn into_dyn(self: Arc<Self>) -> Arc<dyn ArrayToBytesCodecTraits> {
@@ -166,18 +167,18 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
 /// Returns the `count` numbers of the file `bytes`.
 ///
 /// # Errors
-/// [`NotDecoded::Invalid`] if there are others, or `bytes` is invalid. [`NotDecoded::Memory`] if memory cannot
-/// be had.
+/// [`NotDecoded::Invalid`] if the file has more or fewer numbers, or is invalid. [`NotDecoded::Memory`] if
+/// memory cannot be had.
 fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, NotDecoded> {
     let invalid = |error: PcoError| error.to_string();
     let (file, mut rest) = standalone::FileDecompressor::new(bytes).map_err(invalid)?;
-    // The library's decoder of whole chunks allocates before their metadata can be seen. This one does
-    // not, and needs of the header only the version.
+    // The `pco` crate's decoder of whole chunks allocates before their metadata can be seen. The decoder of
+    // wrapped chunks does not. From the file header it needs the version only.
     let version = [file.format_version().major, file.format_version().minor];
     let (chunks, _) = wrapped::FileDecompressor::new(&version[..]).map_err(invalid)?;
 
     let mut numbers = Vec::new();
-    // Chunks grow it: a short file does not take what a long one may.
+    // Each chunk grows `numbers`, so a file with few numbers does not take the memory for `count` numbers.
     while let Some(chunk) = Chunk::<T>::of(rest)? {
         let start = numbers.len();
         if chunk.count > count - start {
@@ -216,7 +217,7 @@ fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, Not
     }
 }
 
-/// The begin of a chunk.
+/// The begin of a chunk of `T` in a file of pcodec.
 struct Chunk<'a, T> {
     number_type: u8,
     count: usize,
@@ -269,9 +270,10 @@ impl<'a, T: Number> Chunk<'a, T> {
     }
 }
 
-/// Checks that an encoder of `count` numbers would look back as far as `delta` does.
+/// Checks that `delta` looks back no further than an encoder of `count` numbers would.
 fn check_window(delta: &DeltaEncoding, count: usize) -> Result<(), String> {
-    /// The library's own windows are not larger, and may be for fewer numbers.
+    /// The number of elements that the `pco` crate's encoder may look back, also where it encodes fewer
+    /// numbers.
     const USUAL: usize = 1 << 15;
     let DeltaEncoding::Lookback { config, .. } = delta else {
         return Ok(());

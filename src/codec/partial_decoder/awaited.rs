@@ -1,4 +1,4 @@
-//! The partial decoder of a store that is awaited: groups of subchunks are read one after the other, the
+//! The partial decoder of a store that is awaited: it reads groups of subchunks one after the other, and all
 //! subchunks of a group at once.
 
 use std::sync::Arc;
@@ -24,7 +24,8 @@ impl ReadsParts for AwaitedHandle {
         output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        /// Much at once, because a request takes long; but not everything.
+        /// The number of bytes that a group takes to read: many, because a request takes long, but not all
+        /// bytes of a large shard.
         const GROUP: usize = 64 << 20;
         for group in request.groups(GROUP) {
             decoder.read_group(request, group, output, options).await?;

@@ -25,7 +25,8 @@ impl ReadsParts for BlockingHandle {
         output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        /// A group is worth a request of its own, and little enough that one per thread fits.
+        /// The number of bytes that a group takes to read: enough to be worth a request, and so few that the
+        /// memory has room for one group per thread.
         const GROUP: RangeInclusive<usize> = (256 << 10)..=(16 << 20);
         const GROUPS_PER_THREAD: usize = 4;
 

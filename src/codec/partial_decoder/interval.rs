@@ -1,7 +1,7 @@
-//! The bytes of one subchunk, as if they were all there is.
+//! The bytes of one subchunk, shown as if the shard had no other bytes.
 //!
-//! zarrs has such a decoder, too; this one refuses ranges that leave the subchunk, where that one
-//! reads its neighbours or overflows.
+//! zarrs has such a decoder, too. This decoder refuses ranges that leave the subchunk; zarrs' decoder reads
+//! bytes of the next subchunk, or overflows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeEr
 
 use crate::store::ranges::bytes_of;
 
-/// The bytes of `input` from `start`, `len` of them.
+/// Shows `len` bytes of `input`, from the byte `start`.
 pub(super) struct Interval<I: ?Sized> {
     input: Arc<I>,
     start: u64,
@@ -31,7 +31,7 @@ impl<I: ?Sized> Interval<I> {
         }
     }
 
-    /// Returns the ranges in `input` of `ranges` in the interval.
+    /// Returns the ranges in `input` for `ranges`, which count from the start of the interval.
     fn resolve(&self, ranges: ByteRangeIterator<'_>) -> Result<Vec<ByteRange>, CodecError> {
         ranges
             .map(|range| {

@@ -1,9 +1,9 @@
-//! Part of a shard, without the rest of it: the index, then the bytes of the subchunks that are
-//! touched, in one request each.
+//! Decodes part of a shard without the rest: reads the index, then the bytes of the subchunks that the part
+//! touches.
 //!
-//! A subchunk is read and decoded whole, on the engine, unless only part of it is wanted and its
-//! codecs can read part of it (uncompressed, or nested sharding): then zarrs' own partial decoder
-//! of the inner codecs reads just that.
+//! A subchunk is read and decoded whole, on the engine, unless only part of it is wanted and its codecs can
+//! read part of it (uncompressed, or nested sharding). In this case zarrs' own partial decoder of the inner
+//! codecs reads just that part.
 
 #[cfg(feature = "async")]
 mod awaited;
@@ -32,7 +32,7 @@ use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 pub(super) struct PartialDecoder<H: Handle> {
     shards: Arc<Sharding>,
     input: Arc<H::Reader>,
-    /// Where each subchunk lies; `None` if there is no shard.
+    /// The extent of each subchunk; `None` if the store has no shard.
     entries: Option<Entries<'static>>,
 }
 
@@ -53,7 +53,8 @@ impl<H: Handle> PartialDecoder<H> {
         })
     }
 
-    /// Returns the request for the elements of `indexer`, or the answer if there is nothing to read.
+    /// Returns the request for the elements that `indexer` names, or `Err` with the elements if the store
+    /// need not be read.
     fn request(
         &self,
         indexer: &dyn Indexer,
@@ -74,12 +75,12 @@ impl<H: Handle> PartialDecoder<H> {
     }
 }
 
-/// Returns the shard went away between reading its index and its subchunks.
+/// Returns the error for a shard that was erased after its index was read and before its subchunks were.
 fn vanished() -> CodecError {
     CodecError::Other("the shard was erased while it was being read".to_string())
 }
 
-/// Reads the index of a shard of any data type; `None` if there is no shard.
+/// Reads the index of a shard of any data type. Returns `None` if the store has no shard.
 ///
 /// # Errors
 /// A [`CodecError`] if the store fails, or the index is invalid.
@@ -96,7 +97,7 @@ pub(super) async fn read_index<H: Handle>(
         .transpose()
 }
 
-/// Looks for the last byte of each long range of `ranges`.
+/// Checks that each long range of `ranges` exists: reads the last byte of the range.
 pub(super) async fn check_long<H: Handle>(
     input: &H::Reader,
     ranges: &[ByteRange],
@@ -110,9 +111,9 @@ pub(super) async fn check_long<H: Handle>(
     check_last_bytes(wanted, H::read(input, ranges, options).await?)
 }
 
-/// How several parts of a shard are read: that differs between stores that block and stores that are awaited.
+/// Reads several parts of a shard. Stores that block and stores that are awaited do this in different ways.
 pub(super) trait ReadsParts: Handle + Sized {
-    /// Reads what `request` wants into `output`, group by group.
+    /// Reads the elements that `request` asks for into `output`, one group of subchunks after the other.
     fn read_groups(
         decoder: &PartialDecoder<Self>,
         request: &PartialReadRequest<'_>,
@@ -120,7 +121,7 @@ pub(super) trait ReadsParts: Handle + Sized {
         options: &CodecOptions,
     ) -> impl Future<Output = Result<(), CodecError>> + Send;
 
-    /// Returns the elements of each of `reads`, by the inner codecs' own partial decoder.
+    /// Returns the elements of each of `reads`, decoded by the partial decoder of the inner codecs.
     fn read_inner(
         decoder: &PartialDecoder<Self>,
         reads: Vec<InnerReads<'_>>,

@@ -1,4 +1,4 @@
-//! The wanted part of a shard, the subchunks that have it, and the way in which each is read.
+//! The wanted part of a shard, the subchunks that have wanted elements, and the way in which each is read.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -16,17 +16,18 @@ use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError}
 use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
-/// How a touched subchunk is read.
+/// The way in which a subchunk with wanted elements is read.
 pub(in crate::codec) struct SubchunkRead {
     number: usize,
     extent: Extent,
-    /// Read and decode all of it, rather than leave it to the inner codecs' partial decoder.
+    /// Whether the subchunk is read and decoded whole. If not, the partial decoder of the inner codecs reads
+    /// it.
     whole: bool,
-    /// About how many bytes that takes.
+    /// About how many bytes it takes to read the subchunk.
     cost: usize,
 }
 
-/// Where the wanted elements go: from many threads, in any order of subchunks.
+/// The destination of the wanted elements. Many threads write it, in any order of subchunks.
 pub(in crate::codec) enum PartialReadOutput<'a, 'v> {
     Window(Window<'a>),
     View(ViewOfShard<'a, 'v>),
@@ -37,9 +38,9 @@ pub(in crate::codec) enum PartialReadOutput<'a, 'v> {
 pub(in crate::codec) struct PartialReadRequest<'a> {
     shards: &'a Sharding,
     selection: Selection,
-    /// In C order.
+    /// The subchunks that have wanted elements, in C order.
     touched: Vec<SubchunkRead>,
-    /// Whether the lengths of the touched subchunks are what the metadata justifies.
+    /// Whether the metadata bounds the lengths of the touched subchunks.
     is_bounded: bool,
     num_elements: usize,
 }
@@ -51,6 +52,9 @@ pub(in crate::codec) struct InnerReads<'a> {
 }
 
 impl<'a> PartialReadRequest<'a> {
+    /// Returns a request for the elements that `indexer` names. Its touched subchunks are unknown until
+    /// [`in_shard`](Self::in_shard).
+    ///
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
     pub(super) fn new(shards: &'a Sharding, indexer: &dyn Indexer) -> Result<Self, CodecError> {
@@ -69,16 +73,17 @@ impl<'a> PartialReadRequest<'a> {
         })
     }
 
-    /// Finds the subchunks that are touched, in the shard with the index `entries`.
+    /// Finds the touched subchunks, those with wanted elements, in the shard with the index `entries`.
     ///
     /// # Errors
-    /// A [`CodecError`] if one of them is not as long as its codecs make it.
+    /// A [`CodecError`] if a touched subchunk is longer than its codecs can make it.
     pub(super) fn in_shard(mut self, entries: &Entries<'_>) -> Result<Self, CodecError> {
         // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
         // to read in pieces.
         const SHORT: usize = 64 << 10;
         let inner_reads_parts = if let Ok(chain) = self.shards.known() {
-            // A checksum can only be verified over all that it covers.
+            // A checksum can only be verified over all bytes that it covers, so such a subchunk is not read
+            // in parts.
             chain.stages.is_empty()
         } else {
             let capability = self.shards.codec.inner_codecs.partial_decoder_capability();
@@ -115,15 +120,15 @@ impl<'a> PartialReadRequest<'a> {
         Ok(self)
     }
 
-    /// Returns whether the lengths of the touched subchunks are what the metadata justifies. They are not if
-    /// the inner codecs name no bound.
+    /// Returns whether the metadata bounds the lengths of the touched subchunks. It does not if the inner
+    /// codecs name no bound.
     pub(super) fn is_bounded(&self) -> bool {
         self.is_bounded
     }
 
-    /// Checks the lengths of the touched subchunks. Stores allocate what they are asked to read, and a decoder
-    /// of part of a subchunk does not see how long the subchunk is. So lengths that the metadata does not
-    /// justify are refused here.
+    /// Checks the lengths of the touched subchunks. Stores allocate the bytes that they are asked to read,
+    /// and a decoder of part of a subchunk does not see how long the subchunk is. So lengths that the
+    /// metadata does not justify are refused here. Returns whether the metadata bounds the lengths.
     fn check_lengths(&self) -> Result<bool, CodecError> {
         let limit = self.shards.subchunk_len()?;
         for touched in &self.touched {
@@ -134,7 +139,8 @@ impl<'a> PartialReadRequest<'a> {
         Ok(limit.is_bounded())
     }
 
-    /// Returns the touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
+    /// Returns the touched subchunks in groups. A group takes at most `cost` bytes to read, or has one
+    /// subchunk.
     pub(super) fn groups(&self, cost: usize) -> Vec<&[SubchunkRead]> {
         let mut groups = Vec::new();
         let mut rest = self.touched.as_slice();
@@ -154,14 +160,14 @@ impl<'a> PartialReadRequest<'a> {
         groups
     }
 
-    /// About how many bytes it takes to read all.
+    /// Returns about how many bytes it takes to read all touched subchunks.
     pub(super) fn cost(&self) -> usize {
         self.touched
             .iter()
             .fold(0, |sum, touched| sum.saturating_add(touched.cost))
     }
 
-    /// Returns the bytes of the subchunks of `group` that are decoded whole.
+    /// Returns the byte ranges of those subchunks of `group` that are read and decoded whole.
     pub(super) fn byte_ranges(group: &[SubchunkRead]) -> Vec<ByteRange> {
         group
             .iter()
@@ -191,7 +197,7 @@ impl<'a> PartialReadRequest<'a> {
             })
     }
 
-    /// New memory for the wanted elements.
+    /// Returns an output with new memory for the wanted elements.
     pub(super) fn output(&self) -> Result<PartialReadOutput<'_, 'static>, CodecError> {
         let huge_pages = self.shards.codec.options.huge_pages();
         Ok(match &self.selection {
@@ -202,7 +208,7 @@ impl<'a> PartialReadRequest<'a> {
                 PartialReadOutput::Window(window.map_err(codec_error)?)
             }
             Selection::Points(_) => {
-                // Cannot overflow: checked when the request was made.
+                // The product cannot overflow: `new` checked it.
                 let len = self.num_elements * self.shards.grid.element_size();
                 let mut elements = Vec::new();
                 elements.try_reserve_exact(len).map_err(|_| {
@@ -217,7 +223,8 @@ impl<'a> PartialReadRequest<'a> {
         })
     }
 
-    /// `target` as the place for the wanted elements; `None` if it is laid out otherwise.
+    /// Returns an output that writes the wanted elements to `target`, or `None` if the layout of `target`
+    /// does not allow it.
     pub(super) fn output_into<'t>(
         &'t self,
         target: &'t ArrayBytesDecodeIntoTarget<'_>,
@@ -283,7 +290,7 @@ impl<'a> PartialReadRequest<'a> {
         Ok(())
     }
 
-    /// Writes what is wanted of subchunk `number`, given just that.
+    /// Writes the wanted elements of subchunk `number` to `output`. `elements` has no other elements.
     fn write_part(
         &self,
         number: usize,
@@ -302,7 +309,8 @@ impl<'a> PartialReadRequest<'a> {
         }
     }
 
-    /// Puts the wanted elements of subchunk `number` where they go.
+    /// Copies the wanted elements of subchunk `number` to their positions in `wanted`. `element` returns the
+    /// bytes of the element with an index and a point.
     fn put<'e>(
         &self,
         wanted: &Mutex<Vec<u8>>,
@@ -325,7 +333,7 @@ impl<'a> PartialReadRequest<'a> {
 }
 
 impl PartialReadOutput<'_, '_> {
-    /// Returns the wanted elements; none if they went into a view.
+    /// Returns the wanted elements, or no elements if they were written to a view.
     ///
     /// # Errors
     /// An [`EngineError`] if some are missing.

@@ -57,7 +57,8 @@ impl<H: Handle> PartialEncoder<H> {
             .map_err(|error| index_error(&error))
     }
 
-    /// Returns the bytes at `ranges`, in one request; `None` if there are none, or no shard.
+    /// Returns the bytes at `ranges`, read in one request. Returns `None` if `ranges` is empty or the shard
+    /// does not exist.
     async fn read(
         &self,
         ranges: Vec<ByteRange>,
@@ -69,7 +70,8 @@ impl<H: Handle> PartialEncoder<H> {
         H::read(self.reader(), ranges, options).await
     }
 
-    /// Returns the size of the shard, if its index is still `before`, and `fetched` is what it has.
+    /// Returns the size of the shard in bytes, after a check that its index is still `before` and that its
+    /// bytes are still those of `fetched`.
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
@@ -77,14 +79,15 @@ impl<H: Handle> PartialEncoder<H> {
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
         let Some(before) = before else {
-            // Some stores have no size of an object that they cannot look at: its index says more.
+            // Some stores cannot give the size of an object of unknown content. Reading the index tells
+            // whether the shard exists.
             return match self.read_index(options).await {
                 Ok(None) => Ok(0),
                 Ok(Some(_)) | Err(_) => Err(changed()),
             };
         };
         let mut comparison = Comparison::new(&self.target, before);
-        // Together with the first part of the shard that can be read.
+        // The first request also reads again the ranges that were fetched.
         let mut to_compare = fetched.byte_ranges();
         loop {
             let mut ranges = match comparison.next() {
@@ -112,7 +115,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Takes a turn, if it comes before the encoder has waited as long as it may.
+    /// Takes a turn. The encoder waits for all of its turns together no longer than the limit of the options.
     async fn take(&self, names: &[NameToTake], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
         let limit = self.target.codec.options.turn_limit();
         let start = Instant::now();
@@ -130,7 +133,8 @@ impl<H: Handle> PartialEncoder<H> {
         options: &CodecOptions,
         attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
-        // A handle that writes no ranges replaces the object, and with it what others write.
+        // A handle that writes no ranges replaces the whole object, and so also bytes that other encoders
+        // wrote.
         let mut mode = before
             .filter(|_| H::writes_ranges(&*self.handle))
             .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
@@ -147,7 +151,8 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Writes in a turn of `mode`. `None` if it must be alone, and is not.
+    /// Writes `changes` during a turn of `mode`. Returns `None`, and writes nothing, if the turn is shared
+    /// and the write needs a turn alone.
     async fn write_in_turn(
         &self,
         update: &Update<'_>,
@@ -208,8 +213,8 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Erases what a failed `write` left of a shard that was to be created, if it is that and no more.
-    /// Returns whether there is no shard now.
+    /// Erases the object that a failed `write` of a new shard left, if the object has nothing but bytes of
+    /// this write. Returns whether the shard does not exist now.
     async fn erase_rest(&self, write: &WriteCall, options: &CodecOptions) -> bool {
         let Some(range) = range_of_rest(write) else {
             return false;
@@ -224,7 +229,8 @@ impl<H: Handle> PartialEncoder<H> {
         }
     }
 
-    /// Tries to write. `None` if nothing had to be written.
+    /// Tries once to write `bytes` to the elements that `indexer` names. Returns `None` if no subchunk
+    /// changes.
     async fn attempt(
         &self,
         indexer: &dyn Indexer,
@@ -250,7 +256,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
         let read = during(turn.as_ref(), self.read(ranges, options)).await?;
         let fetched = FetchedRanges::answered(reads, read)?;
-        // Encoding uses rayon, whose threads may be waiting for this turn.
+        // The turn ends before the encoding: threads of rayon, which encodes, may be waiting for this turn.
         drop(turn);
         let changes = encode(&update, &fetched, options)?;
         if changes.subchunks.is_empty() {
@@ -264,7 +270,8 @@ impl<H: Handle> PartialEncoder<H> {
     /// Writes `bytes` to the elements that `indexer` names.
     ///
     /// # Errors
-    /// A [`CodecError`] if the shard cannot be read, understood or written, or if there is no turn.
+    /// A [`CodecError`] if the shard cannot be read, understood or written, or if the encoder got no turn in
+    /// time.
     pub(super) async fn store(
         &self,
         indexer: &dyn Indexer,

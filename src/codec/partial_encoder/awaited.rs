@@ -30,7 +30,7 @@ impl AsyncArrayPartialDecoderTraits for PartialEncoder<AwaitedHandle> {
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        // The index is read again each time: it changes with every write.
+        // Each call reads the index again, because every write changes it.
         let (target, handle) = (self.target.clone(), self.handle.clone().into_dyn_decoder());
         let codec = target.shard_codec();
         let decoder = codec.async_partial_decoder(target, handle, options).await?;

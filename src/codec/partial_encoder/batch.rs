@@ -1,4 +1,5 @@
-//! Elements of one size: the engines decode and encode the subchunks that an update touches, as one batch.
+//! Encodes updates of elements of a fixed size: the engines decode and encode the subchunks that an update
+//! touches, as one batch.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +16,7 @@ use crate::shard::selection::Selection;
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError, ShardJob};
 use zarrs_cuda_engine::layout::{RECORD_LEN, SubchunkGrid, SubchunkPart};
 
-/// Encodes the changed subchunks of elements of one size, by the engines.
+/// Encodes the changed subchunks of `update`, whose elements have a fixed size, by the engines.
 pub(super) fn encode(
     update: &Update<'_>,
     elements: &[u8],
@@ -25,7 +26,7 @@ pub(super) fn encode(
     if let Selection::Window { shape, .. } = &update.selection
         && update.touched.iter().all(|touched| touched.whole)
     {
-        // The elements are a smaller shard already.
+        // The elements are already laid out as a smaller shard of the touched subchunks.
         let to_u64 = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
         let (window, subchunk) = (to_u64(shape), to_u64(update.grid.subchunk()));
         let batch = SubchunkGrid::new(&window, &subchunk, update.grid.element_size());
@@ -45,7 +46,7 @@ pub(super) fn encode(
     encode_batch(update, &batch, &decoded, options)
 }
 
-/// The touched subchunks as they will be, one after the other.
+/// Writes the new content of the touched subchunks to `decoded`, one subchunk after the other.
 fn decode_and_patch(
     update: &Update<'_>,
     decoded: &mut [u8],
@@ -89,7 +90,8 @@ fn decode_and_patch(
     let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &TouchedSubchunk)| {
         patch(update, touched.number, &mut lock(subchunk), elements);
     };
-    // Copying little is done before another thread has begun.
+    // The number of bytes from which copying on several threads is faster: fewer bytes are copied before
+    // another thread has begun.
     const WORTH_A_THREAD: usize = 1 << 20;
     if options.concurrent_target() == 1 || elements.len() < WORTH_A_THREAD {
         subchunks.iter().zip(&update.touched).for_each(patch);
@@ -99,7 +101,7 @@ fn decode_and_patch(
     Ok(())
 }
 
-/// Writes the share of subchunk `number` of `elements` to its decoded bytes.
+/// Writes those `elements` that lie in subchunk `number` to the decoded bytes `subchunk`.
 fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8]) {
     match &update.selection {
         Selection::Window { start, shape } => {
@@ -111,7 +113,8 @@ fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8
         }
         Selection::Points(points) => {
             let size = update.grid.element_size();
-            // In the order of the indexer: of those that name one element, the last one counts.
+            // The points are in the order of the indexer. If several points name one element, the last one
+            // counts.
             for point in points.get(&number).into_iter().flatten() {
                 let from = point.position * size;
                 subchunk[point.offset..point.offset + size]
@@ -121,7 +124,7 @@ fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8
     }
 }
 
-/// Encodes `decoded`, a shard of `grid` whose subchunks are the touched ones.
+/// Encodes the elements `decoded`, laid out as a shard of `grid` whose subchunks are the touched subchunks.
 fn encode_batch(
     update: &Update<'_>,
     grid: &SubchunkGrid,

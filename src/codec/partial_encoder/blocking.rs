@@ -27,7 +27,7 @@ impl ArrayPartialDecoderTraits for PartialEncoder<BlockingHandle> {
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'_>, CodecError> {
-        // The index is read again each time: it changes with every write.
+        // Each call reads the index again, because every write changes it.
         let (target, handle) = (self.target.clone(), self.handle.clone().into_dyn_decoder());
         let codec = target.shard_codec();
         let decoder = codec.partial_decoder(target, handle, options)?;
@@ -57,7 +57,7 @@ impl ArrayPartialEncoderTraits for PartialEncoder<BlockingHandle> {
         now(self.store(indexer, bytes, options))
     }
 
-    /// Always: a handle that cannot write ranges rewrites the object for each.
+    /// Returns `true` for each handle: one that cannot write ranges rewrites the whole object for each write.
     fn supports_partial_encode(&self) -> bool {
         true
     }

@@ -1,8 +1,9 @@
-//! A shard with changed subchunks that are not stored: the stored shard stays as it is.
+//! A shard with changed subchunks in memory. The stored shard stays unchanged.
 //!
 //! 1. Read the index, and compare the shard with its last record, as an update of a stored shard does.
-//! 2. For each box: read the subchunks of which a part stays, patch them, and encode what changes.
-//! 3. Keep the encoded subchunks apart. In the index they lie behind the end of the stored shard.
+//! 2. For each box: read the subchunks that the box covers in part, patch them, and encode the changed
+//!    subchunks.
+//! 3. Keep the encoded subchunks in memory. The index gives them offsets behind the end of the stored shard.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,38 +23,39 @@ use crate::shard::sharding::Sharding;
 use crate::store::ranges::within;
 use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN};
 
-/// Earlier versions of subchunks may take so many bytes, and as many as the versions in use.
+/// The number of bytes that earlier versions of subchunks may always take. More are allowed until they are
+/// half of all changed bytes.
 const OLD: usize = 8 << 20;
 
-/// The changed bytes, for an error of memory.
+/// The name of the changed bytes in an error about missing memory.
 const CHANGED: &str = "the changed subchunks of a shard";
 
 /// Reads bytes of a stored shard.
 pub(crate) type ReadsBytes<'r> = dyn Fn(Range<u64>) -> Result<Vec<u8>, CodecError> + 'r;
 
-/// A shard with changed subchunks that are not stored.
+/// A stored shard with changed subchunks in memory.
 pub(crate) struct ChangedShard<'s> {
     target: &'s Sharding,
     /// The size of the stored shard, in bytes.
     stored: usize,
-    /// The changed subchunks, encoded, and earlier versions of them.
+    /// The changed subchunks, encoded, and earlier versions of these subchunks.
     new: Vec<u8>,
-    /// The bytes of earlier versions.
+    /// The number of bytes in `new` that belong to earlier versions of subchunks.
     old: usize,
     /// Whether subchunks of the stored shard share bytes.
     overlaps: bool,
-    /// Where each subchunk lies: in the stored shard, or from its end on in `new`.
+    /// The extent of each subchunk. Extents from `stored` on are in `new`.
     entries: Entries<'static>,
 }
 
 impl<'s> ChangedShard<'s> {
-    /// Returns a shard that is not stored, and empty.
+    /// Returns a shard without subchunks, for which nothing is stored.
     ///
     /// # Errors
     /// A [`CodecError`] if there is no memory for the index, or the backend cannot be used.
     pub(crate) fn empty(target: &'s Sharding) -> Result<Self, CodecError> {
         target.shard_codec().check(target)?;
-        // The index, as entries and encoded.
+        // Memory for the index twice: its entries, and its encoded bytes.
         check_memory(2 * target.index.len()).map_err(codec_error)?;
         Ok(Self::with_entries(target, 0, target.index.empty()))
     }
@@ -69,7 +71,7 @@ impl<'s> ChangedShard<'s> {
         }
     }
 
-    /// Returns the stored shard of `size` bytes, which `read` reads, without changes.
+    /// Returns the stored shard of `size` bytes without changes. `read` reads its bytes.
     ///
     /// # Errors
     /// A [`CodecError`] if `read` fails, if the index is invalid, or if an update was interrupted.
@@ -114,7 +116,7 @@ impl<'s> ChangedShard<'s> {
         })
     }
 
-    /// Changes the elements that `indexer` names. `read` reads the stored shard.
+    /// Writes the given elements to the places that `indexer` names. `read` reads the stored shard.
     ///
     /// # Errors
     /// A [`CodecError`] if `read` fails, if `indexer` does not fit the shard or the elements, if a subchunk cannot be
@@ -150,7 +152,8 @@ impl<'s> ChangedShard<'s> {
             let before = before.filter(|extent| extent.start >= self.stored);
             self.old += before.map_or(0, |extent| extent.len());
         }
-        // The bytes begin with room for a record, which is kept where it saves a copy.
+        // `bytes` begins with room for a record. The room is removed where the encoded subchunks are copied
+        // anyway.
         let room = if self.new.is_empty() { 0 } else { RECORD_LEN };
         let begin = self.stored + self.new.len();
         let place = |at: usize| begin + at - room;
@@ -173,7 +176,7 @@ impl<'s> ChangedShard<'s> {
         Ok(())
     }
 
-    /// Sets where subchunks lie.
+    /// Sets the extents of the subchunks in `moved`.
     fn move_subchunks(
         &mut self,
         moved: impl IntoIterator<Item = (usize, Extent)>,
@@ -185,7 +188,7 @@ impl<'s> ChangedShard<'s> {
         Ok(())
     }
 
-    /// Removes versions of subchunks that were changed once more.
+    /// Removes the versions of subchunks that a later version has replaced.
     fn remove_earlier_versions(&mut self, options: &CodecOptions) -> Result<(), CodecError> {
         let mut kept = Vec::new();
         let len = self.new.len().saturating_sub(self.old);
@@ -209,7 +212,7 @@ impl<'s> ChangedShard<'s> {
         Ok(())
     }
 
-    /// Returns the bytes of `range`, of which some may be in the stored shard, and others changed.
+    /// Returns the bytes of `range`, of which some may be in the stored shard and others in `new`.
     fn read(
         &self,
         range: &Range<u64>,
@@ -235,7 +238,8 @@ impl<'s> ChangedShard<'s> {
         self.overlaps
     }
 
-    /// Returns where each subchunk lies: in the stored shard, or from its end on in the changed bytes.
+    /// Returns the extent of each subchunk. Extents from `stored` on are in the changed
+    /// bytes.
     pub(crate) fn extents(&self) -> impl Iterator<Item = Extent> {
         self.entries.iter()
     }
@@ -245,7 +249,7 @@ impl<'s> ChangedShard<'s> {
         self.stored
     }
 
-    /// Returns the changed bytes.
+    /// Returns the changed bytes, whose first byte has the offset `stored`.
     pub(crate) fn into_new(self) -> Vec<u8> {
         self.new
     }

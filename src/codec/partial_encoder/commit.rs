@@ -30,23 +30,23 @@ pub(super) enum Outcome {
     Write(Placed),
 }
 
-/// Where the changes go.
+/// The places of the changes in the shard, and the writes that the places need.
 pub(super) struct Placed {
     pub(super) commit: Commit,
-    /// Where the changed subchunks lie then.
+    /// The extents of the changed subchunks after the update.
     pub(super) extents: Vec<Extent>,
     pub(super) size: usize,
-    /// How many bytes of the shard nothing uses then, if they are more than is wanted.
+    /// The number of bytes that no subchunk uses after the update, if they are more than the options allow.
     pub(super) dead: Option<usize>,
-    /// The encoded index, unless it stays as it is.
+    /// The new encoded index, or `None` if the index does not change.
     pub(super) index: Option<Vec<u8>>,
     pub(super) record: Record,
-    /// Whether there was no shard before.
+    /// Whether the shard did not exist before the update.
     pub(super) creates: bool,
 }
 
 impl Outcome {
-    /// Returns whether other encoders may write at the same time.
+    /// Returns the kind of turn that the outcome needs: shared if other encoders may write at the same time.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Write(placed) if placed.commit == Commit::DataOnly => Mode::Shared,
@@ -55,10 +55,11 @@ impl Outcome {
     }
 }
 
-/// Returns where subchunks go.
+/// Returns the rule by which changed subchunks get their places in a shard.
 ///
 /// # Errors
-/// A [`CodecError`] for slots of a chain that names no bound.
+/// A [`CodecError`] for [`WriteStrategy::Slots`] if the inner codecs name no bound for the size of a
+/// subchunk.
 pub(super) fn rule(
     target: &Sharding,
     store_writes_ranges: bool,
@@ -85,7 +86,7 @@ pub(super) fn rule(
     })
 }
 
-/// Returns the turn that `changes` will probably need, before it is known where they go.
+/// Returns the kind of turn that `changes` will probably need, before their places are known.
 pub(super) fn likely_mode(rule: PlacementRule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
         let old = before.entries.get(*number);
@@ -155,7 +156,7 @@ pub(super) fn decide(
             None => index.encode_changed(&index.empty(), moved, options)?,
         })
     };
-    // An update that leaves the index as it is writes no record.
+    // An update that does not change the index writes no record.
     let recorded = before.filter(|_| index.is_some());
     Ok(Outcome::Write(Placed {
         record: Record {
@@ -178,7 +179,7 @@ pub(super) fn decide(
     }))
 }
 
-/// Returns how many bytes nothing will use, if they are more than is wanted.
+/// Returns the number of bytes that no subchunk will use, if they are more than the options allow.
 #[allow(
     clippy::cast_precision_loss,
     reason = "a fraction that need not be exact"
@@ -194,7 +195,7 @@ fn too_dead(
         return None;
     }
     let dead = after.size.saturating_sub(used + target.index.len());
-    // The next update would take these bytes again: two records and an index.
+    // The next update would reuse these bytes for two records and an index.
     let reserve = 2 * RECORD_LEN + target.index.len();
     let most = target.codec.options.max_dead_fraction() * after.size as f64;
     (dead > reserve && dead as f64 > most).then_some(dead)

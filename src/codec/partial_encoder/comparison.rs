@@ -1,13 +1,13 @@
 //! Compares a shard with its earlier state, and finds its size.
 //!
-//! A codec cannot ask for the size of a stored value, and reading the end of one does not say where it
-//! is. But the last update of a shard left a record directly before the last index (or its copy),
-//! which says where it lies. Where there is none, all behind the last subchunk is read.
+//! A codec cannot ask for the size of a stored value, and reading the end of a value does not tell its
+//! offset. But the last update of a shard left a record directly before the last index (or its copy), and the
+//! record has its own offset. If there is no record, everything behind the last subchunk is read.
 //!
-//! When an update is interrupted, what it wrote last can look like an index: an inner index, in a
-//! nested shard. Such an index leaves bytes behind its last subchunk unused, since it knows just a
-//! part of the shard; where that is so and no record is before the index, all of the shard is searched
-//! for the record of an interrupted update.
+//! When an update is interrupted, the last bytes that it wrote can look like an index: the index of a nested
+//! shard. Such an index knows just a part of the shard, and leaves bytes behind its last subchunk unused. If
+//! bytes are unused and no record is before the index, all of the shard is searched for the record of an
+//! interrupted update.
 //!
 //! ```text
 //! the shard has no room for a record: begin with the tail
@@ -45,13 +45,13 @@ use zarrs_cuda_engine::layout::{Entries, RECORD_LEN, Record, Space, fingerprint}
 /// The index of a shard as it was read.
 pub(super) struct StoredIndex {
     pub(super) entries: Entries<'static>,
-    /// The encoded index, if the entries do not have its bytes.
+    /// The encoded index, or `None` if `entries` has its bytes.
     encoded: Option<Vec<u8>>,
     pub(super) space: Space,
     /// The key of this index in the names of turns: equal indices have equal keys.
     pub(super) turn_key: u64,
-    /// Computed when a record is at hand, or is to be written: of millions of entries it takes longer
-    /// than all other checks.
+    /// The fingerprint, computed when a record is compared or written: with millions of entries this takes
+    /// longer than all other checks.
     fingerprint: OnceLock<u64>,
 }
 
@@ -59,7 +59,7 @@ impl StoredIndex {
     /// Checks and decodes the index `encoded`, which was read without the rest of its shard.
     ///
     /// # Errors
-    /// A [`CodecError`] if it is invalid, or has not been written yet.
+    /// A [`CodecError`] if the index is invalid, or has zeros only because it has not been written yet.
     pub(super) fn new(
         index: &ShardIndex,
         encoded: Vec<u8>,
@@ -67,7 +67,7 @@ impl StoredIndex {
     ) -> Result<Self, CodecError> {
         let computed = OnceLock::new();
         let turn_key = match encoded.last_chunk::<8>() {
-            // The checksum of all the rest is in the lower half.
+            // The lower half of the last 8 bytes has the checksum of all other bytes.
             Some(end) if index.is_plain() && index.has_checksum() => u64::from_be_bytes(*end),
             _ => *computed.get_or_init(|| fingerprint(&encoded)),
         };
@@ -90,12 +90,12 @@ impl StoredIndex {
         })
     }
 
-    /// Returns the fingerprint of the index, as records have it.
+    /// Returns the fingerprint of the index, which is the one that a record stores.
     pub(super) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| fingerprint(self.encoded()))
     }
 
-    /// The index as it is stored.
+    /// Returns the encoded index, as it is stored.
     pub(super) fn encoded(&self) -> &[u8] {
         self.encoded
             .as_deref()
@@ -107,8 +107,8 @@ impl StoredIndex {
 pub(super) struct Comparison<'a> {
     target: &'a Sharding,
     before: &'a StoredIndex,
-    /// Where the bytes begin that are read as the tail: behind the last subchunk, or in a tiny shard
-    /// behind the index at the start.
+    /// The offset from which the tail is read: behind the last subchunk, or in a tiny shard behind the index
+    /// at the start.
     tail_start: usize,
     next: Next,
 }
@@ -118,19 +118,20 @@ pub(super) struct Comparison<'a> {
 enum Next {
     /// The end of the shard: a record, and the index or its copy.
     End,
-    /// The last byte of a shard of this size, by the record: nothing may follow it.
+    /// The last byte of a shard whose size is `size` by its record, and all bytes behind it: there should be
+    /// none.
     LastByte { size: usize },
     /// Everything behind the last subchunk.
     Tail,
-    /// All of a shard of this size.
+    /// The whole shard, of `size` bytes.
     Whole { size: usize },
-    /// Nothing: this is the size.
+    /// Nothing is left to read: the size of the shard is `size`.
     Done { size: usize },
 }
 
 impl<'a> Comparison<'a> {
     pub(super) fn new(target: &'a Sharding, before: &'a StoredIndex) -> Self {
-        // Stores fail, or panic, when they are asked for the end of less than that.
+        // Stores fail, or panic, when they are asked for more bytes at the end than the value has.
         let (first, _) = target.index.room();
         let is_long_enough = before.space.end() >= RECORD_LEN + first;
         Self {
@@ -176,8 +177,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// After a read that failed: whether something else can be read instead. What an index or a
-    /// record says of the end of a shard may be wrong.
+    /// Returns whether another part can be read after a read that failed, and makes that part the next. An
+    /// index or a record may be wrong about the end of a shard, so that reading the end fails.
     pub(super) fn falls_back(&mut self) -> bool {
         let can = matches!(self.next, Next::End | Next::LastByte { .. });
         if can {
@@ -186,7 +187,8 @@ impl<'a> Comparison<'a> {
         can
     }
 
-    /// Takes what was read.
+    /// Evaluates the bytes `read` of the ranges that [`next`](Self::next) returned, and decides what to read
+    /// next.
     ///
     /// # Errors
     /// A [`CodecError`] if the shard has changed, or an update of it was interrupted.
@@ -222,7 +224,7 @@ impl<'a> Comparison<'a> {
                 if object.len() != size {
                     return Err(changed());
                 }
-                // The last record counts, as for recovery.
+                // The last record in the shard counts, as it does for `recover`.
                 let last = Record::all(object, self.target.index.len()).next();
                 match last.filter(|record| record.new_end > size as u64) {
                     Some(record) => return Err(interrupted(size, &record)),
@@ -275,10 +277,11 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Returns whether `record`, which lies before the last index in the shard, is of the last update.
+    /// Returns whether the last update of the shard wrote `record`, which lies before the last index.
     fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
         let index = self.before.fingerprint();
-        // The index of a rewrite is the old one until its second write.
+        // A rewrite of an index at the end writes the index twice: until the second write, the stored index
+        // is the old one.
         let has_copy = if self.at_end() {
             record.old_end == record.new_end
         } else {
@@ -290,11 +293,11 @@ impl<'a> Comparison<'a> {
             return Ok(true);
         }
         if has_copy && !self.target.index.has_checksum() {
-            // An update was overwriting the index.
+            // An update was interrupted while it overwrote the index.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
         }
-        // Other software wrote it.
+        // Other software wrote the index after the update that left this record.
         Ok(!self.at_end())
     }
 
@@ -310,7 +313,8 @@ impl<'a> Comparison<'a> {
             return Ok(Next::Done { size });
         }
         if !self.at_end() {
-            // An index is where it is. But zeros or an old index may wait for the shard to be there.
+            // The index was read from the start of the shard. But if the creation of the shard was
+            // interrupted, zeros or an old index may be there.
             let last = Record::all_at(tail, self.tail_start, index_len).next();
             return match last {
                 Some(record) if record.old_end == 0 && record.new_end > size as u64 => {
@@ -331,7 +335,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Some byte belongs to the index and to a subchunk: writing one would change the other.
+/// Returns the error for a byte that belongs to the index and to a subchunk: writing one would change the
+/// other.
 fn reaches_into_index() -> CodecError {
     CodecError::Other(
         "a subchunk of the shard reaches into the shard's index, so that neither can be updated: the shard may be corrupted; write it as a whole".to_string(),

@@ -1,5 +1,5 @@
-//! Elements without a fixed size, and elements that may be missing: their subchunks are updated one
-//! by one, by zarrs' codecs.
+//! Encodes updates of elements that have no fixed size or may be missing: zarrs' codecs update their
+//! subchunks, one by one.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::panics::no_panic;
 use crate::shard::selection::Selection;
 use zarrs_cuda_engine::layout::SubchunkPart;
 
-/// Encodes what `update` changes.
+/// Encodes the subchunks that `update` changes.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &FetchedRanges<'_>,
@@ -37,7 +37,8 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// Returns a subchunk with its changes, encoded; `None` if all of its elements are then the fill value.
+/// Returns a touched subchunk with its changes, encoded. Returns `None` if all of its elements are then the
+/// fill value.
 fn updated(
     update: &Update<'_>,
     touched: &TouchedSubchunk,
@@ -59,8 +60,8 @@ fn updated(
     let (indexer, share) = share(update, touched.number)?;
     let shape_u64: Vec<u64> = shape.iter().map(|d| d.get()).collect();
     let new = update_array_bytes(old, &shape_u64, &*indexer, &share, data_type.size())?;
-    // zarrs' own test for the fill value looks at the bytes of all elements together, and takes
-    // ["aa", ""] for twice "a".
+    // zarrs' own test for the fill value looks at the bytes of all elements together, and takes ["aa", ""]
+    // for two elements "a".
     if !options.store_empty_chunks() && new == empty {
         return Ok(None);
     }
@@ -68,7 +69,7 @@ fn updated(
     Ok(Some(encoded.into_owned()))
 }
 
-/// Returns the places in subchunk `number` that are written to, and the elements for them.
+/// Returns the elements that are written to subchunk `number`, and their places in it.
 fn share<'u>(
     update: &'u Update<'_>,
     number: usize,
@@ -106,7 +107,7 @@ fn share<'u>(
     }
 }
 
-/// Returns how many elements a list of points names.
+/// Returns the number of elements of a selection.
 fn points_of(selection: &Selection) -> u64 {
     match selection {
         Selection::Points(points) => points.values().map(|points| points.len() as u64).sum(),

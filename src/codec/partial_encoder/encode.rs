@@ -1,5 +1,6 @@
 //! Encodes the changes of an update: by the engines (`batch.rs`), or by zarrs' codecs (`delegated.rs`).
-//! Subchunks that are shards are updated one by one (`nested.rs`), and nothing else in them is decoded.
+//! Subchunks that are themselves shards are updated one by one (`nested.rs`), without decoding their other
+//! subchunks.
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, Indexer};
@@ -12,7 +13,8 @@ use super::{batch, delegated};
 use crate::shard::error::other;
 use crate::shard::sharding::Sharding;
 
-/// Encodes what changes. What was read and is written as it was is left out.
+/// Encodes the subchunks that `update` changes. Leaves out a subchunk whose encoded bytes were read and stay
+/// the same.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &FetchedRanges<'_>,
@@ -48,7 +50,7 @@ pub(super) fn encode(
     Ok(changes)
 }
 
-/// Encodes what `update` changes, whose subchunks are the shards `target`.
+/// Encodes the changed subchunks of `update`, which are themselves shards of `target`.
 fn encode_shards(
     update: &Update<'_>,
     target: &Sharding,
@@ -56,7 +58,7 @@ fn encode_shards(
     fetched: &FetchedRanges<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
-    // A backend that cannot encode whole shards of these is refused for parts of them, too.
+    // A backend that cannot encode whole shards of this array is refused for parts of them, too.
     update.target.choose_engine().map_err(other)?;
     let one = |touched: &TouchedSubchunk| {
         let old = match &touched.extent {
@@ -89,7 +91,8 @@ fn encode_shards(
     Ok(changes)
 }
 
-/// Returns the shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+/// Returns the shard `old` with `elements` written to `indexer`. Returns `None` if all of its subchunks are
+/// then empty.
 ///
 /// # Errors
 /// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.

@@ -1,12 +1,12 @@
-//! Part of a shard, updated where it is stored.
+//! Updates part of a shard where the shard is stored.
 //!
 //! 1. Read the index.
-//! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
-//! 3. Encode what changes as one batch, on the engine that the plan names.
+//! 2. Read the subchunks that are written in part, in one request; decode them, patch them.
+//! 3. Encode the changed subchunks as one batch, on the engine that the plan names.
 //! 4. Take a turn among the encoders of this process (`crate::store::codec_queue`).
-//! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
-//!    is. Read the patched subchunks again. If something changed since step 1, begin again.
-//! 6. Write: usually once, twice where an index is rewritten where it is.
+//! 5. Read the index again, with the record before it, and the last byte: they tell the size of the shard.
+//!    Read the patched subchunks again. If any of these bytes changed since step 1, begin again.
+//! 6. Write: usually once, and twice if an index is overwritten where it is.
 //!
 //! A codec can do four things to a stored value: read ranges of it, overwrite bytes, make it longer, and
 //! erase it. These operations bound all of the steps. `docs/reference/updates.md` has the protocol and its
@@ -59,14 +59,15 @@ pub(super) struct PartialEncoder<H: Handle> {
     handle: Arc<H::Writer>,
 }
 
-/// The result of a write: the size of the shard, and the number of unused bytes if they are too many.
+/// The result of a write: the size of the shard in bytes, and the number of unused bytes if they are too
+/// many.
 type Written = (usize, Option<usize>);
 
 /// A write that failed.
 enum Failed {
-    /// The stored shard could not be read or understood, or it changed. Nothing was written.
+    /// The stored shard could not be read or decoded, or it changed before the write. Nothing was written.
     Reading(CodecError),
-    /// Another attempt would not help.
+    /// The write failed for a reason that another attempt would not remove.
     Final(CodecError),
 }
 
@@ -76,23 +77,23 @@ impl From<CodecError> for Failed {
     }
 }
 
-/// When the stored shard is read.
+/// Whether the stored shard is read at once or during a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     AtOnce,
-    /// While no encoder of this process writes to a shard of the array: a store may show half of what
-    /// one call writes.
+    /// The shard is read during a turn in which no encoder of this process writes to a shard of the array: a
+    /// store may show half of the bytes that one call writes.
     Alone,
 }
 
-/// How many names the subchunks of a shard share.
+/// The number of turn names that the subchunks of a shard share.
 const SUBCHUNK_NAMES: usize = 64;
 
-/// Whether to write once more, when it failed.
+/// The state of repeated attempts at one write.
 struct Attempts {
     since: Instant,
     look: Look,
-    /// How long the encoder has waited for turns.
+    /// The time for which the encoder has waited for turns.
     waited: Duration,
 }
 
@@ -110,7 +111,7 @@ impl<H: Handle> PartialEncoder<H> {
     /// Prepares for another attempt after one that failed.
     ///
     /// # Errors
-    /// Why it failed, if another one would not help.
+    /// The error of the failed attempt, if another attempt would not help.
     fn again(&self, attempts: &mut Attempts, failed: Failed) -> Result<(), CodecError> {
         let error = match failed {
             Failed::Final(error) => return Err(error),
@@ -119,17 +120,18 @@ impl<H: Handle> PartialEncoder<H> {
         let limit = self.target.codec.options.turn_limit();
         let is_late = attempts.since.elapsed() > limit;
         attempts.look = match attempts.look {
-            // Another encoder came first: its update is there now.
+            // Another encoder wrote to the shard, and its update is complete: the next attempt reads the
+            // shard at once.
             _ if is_refusal(&error) && !is_late => Look::AtOnce,
-            // Another encoder may have been writing. An attempt alone decides that, even after the limit: the
-            // error could advise to recover a shard that another writer is creating.
+            // Another encoder may have been writing. An attempt during a turn alone finds out, even after the
+            // limit: otherwise the error could advise to recover a shard that another writer is creating.
             Look::AtOnce if !is_refusal(&error) => Look::Alone,
             _ => return Err(error),
         };
         Ok(())
     }
 
-    /// Returns the names to take for a turn in which `changes` are written to the shard `before`.
+    /// Returns the names to take for a turn of `mode` in which `changes` are written to the shard `before`.
     fn names_to_take(
         &self,
         before: Option<&StoredIndex>,
@@ -144,7 +146,8 @@ impl<H: Handle> PartialEncoder<H> {
         };
         names.push((Name::Index(before.turn_key), mode));
         if mode == Mode::Shared {
-            // Two encoders may patch one subchunk: the second must read the result of the first.
+            // Two encoders may patch one subchunk: the second encoder must read the bytes that the first one
+            // wrote.
             let mut subchunks = BTreeMap::new();
             for (number, _) in &changes.subchunks {
                 let remainder = number % SUBCHUNK_NAMES;
@@ -164,7 +167,8 @@ impl<H: Handle> PartialEncoder<H> {
         Self { target, handle }
     }
 
-    /// Returns the index that was read, if there is a shard.
+    /// Decodes and checks the index `encoded`. Returns `None` if there are no bytes, because the shard does
+    /// not exist.
     fn index(
         &self,
         encoded: Option<ArrayBytesRaw<'_>>,
@@ -173,19 +177,20 @@ impl<H: Handle> PartialEncoder<H> {
         let Some(encoded) = encoded else {
             return Ok(None);
         };
-        // The caller may skip the checksums of data, but not that of the index: a new index says that the old
-        // one was right.
+        // The caller may skip the checksums of data, but not the checksum of the index: the update writes a
+        // new index with a valid checksum, which would hide errors of the old one.
         let options = options.with_validate_checksums(true);
         StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }
 
-    /// Returns where to read the index.
+    /// Returns the byte range of the index in the stored shard.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
         check_memory(self.target.index.len()).map_err(codec_error)?;
         Ok(self.target.index.byte_range())
     }
 
-    /// Tells the metrics, and the application's callback, that a write happened.
+    /// Counts a write in the metrics. If `dead` has a number, also counts a request for compaction, and
+    /// calls the application's callback.
     fn written(&self, size: usize, dead: Option<usize>) {
         counters::partial_write();
         let Some(dead) = dead else { return };
@@ -233,7 +238,7 @@ pub(super) fn explain(target: &Sharding) -> String {
     }
 }
 
-/// With what to do about an index that cannot be read.
+/// Adds advice about an index that cannot be read to `error`, unless it is a refusal.
 fn index_error(error: &CodecError) -> CodecError {
     if is_refusal(error) {
         return error.clone();
@@ -246,11 +251,11 @@ fn index_error(error: &CodecError) -> CodecError {
     )
 }
 
-/// The bytes between what one write stores that are read to see what is left of it.
+/// The number of bytes between the pieces of one write that may be read to see what the failed write left.
 const MOST_HOLES: usize = 64 << 20;
 
-/// Returns where to read what a failed `write` left of a shard that was to be created. `None` if that is too
-/// much to read.
+/// Returns the byte range to read for what a failed `write` of a new shard left. Returns `None` if the range
+/// is too large.
 fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     let end = write
         .iter()
@@ -261,8 +266,8 @@ fn range_of_rest(write: &WriteCall) -> Option<ByteRange> {
     (end <= most).then_some(ByteRange::FromStart(0, None))
 }
 
-/// Returns whether `object` is what a failed `write` left of a shard that was to be created, and not all of
-/// it. File systems fill holes with zeros, and may store the pages of one write in any order.
+/// Returns whether `object` has nothing but a part of the bytes of a failed `write` of a new shard. File
+/// systems fill holes with zeros, and may store the pages of one write in any order.
 fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     let mut whole = Vec::new();
     for (at, bytes) in write {
@@ -276,7 +281,7 @@ fn is_rest(object: &[u8], write: &WriteCall) -> bool {
     object.len() <= whole.len() && object != whole && object.iter().zip(&whole).all(is_part)
 }
 
-/// Returns why a shard was not created, and that nothing is left of the attempt.
+/// Returns the error of a shard that was not created, which says that nothing is left of the attempt.
 fn not_created(error: &CodecError) -> CodecError {
     caused(
         format!(

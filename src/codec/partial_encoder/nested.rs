@@ -1,5 +1,5 @@
-//! Subchunks that are shards, with some of their own subchunks changed. They are in memory, so that nothing
-//! can be torn.
+//! Updates subchunks that are themselves shards, by changing some of their subchunks. The inner shards are in
+//! memory, so no interruption can tear them.
 
 use zarrs::array::Indexer;
 use zarrs_codec::{CodecError, CodecOptions};
@@ -9,14 +9,14 @@ use crate::shard::selection::Selection;
 use crate::shard::sharding::Sharding;
 use zarrs_cuda_engine::layout::{Entries, Extent, Space, SubchunkPart};
 
-/// An inner shard as it will be.
+/// An inner shard with its changes.
 pub(super) struct Inner {
     pub(super) shard: Vec<u8>,
-    /// Whether overwriting the old one could lose more than what is written.
+    /// Whether an interrupted overwrite of the stored inner shard could lose elements that are not written.
     pub(super) fragile: bool,
 }
 
-/// Returns the places in subchunk `number` that are written to, and the elements for them.
+/// Returns the elements that are written to subchunk `number`, and their places in it.
 pub(super) fn share(
     update: &Update<'_>,
     number: usize,
@@ -42,7 +42,8 @@ pub(super) fn share(
     Ok((update.selection.within(update.grid, number)?, share))
 }
 
-/// Returns the shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
+/// Returns the shard `old` with `changes`. They are written into its bytes if all of them fit; otherwise the
+/// whole shard is packed anew, densely. Returns `None` if every subchunk is then empty.
 ///
 /// # Errors
 /// A [`CodecError`] if the index cannot be encoded.
@@ -61,7 +62,7 @@ pub(super) fn splice(
     let place = index.range_in(old.len());
     let place = place.filter(|place| !space.overlaps() && space.is_free(place, None));
     let used = changes.used_after(space.used(), at) + index.len();
-    // Where each change goes, if all of them fit.
+    // The extent of each changed subchunk in the old bytes, or `None` if a change does not fit.
     let extents: Option<Vec<(usize, Extent)>> = changes
         .subchunks
         .iter()
@@ -88,7 +89,7 @@ pub(super) fn splice(
         }
         let moves = extents.iter().any(|(number, new)| *new != at(*number));
         shard[place].copy_from_slice(&index.encode_changed(entries, extents, options)?);
-        // An inner index that is cut off in the middle would be the end of all that it leads to.
+        // If a write stopped in the middle of an inner index, all subchunks of the inner shard would be lost.
         let fragile = moves || !changes.fragile.is_empty();
         return Ok(Some(Inner { shard, fragile }));
     }
@@ -97,7 +98,7 @@ pub(super) fn splice(
     })?;
     let most = old.len() + changes.bytes.len() + index.len();
     let shard = target.pack(&subchunks, most, options)?;
-    // The subchunks lie elsewhere now.
+    // The subchunks have moved, so the old bytes of the inner shard are no longer valid.
     Ok(Some(Inner {
         shard,
         fragile: true,

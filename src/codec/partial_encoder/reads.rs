@@ -1,4 +1,4 @@
-//! The encoded subchunks that an update needs, in one request.
+//! Reads the encoded subchunks that an update needs, in one request.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,10 +10,11 @@ use zarrs_storage::byte_range::ByteRange;
 use super::refusal::changed;
 use crate::store::ranges::Merged;
 
-/// Ranges that lie closer together than this are read as one.
+/// Two ranges with fewer bytes than this between them are read as one range.
 const NEAR: u64 = 4 << 10;
 
-/// Returns the ranges of a shard to read: one range for subchunks that are neighbours.
+/// Returns the ranges of a shard to read for the subchunks at `extents`: one range for subchunks that are
+/// near each other.
 pub(super) fn reads(extents: impl IntoIterator<Item = Range<usize>>) -> Merged {
     Merged::near(NEAR, extents.into_iter().map(range))
 }
@@ -22,7 +23,7 @@ fn range(extent: Range<usize>) -> Range<u64> {
     extent.start as u64..extent.end as u64
 }
 
-/// Ranges of a shard, and the bytes that were read there.
+/// Ranges of a shard, and the bytes that were read from them.
 #[derive(Debug, Default)]
 pub(super) struct FetchedRanges<'a> {
     ranges: Merged,
@@ -30,7 +31,7 @@ pub(super) struct FetchedRanges<'a> {
 }
 
 impl<'a> FetchedRanges<'a> {
-    /// Returns all of a shard that is in memory.
+    /// Returns one range with all bytes of `shard`, which is in memory.
     pub(super) fn all(shard: &'a [u8]) -> Self {
         Self {
             ranges: Merged::of([range(0..shard.len())]),
@@ -38,10 +39,10 @@ impl<'a> FetchedRanges<'a> {
         }
     }
 
-    /// Returns the `bytes` that a store returned for `ranges`.
+    /// Returns `ranges` with the `bytes` that a store returned for them.
     ///
     /// # Errors
-    /// A [`CodecError`] if these are other bytes.
+    /// A [`CodecError`] if the store returned other numbers of ranges or bytes.
     pub(super) fn answered(
         ranges: Merged,
         bytes: Option<Vec<ArrayBytesRaw<'a>>>,

@@ -1,4 +1,5 @@
-//! Partial writes that were not begun: nothing was written, and the same write may succeed later.
+//! Refusals: errors of partial writes that did not begin. Nothing was written, and the same write may succeed
+//! later.
 
 use std::io::{Error, ErrorKind};
 use std::sync::Arc;
@@ -17,12 +18,12 @@ pub(super) fn is_refusal(error: &CodecError) -> bool {
     matches!(error, CodecError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
 }
 
-/// Another writer wrote to the shard since its index was read.
+/// Returns the refusal for a shard that another writer has changed since its index was read.
 pub(super) fn changed() -> CodecError {
     refusal("the shard changed while a partial write of it was prepared: its index, or a subchunk, is not the one that was read before. Nothing of the shard was written. Write to one shard from one place at a time, or try again".to_owned())
 }
 
-/// The encoder had no turn, for which it may wait as long as `limit`.
+/// Returns the refusal for an encoder that got no turn within `limit`.
 pub(super) fn no_turn(reason: NoTurn, limit: Duration) -> CodecError {
     refusal(match reason {
         NoTurn::Late => format!(

@@ -7,8 +7,8 @@ use zarrs_codec::CodecError;
 use crate::shard::sharding::Sharding;
 
 impl Sharding {
-    /// Returns whether every subchunk that is not empty has the same encoded size. If subchunks are shards,
-    /// whether that holds for the subchunks in them.
+    /// Returns whether all subchunks that are not empty have the same encoded size. If the subchunks are
+    /// shards, returns the answer for the subchunks inside these shards.
     ///
     /// # Errors
     /// A [`CodecError`] if the inner codecs do not fit the data type.
@@ -22,8 +22,8 @@ impl Sharding {
         }
     }
 
-    /// Returns whether a subchunk may be overwritten by just the bytes of it that change: each encodes some
-    /// element, and nothing else. A checksum would not be right after two writers of one subchunk.
+    /// Returns whether just the changed bytes of a subchunk may be overwritten: each byte encodes some
+    /// element, and nothing else. A checksum would be wrong after two writers of one subchunk.
     pub(super) fn is_written_in_pieces(&self) -> bool {
         match self.nested() {
             Err(_) => false,
@@ -36,10 +36,11 @@ impl Sharding {
         }
     }
 
-    /// Returns whether the subchunks are shards that are updated as a whole, for want of a way into them.
+    /// Returns whether the subchunks are themselves shards that must be updated as a whole, because this
+    /// crate cannot update the subchunks inside them.
     pub(super) fn has_closed_shards(&self) -> bool {
         let inner = self.codec.inner_codecs.array_to_bytes_codec();
-        // This crate's codec also says that it is zarrs' own.
+        // `as_any` of this crate's codec also returns a `ShardingCodec`.
         let sharded = inner.as_any().is::<ShardingCodec>();
         sharded && (self.codec.nested.is_none() || self.delegated().is_some())
     }

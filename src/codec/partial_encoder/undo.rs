@@ -1,4 +1,4 @@
-//! Undoes a write to a stored shard that failed: in its turn, the encoder puts the old index back.
+//! Undoes a failed write to a stored shard: during its turn, the encoder puts the old index back.
 //!
 //! ```text
 //! the shard has the old index: done
@@ -27,21 +27,21 @@ use crate::store::Handle;
 use zarrs_cuda_engine::layout::placement::Commit;
 use zarrs_cuda_engine::layout::{Record, undo_growth, update_of_nothing};
 
-/// An update, as far as undoing it needs to know.
+/// The facts about an update that undoing it needs.
 pub(super) struct Undo {
     commit: Commit,
     record: Record,
-    /// How many subchunks it overwrites where they are.
+    /// The number of subchunks that the update overwrites where they are.
     overwritten: usize,
 }
 
 /// The state of a shard after a write that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// The shard is as it was, but for so many subchunks that were to be overwritten where they are: each is
-    /// old, new or lost.
+    /// The shard is as before the write, except for `overwritten` subchunks that the update overwrites where
+    /// they are: each is old, new or lost.
     Before { overwritten: usize },
-    /// The write may have stopped in the middle.
+    /// The shard may have some bytes of the write and lack others.
     Torn,
 }
 
@@ -100,8 +100,8 @@ impl<H: Handle> PartialEncoder<H> {
         now.is_ok_and(|now| now.is_some_and(|now| now.encoded() == before.encoded()))
     }
 
-    /// Returns the writes that put the index `before` back, one after the other. `None` if the size of the
-    /// shard cannot be read.
+    /// Returns the writes that put the index `before` back, one after the other. Returns `None` if only data
+    /// were written, or if the shard cannot be read.
     async fn writes_to_undo(
         &self,
         before: &StoredIndex,
@@ -110,7 +110,7 @@ impl<H: Handle> PartialEncoder<H> {
     ) -> Option<Vec<(u64, Vec<u8>)>> {
         let old = before.encoded();
         let start = match undo.commit {
-            // The first write does not touch an index at the start.
+            // The first write of an update leaves an index at the start unchanged.
             _ if !self.target.index.is_at_end() => 0,
             Commit::DataOnly => return None,
             Commit::Rewrite { .. } => undo.record.old_end.checked_sub(old.len() as u64)?,
@@ -119,7 +119,7 @@ impl<H: Handle> PartialEncoder<H> {
         Some(vec![(start, old.to_vec())])
     }
 
-    /// Returns the writes that let a shard which began to grow end with the index `old`.
+    /// Returns the writes after which a shard that began to grow ends with the index `old`.
     async fn writes_to_shorten(
         &self,
         old: &[u8],
@@ -127,7 +127,8 @@ impl<H: Handle> PartialEncoder<H> {
         options: &CodecOptions,
     ) -> Option<Vec<(u64, Vec<u8>)>> {
         let Record { old_end, .. } = undo.record;
-        // The last byte of the old index comes first: some stores refuse to read nothing.
+        // The range begins with the last byte of the old index, because some stores refuse to read an empty
+        // range.
         let from = old_end.checked_sub(1)?;
         let range = ByteRange::FromStart(from, None);
         let read = H::read_one(H::reader(&*self.handle), range, options);
@@ -135,13 +136,13 @@ impl<H: Handle> PartialEncoder<H> {
         let behind = behind.get(1..)?;
         let size = old_end + behind.len() as u64;
         let start = usize::try_from(old_end).ok()?;
-        // There may be two records: the last one says that the shard should be longer.
+        // There may be two records. The last one names the greater size.
         if let Some(record) = Record::all_at(behind, start, old.len()).next() {
             let tail = behind.len().checked_sub(old.len());
             let tail = tail.and_then(|tail| behind.get(tail..));
             return Some(undo_growth(record, old, (size, tail)));
         }
-        // Not even the record is there. It is overwritten by one of an update that changes nothing.
+        // No record was written. The writes add a record of an update that changes nothing.
         Some(vec![(old_end, update_of_nothing(old, (old_end, old_end)))])
     }
 }
@@ -163,7 +164,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// Returns the error of a write to a stored shard that failed.
+/// Returns the error for a failed write to a stored shard, which says in which state the shard is left.
 pub(super) fn not_written(error: &CodecError, left: Left) -> CodecError {
     caused(
         format!("cannot write part of a shard: {error}. {left}"),

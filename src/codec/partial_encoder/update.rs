@@ -13,12 +13,12 @@ use crate::store::ranges::Merged;
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::layout::{Entries, Extent, RECORD_LEN, Space, SubchunkGrid, SubchunkPart};
 
-/// A subchunk that a write touches.
+/// A subchunk to which a partial write writes.
 pub(super) struct TouchedSubchunk {
     pub(super) number: usize,
-    /// Whether all of it is written, so that it need not be read.
+    /// Whether all elements of the subchunk are written, so that its old bytes need not be read.
     pub(super) whole: bool,
-    /// Where it lies, unless it is empty.
+    /// The extent of the stored subchunk, or `None` if the subchunk is empty.
     pub(super) extent: Extent,
 }
 
@@ -29,23 +29,25 @@ pub(super) struct Update<'a> {
     pub(super) selection: Selection,
     /// The elements that are written, in the order of the indexer.
     pub(super) elements: &'a ArrayBytes<'a>,
-    /// In C order.
+    /// The subchunks to which elements are written, in C order.
     pub(super) touched: Vec<TouchedSubchunk>,
 }
 
 /// The changed subchunks, encoded.
 pub(super) struct Changes {
-    /// Room for a record, then encoded subchunks.
+    /// Room for a record, followed by the encoded subchunks.
     pub(super) bytes: Vec<u8>,
-    /// The number of each changed subchunk, and where the subchunk lies in `bytes`; `None` if it is empty now.
+    /// The number of each changed subchunk, and its extent in `bytes`, or `None` if the subchunk is empty
+    /// now.
     pub(super) subchunks: Vec<(usize, Extent)>,
-    /// The numbers, ascending, of subchunks that must not be overwritten where they are: an interruption would
-    /// also lose elements that are not written.
+    /// The numbers, ascending, of the subchunks that must not be overwritten where they are, because an
+    /// interruption would also lose elements that are not written.
     pub(super) fragile: Vec<usize>,
 }
 
 impl<'a> Update<'a> {
-    /// Returns the write of `elements` to `indexer`, into a shard with the index `entries`.
+    /// Returns the write of `elements` to the places that `indexer` names, in a shard with the index
+    /// `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` does not fit the shard.
@@ -80,12 +82,11 @@ impl<'a> Update<'a> {
         })
     }
 
-    /// Returns the ranges to read, which are those of the subchunks of which a part stays. Also returns
-    /// whether the metadata justify the lengths of these subchunks. They cannot if the inner codecs name no
-    /// bound.
+    /// Returns the ranges of the subchunks that are written in part, which must be read. Also returns whether
+    /// the metadata bound the lengths of these subchunks: they do not if the inner codecs name no bound.
     ///
     /// # Errors
-    /// A [`CodecError`] if a subchunk is not as long as its codecs make it.
+    /// A [`CodecError`] if a subchunk is longer than its codecs can make it.
     pub(super) fn reads(&self) -> Result<(Merged, bool), CodecError> {
         let limit = self.target.subchunk_len()?;
         for touched in self.straddled() {
@@ -97,7 +98,7 @@ impl<'a> Update<'a> {
         Ok((reads(extents.cloned()), limit.is_bounded()))
     }
 
-    /// Returns whether some elements of a subchunk stay as they are.
+    /// Returns whether only some elements of subchunk `number` are written.
     pub(super) fn is_patched(&self, number: usize) -> bool {
         let place = self
             .touched
@@ -105,7 +106,7 @@ impl<'a> Update<'a> {
         place.is_ok_and(|place| !self.touched[place].whole)
     }
 
-    /// Returns the subchunks of which some elements stay as they are.
+    /// Returns the subchunks of which only some elements are written.
     pub(super) fn straddled(&self) -> impl Iterator<Item = &TouchedSubchunk> {
         self.touched.iter().filter(|touched| !touched.whole)
     }
@@ -120,7 +121,7 @@ impl Changes {
         }
     }
 
-    /// Adds subchunk `number`, with its encoded bytes unless it is empty.
+    /// Adds subchunk `number` with its encoded bytes, or `None` for an empty subchunk.
     pub(super) fn push(&mut self, number: usize, encoded: Option<&[u8]>) {
         let extent: Extent = encoded.map(|encoded| {
             let start = self.bytes.len();
@@ -130,8 +131,8 @@ impl Changes {
         self.subchunks.push((number, extent));
     }
 
-    /// Returns all subchunks of a shard with these changes, encoded: the others are as `old` has them, by
-    /// number.
+    /// Returns all subchunks of a shard after these changes, encoded. `old` returns the bytes of an unchanged
+    /// subchunk by its number.
     pub(super) fn over<'c>(
         &'c self,
         num_subchunks: usize,
@@ -148,8 +149,8 @@ impl Changes {
             .collect()
     }
 
-    /// Returns how many bytes the subchunks of a shard use after these changes, if they use `used` before.
-    /// `old` returns where a subchunk lies before the changes.
+    /// Returns the number of bytes that the subchunks of a shard use after these changes, if they use `used`
+    /// bytes before. `old` returns the extent of a subchunk before the changes.
     pub(super) fn used_after(&self, used: usize, old: impl Fn(usize) -> Extent) -> usize {
         let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
         let added: usize = self.subchunks.iter().map(|(_, new)| len(new)).sum();
@@ -157,8 +158,8 @@ impl Changes {
         (used + added).saturating_sub(removed.sum())
     }
 
-    /// Returns whether every subchunk of a shard is empty after these changes. `space` is of the shard before
-    /// them, and `old` is where each subchunk lies then.
+    /// Returns whether every subchunk of a shard is empty after these changes. `space` and `old` are the used
+    /// space and the extent of each subchunk before the changes.
     pub(super) fn erase(&self, space: &Space, old: impl Fn(usize) -> Extent) -> bool {
         let erased = self
             .subchunks

@@ -1,4 +1,4 @@
-//! Changed subchunks, records and index as writes of a store, in the order that the protocol asks for.
+//! Makes the store's writes of changed subchunks, records and index, in the order that the protocol asks for.
 
 use std::ops::Range;
 
@@ -11,13 +11,15 @@ use zarrs_cuda_engine::layout::{Extent, RECORD_LEN, Record};
 /// The bytes that one call of the store writes, each with its offset, in this order.
 pub(super) type WriteCall = Vec<(u64, Vec<u8>)>;
 
-/// A piece of at least this many bytes is not copied to be one piece with its neighbours.
+/// The number of bytes from which a piece is written by itself, and not copied into one piece with its
+/// neighbours.
 const LARGE: usize = 256 << 10;
 
-/// Returns the calls of the store, one after the other, each with bytes at offsets in this order.
+/// Returns the calls of the store, one after the other. Each call has pieces of bytes with their offsets, in
+/// this order.
 ///
-/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
-/// byte of it depends on others, and as far as `fetched` has them.
+/// For a subchunk that is overwritten where it was, bytes that do not change are left out, if its bytes do
+/// not depend on each other and `fetched` has the old bytes.
 pub(super) fn writes(
     update: &Update<'_>,
     placed: Placed,
@@ -41,7 +43,7 @@ pub(super) fn writes(
     if let Commit::Grow { record, index: at } = commit
         && is_one_run(&extents, changes, record, at)
     {
-        // The encoded bytes lie as they will in the shard, with room for the record before them.
+        // The encoded bytes have the same order as in the shard, with room for the record before them.
         changes.bytes[..RECORD_LEN].copy_from_slice(&record_bytes);
         if at > record + RECORD_LEN {
             changes.bytes.extend_from_slice(&before_index(at));
@@ -62,14 +64,15 @@ pub(super) fn writes(
             if at > record + RECORD_LEN {
                 pieces.push((at - RECORD_LEN, &second));
             }
-            // Until a byte is written behind the old end there is nothing to undo. But a shard that
-            // is being created is known by its record.
+            // Until a byte is written behind the old end there is nothing to undo. But if the update creates
+            // the shard, the record comes first, because `recover` knows such a shard by its record.
             pieces.sort_by_key(|&(offset, _)| (offset != record || !creates, offset));
             with_index(update, joined(&pieces), at, index)
         }
         Commit::Rewrite { record, copy } => {
-            // At the end of the rest, and in this order: a record that is whole says that the copy
-            // is, too, if the index is at the end; at the start it does not matter.
+            // The record and the copy lie behind all data, in this order. If the index is at the end, a
+            // complete record then shows that the copy is complete; if it is at the start, the order does not
+            // matter.
             let mut pieces = data;
             pieces.push((record, &record_bytes));
             pieces.push((copy, &index));
@@ -84,7 +87,7 @@ pub(super) fn writes(
     }
 }
 
-/// Returns the bytes of changed subchunks that are written, and where.
+/// Returns the bytes of changed subchunks to write, each with its offset.
 fn data<'c>(
     update: &Update<'_>,
     extents: &[Extent],
@@ -120,7 +123,8 @@ fn data<'c>(
     data
 }
 
-/// `first` with the index, or its copy, behind it, at `at`; and then the index, if it is at the start.
+/// Returns the call `first` with the index, or its copy, added at the offset `at`. If the index is at the
+/// start, a second call writes it.
 fn with_index(
     update: &Update<'_>,
     mut first: WriteCall,
@@ -138,12 +142,14 @@ fn with_index(
     std::iter::once(first).chain(again).collect()
 }
 
-/// Returns whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
+/// Returns whether a piece at `at` follows directly on the bytes `before`, which begin at `start` and are
+/// fewer than [`LARGE`].
 fn follows(start: u64, before: &[u8], at: usize) -> bool {
     start + before.len() as u64 == at as u64 && before.len() < LARGE
 }
 
-/// Returns whether record, changes, record and index follow one another in the shard as they do in `changes`.
+/// Returns whether record, changes, record and index follow one another in the shard in the order of
+/// `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
     let mut placed = changes.subchunks.iter().zip(extents);
@@ -160,7 +166,7 @@ fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize
     in_order && next == changes.bytes.len() && index == record + next + second_record
 }
 
-/// Pieces that follow one another, as one, unless they are large.
+/// Joins pieces that follow one another in the shard, unless they are large.
 fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
     let mut joined = WriteCall::new();
     while let [(offset, first), rest @ ..] = pieces {
@@ -171,7 +177,7 @@ fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
             follows
         });
         let (run, others) = pieces.split_at(1 + follow.count());
-        // An index is as large as all the rest: a vector that grows would take it twice.
+        // The capacity is exact: a large index would take its memory twice in a vector that grows.
         let mut bytes = Vec::with_capacity(len);
         for (_, piece) in run {
             bytes.extend_from_slice(piece);
@@ -182,11 +188,11 @@ fn joined(mut pieces: &[(usize, &[u8])]) -> WriteCall {
     joined
 }
 
-/// Returns where `new` is not what `old` was, give or take a page.
+/// Returns the ranges of `new` that differ from `old`. Short runs of equal bytes between them are included.
 fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
-    /// Runs that lie closer together than this are written as one.
+    /// Two runs with fewer bytes than this between them are written as one run.
     const NEAR: usize = 4 << 10;
-    /// How much is compared at once.
+    /// The number of bytes that are compared at once.
     const BLOCK: usize = 256;
     let mut runs: Vec<Range<usize>> = Vec::new();
     for start in (0..new.len()).step_by(BLOCK) {

@@ -1,4 +1,4 @@
-//! How encoded subchunks are decoded to their places.
+//! Decodes encoded subchunks to their places in the output.
 
 use zarrs_codec::CodecOptions;
 
@@ -12,11 +12,11 @@ use crate::reader::error::Damage;
 use crate::reader::source::ShardSource;
 use crate::reader::threads::{self, decoding};
 use crate::shard::error::engine_is_about_stored_bytes;
-use zarrs_cuda_engine::contract::{EncodedSubchunk, RowSink};
+use zarrs_cuda_engine::contract::{EncodedSubchunk, NeighbourSink};
 
 impl<S: ShardSource> Attempt<'_, S> {
-    /// Writes the wanted elements of the subchunk `touched`. `bytes` are the bytes of the subchunk from byte
-    /// `first` on.
+    /// Writes the wanted elements of the subchunk `touched`, which needs no decoding. `bytes` are its bytes
+    /// from byte `first` on.
     pub(super) fn write_rows(
         &self,
         touched: WantedSubchunk<'_>,
@@ -29,20 +29,20 @@ impl<S: ShardSource> Attempt<'_, S> {
         written.map_err(|error| failed(self.shard, Some(number), error))
     }
 
-    /// Decodes encoded `subchunks`, by ascending number, and writes their elements. Those of a shard with an
-    /// index may be kept.
+    /// Decodes the encoded `subchunks`, which have ascending numbers, and writes their elements. If they are
+    /// in a shard with an index, their elements may be kept.
     pub(super) fn decode(
         &self,
         subchunks: &[(WantedSubchunk<'_>, &[u8])],
         indexed: Option<&Indexed<'_, S>>,
     ) -> Result<(), ReaderError> {
-        /// Fewer bytes than this are decoded sooner than another thread is woken.
+        /// The number of bytes below which one thread decodes sooner than another thread wakes.
         const AT_ONCE: usize = 512 << 10;
         let several = Several {
             windows: self.windows,
             subchunks,
         };
-        let mut sink: &dyn RowSink = match (self.windows, &several) {
+        let mut sink: &dyn NeighbourSink = match (self.windows, &several) {
             ([window], _) => window,
             (_, several) => several,
         };
@@ -74,7 +74,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     fn decode_share(
         &self,
         subchunks: &[EncodedSubchunk<'_>],
-        sink: &dyn RowSink,
+        sink: &dyn NeighbourSink,
         options: &CodecOptions,
     ) -> Result<(), ReaderError> {
         self.shard.sharding.with_job(options, |job| {
@@ -86,8 +86,8 @@ impl<S: ShardSource> Attempt<'_, S> {
                 if !engine_is_about_stored_bytes(&error) {
                     return Err(failed(self.shard, None, error));
                 }
-                // Decoding one by one finds the damaged subchunk. No elements are written: some were written
-                // already.
+                // Decoding one by one finds the damaged subchunk. The elements are not written again, because
+                // some were written already.
                 for subchunk in subchunks {
                     let one = std::slice::from_ref(subchunk);
                     if let Err(error) = host_engine().decode_each(job, one, &|_, _| Ok(())) {
@@ -104,7 +104,7 @@ impl<S: ShardSource> Attempt<'_, S> {
                         return Err(failed(self.shard, Some(number), error));
                     }
                     let damage = Damage::new(self.shard.key.clone(), Some(number), error);
-                    let filled = sink.fill_row(number, 1, job.fill_value);
+                    let filled = sink.fill_neighbours(number, 1, job.fill_value);
                     filled.map_err(|error| self::damage(self.shard, Some(number), error))?;
                     lock(&self.damaged).push(damage);
                 }

@@ -1,4 +1,4 @@
-//! The errors of a shard that is read.
+//! Makes the errors of reading a shard.
 
 use zarrs_codec::CodecError;
 use zarrs_storage::StorageError;
@@ -19,7 +19,7 @@ pub(super) fn damage(
     ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
 }
 
-/// Returns the error for a subchunk that was not decoded. It may be intact, and memory short.
+/// Returns the error for a subchunk that was not decoded. The subchunk may be intact, if memory was short.
 pub(super) fn failed(
     shard: &ShardToRead<'_>,
     subchunk: Option<usize>,
@@ -44,7 +44,7 @@ pub(super) fn not_decoded(
     undecided(shard, error)
 }
 
-/// Returns the error for bytes that were not decoded, and may be right.
+/// Returns the error for bytes that were not decoded, but may be right.
 fn undecided(shard: &ShardToRead<'_>, error: CodecError) -> ReaderError {
     if let Some((what, bytes)) = out_of_memory(&error) {
         return ReaderError::Memory { what, bytes };
@@ -58,13 +58,13 @@ fn undecided(shard: &ShardToRead<'_>, error: CodecError) -> ReaderError {
     }
 }
 
-/// Returns the error of a store that was asked for `wanted` bytes which it has.
+/// Returns the error for a store that returned `got` bytes, although it has the `wanted` bytes.
 pub(super) fn other_bytes(got: u64, wanted: u64) -> StorageError {
     StorageError::Other(format!("the store returned {got} bytes of {wanted}"))
 }
 
-/// Returns whether a store was not reached. Another request would wait as long again, and say nothing of the
-/// shard.
+/// Returns whether a store could not be reached. Another request would wait as long, and tell nothing about
+/// the shard.
 pub(super) fn got_no_answer(error: &StorageError) -> bool {
     use std::io::ErrorKind;
     let StorageError::IOError(error) = error else {

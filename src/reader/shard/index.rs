@@ -1,4 +1,4 @@
-//! How the index of a shard is requested and decoded.
+//! Requests and decodes the index of a shard.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::shard::reading::check_memory;
 
 impl<S: ShardSource> ReadCall<'_, S> {
-    /// Reads and decodes the index; `None` if there is no shard.
+    /// Reads and decodes the index. Returns `None` if the shard does not exist.
     pub(super) async fn index(
         &self,
         shard: &ShardToRead<'_>,
@@ -35,7 +35,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         Ok(Some(Arc::new(Index::new(encoded, entries))))
     }
 
-    /// Reads the index as it is stored; `None` if there is no shard.
+    /// Reads the encoded index. Returns `None` if the shard does not exist.
     pub(super) async fn encoded_index(
         &self,
         shard: &ShardToRead<'_>,
@@ -64,7 +64,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         if let Some(encoded) = &encoded
             && encoded.len() as u64 != len
         {
-            // Some stores return what there is of a range, and some return less.
+            // Some stores return only those bytes of a range that exist, and some return too few bytes.
             let got = encoded.len();
             return Err(match self.source.size(opened).await {
                 Ok(Some(size)) if size < len => {
@@ -77,7 +77,7 @@ impl<S: ShardSource> ReadCall<'_, S> {
         Ok(encoded)
     }
 
-    /// Reads `ranges`, of so many bytes, and counts that.
+    /// Reads `ranges`, which have the given number of bytes in total, and counts the request.
     pub(super) async fn request<'b>(
         &'b self,
         opened: &'b S::Shard,

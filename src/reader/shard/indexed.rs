@@ -1,4 +1,4 @@
-//! The subchunks of a shard whose index is known: where their bytes are, how they are read, and which
+//! The subchunks of a shard whose index is known: where their bytes are, how they are read, and which of them
 //! are kept.
 
 use std::ops::Range;
@@ -19,21 +19,22 @@ use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::shard::reading::{check_last_bytes, last_bytes};
 use crate::store::ranges::Merged;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::allocate;
 
 /// A subchunk that is to be read.
 #[derive(Clone)]
 pub(super) struct SubchunkToRead<'p> {
     touched: WantedSubchunk<'p>,
-    /// The place of the subchunk in the shard, in bytes.
+    /// The byte range of the subchunk in the shard.
     extent: Range<usize>,
-    /// The bytes to read of it, if they are not all and need no decoding.
+    /// The byte ranges to read of the subchunk; `None` to read all of it. Parts are read only if they need no
+    /// decoding.
     rows: Option<Merged>,
 }
 
 impl SubchunkToRead<'_> {
-    /// Returns the bytes of the shard to read.
+    /// Returns the byte ranges of the shard to read.
     fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let start = self.extent.start as u64;
         let whole = self.rows.is_none().then_some(start..self.extent.end as u64);
@@ -43,18 +44,18 @@ impl SubchunkToRead<'_> {
     }
 }
 
-/// A shard whose index was read or kept, while an attempt reads it.
+/// A shard with its index, during one attempt to read the shard.
 pub(super) struct Indexed<'a, S: ShardSource> {
     pub(super) attempt: &'a Attempt<'a, S>,
     pub(super) opened: &'a S::Shard,
     pub(super) index: &'a Arc<Index>,
-    /// Decoded subchunks to keep, by number.
+    /// The decoded subchunks to keep after the attempt, with their numbers.
     pub(super) decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
 }
 
 impl<S: ShardSource> Indexed<'_, S> {
-    /// Returns the subchunks of `touched` to read, by their places in the shard. Writes the elements of
-    /// the others, which are empty, kept or damaged.
+    /// Returns the subchunks of `touched` to read, ordered by their places in the shard. Writes the elements
+    /// of the other subchunks, which are empty, kept or damaged.
     pub(super) async fn stored<'p>(
         &self,
         touched: &[WantedSubchunk<'p>],
@@ -88,11 +89,11 @@ impl<S: ShardSource> Indexed<'_, S> {
         Ok(stored)
     }
 
-    /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. Of a long one whose
-    /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them.
-    /// Returns `None` for all bytes.
+    /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. For a long subchunk whose
+    /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them. Returns
+    /// `None` for all bytes.
     fn rows(&self, touched: WantedSubchunk<'_>, len: usize) -> Option<Merged> {
-        /// Fewer bytes than this cost about as much as one.
+        /// The number of bytes below which reading takes about as long as reading one byte.
         const SHORT: usize = 64 << 10;
         let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
         let chain = sharding.known();
@@ -106,7 +107,7 @@ impl<S: ShardSource> Indexed<'_, S> {
             .windows()
             .map(|window| &self.attempt.windows[window]);
         let shares = windows.clone().map(|window| window.share_len(number));
-        // Without a look at each row.
+        // This test avoids listing each row.
         if shares.sum::<usize>() + SHORT > len {
             return None;
         }
@@ -117,7 +118,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         (is_worth && !rows.is_empty()).then_some(rows)
     }
 
-    /// Reads the subchunks `stored` and writes their elements, and reads the index again.
+    /// Reads the subchunks `stored`, writes their elements, and then reads the index again and compares it.
     pub(super) async fn read(&self, stored: &[SubchunkToRead<'_>]) -> Result<(), Stop> {
         let ReadCall {
             settings, requests, ..
@@ -138,8 +139,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         self.check_index().await
     }
 
-    /// Puts the index and the decoded subchunks into the caches. The index did not change during the
-    /// read.
+    /// Puts the index and the decoded subchunks into the caches. The caller has checked that the index did
+    /// not change during the read.
     pub(super) fn keep(self) {
         let ReadCall {
             settings, caches, ..
@@ -160,7 +161,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         }
     }
 
-    /// Writes the elements of a subchunk that was kept. Returns false if it was not.
+    /// Writes the elements of a subchunk that the cache has. Returns false if the cache does not have it.
     fn write_kept(&self, touched: WantedSubchunk<'_>) -> Result<bool, ReaderError> {
         if self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
@@ -174,16 +175,16 @@ impl<S: ShardSource> Indexed<'_, S> {
         add(&self.attempt.call.counters.subchunk_hits, 1);
         for window in touched.windows() {
             let window = &self.attempt.windows[window];
-            let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
+            let written = window.write_neighbours(number, &[&kept.elements], &mut Vec::new());
             written.map_err(|error| damage(self.attempt.shard, Some(number), error))?;
         }
         Ok(true)
     }
 
-    /// Notes that a subchunk is damaged, and becomes fill values.
+    /// Records that subchunk `number` is damaged and becomes fill values.
     ///
     /// # Errors
-    /// The damage, if it is to be an error.
+    /// [`ReaderError::Damaged`] if the settings make damage an error.
     fn note(
         &self,
         number: usize,
@@ -201,7 +202,7 @@ impl<S: ShardSource> Indexed<'_, S> {
     /// subchunks are damaged.
     ///
     /// # Errors
-    /// `error` if all are in the shard, or the store does not say how long it is.
+    /// `error` if all of these subchunks are in the shard, or the size of the shard is unknown.
     async fn inside<'p>(
         &self,
         stored: &[SubchunkToRead<'p>],
@@ -214,7 +215,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         {
             return Err(error.into());
         }
-        // Perhaps the shard is another one, and shorter.
+        // The shard may have been replaced by a shorter one.
         self.check_index().await?;
         let Ok(Some(size)) = self.attempt.call.source.size(self.opened).await else {
             return Err(error.into());
@@ -239,7 +240,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         Ok(inside.into_iter().cloned().collect())
     }
 
-    /// Looks for the last byte of each long subchunk: if the store has it, then the stored bytes justify the
+    /// Reads the last byte of each long subchunk: if the store has this byte, the stored bytes justify the
     /// memory that the index asks for. Returns the subchunks that are in the shard.
     async fn check_ends<'p>(
         &self,
@@ -262,7 +263,7 @@ impl<S: ShardSource> Indexed<'_, S> {
             Ok(None) => return Err(Stop::Changed),
             Ok(read) => match check_last_bytes(ranges.len(), read) {
                 Ok(()) => return Ok(stored),
-                // The size of the shard says whether these bytes are in it.
+                // The size of the shard tells whether these bytes are in it.
                 Err(_) => self.other_bytes(),
             },
             Err(error) => store_error(self.attempt.shard, error),
@@ -270,19 +271,19 @@ impl<S: ShardSource> Indexed<'_, S> {
         self.inside(&stored, error).await
     }
 
-    /// Reads the index again, and compares the index with the one that was read before.
+    /// Reads the index again, and checks that it is the one that was read before.
     pub(super) async fn check_index(&self) -> Result<(), Stop> {
         let Attempt { call, shard, .. } = self.attempt;
         match call.encoded_index(shard, self.opened).await {
             Ok(Some(encoded)) if encoded == self.index.encoded => Ok(()),
-            // Another shard is there now, perhaps too short for an index.
+            // The shard was replaced, perhaps by one that is too short for an index.
             Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Reads the subchunks of `group`, and writes their elements. With `and_index` the index is read by the
-    /// same request, and compared.
+    /// Reads the subchunks of `group`, and writes their elements. If `and_index`, the same request reads the
+    /// index, which is compared.
     async fn read_group(&self, group: &[SubchunkToRead<'_>], and_index: bool) -> Result<(), Stop> {
         let mut rest = self.try_group(group, and_index).await?;
         while let Some(inside) = rest.filter(|inside| !inside.is_empty()) {
@@ -291,8 +292,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         Ok(())
     }
 
-    /// [`read_group`](Self::read_group), unless some subchunks are not in the shard: returns the others,
-    /// of which none was read.
+    /// Tries [`read_group`](Self::read_group). If some subchunks are not in the shard, writes nothing and
+    /// returns the subchunks that are in the shard.
     async fn try_group<'p>(
         &self,
         group: &[SubchunkToRead<'p>],
@@ -329,14 +330,14 @@ impl<S: ShardSource> Indexed<'_, S> {
             Ok(Some(mut read)) => {
                 let index = if and_index { read.pop() } else { None };
                 let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
-                // Some stores return what there is of a range.
+                // Some stores return only those bytes of a range that exist.
                 if is_same && !merged.fits(&read) {
                     let error = self.other_bytes();
                     self.inside(group, error).await.map(Some)
                 } else if is_same {
                     let decoded = self.decode(group, &merged, &read);
-                    // A replaced shard is not damaged. The store may have read its ranges from
-                    // several versions.
+                    // If the shard was replaced, it is not damaged: the store may have read the ranges from
+                    // several versions of it.
                     if decoded.is_err() {
                         self.check_index().await?;
                     }
@@ -385,7 +386,7 @@ impl<S: ShardSource> Indexed<'_, S> {
                 self.attempt.write_rows(touched, bytes_of(range)?, first)?;
                 continue;
             }
-            // Rows that were read apart, each at its place.
+            // The rows were read apart. Each row is copied to its place in the subchunk.
             let end = places.clone().next_back().map_or(first, |place| place.end);
             let bytes = allocate::zeros::<u8>(end - first, false);
             let mut bytes = bytes.ok_or(ReaderError::Memory {
@@ -402,13 +403,13 @@ impl<S: ShardSource> Indexed<'_, S> {
     }
 }
 
-/// Keeps a copy of each subchunk that goes to `sink`.
+/// Passes subchunks on to `sink`, and keeps a copy of each.
 pub(super) struct Keeping<'a, S: ShardSource> {
     pub(super) indexed: &'a Indexed<'a, S>,
-    pub(super) sink: &'a dyn RowSink,
+    pub(super) sink: &'a dyn NeighbourSink,
 }
 
-impl<S: ShardSource> RowSink for Keeping<'_, S> {
+impl<S: ShardSource> NeighbourSink for Keeping<'_, S> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         self.sink.row_len(first, count)
     }
@@ -417,7 +418,7 @@ impl<S: ShardSource> RowSink for Keeping<'_, S> {
         self.sink.most_bytes()
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -429,7 +430,7 @@ impl<S: ShardSource> RowSink for Keeping<'_, S> {
         let most = call.settings.subchunk_cache / shards.max(1);
         for (number, source) in (first..).zip(sources) {
             let mut decoded = lock(&self.indexed.decoded);
-            // More than is kept need not be copied.
+            // Subchunks for which the cache has no room are not copied.
             if (decoded.len() + 1).saturating_mul(source.len()) <= most {
                 let subchunk = Subchunk {
                     index: self.indexed.index.id,
@@ -438,21 +439,26 @@ impl<S: ShardSource> RowSink for Keeping<'_, S> {
                 decoded.push((number, Arc::new(subchunk)));
             }
         }
-        self.sink.write_row(first, sources, buffer)
+        self.sink.write_neighbours(first, sources, buffer)
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
-        self.sink.fill_row(first, count, element)
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
+        self.sink.fill_neighbours(first, count, element)
     }
 }
 
-/// `at` in a subchunk, which is in memory.
+/// Converts the offset `at` in a subchunk. It is a `usize`, because the subchunk is in memory.
 fn index(at: u64) -> usize {
     usize::try_from(at).unwrap_or(usize::MAX)
 }
 
-/// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
-/// bytes between them.
+/// Divides subchunks into groups that take at most about `most` bytes to read, including gaps of up to `gap`
+/// bytes between the subchunks.
 fn groups<'g, 'p>(
     stored: &'g [SubchunkToRead<'p>],
     most: usize,

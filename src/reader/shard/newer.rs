@@ -1,4 +1,4 @@
-//! How subchunks are read that are newer than their shard.
+//! Reads subchunks that are newer than their shard.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,14 +12,15 @@ use crate::reader::threads::Later;
 
 impl<S: ShardSource> Attempt<'_, S> {
     /// Reads the subchunks of `touched` that `newer` lists, and writes their elements. Returns the other
-    /// subchunks. With `each`, read every subchunk by itself, from beside the shard or from the shard.
+    /// subchunks. If `each`, reads every subchunk by itself, from beside the shard or from the shard.
     pub(super) async fn read_newer<'p>(
         &self,
         newer: &dyn NewerSubchunks,
         touched: Vec<WantedSubchunk<'p>>,
         each: bool,
     ) -> Result<Vec<WantedSubchunk<'p>>, Stop> {
-        /// The number of bytes that are decoded together, to write long rows of elements.
+        /// The number of bytes of subchunks that are decoded together, so that long rows of elements are
+        /// written.
         const AT_ONCE: usize = 1 << 20;
         let ReadCall {
             settings,
@@ -50,8 +51,8 @@ impl<S: ShardSource> Attempt<'_, S> {
         Ok(in_shard)
     }
 
-    /// Reads the newest versions of `group`, and writes their elements. Returns the subchunks without a
-    /// version.
+    /// Reads the newest versions of the subchunks of `group`, and writes their elements. Returns the
+    /// subchunks that have no version beside the shard.
     async fn read_objects<'p>(
         &self,
         newer: &dyn NewerSubchunks,

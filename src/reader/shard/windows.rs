@@ -1,17 +1,17 @@
-//! Windows that want the same subchunks.
+//! Finds the windows of the output that want the same subchunks.
 
 use super::ShardToRead;
-use zarrs_cuda_engine::contract::{EngineError, RowSink};
+use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
 use zarrs_cuda_engine::memory::disjoint::Window;
 
-/// A subchunk that is wanted, and the windows that want it: pairs of the number of the subchunk, which
-/// is the same in all of them, and of a window.
+/// A wanted subchunk, and the windows that want it. Each pair has the number of the subchunk, which is the
+/// same in all pairs, and the number of a window.
 #[derive(Clone, Copy)]
 pub(super) struct WantedSubchunk<'p>(pub(super) &'p [(usize, usize)]);
 
 impl WantedSubchunk<'_> {
     pub(super) fn number(self) -> usize {
-        // There is at least one pair.
+        // The slice has at least one pair.
         self.0.first().map_or(0, |(number, _)| *number)
     }
 
@@ -39,12 +39,12 @@ impl Several<'_> {
     }
 }
 
-impl RowSink for Several<'_> {
+impl NeighbourSink for Several<'_> {
     fn row_len(&self, _first: usize, _count: usize) -> usize {
         1
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -52,22 +52,27 @@ impl RowSink for Several<'_> {
     ) -> Result<(), EngineError> {
         for (number, source) in (first..).zip(sources) {
             for window in self.windows(number) {
-                window.write_row(number, &[source], buffer)?;
+                window.write_neighbours(number, &[source], buffer)?;
             }
         }
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         (first..first + count).try_for_each(|number| {
             self.windows(number)
-                .try_for_each(|window| window.fill_row(number, 1, element))
+                .try_for_each(|window| window.fill_neighbours(number, 1, element))
         })
     }
 }
 
-/// Returns the subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
-/// window.
+/// Returns a pair for each subchunk and each window of `shard` that wants it: their numbers, by ascending
+/// number of the subchunk.
 pub(super) fn wanted(shard: &ShardToRead<'_>) -> Vec<(usize, usize)> {
     let parts = shard.wanted.parts.iter().enumerate();
     let mut pairs: Vec<(usize, usize)> = parts

@@ -73,7 +73,7 @@ pub type SubchunkSink<'a> =
 
 /// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in
 /// any order. A row becomes longer runs of the output than its subchunks one by one.
-pub trait RowSink: Sync {
+pub trait NeighbourSink: Sync {
     /// Returns how many of the `count` neighbours from subchunk `first` on are worth writing at
     /// once; at least 1.
     fn row_len(&self, first: usize, count: usize) -> usize;
@@ -90,7 +90,7 @@ pub trait RowSink: Sync {
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk was written before, or a source has a wrong length;
     /// an error of the output.
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -100,8 +100,13 @@ pub trait RowSink: Sync {
     /// Writes `element` into every element of the `count` neighbours from `first` on.
     ///
     /// # Errors
-    /// As [`write_row`](Self::write_row).
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError>;
+    /// The errors of [`write_neighbours`](Self::write_neighbours).
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError>;
 }
 
 /// Encodes and decodes shards.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::encode::{compress_schedule, copy_schedule};
 use super::workers::make_pages;
 use crate::contract::{
-    Chain, DecodedSubchunk, EncodedSubchunk, EngineError, RowSink, ShardJob, SubchunkCodec,
+    Chain, DecodedSubchunk, EncodedSubchunk, EngineError, NeighbourSink, ShardJob, SubchunkCodec,
     SubchunkSink,
 };
 use crate::layout::{Extent, StridedBox};
@@ -40,7 +40,7 @@ pub(super) fn decode_shard(
     job: &ShardJob<'_>,
     encoded: &[u8],
     extents: &[Extent],
-    output: &dyn RowSink,
+    output: &dyn NeighbourSink,
 ) -> Result<(), EngineError> {
     if extents.len() != job.grid.num_subchunks() {
         return Err(EngineError::Internal("an index of another shard"));
@@ -67,7 +67,7 @@ pub(super) fn decode_shard(
 pub(super) fn decode_some(
     job: &ShardJob<'_>,
     subchunks: &[EncodedSubchunk<'_>],
-    output: &dyn RowSink,
+    output: &dyn NeighbourSink,
 ) -> Result<(), EngineError> {
     decode_rows(job, subchunks.len(), |i| Ok(subchunks[i]), output)
 }
@@ -87,7 +87,7 @@ fn decode_rows<'b>(
     job: &ShardJob<'_>,
     count: usize,
     subchunk: impl Fn(usize) -> Result<EncodedSubchunk<'b>, EngineError> + Sync,
-    output: &dyn RowSink,
+    output: &dyn NeighbourSink,
 ) -> Result<(), EngineError> {
     let in_cache = (output.most_bytes() / job.grid.subchunk_bytes()).max(1);
     let (schedule, most_together) = match job.chain {
@@ -120,7 +120,7 @@ fn decode_rows<'b>(
             }
             rest.start = position + neighbours;
             match first.bytes {
-                None => output.fill_row(first.number, neighbours, job.fill_value)?,
+                None => output.fill_neighbours(first.number, neighbours, job.fill_value)?,
                 Some(_) => decode_row(job, first.number, &bytes, output, scratch)?,
             }
         }
@@ -133,7 +133,7 @@ fn decode_row(
     job: &ShardJob<'_>,
     first: usize,
     bytes: &[&[u8]],
-    output: &dyn RowSink,
+    output: &dyn NeighbourSink,
     buffers: &mut ThreadBuffers,
 ) -> Result<(), EngineError> {
     match job.chain {
@@ -148,7 +148,7 @@ fn decode_row(
                     job.validate_checksums,
                 )?);
             }
-            output.write_row(first, &sources, &mut buffers.row)
+            output.write_neighbours(first, &sources, &mut buffers.row)
         }
         Chain::Known(chain) => {
             let len = job.grid.subchunk_bytes();
@@ -167,12 +167,12 @@ fn decode_row(
             }
             swap_bytes(stored, chain.swap);
             let sources: Vec<&[u8]> = stored.chunks_exact(len).collect();
-            output.write_row(first, &sources, &mut buffers.row)
+            output.write_neighbours(first, &sources, &mut buffers.row)
         }
         Chain::Foreign(codec) => {
             for (number, encoded) in (first..).zip(bytes) {
                 let elements = decode_foreign(job, codec, number, encoded)?;
-                output.write_row(number, &[&elements], &mut buffers.row)?;
+                output.write_neighbours(number, &[&elements], &mut buffers.row)?;
             }
             Ok(())
         }
@@ -186,12 +186,12 @@ struct OneByOne<'a> {
     sink: &'a SubchunkSink<'a>,
 }
 
-impl RowSink for OneByOne<'_> {
+impl NeighbourSink for OneByOne<'_> {
     fn row_len(&self, _first: usize, _count: usize) -> usize {
         1
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -207,7 +207,12 @@ impl RowSink for OneByOne<'_> {
         })
     }
 
-    fn fill_row(&self, first: usize, count: usize, _element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        _element: &[u8],
+    ) -> Result<(), EngineError> {
         (first..first + count).try_for_each(|number| (self.sink)(number, DecodedSubchunk::Fill))
     }
 }

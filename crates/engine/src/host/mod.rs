@@ -18,7 +18,7 @@ mod workers;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contract::{
-    EncodedShard, EncodedSubchunk, Engine, EngineError, RowSink, ShardJob, SubchunkSink,
+    EncodedShard, EncodedSubchunk, Engine, EngineError, NeighbourSink, ShardJob, SubchunkSink,
 };
 use crate::layout::Extent;
 
@@ -50,7 +50,7 @@ impl HostEngine {
         job: &ShardJob<'_>,
         encoded: &[u8],
         extents: &[Extent],
-        output: &dyn RowSink,
+        output: &dyn NeighbourSink,
     ) -> Result<(), EngineError> {
         count_coding();
         decode::decode_shard(job, encoded, extents, output)
@@ -65,7 +65,7 @@ impl HostEngine {
         self,
         job: &ShardJob<'_>,
         subchunks: &[EncodedSubchunk<'_>],
-        output: &dyn RowSink,
+        output: &dyn NeighbourSink,
     ) -> Result<(), EngineError> {
         count_coding();
         decode::decode_some(job, subchunks, output)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::copy::{Row, unscatter_pieces};
 use super::{Claims, check_order};
-use crate::contract::{EngineError, RowSink};
+use crate::contract::{EngineError, NeighbourSink};
 use crate::layout::{StridedBox, SubchunkGrid};
 use crate::memory::allocate;
 
@@ -104,12 +104,12 @@ impl<'a> Boxes<'a> {
     }
 }
 
-impl RowSink for Boxes<'_> {
+impl NeighbourSink for Boxes<'_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -140,7 +140,12 @@ impl RowSink for Boxes<'_> {
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         (first..first + count).try_for_each(|number| self.fill(number, element))
     }
 }
@@ -154,14 +159,19 @@ mod tests {
         let buffer = &mut Vec::new();
         let grid = SubchunkGrid::new(&[2, 4], &[2, 2], 1).expect("divides");
         let boxes = Boxes::new(Vec::with_capacity(8), &grid, &[0, 1]).expect("fits");
-        boxes.write_row(0, &[&[1, 2, 3, 4]], buffer).expect("free");
+        boxes
+            .write_neighbours(0, &[&[1, 2, 3, 4]], buffer)
+            .expect("free");
         assert!(
-            boxes.write_row(0, &[&[1; 4]], buffer).is_err(),
+            boxes.write_neighbours(0, &[&[1; 4]], buffer).is_err(),
             "written before"
         );
-        assert!(boxes.write_row(1, &[&[1; 3]], buffer).is_err(), "too short");
         assert!(
-            boxes.write_row(2, &[&[1; 4]], buffer).is_err(),
+            boxes.write_neighbours(1, &[&[1; 3]], buffer).is_err(),
+            "too short"
+        );
+        assert!(
+            boxes.write_neighbours(2, &[&[1; 4]], buffer).is_err(),
             "no such subchunk"
         );
         boxes.fill(1, &[9]).expect("free");

@@ -478,7 +478,7 @@ impl<'m> Strided<'m> {
 mod tests {
     use super::super::Boxes;
     use super::*;
-    use crate::contract::RowSink;
+    use crate::contract::NeighbourSink;
 
     #[test]
     fn scatter_and_unscatter_are_inverse_in_every_order() {
@@ -518,8 +518,12 @@ mod tests {
                 Boxes::new(Vec::with_capacity(shard.len()), &grid, &[0, 1, 2]).expect("fits");
             let sources: Vec<&[u8]> = side_by_side.chunks(boxed.len()).collect();
             let buffer = &mut Vec::new();
-            boxes.write_row(0, &sources[..4], buffer).expect("free");
-            boxes.write_row(4, &sources[4..], buffer).expect("free");
+            boxes
+                .write_neighbours(0, &sources[..4], buffer)
+                .expect("free");
+            boxes
+                .write_neighbours(4, &sources[4..], buffer)
+                .expect("free");
             assert_eq!(boxes.finish().expect("complete"), shard, "{run}");
             assert!(Row::new(&grid, &boxed, 3, 5).is_none(), "beyond the row");
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::copy::Strided;
 use super::shares::Shares;
-use crate::contract::{EngineError, RowSink};
+use crate::contract::{EngineError, NeighbourSink};
 use crate::layout::{SubchunkGrid, SubchunkPart, strides};
 use crate::memory::allocate;
 
@@ -162,14 +162,14 @@ impl<'a> Window<'a> {
     }
 }
 
-impl RowSink for Window<'_> {
+impl NeighbourSink for Window<'_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         /// The rows of neighbours add up to about this many bytes.
         const BYTES: usize = 1024;
         self.shares.row_len(first, count, BYTES)
     }
 
-    fn write_row(
+    fn write_neighbours(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -190,7 +190,12 @@ impl RowSink for Window<'_> {
         Ok(())
     }
 
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill_neighbours(
+        &self,
+        first: usize,
+        count: usize,
+        element: &[u8],
+    ) -> Result<(), EngineError> {
         for number in first..first + count {
             let part = self.shares.part(number);
             if element.len() != part.element_size() {
@@ -225,22 +230,24 @@ mod tests {
         let expected = [1, 2, 1, 3, 1, 4, 9, 9, 2, 3, 2, 4, 9, 9, 3, 3, 3, 4];
         let rows = window(&[0, 1]);
         let (left, right) = (subchunk(0), subchunk(1));
-        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        rows.write_neighbours(0, &[&left, &right], buffer)
+            .expect("free");
         assert!(
-            rows.write_row(0, &[&left], buffer).is_err(),
+            rows.write_neighbours(0, &[&left], buffer).is_err(),
             "written before"
         );
         assert!(
-            rows.write_row(2, &[&left[1..]], buffer).is_err(),
+            rows.write_neighbours(2, &[&left[1..]], buffer).is_err(),
             "too short"
         );
         let rows = window(&[0, 1]);
-        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        rows.write_neighbours(0, &[&left, &right], buffer)
+            .expect("free");
         assert!(
-            rows.write_row(1, &[&left, &right], buffer).is_err(),
+            rows.write_neighbours(1, &[&left, &right], buffer).is_err(),
             "no row"
         );
-        rows.fill_row(2, 1, &[9, 9]).expect("free");
+        rows.fill_neighbours(2, 1, &[9, 9]).expect("free");
         rows.write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4]).expect("free");
         assert_eq!(rows.finish().expect("complete"), expected);
 
@@ -255,9 +262,9 @@ mod tests {
         let columns = window(&[1, 0]);
         let (left, right) = (transposed(&left), transposed(&right));
         columns
-            .write_row(0, &[&left, &right], buffer)
+            .write_neighbours(0, &[&left, &right], buffer)
             .expect("free");
-        columns.fill_row(2, 1, &[9, 9]).expect("free");
+        columns.fill_neighbours(2, 1, &[9, 9]).expect("free");
         columns
             .write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4])
             .expect("free");
@@ -315,9 +322,12 @@ mod tests {
         assert!(new(&[2], &[1], &[0, 1]).is_err());
         assert!(new(&[0, 0], &[4, 3], &[0, 0]).is_err());
         let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
-        assert!(window.fill_row(0, 1, &[0]).is_err(), "half an element");
+        assert!(
+            window.fill_neighbours(0, 1, &[0]).is_err(),
+            "half an element"
+        );
         let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
-        window.fill_row(0, 1, &[0, 0]).expect("free");
+        window.fill_neighbours(0, 1, &[0, 0]).expect("free");
         assert!(window.finish().is_err(), "subchunk 2 is missing");
         let empty = new(&[0, 0], &[0, 3], &[0, 1]).expect("inside");
         assert!(empty.finish().expect("nothing is missing").is_empty());
