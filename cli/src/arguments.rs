@@ -120,12 +120,12 @@ impl FromStr for ShardIndices {
 
 /// One of several parts of the work, as `0/4`: shard *k* of the grid belongs to part *k* mod `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct PartOfShards {
     index: u64,
     of: NonZeroU64,
 }
 
-impl Part {
+impl PartOfShards {
     pub(crate) fn index(self) -> u64 {
         self.index
     }
@@ -140,13 +140,13 @@ impl Part {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for PartOfShards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index, self.of)
     }
 }
 
-impl FromStr for Part {
+impl FromStr for PartOfShards {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -169,7 +169,7 @@ zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
 #[cfg(test)]
 mod tests {
-    use super::{Part, Shape, ShardIndices, Size};
+    use super::{PartOfShards, Shape, ShardIndices, Size};
 
     #[test]
     fn sizes_have_units() {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn parts_divide_the_shards() {
-        let parts: Vec<Part> = ["0/3", "1/3", "2/3"]
+        let parts: Vec<PartOfShards> = ["0/3", "1/3", "2/3"]
             .iter()
             .filter_map(|text| text.parse().ok())
             .collect();
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(parts.iter().filter(|part| part.has(shard)).count(), 1);
         }
         for wrong in ["", "1", "1/0", "3/3", "-1/3", "a/b"] {
-            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+            assert!(wrong.parse::<PartOfShards>().is_err(), "{wrong}");
         }
     }
 }

@@ -10,7 +10,7 @@ use zarrs_cuda_convert::grid::{Grid, Listed, listed};
 use zarrs_cuda_convert::open::{Opened, Place};
 use zarrs_cuda_convert::words::{counted, shape_text};
 
-use crate::arguments::{Part, ShardIndices};
+use crate::arguments::{PartOfShards, ShardIndices};
 
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct ShardArgs {
     shards: Vec<ShardIndices>,
     /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
     #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
+    part: Option<PartOfShards>,
 }
 
 impl ShardArgs {

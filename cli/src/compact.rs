@@ -12,7 +12,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 use crate::chosen::ShardArgs;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::replacing::Replacing;
+use crate::replacing::ReplacedShards;
 use crate::work::on_each;
 
 /// Store shards again without their unused bytes
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Some(args.shards.lease(&opened, "compact")?)
     };
     let shards = open::shards(&opened)?;
-    let replacing = Replacing::of(&opened)?;
+    let replacing = ReplacedShards::of(&opened)?;
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let stored = Sizes::default();

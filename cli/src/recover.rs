@@ -14,7 +14,7 @@ use crate::checks::Checks;
 use crate::chosen::ShardArgs;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::replacing::Replacing;
+use crate::replacing::ReplacedShards;
 use crate::work::on_each;
 
 /// Repair shards whose last update was interrupted
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Some(args.shards.lease(&opened, "recover")?)
     };
     let shards = open::shards(&opened)?;
-    let replacing = Replacing::of(&opened)?;
+    let replacing = ReplacedShards::of(&opened)?;
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let [stored, intact] = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -157,7 +157,7 @@ fn recovered(
     dry_run: bool,
     shards: &Shards<'_, open::Store>,
     checks: &Checks<'_>,
-    replacing: &Replacing<'_>,
+    replacing: &ReplacedShards<'_>,
     shard: &[u64],
 ) -> Result<Option<Found>, Failure> {
     let Some(verified) = checks.verify(shard)?? else {

@@ -12,23 +12,23 @@ use zarrs_cuda_convert::replace::{self, Left};
 use zarrs_cuda_convert::stored::readable_files;
 
 /// The array, whose shards are replaced as a whole.
-pub(crate) enum Replacing<'a> {
+pub(crate) enum ReplacedShards<'a> {
     /// In temporaries that are renamed.
     Files {
-        array: Box<Array<replace::Replacing>>,
+        array: Box<Array<replace::ReplacingFiles>>,
         files: Arc<FilesystemStore>,
     },
     /// A value of an object store is replaced at once.
     Objects(&'a Array<Store>),
 }
 
-impl<'a> Replacing<'a> {
+impl<'a> ReplacedShards<'a> {
     pub(crate) fn of(opened: &'a Opened) -> Result<Self, Failure> {
         let (Some(files), Place::Directory(path)) = (&opened.stores.files, &opened.place) else {
             return Ok(Self::Objects(&opened.array));
         };
         delete_remains(path)?;
-        let store = Arc::new(replace::Replacing::new(files.clone()));
+        let store = Arc::new(replace::ReplacingFiles::new(files.clone()));
         let metadata = opened.array.metadata().clone();
         let array = Array::new_with_metadata(store, "/", metadata)
             .map_err(Failure::to(format_args!("open {}", opened.place)))?;

@@ -13,7 +13,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted};
 
 use super::plan::Plan;
 use super::{Args, Builder};
-use crate::arguments::Part;
+use crate::arguments::PartOfShards;
 use crate::progress::Progress;
 use crate::stop;
 
@@ -23,7 +23,7 @@ pub(super) struct Made {
     reports: Vec<WriterReport>,
     /// Blocks of slices of a part.
     blocks: u64,
-    part: Option<Part>,
+    part: Option<PartOfShards>,
     bytes: u64,
     time: Duration,
 }

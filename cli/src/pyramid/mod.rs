@@ -31,7 +31,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted};
 use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
-use crate::arguments::{Count, Part};
+use crate::arguments::{Count, PartOfShards};
 use crate::common::Common;
 use crate::consolidate;
 use crate::outcome::Outcome;
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// Only the part I of N, while other processes make the others. A part is of slices along the first
     /// axis
     #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
+    part: Option<PartOfShards>,
     /// Make the levels also if no shard of level 0 is stored: every element is the fill value
     #[arg(long)]
     allow_empty: bool,

@@ -159,7 +159,8 @@ pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
     })
 }
 
-/// Whether a copy is of these metadata. A group in a copy has a list of copies, which is empty.
+/// Returns whether `copy`, from consolidated metadata, says the same as `now`. Members that zarr-python
+/// writes although they are empty do not count, nor does consolidated metadata inside.
 fn is_equal(copy: &Value, now: &Value) -> bool {
     let plain = |metadata: &Value| {
         let mut metadata = metadata.clone();

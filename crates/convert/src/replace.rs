@@ -52,11 +52,11 @@ impl Left {
 }
 
 /// A directory as a store whose values appear at once, as a whole.
-pub struct Replacing {
+pub struct ReplacingFiles {
     files: Files,
 }
 
-impl Replacing {
+impl ReplacingFiles {
     pub fn new(files: Arc<FilesystemStore>) -> Self {
         let files = Files::new(files);
         Self { files }
@@ -65,7 +65,7 @@ impl Replacing {
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-impl ReadableStorageTraits for Replacing {
+impl ReadableStorageTraits for ReplacingFiles {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
         self.files.get(key)
     }
@@ -87,7 +87,7 @@ impl ReadableStorageTraits for Replacing {
     }
 }
 
-impl WritableStorageTraits for Replacing {
+impl WritableStorageTraits for ReplacingFiles {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         Ok(replace(&self.files.path(key), &value, Durable::Bytes)?)
     }
@@ -109,7 +109,7 @@ impl WritableStorageTraits for Replacing {
     }
 }
 
-forward_listing!(Replacing, files);
+forward_listing!(ReplacingFiles, files);
 
 #[cfg(test)]
 mod tests {

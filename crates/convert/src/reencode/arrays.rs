@@ -18,7 +18,7 @@ use crate::words::shape_text;
 
 pub(crate) type Input = Array<Store>;
 /// The output array. Each value appears at once, as a whole.
-pub(crate) type Output = Array<Store>;
+pub(crate) type OutputArray = Array<Store>;
 
 /// Describes the output. Nothing is written yet.
 pub(super) fn describe(
@@ -27,7 +27,7 @@ pub(super) fn describe(
     input: &Input,
     shapes: &Shapes,
     has_no_fill_value: bool,
-) -> Result<Output, Failure> {
+) -> Result<OutputArray, Failure> {
     let doing = format!("describe {} in Zarr v3", job.input);
     let data_type = input.data_type();
     data_types::must_be_read_elsewhere(data_type)?;
@@ -104,7 +104,7 @@ fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
 
 /// The output's `zarr.json`. zarrs' own attribute is left out, so that the attributes are the
 /// input's.
-pub(crate) fn metadata_json(output: &Output) -> Result<Vec<u8>, Failure> {
+pub(crate) fn metadata_json(output: &OutputArray) -> Result<Vec<u8>, Failure> {
     let options = ArrayMetadataOptions::default().with_include_zarrs_metadata(false);
     serde_json::to_vec_pretty(&output.metadata_opt(&options))
         .map_err(Failure::to("write the metadata as JSON"))

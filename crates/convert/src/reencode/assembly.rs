@@ -14,7 +14,7 @@ use zarrs::storage::StoreKey;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
 use zarrs_cuda::maintenance::ShardFormat;
 
-use super::arrays::Output;
+use super::arrays::OutputArray;
 use crate::failure::Failure;
 use crate::open::Place;
 use crate::shapes::edges;
@@ -22,7 +22,7 @@ use crate::shard_file::{ShardFile, first_byte};
 
 /// A shard that grows.
 pub(super) struct Assembly<'a> {
-    output: &'a Output,
+    output: &'a OutputArray,
     place: &'a Place,
     key: StoreKey,
     /// The first element of the shard, and of its end in the array.
@@ -47,7 +47,7 @@ enum Sink {
 
 impl<'a> Assembly<'a> {
     pub(super) fn new(
-        output: &'a Output,
+        output: &'a OutputArray,
         place: &'a Place,
         subchunk: &[NonZeroU64],
         indices: &[u64],

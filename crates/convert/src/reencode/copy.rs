@@ -8,7 +8,7 @@ use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs::storage::{StorageError, StorePrefix};
 
 use super::Job;
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
@@ -94,7 +94,7 @@ pub(super) fn copy(
     covered: &Covered<'_>,
     chunks: &Chunks,
     input: &Input,
-    output: &Output,
+    output: &OutputArray,
     stored: &Stored<'_>,
 ) -> Result<Transfer, Failure> {
     let start = Instant::now();

@@ -5,7 +5,7 @@
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
 
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::grid::{Grid, Listed, add_covered};
@@ -14,7 +14,7 @@ use crate::shapes::volume;
 
 /// The shards to work on.
 pub(super) struct Covered<'a> {
-    output: &'a Output,
+    output: &'a OutputArray,
     grid: Grid,
     /// Their positions in the grid, in order. `None` if these are all: no listing says which chunks are stored.
     positions: Option<Vec<u128>>,
@@ -29,7 +29,7 @@ impl<'a> Covered<'a> {
         opened: &Opened,
         chunks: &Chunks,
         input: &Input,
-        output: &'a Output,
+        output: &'a OutputArray,
     ) -> Result<Self, Failure> {
         let grid = Grid::of(output)?;
         let mut covered = Self {

@@ -70,7 +70,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
 pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
     let shown = path.display();
     let marker = path.join(INCOMPLETE);
-    let owner = || run::owner_of(&read_file(&marker).unwrap_or_default());
+    let owner = || same_run::owner_of(&read_file(&marker).unwrap_or_default());
     let mut claim = Claim::take(&marker).map_err(|refused| match refused {
         Refused::Busy => busy(&shown, owner().as_ref()),
         Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),
@@ -79,7 +79,7 @@ pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
     let marker = claim
         .read()
         .map_err(Failure::to(format_args!("read {}", marker.display())))?;
-    must_have_ended(run::owner_of(&marker).as_ref(), &shown)?;
+    must_have_ended(same_run::owner_of(&marker).as_ref(), &shown)?;
     Ok(claim)
 }
 

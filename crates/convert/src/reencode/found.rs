@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Mode;
-use super::run::{self, GoesOn, Run};
+use super::same_run::{self, GoesOn, Run};
 use crate::claim::must_have_ended;
 use crate::failure::Failure;
 
@@ -95,10 +95,10 @@ impl Found {
         }
         match &self.marker {
             Some(marker) => {
-                must_have_ended(run::owner_of(marker).as_ref(), shown)?;
+                must_have_ended(same_run::owner_of(marker).as_ref(), shown)?;
                 if mode.resume {
                     // Where nothing is stored yet, nothing can be of another run.
-                    if !run::is_noted(marker) && !self.holds_values {
+                    if !same_run::is_noted(marker) && !self.holds_values {
                         return Ok(Start::Anew);
                     }
                     return run.goes_on(marker, shown).map(Start::GoOn);

@@ -10,7 +10,7 @@ use zarrs_storage::{StoreKey, StorePrefix};
 use super::found::{self, GROUP_METADATA, prefix_of};
 use super::readable::unreadable;
 use super::report::{GroupReport, WrittenGroup};
-use super::run::Run;
+use super::same_run::Run;
 use super::target::{Begun, Target};
 use super::{Job, Plan, Reencode, not_begun};
 use crate::consolidated;

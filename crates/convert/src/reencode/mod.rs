@@ -21,7 +21,7 @@ mod objects;
 mod readable;
 mod report;
 mod resume;
-mod run;
+mod same_run;
 mod shapes;
 mod target;
 mod verify;
@@ -32,13 +32,13 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::ArrayToBytesCodecTraits;
 use zarrs_cuda::Options;
 
-use self::arrays::{Input, Output, describe, metadata_json};
+use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
 use self::found::Node;
 pub use self::report::{ArrayReport, Copied, GroupReport, Report, WrittenGroup};
 use self::resume::Stored;
-use self::run::Run;
+use self::same_run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
@@ -223,7 +223,7 @@ struct Plan<'a> {
     counted: String,
     opened: Opened,
     target: Target,
-    output: Output,
+    output: OutputArray,
     run: Run,
     mode: Mode,
     /// An earlier run has done it.

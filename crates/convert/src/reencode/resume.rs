@@ -4,7 +4,7 @@ use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::Job;
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::Store;
@@ -23,7 +23,7 @@ impl<'a> Stored<'a> {
     pub(super) fn of(
         job: &Job<'_>,
         input: &'a Input,
-        output: &'a Output,
+        output: &'a OutputArray,
         changes: Option<&'a Changes>,
     ) -> Result<Self, Failure> {
         let shards = job

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use zarrs::storage::{StorageError, StoreKey};
 
 use super::found::{Found, GROUP_METADATA, INCOMPLETE, Node, Start, prefix_of};
-use super::run::Run;
+use super::same_run::Run;
 use super::{Mode, directory, objects};
 use crate::claim::Claim;
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
-use crate::replace::{Left, Replacing};
+use crate::replace::{Left, ReplacingFiles};
 
 /// Where an array or a group goes.
 pub(super) struct Target {
@@ -27,7 +27,7 @@ impl Target {
         Ok(Self {
             place: place.clone(),
             store: match stores.files {
-                Some(files) => Arc::new(Replacing::new(files)),
+                Some(files) => Arc::new(ReplacingFiles::new(files)),
                 None => stores.store,
             },
         })

@@ -3,7 +3,7 @@
 use zarrs::array::{Array, ArrayBytes};
 
 use super::Job;
-use super::arrays::Output;
+use super::arrays::OutputArray;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 ///
 /// Our codec is no longer registered, so that it does not check itself. Nothing else decodes IN: the
 /// tests compare each codec that may be in IN with numcodecs and zarr-python.
-pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
+pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &OutputArray) -> Result<(), Failure> {
     let (opened, chunks) = job.listed()?;
     let input = opened.array.with_storage(opened.array.storage());
     let input = input.with_codec_options(shapes.parts.options());

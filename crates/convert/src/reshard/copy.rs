@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use zarrs::array::ChunkKeyEncoding;
 use zarrs_cuda::maintenance::ShardFormat;
 
-use super::plan::{Piece, Plan};
-use super::source::{Objects, Place, Source};
+use super::plan::{BlockPiece, Plan};
+use super::source::{Objects, Source, SubchunkPlace};
 use crate::evidence::Changes;
 use crate::shard_file::{ShardFile, first_byte};
 use crate::stored::{self, Keys};
@@ -67,7 +67,7 @@ impl std::ops::Add for Copied {
 /// The first of any thread.
 pub(super) fn copy(
     plan: &Plan,
-    pieces: &[Piece],
+    pieces: &[BlockPiece],
     objects: &Objects<'_>,
     target: &Target<'_>,
     threads: usize,
@@ -116,7 +116,7 @@ struct Thread<'a> {
     /// Bytes of the shard that is written.
     buffer: Vec<u8>,
     /// The places of the subchunks of the object that is written.
-    places: Vec<Option<Place>>,
+    places: Vec<Option<SubchunkPlace>>,
     copied: Copied,
 }
 
@@ -209,7 +209,7 @@ impl Thread<'_> {
 
     /// Whether an object of OUT is there, and whole: it has the size of its subchunks and the index, and
     /// the index says that these subchunks lie there one behind the other.
-    fn is_whole(&mut self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
+    fn is_whole(&mut self, path: &Path, places: &[Option<SubchunkPlace>]) -> Result<bool, String> {
         let Some(found) = size_of(path)? else {
             return Ok(false);
         };
@@ -232,7 +232,11 @@ impl Thread<'_> {
     }
 
     /// Where subchunks lie in an object of OUT, one behind the other from `first` on, and where the last one ends.
-    fn extents(&mut self, places: &[Option<Place>], first: u64) -> Result<(Extents, u64), String> {
+    fn extents(
+        &mut self,
+        places: &[Option<SubchunkPlace>],
+        first: u64,
+    ) -> Result<(Extents, u64), String> {
         let mut end = first;
         let extents = places.iter().map(|place| {
             let Some(place) = place else {
@@ -249,7 +253,7 @@ impl Thread<'_> {
 
     /// Writes a chunk from front to back, so that one that a killed run left is shorter than its subchunk.
     /// Returns its size.
-    fn chunk(&mut self, path: &Path, places: &[Option<Place>]) -> Result<u64, String> {
+    fn chunk(&mut self, path: &Path, places: &[Option<SubchunkPlace>]) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the chunk", path, &error);
         let file = created(path).map_err(failed)?;
         let size = self.append(places, &mut Vec::new(), 0, &file, &failed)?;
@@ -264,7 +268,7 @@ impl Thread<'_> {
         &mut self,
         path: &Path,
         format: &ShardFormat,
-        places: &[Option<Place>],
+        places: &[Option<SubchunkPlace>],
     ) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the shard", path, &error);
         let shard = ShardFile::create(path.to_path_buf(), format).map_err(failed)?;
@@ -282,7 +286,7 @@ impl Thread<'_> {
     /// one ends. `failed` makes the message of an error of `file`.
     fn append(
         &mut self,
-        places: &[Option<Place>],
+        places: &[Option<SubchunkPlace>],
         extents: &mut Extents,
         mut end: u64,
         file: &File,

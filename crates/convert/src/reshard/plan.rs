@@ -30,7 +30,7 @@ pub(super) struct Objects {
 
 /// Objects of OUT that are written one after the other: some of a block, by their numbers in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct BlockPiece {
     block: u64,
     objects: Range<u64>,
 }
@@ -86,7 +86,7 @@ impl Plan {
     }
 
     /// The pieces that objects of IN with these numbers are for, in order, for `threads` threads.
-    pub(super) fn pieces(&self, stored: &[u64], threads: usize) -> Vec<Piece> {
+    pub(super) fn pieces(&self, stored: &[u64], threads: usize) -> Vec<BlockPiece> {
         let mut blocks: Vec<u64> = stored
             .iter()
             .flat_map(|&number| self.blocks_of(number))
@@ -101,7 +101,7 @@ impl Plan {
             objects.div_ceil(enough).max(1)
         };
         let pieces = blocks.into_iter().flat_map(|block| {
-            (0..objects.div_ceil(len)).map(move |piece| Piece {
+            (0..objects.div_ceil(len)).map(move |piece| BlockPiece {
                 block,
                 objects: piece * len..objects.min((piece + 1) * len),
             })
@@ -136,7 +136,7 @@ impl Plan {
     }
 
     /// The objects of OUT in a piece, by their indices.
-    pub(super) fn objects(&self, piece: &Piece) -> impl Iterator<Item = Vec<u64>> {
+    pub(super) fn objects(&self, piece: &BlockPiece) -> impl Iterator<Item = Vec<u64>> {
         let block = indices_of(piece.block, &self.blocks);
         piece.objects.clone().filter_map(move |within| {
             let within = indices_of(within, &self.block);

@@ -25,7 +25,7 @@ pub(super) struct Objects<'a> {
 
 /// Where an encoded subchunk lies.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct SubchunkPlace {
     /// The number of its object.
     pub(super) object: u64,
     /// Its bytes in a shard; `None` for all bytes of a chunk.
@@ -82,12 +82,15 @@ impl<'a> Source<'a> {
 
     /// Where a subchunk lies, by the number of its object and its own number there; `None` if it is
     /// empty.
-    pub(super) fn find(&mut self, (object, number): (u64, u64)) -> Result<Option<Place>, String> {
+    pub(super) fn find(
+        &mut self,
+        (object, number): (u64, u64),
+    ) -> Result<Option<SubchunkPlace>, String> {
         if self.objects.stored.binary_search(&object).is_err() {
             return Ok(None);
         }
         let Some(format) = self.objects.format else {
-            return Ok(Some(Place {
+            return Ok(Some(SubchunkPlace {
                 object,
                 bytes: None,
             }));
@@ -98,7 +101,7 @@ impl<'a> Source<'a> {
         }
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         let bytes = self.shards.get(&object).and_then(|shard| shard.get(number));
-        Ok(bytes.cloned().flatten().map(|bytes| Place {
+        Ok(bytes.cloned().flatten().map(|bytes| SubchunkPlace {
             object,
             bytes: Some(bytes),
         }))
@@ -152,7 +155,7 @@ impl<'a> Source<'a> {
     }
 
     /// The bytes of a subchunk in its object.
-    pub(super) fn bytes(&mut self, place: &Place) -> Result<Range<u64>, String> {
+    pub(super) fn bytes(&mut self, place: &SubchunkPlace) -> Result<Range<u64>, String> {
         match &place.bytes {
             Some(bytes) => Ok(bytes.clone()),
             None => Ok(0..self.size(place.object)?),

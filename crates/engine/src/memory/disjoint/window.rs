@@ -19,7 +19,7 @@ pub struct Window<'a> {
     len: usize,
     strides: Vec<usize>,
     shares: Shares<'a>,
-    /// In bytes.
+    /// The number of bytes that all threads have written so far.
     written: AtomicUsize,
 }
 

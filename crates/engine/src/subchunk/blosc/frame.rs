@@ -34,7 +34,7 @@ const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
 /// The most streams of a block.
 const MAX_STREAMS: usize = 16;
 
-/// Compresses frames.
+/// Compresses bytes into Blosc frames, with memory that is used again.
 #[derive(Default)]
 pub(super) struct BloscFrame {
     zstd: Zstd,
