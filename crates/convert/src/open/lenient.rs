@@ -83,7 +83,7 @@ impl Lenient {
 /// `None` for other arrays. zarrs would make a transposition of zero dimensions, which has undefined
 /// behaviour.
 fn without_order(text: &str) -> Option<String> {
-    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error in the metadata
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error
     let has_none = metadata.get("shape")?.as_array()?.is_empty();
     let order = metadata.get_mut("order")?;
     (has_none && *order == "F").then(|| *order = "C".into())?;
@@ -93,7 +93,7 @@ fn without_order(text: &str) -> Option<String> {
 /// Returns the metadata of an array of Zarr v2 with the fill value that zarrs reads; `None` if the stored one
 /// is right.
 fn with_fill_value(text: &str) -> Option<(String, Repair)> {
-    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error in the metadata
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error
     let dtype = metadata.get("dtype")?.as_str()?;
     let stored = metadata.get("fill_value").unwrap_or(&Value::Null);
     let filters = metadata.get("filters").and_then(Value::as_array);
