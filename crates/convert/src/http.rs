@@ -40,8 +40,8 @@ impl HttpService for Checked {
         let range = request.headers().get("range");
         let range = range.map(|range| range.to_str().unwrap_or_default().to_string());
         if let Ok(identity) = "identity".parse() {
-            // Add the header only to requests without it: the signature of a request covers the headers that
-            // it has.
+            // The request is signed already. Its signature covers only the headers that it had then, so that
+            // this one may be added.
             request.headers_mut().insert("accept-encoding", identity);
         }
         let response = self.0.execute(request).await?;

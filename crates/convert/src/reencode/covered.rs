@@ -77,7 +77,7 @@ impl<'a> Covered<'a> {
                 None => number,
             };
             let indices = self.grid.indices(position);
-            let region = self.output.chunk_subset_bounded(&indices).ok()?; // the shard is in the grid
+            let region = self.output.chunk_subset_bounded(&indices).ok()?; // it is in the grid
             Some((indices, region))
         })
     }

@@ -107,7 +107,7 @@ pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failu
     Ok(left)
 }
 
-/// The files and directories in an array's directory.
+/// The files and directories in the directory of an array.
 #[derive(Default)]
 struct Files {
     /// The files that belong to the array.
