@@ -1,4 +1,4 @@
-//! Values of arguments.
+//! Types of the values of arguments.
 
 use std::fmt;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -83,7 +83,7 @@ impl FromStr for Size {
     }
 }
 
-/// The extents of a box, as `64,64,64`. An empty value is the shape of an array without dimensions.
+/// The extents of a box, as `64,64,64`. Empty text stands for the shape of an array without dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) Vec<NonZeroU64>);
 
@@ -118,7 +118,7 @@ impl FromStr for ShardIndices {
     }
 }
 
-/// One of several parts of the work, as `0/4`: shard *k* of the grid belongs to part *k* mod `of`.
+/// One of `of` parts of the shards of a grid, as `0/4`: shard *k* belongs to the part *k* mod `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartOfShards {
     index: u64,
@@ -134,7 +134,7 @@ impl PartOfShards {
         self.of
     }
 
-    /// Whether the shard at the position `shard` of the grid, in C order, belongs to this part.
+    /// Returns whether the shard at the position `shard` of the grid, in C order, belongs to this part.
     pub(crate) fn has(self, shard: u128) -> bool {
         shard % u128::from(self.of.get()) == u128::from(self.index)
     }
@@ -161,7 +161,7 @@ impl FromStr for PartOfShards {
     }
 }
 
-/// The values of `--codec`, for its help.
+/// The help text of `--codec`.
 pub(crate) const CODECS: &str = "\
 How subchunks are compressed:
 none | crc32c | zstd:LEVEL | gzip:LEVEL | blosc-NAME:LEVEL:SHUFFLE, with NAME one of lz4, lz4hc, zstd, \

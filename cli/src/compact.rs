@@ -1,4 +1,4 @@
-//! `zarrs-cuda compact`: stores shards again without their unused bytes.
+//! `zarrs-cuda compact`: stores shards again, without their unused bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ["compacting", "no shard was left torn"],
         &grid,
         &chosen,
-        common.threads(), // each waits for its memory
+        common.threads(), // each thread waits for its memory
         |shard| {
             let Some(usage) = shards.usage(shard)? else {
                 return Ok(None);
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 shape_text(shard),
                 opened.place
             );
-            // The shard, and its new form.
+            // Memory for the stored shard and the new one.
             let _taken = budget.take(doing, usage.size.saturating_add(usage.size - unused))?;
             let compaction = if args.dry_run {
                 shards.preview_compact(shard)?
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(lines.join("\n"), json).with_errors(done.failures))
 }
 
-/// The number of stored shards, and their sizes in bytes before and after. Threads share it.
+/// The number of stored shards, and the bytes of all of them before and after. Threads share it.
 #[derive(Default)]
 struct Sizes([AtomicU64; 3]);
 

@@ -200,7 +200,8 @@ impl Side {
         format!("{noun} of {side}")
     }
 
-    /// Returns the data type, and the bytes of the fill value; `None` for each that zarrs does not know.
+    /// Returns the data type, and the bytes of the fill value if zarrs knows it; `None` if zarrs does not
+    /// know the data type.
     fn typed(&self) -> Option<(DataType, Option<Vec<u8>>)> {
         let metadata: MetadataV3 = serde_json::from_value(self.data_type.clone()).ok()?;
         let data_type = DataType::from_metadata(&metadata).ok()?;
