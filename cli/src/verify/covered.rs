@@ -9,7 +9,7 @@ use crate::chosen::{Chosen, ShardArgs};
 
 /// Returns the chosen shards of `one` that are stored, or in which `other` has chunks; `chunks` are those of
 /// both arrays, if they were listed. Also returns the number of chosen shards that are stored in neither
-/// array, if the fill values differ.
+/// array, if the fill values differ, and 0 otherwise.
 pub(super) fn chosen(
     args: &ShardArgs,
     one: &Opened,

@@ -9,7 +9,7 @@
 //!         waiting[b] = bytes
 //!         while waiting has the next batch: take it, and reserve its place
 //!     unlock
-//!     copy what was taken into its places, and give the buffers back
+//!     copy the taken batches into their places, and give the buffers back
 //! ```
 //!
 //! No thread waits for another, so this cannot hang, whatever rayon does with the threads. Waiting
