@@ -47,6 +47,7 @@ use crate::stored::{self, Keys};
 use crate::watcher::{Step, Unit, Watcher};
 
 /// Moves encoded subchunks between chunks and shards, without decoding them.
+///
 /// Both arrays have the same shape, data type, fill value, subchunk shape and codecs of a subchunk. The
 /// output is new, or the directory of an array that has no chunks yet, and a `zarr.json` that describes its
 /// shards. When an interrupted run is started again, it keeps the objects of the output that are whole, and

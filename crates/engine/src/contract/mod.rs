@@ -6,9 +6,9 @@
 //! The contract, which the conformance suite checks on every engine:
 //!
 //! 1. Encoded subchunks lie in C order, densely, after `head` bytes that are left for the index.
-//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`.
 //! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty` is set.
-//! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
+//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty` is set.
+//! 4. Decoding takes any bytes. It returns the data, or an [`EngineError`].
 
 mod buffer_bytes;
 mod chain;
