@@ -7,7 +7,7 @@
 //!
 //! 1. Encoded subchunks lie in C order, densely, after `head` bytes that are left for the index.
 //! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty` is set.
-//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty` is set.
+//! 3. The same job gives the same bytes, whatever the number of threads.
 //! 4. Decoding takes any bytes. It returns the data, or an [`EngineError`].
 
 mod buffer_bytes;
@@ -135,7 +135,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Returns whether the engine can decode whole shards. If not, [`decode`](Self::decode) always fails.
+    /// Returns whether the engine can decode whole shards. If not, callers need not try
+    /// [`decode`](Self::decode).
     fn decodes_whole_shards(&self) -> bool {
         false
     }
