@@ -83,7 +83,7 @@ impl Claim {
         !self.is_new
     }
 
-    /// The bytes of the marker.
+    /// Returns the contents of the marker.
     pub(crate) fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.file.rewind()?;

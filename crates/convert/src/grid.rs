@@ -31,7 +31,7 @@ impl Grid {
         Ok(Self(counts.to_vec()))
     }
 
-    /// The number of shards along each axis.
+    /// Returns the number of shards along each axis.
     pub fn counts(&self) -> &[u64] {
         &self.0
     }

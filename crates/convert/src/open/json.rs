@@ -15,7 +15,7 @@ pub(super) struct Plain<'a> {
     pub repairs: Vec<Repair>,
 }
 
-/// One difference between stored metadata and the metadata that are read.
+/// A difference between stored metadata and the metadata that are read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Repair {
     /// The text begins with a byte order mark, which is skipped.
@@ -59,7 +59,7 @@ pub(super) fn plain(text: &str) -> Plain<'_> {
     Plain { text, repairs }
 }
 
-/// One step of the path from the root of a document to a value.
+/// A step of the path from the root of a document to a value.
 enum Step {
     Member(String),
     Element(usize),

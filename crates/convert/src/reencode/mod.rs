@@ -128,8 +128,8 @@ pub struct Reencode {
 }
 
 impl Reencode {
-    /// Re-encodes `input` as the new array `output`, with shards of about 128 MiB, subchunks of about 128 KiB
-    /// and zstd.
+    /// Returns the settings to re-encode `input` as the new array `output`, with shards of about 128 MiB,
+    /// subchunks of about 128 KiB and zstd.
     pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
         Self {
             input: input.into(),
@@ -202,7 +202,7 @@ struct Mode {
     overwrite: bool,
 }
 
-/// One array to re-encode.
+/// The job to re-encode one array.
 struct Job<'a> {
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,

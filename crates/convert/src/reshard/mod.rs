@@ -134,8 +134,8 @@ pub struct Resharded {
 }
 
 impl Reshard {
-    /// Reshards the array `input` as the array `output`. The `zarr.json` of the output describes its shards,
-    /// unless a [`layout`](Self::layout) is set.
+    /// Returns the settings to reshard the array `input` as the array `output`. The `zarr.json` of the output
+    /// describes its shards, unless a [`layout`](Self::layout) is set.
     pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
         Self {
             input: input.into(),

@@ -39,12 +39,12 @@ pub(super) struct Side {
     fill_value: Value,
     /// The codecs of a subchunk.
     pub(super) chain: Vec<Value>,
-    /// How the index of a shard is encoded; `None` if the objects are chunks.
+    /// The place and the codecs of the index of a shard; `None` if the objects are chunks.
     pub(super) index: Option<Index>,
     pub(super) keys: ChunkKeyEncoding,
 }
 
-/// How the index of a shard is encoded.
+/// The place and the codecs of the index of a shard.
 #[derive(Clone, Debug)]
 pub struct Index {
     pub codecs: Vec<MetadataV3>,
@@ -131,13 +131,13 @@ impl Side {
         }
     }
 
-    /// The number of subchunks in an object along each axis.
+    /// Returns the number of subchunks in an object along each axis.
     pub(super) fn counts(&self) -> Vec<u64> {
         let axes = self.object.iter().zip(&self.subchunk);
         axes.map(|(object, subchunk)| object / subchunk).collect()
     }
 
-    /// The format of a shard; `None` if the objects are chunks.
+    /// Returns the format of a shard; `None` if the objects are chunks.
     pub(super) fn format(&self) -> Result<Option<ShardFormat>, zarrs_cuda::Error> {
         let Some(index) = &self.index else {
             return Ok(None);
