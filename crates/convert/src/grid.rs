@@ -122,7 +122,7 @@ pub fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, String>, Fa
     Ok(Ok(listed))
 }
 
-/// The number of positions at which duplicates among them are removed for the first time.
+/// The number of collected positions at which duplicates are first removed.
 const FEW: usize = 1 << 16;
 
 /// Adds to `all` the shards of `one` in which the array `other` has chunks, or returns the reason why they

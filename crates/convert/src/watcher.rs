@@ -27,7 +27,7 @@ pub enum Event<'a> {
     Begin {
         /// The work, such as "writing".
         doing: &'static str,
-        /// The unit of `total`, and of [`Advance`](Self::Advance).
+        /// The unit of `total`, and of [`Advance`](Event::Advance).
         unit: Unit,
         /// The number of units in the whole step.
         total: u64,

@@ -5,7 +5,7 @@ use std::fmt;
 use half::f16;
 use zarrs::array::{DataType, data_type};
 
-/// The order of the bytes of an element, as a data type of numpy names it.
+/// The byte order of an element, from the name of its data type in numpy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteOrder {
     Little,

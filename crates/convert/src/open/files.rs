@@ -93,8 +93,8 @@ impl Files {
                 let kind = entry.file_type().map_err(|error| cannot(&error))?;
                 match entry.file_name().into_string() {
                     Ok(name) => found.push((name, kind.is_dir(), metadata)),
-                    // No key has such a name. But an array below such a directory would be left out without a
-                    // word.
+                    // A name that is not UTF-8 is no key. But an array below such a directory would be left
+                    // out silently.
                     Err(name) if metadata.is_dir() => {
                         let why = format!("the name {} in it is not UTF-8", name.display());
                         return Err(cannot(&io::Error::other(why)));

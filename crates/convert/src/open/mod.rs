@@ -142,11 +142,11 @@ pub fn output(place: &Place) -> Result<Stores, Failure> {
 pub struct Stores {
     /// Reads metadata leniently: see [`repairs`](Self::repairs).
     pub store: Arc<Store>,
-    /// The same store, if it is a directory.
+    /// The same store as a store of files; `None` if it is not a directory.
     pub files: Option<Arc<FilesystemStore>>,
     /// Lists the keys of all objects and their sizes in bytes; `None` for a directory.
     pub sizes: Option<Sizes>,
-    /// The same store, if its requests may have conditions.
+    /// The same store with conditional requests; `None` if the store does not support them.
     pub conditional: Option<Arc<dyn ConditionalStore>>,
     lenient: Arc<Lenient>,
 }

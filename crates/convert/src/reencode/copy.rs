@@ -36,7 +36,7 @@ pub(super) fn cannot_read(region: &ArraySubset, place: &Place, error: &ArrayErro
     ))
 }
 
-/// Counts finished shards, and tells the watcher and the user.
+/// Counts finished shards, for the watcher's progress and for the error of a run that stops.
 pub(super) struct Counter<'a> {
     what: &'static str,
     step: Step<'a>,

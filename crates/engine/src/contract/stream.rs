@@ -181,7 +181,7 @@ pub trait BatchInput: Send + fmt::Debug {
         ))
     }
 
-    /// Returns the input as `Any`, from which an engine gets its own type.
+    /// Returns the input as `Any`, from which an engine gets its own type back.
     fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
 
     /// Returns the input as `Any`, from which an engine gets its own type back.

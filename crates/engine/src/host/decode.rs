@@ -182,7 +182,7 @@ fn decode_row(
 
 /// Gives single subchunks to a sink, with their elements in C order.
 struct OneByOne<'a> {
-    /// A subchunk in the order of axes in which it is stored.
+    /// The box of a subchunk, with its axes in the order of the encoded subchunk.
     boxed: StridedBox,
     sink: &'a SubchunkSink<'a>,
 }

@@ -25,7 +25,7 @@ struct Account {
 
 /// A pool that may have lent buffers.
 pub trait Debtor: fmt::Debug + Send + Sync {
-    /// Returns whether the pool has lent buffers.
+    /// Returns whether the pool has buffers that were lent to it.
     fn has_lent(&self) -> bool;
 
     /// Frees the lent buffers that are not in use.

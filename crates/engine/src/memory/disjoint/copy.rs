@@ -161,7 +161,7 @@ pub(super) unsafe fn scatter_row<const N: usize>(
         for (neighbour, buffer) in buffers.iter().enumerate() {
             let piece = array.wrapping_add(i * digit.stride + neighbour * step);
             prefetch::<N>(piece.wrapping_add(AHEAD * digit.stride));
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the contract of this function.
             unsafe { std::ptr::copy_nonoverlapping(piece, buffer.add(at + i * N), N) };
         }
     }
@@ -227,7 +227,7 @@ unsafe fn unscatter_row<const N: usize>(
 ) {
     for i in 0..digit.extent {
         for (neighbour, buffer) in buffers.iter().enumerate() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the contract of this function.
             unsafe {
                 let to = array.add(i * digit.stride + neighbour * step);
                 std::ptr::copy_nonoverlapping(buffer.add(at + i * N), to, N);
@@ -321,7 +321,7 @@ unsafe fn copy_rows_of<const N: usize>(
     count: usize,
 ) {
     for i in 0..count {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe {
             std::ptr::copy_nonoverlapping(from.0.add(i * from.1), to.0.add(i * to.1), N);
         }

@@ -241,7 +241,7 @@ impl<'a> Shares<'a> {
             .collect();
         let part = SubchunkPart::new(self.grid, number, &start, &slab.shape);
         let from = source.get(part.offset_in_subchunk(&self.stored)..);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { memory.write(&part, from.unwrap_or(&[]), &self.stored) }
     }
 }

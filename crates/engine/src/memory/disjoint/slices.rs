@@ -50,7 +50,7 @@ struct Start(*mut u8);
 
 // SAFETY: each thread writes to places that no other thread uses: see `BatchSlices::write`.
 unsafe impl Send for Start {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Start {}
 
 impl BatchSlices {
@@ -283,7 +283,7 @@ impl BatchSlices {
         let (row, piece) = (self.row(), self.piece());
         let rows = bytes.len() / row;
         let slot = |at: usize| {
-            // SAFETY: within the buffer, by the caller's contract and the way slots are made.
+            // SAFETY: the place is within the buffer, by the caller's contract and the way slots are made.
             unsafe { start.0.add(self.slots[number + at] + within) }
         };
         if row == piece {
