@@ -1,7 +1,6 @@
 //! Writes a survey as one HTML file, which needs no network, light and dark.
 //!
-//! Sizes are packed as numbers of variable length (LEB128), in base64. `page.js` reads them, and has the same
-//! comments as the functions here.
+//! The survey is packed as numbers of variable length (LEB128), in base64. `page.js` unpacks it.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +68,8 @@ fn about(name: &str, facts: &Facts, survey: &Survey) -> Value {
     })
 }
 
-/// Packs, for each stored shard, the difference of its number from that of the shard before, and its size.
+/// Packs the number of stored shards and, for each, the count of shards that are skipped since the one
+/// before, and its size.
 fn pack_sizes(stored: &[(u64, u64)]) -> Vec<u8> {
     let mut packed = Vec::new();
     push(&mut packed, stored.len() as u64);
@@ -82,10 +82,10 @@ fn pack_sizes(stored: &[(u64, u64)]) -> Vec<u8> {
     packed
 }
 
-/// Packs, for each shard that was read: the difference of its number from that of the shard before; the
-/// number of bytes that follow; its state, live bytes and stored subchunks; its problem, as a length and
-/// UTF-8; its strip, as a count, and for each run its length · 4 + kind; its subchunks, as a count, and for
-/// each its size + 1, or 0.
+/// Packs the number of shards that were read and, for each: the count of shards that are skipped since the
+/// one before; the number of bytes that follow; its state, live bytes and stored subchunks; its problem, as a
+/// length and UTF-8; its strip, as a count, and for each run its length · 4 + kind; its subchunks, as a
+/// count, and for each its size + 1, or 0.
 fn pack_looks(looks: &BTreeMap<u64, Look>) -> Vec<u8> {
     let mut packed = Vec::new();
     push(&mut packed, looks.len() as u64);

@@ -230,7 +230,7 @@ pub fn must_be_no_link(path: &Path) -> Result<(), Failure> {
 
 /// Checks that a link within OUT leads to no directory.
 fn must_lead_to_a_file(link: &Path) -> Result<(), Failure> {
-    // Editors leave links that lead nowhere beside files.
+    // A hidden link that leads nowhere is allowed: editors leave such links beside files.
     let is_hidden = link
         .file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
