@@ -477,7 +477,8 @@ impl<'m> Strided<'m> {
             if digits.span_from() > from.len() || to + digits.span_to() > self.len {
                 return Err(EngineError::Internal("a subchunk leaves the window"));
             }
-            // SAFETY: both spans were checked. The caller guarantees that nothing else uses these places.
+            // SAFETY: both spans were checked. The caller guarantees that nothing else uses these places, and
+            // that `from` does not overlap them.
             unsafe { copy_digits(&digits, from.as_ptr(), self.start.add(to)) };
         }
         Ok(part.len())
