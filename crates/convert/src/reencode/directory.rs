@@ -9,7 +9,7 @@ use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_cuda::storage::Unfinished;
 
 use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
-use super::run;
+use super::same_run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};
