@@ -1,4 +1,4 @@
-//! Values of arguments.
+//! Types of the values of arguments.
 
 use std::fmt;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -83,7 +83,7 @@ impl FromStr for Size {
     }
 }
 
-/// The extents of a box, as `64,64,64`. An empty value is the shape of an array without dimensions.
+/// The extents of a box, as `64,64,64`. Empty text stands for the shape of an array without dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) Vec<NonZeroU64>);
 
@@ -118,14 +118,14 @@ impl FromStr for ShardIndices {
     }
 }
 
-/// One of several parts of the work, as `0/4`: shard *k* of the grid belongs to part *k* mod `of`.
+/// One of `of` parts of the shards of a grid, as `0/4`: shard *k* belongs to the part *k* mod `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct PartOfShards {
     index: u64,
     of: NonZeroU64,
 }
 
-impl Part {
+impl PartOfShards {
     pub(crate) fn index(self) -> u64 {
         self.index
     }
@@ -134,19 +134,19 @@ impl Part {
         self.of
     }
 
-    /// Whether the shard at the position `shard` of the grid, in C order, belongs to this part.
+    /// Returns whether the shard at the position `shard` of the grid, in C order, belongs to this part.
     pub(crate) fn has(self, shard: u128) -> bool {
         shard % u128::from(self.of.get()) == u128::from(self.index)
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for PartOfShards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index, self.of)
     }
 }
 
-impl FromStr for Part {
+impl FromStr for PartOfShards {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -161,7 +161,7 @@ impl FromStr for Part {
     }
 }
 
-/// The values of `--codec`, for its help.
+/// The help text of `--codec`.
 pub(crate) const CODECS: &str = "\
 How subchunks are compressed:
 none | crc32c | zstd:LEVEL | gzip:LEVEL | blosc-NAME:LEVEL:SHUFFLE, with NAME one of lz4, lz4hc, zstd, \
@@ -169,7 +169,7 @@ zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
 #[cfg(test)]
 mod tests {
-    use super::{Part, Shape, ShardIndices, Size};
+    use super::{PartOfShards, Shape, ShardIndices, Size};
 
     #[test]
     fn sizes_have_units() {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn parts_divide_the_shards() {
-        let parts: Vec<Part> = ["0/3", "1/3", "2/3"]
+        let parts: Vec<PartOfShards> = ["0/3", "1/3", "2/3"]
             .iter()
             .filter_map(|text| text.parse().ok())
             .collect();
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(parts.iter().filter(|part| part.has(shard)).count(), 1);
         }
         for wrong in ["", "1", "1/0", "3/3", "-1/3", "a/b"] {
-            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+            assert!(wrong.parse::<PartOfShards>().is_err(), "{wrong}");
         }
     }
 }

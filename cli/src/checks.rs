@@ -11,30 +11,30 @@ use zarrs_cuda_convert::words::shape_text;
 
 use crate::common::Common;
 
-/// The most bytes of a large shard that are read together.
+/// The most bytes of a large shard that are read at once.
 const PIECE: u64 = 16 << 20;
 
-/// Bytes for each subchunk of a shard, stored or not: its entry in the index, where it lies, and what is found there.
+/// The bytes per subchunk of a shard, stored or not, for its entry in the index, its extent, and its state.
 const OF_INDEX: u64 = 96;
 
-/// The shards of an array, and the memory for them.
+/// Checks the shards of an array, within the budget of memory.
 pub(crate) struct Checks<'a> {
     opened: &'a Opened,
     shards: &'a Shards<'a, Store>,
     budget: Budget,
-    /// Bytes of a shard that are read together.
+    /// The number of bytes of a shard that are read at once.
     piece: u64,
-    /// The bytes of the index of a shard in memory.
+    /// The number of bytes that the index of a shard takes in memory.
     index: u64,
-    /// How many subchunks are decoded at once.
+    /// The number of subchunks that are decoded at once.
     at_once: usize,
-    /// The bytes that these take.
+    /// The number of bytes that `at_once` decoded subchunks take.
     decoded: u64,
 }
 
 impl<'a> Checks<'a> {
     /// # Errors
-    /// Not even one subchunk fits the budget.
+    /// The budget does not fit one subchunk.
     pub(crate) fn new(
         opened: &'a Opened,
         shards: &'a Shards<'a, Store>,
@@ -66,7 +66,7 @@ impl<'a> Checks<'a> {
         &self.budget
     }
 
-    /// Takes the memory for `bytes` of a shard that is worked on, and for subchunks that are decoded.
+    /// Takes memory from the budget for `bytes` of a shard, and for the subchunks that are decoded at once.
     pub(crate) fn take(
         &self,
         doing: &str,
@@ -82,7 +82,7 @@ impl<'a> Checks<'a> {
         )
     }
 
-    /// Verifies a shard: in pieces if it is large, unless only the whole shard says what is wrong.
+    /// Verifies a shard. Reads a large shard in pieces, unless only the whole shard tells what is wrong.
     pub(crate) fn verify(
         &self,
         shard: &[u64],

@@ -10,7 +10,7 @@ use zarrs_cuda_convert::grid::{Grid, Listed, listed};
 use zarrs_cuda_convert::open::{Opened, Place};
 use zarrs_cuda_convert::words::{counted, shape_text};
 
-use crate::arguments::{Part, ShardIndices};
+use crate::arguments::{PartOfShards, ShardIndices};
 
 /// An array, and which of its shards.
 #[derive(clap::Args, Debug)]
@@ -21,12 +21,12 @@ pub(crate) struct ShardArgs {
     shards: Vec<ShardIndices>,
     /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
     #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
+    part: Option<PartOfShards>,
 }
 
 impl ShardArgs {
-    /// The chosen shards of `opened` that are there: the named ones, or those that a listing finds. Without a
-    /// listing, every one of the grid.
+    /// Returns the chosen shards of `opened` that may be stored: the named ones, or the stored ones that a
+    /// listing finds. If the store cannot be listed, returns every shard of the grid.
     pub(crate) fn chosen(&self, opened: &Opened, grid: &Grid) -> Result<Chosen, Failure> {
         if !self.shards.is_empty() {
             return self.named(grid);
@@ -37,7 +37,8 @@ impl ShardArgs {
         }
     }
 
-    /// The lease for changing these shards: of all of the array, or of the part. `doing` names the change.
+    /// Takes the lease for changing these shards: for the whole array, or for the part. `doing` names the
+    /// change.
     pub(crate) fn lease(&self, opened: &Opened, doing: &str) -> Result<ArrayLease, Failure> {
         let lease = match (&opened.place, &opened.stores.conditional, self.part) {
             (Place::Directory(path), _, None) => ArrayLease::take(path),
@@ -68,7 +69,7 @@ impl ShardArgs {
             })
     }
 
-    /// Says that other processes are not refused, if `lease` was to be taken and there is none.
+    /// Returns a line for people if `lease` could not be held, so that it does not keep other processes away.
     pub(crate) fn lease_text(lease: Option<&ArrayLease>) -> Option<String> {
         let is_missing = lease.is_some_and(|lease| !lease.is_held());
         is_missing.then(|| {
@@ -76,7 +77,7 @@ impl ShardArgs {
         })
     }
 
-    /// Whether shards are chosen by their names.
+    /// Returns whether the user named the shards.
     pub(crate) fn are_named(&self) -> bool {
         !self.shards.is_empty()
     }
@@ -85,7 +86,7 @@ impl ShardArgs {
         self.part.is_none_or(|part| part.has(position))
     }
 
-    /// The shards that are named, each once.
+    /// Returns the named shards, each once.
     pub(crate) fn named(&self, grid: &Grid) -> Result<Chosen, Failure> {
         let positions = self.shards.iter().map(|ShardIndices(shard)| {
             grid.position(shard).ok_or_else(|| {
@@ -97,14 +98,14 @@ impl ShardArgs {
                     shape_text(grid.counts())
                 ));
                 if grid.counts().contains(&0) {
-                    return failure; // there is no shard
+                    return failure; // the grid has no shards
                 }
                 failure.with_remedy(format!("the last shard is {}", shape_text(&last)))
             })
         });
         let mut positions = positions.collect::<Result<Vec<_>, _>>()?;
         positions.retain(|&position| self.is_of_part(position));
-        // Two threads must not work on one shard.
+        // A shard that is named twice counts once: two threads must not work on it.
         positions.sort_unstable();
         positions.dedup();
         Ok(Chosen {
@@ -115,7 +116,7 @@ impl ShardArgs {
         })
     }
 
-    /// The shards at some positions of a listing, in any order, that are of the part.
+    /// Returns those shards of a listing that belong to the part. The listing may have any order.
     pub(crate) fn of_part(&self, grid: &Grid, listed: Listed) -> Chosen {
         let mut positions = listed.positions;
         positions.retain(|&position| self.is_of_part(position));
@@ -129,8 +130,8 @@ impl ShardArgs {
         }
     }
 
-    /// Every shard of the grid that is of the part, one after the other. Says how many there are, and `why` each
-    /// of them has to be asked for.
+    /// Returns every shard of the grid that belongs to the part. Tells the user their number, and `why` the
+    /// store is asked for each of them.
     pub(crate) fn every(&self, grid: &Grid, why: &str) -> Chosen {
         let steps = self.steps(grid);
         let count = match u64::try_from(steps.len()) {
@@ -156,7 +157,7 @@ impl ShardArgs {
     }
 }
 
-/// The line for people about stored shards outside of the grid; `None` if there are none.
+/// Returns a line for people about stored shards outside of the grid; `None` if there are none.
 pub(crate) fn outside_text(outside: u64) -> Option<String> {
     let (are, were) = if outside == 1 {
         ("lies", "was")
@@ -176,24 +177,24 @@ pub(crate) struct Chosen {
     positions: Positions,
     /// The number of shards of the grid that were chosen, stored or not.
     looked_at: u128,
-    /// The number of stored shards outside of the grid, if there was a listing.
+    /// The number of stored shards outside of the grid; `None` if the store was not listed.
     outside: Option<u64>,
     failures: Vec<Failure>,
 }
 
-/// A number of shards as JSON, which has no whole numbers of more than 64 bits.
+/// Returns a number of shards as JSON: as a double if it has more than 64 bits.
 pub(crate) fn json_number(shards: u128) -> Value {
     #[allow(clippy::cast_precision_loss, reason = "JSON has no better number")]
     u64::try_from(shards).map_or_else(|_| json!(shards as f64), Value::from)
 }
 
 enum Positions {
-    /// In order.
+    /// Some positions, sorted.
     These(Vec<u128>),
     Every(Steps),
 }
 
-/// Positions of a grid, one step from each other. None of them is kept.
+/// Positions of a grid at equal steps. They are computed, and not stored.
 struct Steps {
     first: u128,
     step: u128,
@@ -213,7 +214,7 @@ impl Steps {
 }
 
 impl Chosen {
-    /// How many shards are worked on.
+    /// Returns the number of shards to work on.
     pub(crate) fn len(&self) -> u128 {
         match &self.positions {
             Positions::These(positions) => positions.len() as u128,
@@ -221,7 +222,7 @@ impl Chosen {
         }
     }
 
-    /// The position of the shard with this number among them.
+    /// Returns the position in the grid of the shard with the index `number` among the chosen ones.
     pub(crate) fn get(&self, number: u64) -> Option<u128> {
         match &self.positions {
             Positions::These(positions) => {
@@ -232,7 +233,7 @@ impl Chosen {
         }
     }
 
-    /// The positions in order, unless they are computed one by one.
+    /// Returns the positions, sorted; none if they are computed one by one.
     pub(crate) fn positions(&self) -> &[u128] {
         match &self.positions {
             Positions::These(positions) => positions,
@@ -240,7 +241,7 @@ impl Chosen {
         }
     }
 
-    /// Leaves out the shards that are not at `positions`, which are in order.
+    /// Keeps only the shards at `positions`, which are sorted.
     pub(crate) fn only(mut self, positions: &[u128]) -> Self {
         if let Positions::These(these) = &mut self.positions {
             these.retain(|position| positions.binary_search(position).is_ok());
@@ -248,27 +249,28 @@ impl Chosen {
         self
     }
 
-    /// The number of shards of the grid that were chosen, stored or not.
+    /// Returns the number of shards of the grid that were chosen, stored or not.
     pub(crate) fn looked_at(&self) -> u128 {
         self.looked_at
     }
 
-    /// The same number as JSON.
+    /// Returns the number of [`looked_at`](Self::looked_at) as JSON.
     pub(crate) fn looked_at_json(&self) -> Value {
         json_number(self.looked_at)
     }
 
-    /// The number of stored shards outside of the grid, if there was a listing.
+    /// Returns the number of stored shards outside of the grid; `None` if the store was not listed.
     pub(crate) fn outside(&self) -> Option<u64> {
         self.outside
     }
 
-    /// The line for people about the stored shards outside of the grid.
+    /// Returns a line for people about the stored shards outside of the grid; `None` if there are none.
     pub(crate) fn outside_text(&self) -> Option<String> {
         outside_text(self.outside.unwrap_or(0))
     }
 
-    /// Takes the directories that could not be listed. The rest is worked on nevertheless.
+    /// Takes the failures for directories that could not be listed. The work goes on with the shards that
+    /// were found.
     pub(crate) fn take_failures(&mut self) -> Vec<Failure> {
         std::mem::take(&mut self.failures)
     }

@@ -43,14 +43,14 @@ pub(crate) enum Backend {
     Cuda,
 }
 
-/// `options` with at most `bytes` of the host's memory, page-locked or not.
+/// Returns `options` with at most `bytes` of the host's memory, page-locked or not.
 fn within(options: Options, bytes: usize) -> Options {
     let pinned = options.pinned_memory().min(bytes);
     options.with_host_memory(bytes).with_pinned_memory(pinned)
 }
 
 impl Common {
-    /// Applies what concerns the whole process. Nothing may use rayon or zarrs before.
+    /// Applies the options that concern the whole process. Call it before anything uses rayon or zarrs.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
         stop::listen()?;
         if let Some(threads) = self.threads {
@@ -63,7 +63,7 @@ impl Common {
         Ok(())
     }
 
-    /// The library's options.
+    /// Returns the library's options.
     pub(crate) fn options(&self) -> Options {
         let options = Options::default().with_backend(match self.backend {
             Backend::Auto => zarrs_cuda::Backend::Auto,
@@ -76,42 +76,43 @@ impl Common {
         }
     }
 
-    /// The library's options, where `other` bytes of the budget are for other buffers.
+    /// Returns the library's options, without the `other` bytes of the budget that other buffers take.
     pub(crate) fn options_beside(&self, other: u64) -> Options {
         let other = usize::try_from(other).unwrap_or(usize::MAX);
         within(self.options(), self.memory().saturating_sub(other))
     }
 
-    /// Bytes that buffers may take.
+    /// Returns the number of bytes that buffers may take.
     pub(crate) fn memory(&self) -> usize {
         self.options().host_memory()
     }
 
-    /// The budget for buffers.
+    /// Returns the budget for buffers.
     pub(crate) fn budget(&self) -> Budget {
         Budget::new(self.memory() as u64)
     }
 
-    /// The number of threads that compute.
+    /// Returns the number of threads that compute.
     pub(crate) fn threads(&self) -> usize {
         self.threads
             .map_or_else(rayon::current_num_threads, Count::get)
     }
 
-    /// Prints a line for people before the outcome. With `--json` it prints nothing.
+    /// Prints a line for people before the outcome. With `--json`, prints nothing.
     pub(crate) fn say(&self, line: impl std::fmt::Display) {
         if !self.json {
             crate::stdout::print(&format!("{line}\n"));
         }
     }
 
-    /// Whether text for standard output may have colours: on a terminal, unless `NO_COLOR` is set.
+    /// Returns whether text on standard output may have colours: only on a terminal, and unless `NO_COLOR` is
+    /// set.
     pub(crate) fn has_colours(&self) -> bool {
         let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         !self.json && !is_refused && console::Term::stdout().features().colors_supported()
     }
 
-    /// The columns of standard output: those of the terminal, those of the variable `COLUMNS`, or 80.
+    /// Returns the width of standard output in columns: the terminal's, the variable `COLUMNS`, or 80.
     #[allow(clippy::unused_self, reason = "callers ask the common options")]
     pub(crate) fn columns(&self) -> usize {
         let columns = std::env::var("COLUMNS")

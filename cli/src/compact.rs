@@ -1,4 +1,4 @@
-//! `zarrs-cuda compact`: stores shards again without their unused bytes.
+//! `zarrs-cuda compact`: stores shards again, without their unused bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted, shape_text};
 use crate::chosen::ShardArgs;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::replacing::Replacing;
+use crate::replacing::ReplacedShards;
 use crate::work::on_each;
 
 /// Store shards again without their unused bytes
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Some(args.shards.lease(&opened, "compact")?)
     };
     let shards = open::shards(&opened)?;
-    let replacing = Replacing::of(&opened)?;
+    let replacing = ReplacedShards::of(&opened)?;
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let stored = Sizes::default();
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ["compacting", "no shard was left torn"],
         &grid,
         &chosen,
-        common.threads(), // each waits for its memory
+        common.threads(), // each thread waits for its memory
         |shard| {
             let Some(usage) = shards.usage(shard)? else {
                 return Ok(None);
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
                 shape_text(shard),
                 opened.place
             );
-            // The shard, and its new form.
+            // Memory for the stored shard and the new one.
             let _taken = budget.take(doing, usage.size.saturating_add(usage.size - unused))?;
             let compaction = if args.dry_run {
                 shards.preview_compact(shard)?
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(lines.join("\n"), json).with_errors(done.failures))
 }
 
-/// The number of stored shards, and their sizes in bytes before and after. Threads share it.
+/// The number of stored shards, and the bytes of all of them before and after. Threads share it.
 #[derive(Default)]
 struct Sizes([AtomicU64; 3]);
 

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// The adapter, on files and elsewhere.
+/// The store of an array with subchunks in frames: over files, or over another store.
 enum Sparse {
     Files(SparseShardStore<zarrs::filesystem::FilesystemStore>),
     Objects(SparseShardStore<open::Store>),
@@ -44,7 +44,7 @@ enum Sparse {
 
 impl Sparse {
     fn of(opened: &Opened, memory: usize) -> Result<Self, Error> {
-        // Metadata that are read otherwise than they are stored go through the store of the array.
+        // If metadata had to be repaired, use the store of the array, which repairs them.
         let files = opened.stores.files.as_ref();
         Ok(match files.filter(|_| opened.stores.repairs().is_empty()) {
             Some(files) => Self::Files(
@@ -78,7 +78,8 @@ impl Sparse {
     }
 }
 
-/// The shards of the grid that have subchunks to pack, and how many outside of the grid have some.
+/// Returns the shards of the grid that have subchunks to pack, and the number of such shards outside of the
+/// grid.
 fn listed(sparse: &Sparse, grid: &Grid) -> Result<Listed, Error> {
     let mut listed = Listed::default();
     for shard in sparse.pending()? {
@@ -91,16 +92,17 @@ fn listed(sparse: &Sparse, grid: &Grid) -> Result<Listed, Error> {
     Ok(listed)
 }
 
-/// How many shards of the grid of `opened` have subchunks to pack.
+/// Returns the number of shards in the grid of `opened` that have subchunks to pack; 0 for an array without
+/// frames.
 ///
 /// # Errors
-/// The store lists nothing, or fails. An array that cannot be consolidated has none.
+/// The store cannot be listed, or fails.
 pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     if let Some(reason) = opened.has_no_listing() {
         return Err(Failure::failed(reason));
     }
     let sparse = match Sparse::of(opened, 0) {
-        // Arrays of other kinds have no frames.
+        // Arrays that are not sharded by the codec of this library have no frames.
         Err(Error::ForeignCodec { .. } | Error::NotShards { .. } | Error::Create(_)) => {
             return Ok(0);
         }
@@ -110,7 +112,7 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     Ok(listed(&sparse, &grid)?.positions.len())
 }
 
-/// The bytes of a shard and of the subchunks that wait beside it.
+/// Returns the bytes of a shard and of the subchunks that wait beside it.
 fn stored_bytes(opened: &Opened, shard: &[u64]) -> Result<u64, Failure> {
     let (store, key) = (opened.array.storage(), opened.array.chunk_key(shard));
     let doing = format!("tell the size of the shard {key} of {}", opened.place);
@@ -123,7 +125,7 @@ fn stored_bytes(opened: &Opened, shard: &[u64]) -> Result<u64, Failure> {
     Ok(size.saturating_add(store.size_prefix(&frame).map_err(Failure::to(&doing))?))
 }
 
-/// A line about shards outside of the grid; nothing if there are none.
+/// Returns a line for people about shards outside of the grid; `None` if there are none.
 fn outside_text(outside: u64) -> Option<String> {
     let (lie, were) = if outside == 1 {
         ("lies", "was")
@@ -144,7 +146,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "consolidate",
         "consolidate it where it is stored: name its directory, or s3://BUCKET/PATH",
     )?;
-    open::shards(&opened)?; // says how an array that is not sharded becomes one
+    open::shards(&opened)?; // its error says how an array becomes sharded
     let mut sparse = Sparse::of(&opened, common.memory())
         .map_err(Failure::to(format_args!("consolidate {}", opened.place)))?;
     if args.over_changed {
@@ -186,14 +188,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ["consolidating", "nothing is lost"],
         &grid,
         &chosen,
-        common.threads(), // each waits for its memory
+        common.threads(), // each thread waits for its memory
         |shard| {
             let doing = format!(
                 "consolidate the shard {} of {}",
                 shape_text(shard),
                 opened.place
             );
-            // The old shard and its subchunks in the frame, and the new shard of both.
+            // Memory for the old shard, the subchunks in its frame, and the new shard of both.
             let _taken = budget.take(doing, stored_bytes(&opened, shard)?.saturating_mul(2))?;
             Ok(sparse.consolidate(shard)?)
         },

@@ -1,4 +1,4 @@
-//! `zarrs-cuda demo`: a small MRI volume becomes a sharded array, and is looked at.
+//! `zarrs-cuda demo`: re-encodes a small MRI volume as a sharded array, and shows it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ macro_rules! volume {
     };
 }
 
-/// The files of the array `data/bold.zarr`.
+/// The keys and the bytes of the files of the array `data/bold.zarr`.
 const VOLUME: &[(&str, &[u8])] = volume!(
     "c/0/0/0" "c/0/0/1" "c/0/1/0" "c/0/1/1"
     "c/1/0/0" "c/1/0/1" "c/1/1/0" "c/1/1/1"
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(text, json))
 }
 
-/// The arguments of a subcommand, which is shown as a user would type it.
+/// Parses the arguments of a subcommand, and prints the command line as a user would type it.
 fn step<A: clap::Args + FromArgMatches>(
     common: &Common,
     name: &'static str,
@@ -98,7 +98,8 @@ fn step<A: clap::Args + FromArgMatches>(
         .map_err(Failure::to(format_args!("run {name}")))
 }
 
-/// The program is TARGET/PROFILE/zarrs-cuda, if cargo runs it.
+/// Returns `demo` in cargo's target directory if cargo runs the program TARGET/PROFILE/zarrs-cuda; otherwise
+/// `zarrs-cuda-demo`.
 fn default_folder() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     match program.ancestors().nth(2) {
@@ -107,7 +108,7 @@ fn default_folder() -> PathBuf {
     }
 }
 
-/// Writes the volume to `path`.
+/// Writes the files of the volume to the directory `path`.
 fn unpack(path: &Path) -> Result<(), Failure> {
     for (key, bytes) in VOLUME {
         let file = path.join(key);

@@ -1,4 +1,4 @@
-//! How the command ends.
+//! The exit codes of the command.
 
 /// The reason why the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `zarrs-cuda explain`: the stages of an array's shards, where they run, and why.
+//! `zarrs-cuda explain`: tells the stages of an array's shards, the engine that runs each, and why.
 
 use serde_json::{Value, json};
 use zarrs_cuda::Explanation;

@@ -1,4 +1,4 @@
-//! Failures as text for people and as JSON, and their exit codes.
+//! Prints failures as text and as JSON, and chooses their exit codes.
 
 use serde_json::{Value, json};
 use zarrs_cuda_convert::{Failure, FailureKind};
@@ -6,7 +6,7 @@ use zarrs_cuda_convert::{Failure, FailureKind};
 use crate::exit::Exit;
 use crate::stdout;
 
-/// Prints the failure, also as JSON to standard output if that is asked for, and returns the exit code.
+/// Prints the failure to standard error and, if `as_json`, as JSON to standard output. Returns the exit code.
 pub(crate) fn print(failure: &Failure, as_json: bool) -> u8 {
     print_error(failure);
     if as_json {

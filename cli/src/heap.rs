@@ -1,11 +1,11 @@
-//! The heap of the process, where a limit of addresses is in force (`ulimit -v`).
+//! Keeps the heap of the process small if a limit on virtual addresses (`ulimit -v`) is in force.
 //!
-//! glibc reserves 64 MiB of addresses for the heap of each thread, most of which are never used. Under such
-//! a limit they are missing elsewhere, and an allocation that fails ends the process. Only the environment
-//! of a new process changes that.
+//! glibc reserves 64 MiB of addresses for the heap of each thread, most of which are never used. Under a
+//! limit, these addresses are missing for other allocations, and a failed allocation ends the process. Only
+//! an environment variable that is set before the process starts can change the number of heaps.
 
-/// Starts this program anew with one heap for all threads, if there is a limit of addresses. Goes on where
-/// that is not possible, and where the environment already says how many heaps there are.
+/// Starts this program anew with one heap for all threads, if addresses are limited. Does nothing if that is
+/// not possible, or if the environment already sets the number of heaps.
 #[cfg(target_os = "linux")]
 pub(crate) fn fit_addresses() {
     use std::os::unix::process::CommandExt;
@@ -25,7 +25,7 @@ pub(crate) fn fit_addresses() {
         if let Some(name) = arguments.next() {
             again.arg0(name);
         }
-        // It returns only if it fails.
+        // `exec` returns only if it fails.
         let _ = again.args(arguments).env(HEAPS, "1").exec();
     }
 }

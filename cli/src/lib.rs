@@ -11,7 +11,7 @@
 )]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
 
-/// Prints a line to standard error. It is no error if nothing can be printed there: `eprintln` would panic.
+/// Prints a line to standard error, and ignores errors. (`eprintln` would panic.)
 macro_rules! tell {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -137,7 +137,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let CommandLine { common, task } = match CommandLine::try_parse_from(words) {
         Ok(line) => line,
         Err(error) => {
-            // Help, the version, or what is wrong. A reader that went away is no error.
+            // The text is help, the version, or a wrong argument. It is no error if the reader of the output
+            // has gone.
             let _ = error.print();
             let _ = std::io::stdout().flush();
             return u8::try_from(error.exit_code()).unwrap_or(Exit::Usage.code());

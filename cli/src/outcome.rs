@@ -1,4 +1,4 @@
-//! The outcome of a subcommand: the thing that the subcommand found or did.
+//! The outcome of a subcommand: what it did or found, as text and as JSON.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// `text` has lines without a last line break; it may be empty.
+    /// Makes an outcome. `text` has lines without a line break at the end, and may be empty.
     pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
         Self {
             text: text.into(),
@@ -32,13 +32,13 @@ impl Outcome {
         }
     }
 
-    /// Sets the exit code to the one for damage and differences.
+    /// Sets the exit code to that for damage and differences.
     pub(crate) fn not_well(mut self) -> Self {
         self.exit = Exit::NotWell;
         self
     }
 
-    /// Adds parts of the work that failed. The exit code is then the one for a failure.
+    /// Adds the failures of parts of the work. If there are any, the exit code is that for a failure.
     pub(crate) fn with_errors(mut self, failures: Vec<Failure>) -> Self {
         if !failures.is_empty() {
             self.exit = Exit::Failed;
@@ -47,7 +47,7 @@ impl Outcome {
         self
     }
 
-    /// Adds what a person should know besides.
+    /// Adds `note` to the text, as a line of its own.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         let lines = [self.text.as_str(), note];
         self.text = lines
@@ -76,7 +76,7 @@ impl Outcome {
         self.json
     }
 
-    /// Prints the outcome, as JSON if that is asked for, and returns the exit code.
+    /// Prints the outcome as text or, if `as_json`, as JSON. Returns the exit code.
     pub(crate) fn print(mut self, as_json: bool) -> u8 {
         for failure in &self.failures {
             failure::print_error(failure);
@@ -94,10 +94,10 @@ impl Outcome {
     }
 }
 
-/// Stores a page for a browser, as a whole or not at all.
+/// Stores an HTML page in the file `file`, as a whole or not at all.
 ///
 /// # Errors
-/// The file is there and is no page, or cannot be written.
+/// The file exists and is no HTML page, or cannot be written.
 pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
     if fs::symlink_metadata(file).is_ok() {
         let is_file = fs::metadata(file).is_ok_and(|found| found.is_file());
@@ -122,8 +122,8 @@ pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
     })
 }
 
-/// The text in lines of at most so many columns, where words allow it. What goes on is indented, in a
-/// table up to its last column.
+/// Returns the text in lines of at most `columns` columns, if words are short enough. Indents continued
+/// lines; in a table, up to its last column.
 pub(crate) fn wrapped(text: &str, columns: usize) -> String {
     let lines: Vec<_> = text
         .lines()
@@ -149,8 +149,8 @@ fn wrapped_line(line: &str, columns: usize) -> String {
     out
 }
 
-/// The columns before what goes on: where the last column of a table begins, if half of the line or more
-/// is left for it.
+/// Returns the indentation of the lines that continue `line`: the beginning of the last column of a table, if
+/// at least half of the width is left.
 fn indent_of(line: &str, columns: usize) -> usize {
     const INDENT: usize = 6;
     let begin = line.len() - line.trim_start().len();

@@ -1,4 +1,4 @@
-//! How far a long work is: a bar on a terminal, otherwise a line now and then.
+//! Shows the progress of long work: as a bar on a terminal, otherwise as a line now and then.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zarrs_cuda_convert::Unit;
 
-/// Between two lines where there is no terminal.
+/// The time between two lines if standard error is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// The progress of one work, on standard error. Threads may share it.
+/// The progress of one piece of work, on standard error. Threads may share it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `what` is done, such as "writing", to `total` units.
+    /// Shows the progress of the work `what`, such as "writing", which has `total` units.
     pub(crate) fn new(what: &'static str, unit: Unit, total: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let counts = match unit {
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// Counts `units` that are done.
+    /// Counts `units` more that are done.
     pub(crate) fn add(&self, units: u64) {
         self.bar.inc(units);
         if !self.bar.is_hidden() {
@@ -74,7 +74,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the bar from the terminal.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -86,7 +86,7 @@ impl Drop for Progress {
     }
 }
 
-/// A line that is rewritten on a terminal; otherwise a line now and then.
+/// A line that is rewritten on a terminal. Elsewhere, a new line is printed now and then.
 #[derive(Debug)]
 pub(crate) struct Live {
     bar: ProgressBar,
@@ -105,7 +105,7 @@ impl Live {
         }
     }
 
-    /// Shows the line, if some time has passed since the last one.
+    /// Shows the line, unless the last one was shown just before.
     pub(crate) fn show(&mut self, line: impl FnOnce() -> String) {
         let between = if self.bar.is_hidden() {
             BETWEEN_LINES
@@ -124,7 +124,7 @@ impl Live {
         }
     }
 
-    /// Removes the line.
+    /// Removes the line from the terminal.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }

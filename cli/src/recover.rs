@@ -14,7 +14,7 @@ use crate::checks::Checks;
 use crate::chosen::ShardArgs;
 use crate::common::Common;
 use crate::outcome::Outcome;
-use crate::replacing::Replacing;
+use crate::replacing::ReplacedShards;
 use crate::work::on_each;
 
 /// Repair shards whose last update was interrupted
@@ -33,11 +33,12 @@ pub(crate) struct Args {
 struct Found {
     outcome: RecoveryOutcome,
     unreadable: Vec<(usize, Arc<str>)>,
-    /// The number of names of its file, if it was replaced for that.
+    /// The number of hard links that the shard's file had, if the repair replaced the file because there were
+    /// several.
     names: Option<u64>,
 }
 
-/// The subchunks that cannot be read: their numbers, and why.
+/// Returns the index of each subchunk that cannot be read, and the reason.
 fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, Arc<str>)> {
     let subchunks = subchunks.iter().enumerate();
     let unreadable = subchunks.filter_map(|(number, state)| match state {
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         Some(args.shards.lease(&opened, "recover")?)
     };
     let shards = open::shards(&opened)?;
-    let replacing = Replacing::of(&opened)?;
+    let replacing = ReplacedShards::of(&opened)?;
     let grid = Grid::of(&opened.array)?;
     let mut chosen = args.shards.chosen(&opened, &grid)?;
     let [stored, intact] = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ["recovering", "shards that were repaired stay so"],
         &grid,
         &chosen,
-        common.threads(), // each waits for its memory
+        common.threads(), // each thread waits for its memory
         |shard| {
             let Some(found) = recovered(args.dry_run, &shards, &checks, &replacing, shard)? else {
                 return Ok(None);
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             names,
         } = found;
         let is_unrecoverable = matches!(outcome, RecoveryOutcome::Unrecoverable { .. });
-        // A dry run decodes the subchunks in the state before the repair.
+        // A dry run decodes the subchunks of the shard before the repair, which may be unreadable.
         let is_repaired = !is_unrecoverable && *outcome != RecoveryOutcome::Intact;
         let would_be_repaired = args.dry_run && is_repaired;
         let is_well = !is_unrecoverable && (unreadable.is_empty() || would_be_repaired);
@@ -152,12 +153,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(outcome.with_errors(done.failures))
 }
 
-/// Recovers a shard, or says what would be done. `None` if it is not stored.
+/// Recovers a shard or, if `dry_run`, finds out what a repair would do. Returns `None` if the shard is not
+/// stored.
 fn recovered(
     dry_run: bool,
     shards: &Shards<'_, open::Store>,
     checks: &Checks<'_>,
-    replacing: &Replacing<'_>,
+    replacing: &ReplacedShards<'_>,
     shard: &[u64],
 ) -> Result<Option<Found>, Failure> {
     let Some(verified) = checks.verify(shard)?? else {
@@ -171,9 +173,9 @@ fn recovered(
             names: None,
         }));
     }
-    // The shard as it is stored, and repaired.
+    // Memory for the stored shard and the repaired one.
     let _taken = checks.take("recover", shard, size.saturating_mul(2))?;
-    // A repair is written into the file: another name of it may be somebody's copy.
+    // A repair writes into the file. If the file has several hard links, another name may be somebody's copy.
     let several = Some(replacing.names(shard)).filter(|names| *names > 1);
     let Recovery {
         outcome, subchunks, ..
@@ -191,7 +193,7 @@ fn recovered(
     }))
 }
 
-/// Whether the repair wrote bytes of the shard.
+/// Returns whether the repair wrote bytes of the shard.
 fn is_written(outcome: &RecoveryOutcome) -> bool {
     matches!(
         outcome,

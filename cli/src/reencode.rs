@@ -1,4 +1,4 @@
-//! `zarrs-cuda reencode`: any Zarr v2 or v3 array as a sharded v3 array.
+//! `zarrs-cuda reencode`: re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 
 use clap::ValueEnum;
 use zarrs::array::codec::ShardingIndexLocation;
@@ -73,7 +73,7 @@ impl From<IndexLocation> for ShardingIndexLocation {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    let _listening = stop::wait_for_me(); // a plan stops, too
+    let _listening = stop::wait_for_me(); // Ctrl-C also stops the planning
     let mut reencode = Reencode::new(args.input.clone(), args.output.clone());
     reencode.shapes = args.shapes.wishes();
     reencode.codec = args.codec.clone();

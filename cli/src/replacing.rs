@@ -1,4 +1,4 @@
-//! Shards that are replaced as a whole.
+//! Replaces shards as a whole, so that no reader sees half of a shard.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use zarrs_cuda_convert::open::{Opened, Place, Store};
 use zarrs_cuda_convert::replace::{self, Left};
 use zarrs_cuda_convert::stored::readable_files;
 
-/// The array, whose shards are replaced as a whole.
-pub(crate) enum Replacing<'a> {
-    /// In temporaries that are renamed.
+/// An array, whose shards are replaced as a whole.
+pub(crate) enum ReplacedShards<'a> {
+    /// An array of files. A shard is written to a temporary file, which is then renamed.
     Files {
-        array: Box<Array<replace::Replacing>>,
+        array: Box<Array<replace::ReplacingFiles>>,
         files: Arc<FilesystemStore>,
     },
-    /// A value of an object store is replaced at once.
+    /// An array in an object store, where each value is replaced as a whole anyway.
     Objects(&'a Array<Store>),
 }
 
-impl<'a> Replacing<'a> {
+impl<'a> ReplacedShards<'a> {
     pub(crate) fn of(opened: &'a Opened) -> Result<Self, Failure> {
         let (Some(files), Place::Directory(path)) = (&opened.stores.files, &opened.place) else {
             return Ok(Self::Objects(&opened.array));
         };
         delete_remains(path)?;
-        let store = Arc::new(replace::Replacing::new(files.clone()));
+        let store = Arc::new(replace::ReplacingFiles::new(files.clone()));
         let metadata = opened.array.metadata().clone();
         let array = Array::new_with_metadata(store, "/", metadata)
             .map_err(Failure::to(format_args!("open {}", opened.place)))?;
@@ -54,7 +54,7 @@ impl<'a> Replacing<'a> {
         }
     }
 
-    /// The names that the file of a shard has: several if it is hard-linked, and 1 if that is not known.
+    /// Returns the number of hard links of a shard's file; 1 if it is not known.
     pub(crate) fn names(&self, shard: &[u64]) -> u64 {
         match self {
             #[cfg(unix)]
@@ -68,7 +68,7 @@ impl<'a> Replacing<'a> {
     }
 }
 
-/// Deletes the temporaries of processes that have ended. Those of others stay.
+/// Deletes the temporaries of processes that have ended, and keeps those of other processes.
 fn delete_remains(root: &Path) -> Result<(), Failure> {
     let mut left = Left::default();
     let mut failed = None;

@@ -1,4 +1,4 @@
-//! Reports of `zarrs-cuda reencode` as text for people and as JSON.
+//! Writes reports of `zarrs-cuda reencode` as text for people and as JSON.
 
 use serde_json::{Value, json};
 use zarrs_cuda_convert::words::bytes_text;
@@ -6,7 +6,7 @@ use zarrs_cuda_convert::{ArrayReport, GroupReport};
 
 use crate::explain;
 
-/// The report of an array for people.
+/// Returns the text of an array's report, for people.
 pub(crate) fn array_text(report: &ArrayReport) -> String {
     let Some(copied) = &report.copied else {
         return "done before".to_string();

@@ -1,4 +1,4 @@
-//! `zarrs-cuda reshard`: encoded subchunks into other shards, without decoding them.
+//! `zarrs-cuda reshard`: moves encoded subchunks into other shards, without decoding them.
 
 use clap::ValueEnum;
 use indicatif::HumanCount;
@@ -131,7 +131,7 @@ fn json_of(report: &Resharded) -> Value {
     })
 }
 
-/// `1 shard`, `2,000 shards`.
+/// Returns a number of things as text: `1 shard`, `2,000 shards`.
 fn counted(count: u64, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", HumanCount(count))

@@ -1,4 +1,4 @@
-//! The shapes of shards and subchunks, as arguments.
+//! The options for the shapes of shards and subchunks.
 
 use zarrs_cuda_convert::shapes::Wishes;
 

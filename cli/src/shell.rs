@@ -1,4 +1,4 @@
-//! `zarrs-cuda completions` and `man`, for those who install it.
+//! `zarrs-cuda completions` and `zarrs-cuda man`, for packagers.
 
 use std::path::PathBuf;
 

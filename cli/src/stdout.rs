@@ -1,16 +1,16 @@
-//! Standard output.
+//! Prints to standard output.
 
 use std::io::{self, Write as _};
 
 use crate::exit::Exit;
 
-/// Prints to standard output. A reader that went away, as `head` does, is no error.
+/// Prints `text` to standard output. It is no error if the reader has gone, as `head` does.
 pub(crate) fn print(text: &str) {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {
         Ok(()) => {}
-        // The work goes on, and the exit code says how it ended.
+        // The work goes on, and its result decides the exit code.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(error) => {
             tell!("error: cannot write to standard output: {error}");

@@ -1,4 +1,4 @@
-//! Ctrl-C, and the signals that ask a process to end.
+//! Handles Ctrl-C, and the signals that ask a process to end.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -7,10 +7,10 @@ use zarrs_cuda_convert::Failure;
 use crate::exit::Exit;
 
 static STOP: AtomicBool = AtomicBool::new(false);
-/// The guards that exist: a subcommand may call another one.
+/// The number of guards that exist. There may be several, because a subcommand may call another one.
 static GUARDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Listens for Ctrl-C. Until a [`Guard`] exists, it ends the process at once.
+/// Handles Ctrl-C from now on. While no [`Guard`] exists, Ctrl-C ends the process at once.
 pub(crate) fn listen() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
         let is_first = !STOP.swap(true, Ordering::Relaxed);
@@ -23,13 +23,14 @@ pub(crate) fn listen() -> Result<(), Failure> {
     .map_err(Failure::to("listen for Ctrl-C"))
 }
 
-/// From now on Ctrl-C only makes [`is_asked`] true, and a second one ends the process.
+/// Returns a guard. While it exists, Ctrl-C makes [`is_asked`] true, and only a second Ctrl-C ends the
+/// process.
 pub(crate) fn wait_for_me() -> Guard {
     GUARDS.fetch_add(1, Ordering::Relaxed);
     Guard(())
 }
 
-/// The time in which a subcommand asks [`is_asked`] now and then.
+/// A value that exists while a subcommand calls [`is_asked`] now and then.
 pub(crate) struct Guard(());
 
 impl Drop for Guard {
@@ -38,7 +39,7 @@ impl Drop for Guard {
     }
 }
 
-/// Whether the user asked to stop.
+/// Returns whether the user asked the command to stop.
 pub(crate) fn is_asked() -> bool {
     STOP.load(Ordering::Relaxed)
 }

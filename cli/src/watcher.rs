@@ -1,4 +1,4 @@
-//! A run's lines and progress on the terminal, and Ctrl-C for it.
+//! Shows the lines and the progress of a run on the terminal, and lets Ctrl-C stop the run.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::reports::array_text;
 use crate::stop;
 
-/// The terminal as the watcher of a run. From the first step on, Ctrl-C asks the run to stop.
+/// The terminal as the watcher of a run. From the first step of the run on, Ctrl-C asks it to stop.
 pub(crate) struct Terminal<'a> {
     common: &'a Common,
     state: Mutex<State>,

@@ -1,4 +1,4 @@
-//! Work on the shards of an array, several at once.
+//! Works on the shards of an array, several at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,23 +13,24 @@ use crate::chosen::Chosen;
 use crate::progress::Progress;
 use crate::stop;
 
-/// After so many shards that failed no more are begun: then it is the store that fails.
+/// The number of failed shards after which no more are begun: then the store itself fails.
 const FAILURES: usize = 16;
 
 /// The results and the failures of work on shards.
 pub(crate) struct Done<T> {
-    /// In the order of the grid.
+    /// The indices and the result of each shard, in the order of the grid.
     pub(crate) results: Vec<(Vec<u64>, T)>,
     pub(crate) failures: Vec<Failure>,
 }
 
-/// Does `work` to the shards at `positions`, `at_once` at once. What it returns is kept, unless it is
-/// `None`. A shard that fails does not keep the others from being worked on, unless many fail.
+/// Calls `work` for the shards at `positions`, for `at_once` of them at a time. Collects the results that are
+/// not `None`. The work goes on after a shard fails, unless many fail.
 ///
-/// `stays` is what is true whenever it stops: the help of an error has it, and says how to go on.
+/// `stays` is a fact that holds even if the work stops: the remedy of an error contains it, and says how to
+/// go on.
 ///
 /// # Errors
-/// If the user stops it. The message says that `what` stopped, and after how many shards.
+/// The user stopped the work. The message says that `what` stopped, and after how many shards.
 pub(crate) fn on_each<T: Send>(
     [what, stays]: [&'static str; 2],
     grid: &Grid,

@@ -1,4 +1,4 @@
-//! `zarrs-cuda bench`: ours against zarrs on this machine.
+//! `zarrs-cuda bench`: measures this library against zarrs on this machine.
 
 mod page;
 
@@ -44,19 +44,19 @@ pub(crate) struct Args {
     html: Option<PathBuf>,
 }
 
-/// The remedy of an error whose cause is the directory.
+/// The remedy of an error that the directory causes.
 const ROOM: &str = "name a directory with room for the arrays: zarrs-cuda bench FOLDER";
-/// The chains to measure.
+/// The chains of codecs that are measured.
 const CODECS: [&str; 3] = ["none", "zstd:1", "blosc-lz4:5:shuffle"];
-/// The extent of a shard, and of a subchunk, along each axis.
+/// The extent of a shard along each axis, in elements. `SUBCHUNK` is that of a subchunk.
 const SHARD: u64 = 256;
 const SUBCHUNK: u64 = 32;
 
-/// A kind of work, done by several.
+/// A kind of work with one codec, and the time that each implementation takes for it.
 pub(crate) struct Case {
     work: &'static str,
     codec: &'static str,
-    /// Seconds, the median.
+    /// For each implementation: its name, and the median of its times, in seconds.
     by: Vec<(&'static str, f64)>,
 }
 
@@ -68,7 +68,7 @@ impl Case {
     }
 }
 
-/// Where and what it was measured with.
+/// The machine and the settings of the measurement.
 pub(crate) struct Circumstances {
     machine: String,
     threads: usize,
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let scratch = Scratch::new(&parent)?;
     let shards = (args.size.bytes() as u64 / (2 * SHARD.pow(3))).max(1);
     let small = args.size.bytes() as u64 / 2;
-    // Less than a shard: one shard of what there is.
+    // If the array is smaller than a shard, its only shard is as large as the array.
     let shard = if small < SHARD.pow(3) {
         (small / SHARD.pow(2)).max(SUBCHUNK) / SUBCHUNK * SUBCHUNK
     } else {
@@ -146,8 +146,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(lines.join("\n"), json))
 }
 
-/// Checks that the elements fit the budget: they are in memory, and are read again as bytes and then as
-/// elements; and each thread has a shard, decoded, copied and encoded.
+/// Checks that the budget fits the buffers: the elements, the elements that are read again, first as bytes;
+/// and for each thread a decoded shard, a copy of it, and an encoded one.
 fn must_fit(args: &Args, common: &Common) -> Result<(), Failure> {
     let of_threads = (3 * 2 * SHARD.pow(3)).saturating_mul(common.threads() as u64);
     let size = args.size.bytes() as u64;
@@ -161,7 +161,7 @@ fn must_fit(args: &Args, common: &Common) -> Result<(), Failure> {
     Err(budget.refusal(doing, needed, &or))
 }
 
-/// Elements like those of a microscope: a dark, noisy background with a few bright spots.
+/// Returns elements like those of a microscope: a dark, noisy background with a few bright spots.
 fn microscopy(len: u64) -> Vec<u16> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..len)
@@ -216,7 +216,7 @@ fn measure(
         ],
     ];
     for round in 0..args.rounds.get() {
-        // The first one of a round finds the machine in another state.
+        // The implementation that begins a round finds the machine in another state: so each begins in turn.
         let begins = round % 2 == 0;
         for is_ours in [begins, !begins] {
             if stop::is_asked() {
@@ -319,7 +319,7 @@ fn table(circumstances: &Circumstances, cases: &[Case]) -> String {
     lines.join("\n")
 }
 
-/// The table of the Python package, where it is installed.
+/// Returns the table of the Python package's benchmark; `None` if the package is not installed.
 fn peers_of_python() -> Option<String> {
     let is_there = Command::new("python3")
         .args(["-c", "import zarrs_cuda.bench"])
@@ -337,7 +337,7 @@ fn peers_of_python() -> Option<String> {
     (output.status.success() && !text.is_empty()).then_some(text)
 }
 
-/// A folder that is deleted again.
+/// A folder that is deleted when this value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {

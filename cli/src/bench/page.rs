@@ -1,4 +1,4 @@
-//! The measurements as a page: one file, bars, no network, light and dark.
+//! The page of the measurements: one HTML file with bars, which needs no network, light and dark.
 
 use zarrs_cuda_convert::words::bytes_text;
 

@@ -1,4 +1,4 @@
-//! Trials of the file system of a directory, and the ways to write that are promised on this file system.
+//! Tries operations on the file system of a directory, and tells which ways to write are safe on it.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 #[cfg(target_os = "linux")]
-/// Magic numbers of `statfs(2)`: linux/magic.h and the sources of the others.
+/// The magic numbers of `statfs(2)`, from linux/magic.h and the sources of other file systems.
 const KINDS: [(u64, &str, Kind); 21] = [
     (0xEF53, "ext4", Kind::Local),
     (0x5846_5342, "xfs", Kind::Local),
@@ -46,13 +46,13 @@ enum Kind {
     Unknown,
 }
 
-/// A way to write, and whether it is promised.
+/// A way to write, and whether its promise holds on the file system.
 struct Mode {
     name: &'static str,
     promise: &'static str,
 }
 
-/// The file system of a directory.
+/// The file system of a directory, and the results of trials on it.
 pub(crate) struct FileSystem {
     path: PathBuf,
     name: String,
@@ -159,13 +159,13 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// The name of the file system, and what kind it is.
+/// Returns the name of the file system, and its kind.
 #[cfg(not(target_os = "linux"))]
 fn kind_of(_path: &Path) -> (String, Kind) {
     ("unknown".to_string(), Kind::Unknown)
 }
 
-/// The name of the file system, and what kind it is.
+/// Returns the name of the file system, and its kind.
 #[cfg(target_os = "linux")]
 fn kind_of(path: &Path) -> (String, Kind) {
     let magic = match rustix::fs::statfs(path) {
@@ -184,7 +184,7 @@ fn kind_of(path: &Path) -> (String, Kind) {
     )
 }
 
-/// A folder for files that are deleted again.
+/// A folder for files, which is deleted when this value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -209,7 +209,7 @@ fn time(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }
 
-/// A reader that has the old file open keeps it, and the name has the new one.
+/// Tries whether, after a rename, an open reader keeps the old file while the name leads to the new one.
 fn renames(folder: &Path) -> io::Result<String> {
     let (name, temporary) = (folder.join("shard"), folder.join("shard.tmp"));
     fs::write(&name, "old")?;

@@ -1,4 +1,4 @@
-//! `zarrs-cuda doctor`: what this machine has, and what a file system promises. It never fails.
+//! `zarrs-cuda doctor`: tells what the machine has, and what a file system promises. It never fails.
 
 mod filesystem;
 
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     path: Option<PathBuf>,
 }
 
-/// The chains to explain: a name, and the codec behind `bytes`.
+/// The chains to explain, by the codec that follows `bytes`.
 const CHAINS: [&str; 4] = ["none", "zstd:1", "gzip:1", "blosc-lz4:5:shuffle"];
 
 #[allow(clippy::unnecessary_wraps, reason = "as every subcommand")]
@@ -144,7 +144,7 @@ fn json_of(machine: &Machine) -> Value {
     })
 }
 
-/// The operating system, as it names itself.
+/// Returns the name and version of the operating system.
 pub(crate) fn system() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let release = read("/proc/sys/kernel/osrelease");
@@ -180,7 +180,7 @@ fn huge_pages() -> String {
     }
 }
 
-/// The engine of a chain, and why it is that one.
+/// Returns the engine that runs a chain, and the reason for this choice.
 fn runs_where(chain: &str, common: &Common) -> (String, String) {
     let explained = || {
         let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {

@@ -8,20 +8,20 @@ use zarrs_cuda_convert::Failure;
 /// The facts in the metadata of a sharded array.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// In elements.
+    /// The shape of the array, in elements.
     pub(super) shape: Vec<u64>,
     pub(super) shard: Vec<u64>,
-    /// The shape of a shard as it is stored: codecs in front of the sharding may change it.
+    /// The shape of a shard as the sharding codec sees it: codecs before that codec may change the shape.
     pub(super) stored_shard: Vec<u64>,
-    /// The value in the stored metadata.
+    /// The shape of a subchunk, as the stored metadata have it.
     pub(super) subchunk: Vec<u64>,
     pub(super) names: Vec<String>,
     pub(super) data_type: String,
-    /// The size of an element; `None` if elements differ in it.
+    /// The size of an element in bytes; `None` if elements differ in size.
     pub(super) element: Option<u64>,
-    /// The codecs in front of the sharding, and those of a subchunk.
+    /// The codecs before the sharding codec, and the codecs of a subchunk.
     pub(super) chain: String,
-    /// The codecs of the index, and where it is.
+    /// The codecs of the index, and the end of the shard at which the index lies.
     pub(super) index: String,
     /// Further lines for people.
     pub(super) notes: Vec<String>,
@@ -32,7 +32,7 @@ impl Facts {
         let (metadata, array) = (&sharded.metadata, &sharded.opened.array);
         let shard = match array.chunk_shape(&vec![0; array.dimensionality()]) {
             Ok(shape) => shape.iter().map(|extent| extent.get()).collect(),
-            // An array without elements has no shard.
+            // zarrs has no shard for an array without elements.
             Err(_) => extents(&metadata["chunk_grid"]["configuration"]["chunk_shape"]),
         };
         let codecs = metadata["codecs"].as_array().into_iter().flatten();
@@ -77,26 +77,27 @@ impl Facts {
         }
     }
 
-    /// The number of subchunks in a shard along each axis, as it is stored.
+    /// Returns the number of subchunks in a stored shard along each axis.
     pub(super) fn counts(&self) -> Vec<u64> {
         let axes = self.stored_shard.iter().zip(&self.subchunk);
         axes.map(|(shard, subchunk)| shard / (*subchunk).max(1))
             .collect()
     }
 
-    /// The name of an axis: its own, or its number.
+    /// Returns the name of an axis, or its number if it has no name.
     pub(super) fn axis(&self, axis: usize) -> String {
         let name = self.names.get(axis).filter(|name| !name.is_empty());
         name.cloned().unwrap_or_else(|| format!("axis {axis}"))
     }
 
-    /// The size of a box of elements, decoded; `None` if elements differ in size.
+    /// Returns the size of a decoded box of elements in bytes; `None` if elements differ in size.
     pub(super) fn decoded(&self, extents: impl IntoIterator<Item = u64>) -> Option<u64> {
         let elements = extents.into_iter().fold(1, u64::saturating_mul);
         Some(elements.saturating_mul(self.element?))
     }
 
-    /// The elements that a shard has in the array, decoded, in bytes.
+    /// Returns the size in bytes of the decoded elements of a shard that lie within the array; `None` if
+    /// elements differ in size.
     pub(super) fn decoded_shard(&self, indices: &[u64]) -> Option<u64> {
         let axes = indices.iter().zip(&self.shard).zip(&self.shape);
         self.decoded(axes.map(|((index, shard), shape)| {
@@ -105,13 +106,13 @@ impl Facts {
         }))
     }
 
-    /// A size, if it is known: `, 2.0 MiB`.
+    /// Returns a size as text, `, 2.0 MiB`; empty text if it is not known.
     pub(super) fn comma_bytes(bytes: Option<u64>) -> String {
         bytes.map_or_else(String::new, |bytes| format!(", {}", HumanBytes(bytes)))
     }
 }
 
-/// A codec, with the parameter that people ask for.
+/// Returns the name of a codec, with the parameter that people ask for.
 fn codec(codec: &Value) -> String {
     let name = codec.get("name").unwrap_or(codec).as_str().unwrap_or("?");
     let configuration = &codec["configuration"];
@@ -131,13 +132,13 @@ fn codec(codec: &Value) -> String {
     }
 }
 
-/// A list of numbers of the metadata.
+/// Returns the numbers in a list of the metadata.
 fn extents(list: &Value) -> Vec<u64> {
     let extents = list.as_array().into_iter().flatten();
     extents.filter_map(Value::as_u64).collect()
 }
 
-/// Checks that there is a shard with these indices.
+/// Checks that the array has a shard with these indices.
 pub(super) fn must_be_a_shard(sharded: &Sharded, shard: &[u64]) -> Result<(), Failure> {
     let format = sharded.format(shard);
     let failed = format.map_err(|error| {

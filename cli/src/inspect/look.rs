@@ -3,19 +3,19 @@
 use zarrs_cuda::Options;
 use zarrs_cuda::maintenance::{ExtentProblem, Inspection, RecoveryOutcome};
 
-/// The state of a shard. A later one is worse.
+/// The state of a shard. The states are in order, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
-    /// Its index was not read.
+    /// The index of the shard was not read.
     NotRead,
     Whole,
-    /// It has more unused bytes than the default options allow.
+    /// The shard has more unused bytes than the default options allow.
     Loose,
-    /// Subchunks wait beside it in a frame.
+    /// Subchunks wait beside the shard in a frame.
     Waiting,
-    /// An update of it was interrupted.
+    /// An update of the shard was interrupted.
     Torn,
-    /// Its index is invalid, or it cannot be repaired.
+    /// The index of the shard is invalid, or the shard cannot be repaired.
     Damaged,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Record,
 }
 
-/// The summary of a shard.
+/// The summary of a shard whose index was read.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub(super) state: State,
@@ -58,15 +58,16 @@ pub(super) struct Look {
     pub(super) stored: u64,
     /// The problem of the shard, for people.
     pub(super) problem: Option<String>,
-    /// The runs of bytes of the shard, from the front to the back: a kind, and the number of bytes.
+    /// The runs of bytes of the shard, from the front to the back: the use of each run, and its length in
+    /// bytes.
     pub(super) strip: Vec<(Kind, u64)>,
-    /// The size of each subchunk plus one, in C order, 0 for an empty one; nothing if it is not known,
-    /// or not kept.
+    /// The size of each subchunk plus one, in C order, and 0 for an empty subchunk. The list is empty if
+    /// sizes are not known, or were left out.
     pub(super) subchunks: Vec<u64>,
 }
 
 impl Look {
-    /// Runs of bytes of a strip that are kept.
+    /// The most runs of bytes in a strip.
     const MOST_RUNS: usize = 1_000;
 
     pub(super) fn of(shard: &Inspection) -> Self {
@@ -119,7 +120,8 @@ impl Look {
         }
     }
 
-    /// Leaves out single subchunks if there is no `room` for them, in bytes.
+    /// Removes the sizes of single subchunks if they take more than `room` bytes. Otherwise subtracts these
+    /// bytes from `room`.
     pub(super) fn fit(&mut self, room: &mut usize) {
         let needed = 3 * self.subchunks.len();
         match room.checked_sub(needed) {
@@ -164,7 +166,7 @@ fn strip(shard: &Inspection) -> Vec<(Kind, u64)> {
     strip
 }
 
-/// The same strip in equal cells, each of the kind of most of its bytes.
+/// Returns the strip in cells of equal length. The use of a cell is that of most of its bytes.
 fn coarse(strip: &[(Kind, u64)], size: u64) -> Vec<(Kind, u64)> {
     let cell = size.div_ceil(Look::MOST_RUNS as u64).max(1);
     let mut cells: Vec<[u64; 4]> = vec![[0; 4]; usize::try_from(size.div_ceil(cell)).unwrap_or(0)];

@@ -1,12 +1,12 @@
-//! `zarrs-cuda inspect`: what is in the shards of an array, and where.
+//! `zarrs-cuda inspect`: shows the contents of the shards of an array, and where they lie.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `sharded.rs` | opens an array, also one whose subchunks cannot be decoded |
-//! | `survey.rs`, `look.rs` | all sizes, and the indices of some shards |
-//! | `facts.rs` | what the metadata say |
-//! | `terminal.rs` | both for a terminal |
-//! | `page.rs`, `page.html`, `page.css`, `page.js` | both as one HTML file |
+//! | `survey.rs`, `look.rs` | list the sizes of all shards, and read the indices of some |
+//! | `facts.rs` | collects the facts in the metadata |
+//! | `terminal.rs` | shows the survey and the facts on a terminal |
+//! | `page.rs`, `page.html`, `page.css`, `page.js` | show the survey and the facts in one HTML file |
 
 mod facts;
 mod look;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(if bad > 0 { outcome.not_well() } else { outcome })
 }
 
-/// The last part of the array's place, for titles.
+/// Returns the last part of the array's place, for titles.
 fn name(place: &Place) -> String {
     let text = place.to_string();
     let absolute = match place {

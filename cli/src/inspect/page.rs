@@ -1,7 +1,6 @@
-//! One HTML file of a survey: no network, light and dark.
+//! Writes a survey as one HTML file, which needs no network, light and dark.
 //!
-//! Sizes are packed as numbers of variable length (LEB128), in base64. `page.js` reads them, and has the
-//! same comments.
+//! The survey is packed as numbers of variable length (LEB128), in base64. `page.js` unpacks it.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +14,10 @@ const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page of the array with this `name`.
+/// Returns the HTML of the page about the array with this `name`.
 pub(super) fn html(name: &str, facts: &Facts, survey: &Survey) -> String {
     let about = about(name, facts, survey);
-    // `<` would end the script.
+    // Escape `<`, which could end the script.
     let about = about.to_string().replace('<', "\\u003c");
     let looks = pack_looks(&survey.looks);
     let sizes = pack_sizes(&survey.stored);
@@ -69,7 +68,8 @@ fn about(name: &str, facts: &Facts, survey: &Survey) -> Value {
     })
 }
 
-/// For each stored shard: how far its number is from that of the shard before, and its size.
+/// Packs the number of stored shards and, for each, the count of shards that are skipped since the one
+/// before, and its size.
 fn pack_sizes(stored: &[(u64, u64)]) -> Vec<u8> {
     let mut packed = Vec::new();
     push(&mut packed, stored.len() as u64);
@@ -82,9 +82,10 @@ fn pack_sizes(stored: &[(u64, u64)]) -> Vec<u8> {
     packed
 }
 
-/// For each shard that was read: its number, as above; how many bytes follow; its state, live bytes and
-/// stored subchunks; its problem, as a length and UTF-8; its strip, as a count, and for each run its
-/// length · 4 + kind; its subchunks, as a count, and the size of each + 1, or 0.
+/// Packs the number of shards that were read and, for each: the count of shards that are skipped since the
+/// one before; the number of bytes that follow; its state, live bytes and stored subchunks; its problem, as a
+/// length and UTF-8; its strip, as a count, and for each run its length · 4 + kind; its subchunks, as a
+/// count, and for each its size + 1, or 0.
 fn pack_looks(looks: &BTreeMap<u64, Look>) -> Vec<u8> {
     let mut packed = Vec::new();
     push(&mut packed, looks.len() as u64);
@@ -113,7 +114,8 @@ fn pack_looks(looks: &BTreeMap<u64, Look>) -> Vec<u8> {
     packed
 }
 
-/// A number in groups of seven bits, the lowest first; all but the last have the highest bit set.
+/// Appends a number in groups of seven bits, the lowest first. All bytes except for the last have the highest
+/// bit set.
 fn push(bytes: &mut Vec<u8>, mut number: u64) {
     loop {
         #[allow(clippy::cast_possible_truncation, reason = "seven bits")]
@@ -127,7 +129,7 @@ fn push(bytes: &mut Vec<u8>, mut number: u64) {
     }
 }
 
-/// Base64 as in RFC 4648, section 4.
+/// Returns base64 as in RFC 4648, section 4.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -146,7 +148,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// Text in HTML.
+/// Returns text with the characters escaped that HTML reserves.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -1,4 +1,4 @@
-//! A sharded array, also one whose subchunks this program cannot decode: nothing here decodes any.
+//! Opens a sharded array without decoding a subchunk, so that subchunks with unknown codecs are no error.
 
 use std::num::NonZeroU64;
 
@@ -11,13 +11,13 @@ use zarrs_cuda_convert::open::{self, Opened, Place};
 use zarrs_cuda_convert::reshard::side::Index;
 use zarrs_storage::StoreKey;
 
-/// A sharded array.
+/// A sharded array, whose subchunks may have unknown codecs.
 pub(super) struct Sharded {
-    /// If subchunks cannot be decoded, they are of bytes here.
+    /// The array. If subchunks cannot be decoded, its metadata are changed: subchunks are of bytes.
     pub(super) opened: Opened,
     /// The metadata as they are stored.
     pub(super) metadata: Value,
-    /// How the index of a shard is encoded, and why subchunks cannot be decoded, if that is so.
+    /// The codecs of the index, and the reason why subchunks cannot be decoded; `None` if they can.
     unknown: Option<(Index, String)>,
 }
 
@@ -40,7 +40,7 @@ impl Sharded {
         Self::of_bytes(place, &failure).ok_or(failure)
     }
 
-    /// The array with subchunks of bytes, if its metadata are understood but for the subchunks.
+    /// Opens the array with subchunks of bytes; `None` if its metadata are wrong in more than the subchunks.
     fn of_bytes(place: &Place, failure: &Failure) -> Option<Self> {
         let stores = open::store(place).ok()?;
         let metadata = stores.store.get(&StoreKey::new("zarr.json").ok()?).ok()??;
@@ -74,12 +74,13 @@ impl Sharded {
         })
     }
 
-    /// Why subchunks cannot be decoded, if that is so.
+    /// Returns the reason why subchunks cannot be decoded; `None` if they can.
     pub(super) fn why_unknown(&self) -> Option<&str> {
         self.unknown.as_ref().map(|(_, why)| why.as_str())
     }
 
-    /// The size of an element; `None` if elements differ in it, or it is not known.
+    /// Returns the size of an element in bytes; `None` if elements differ in size, or their size is not
+    /// known.
     pub(super) fn element(&self) -> Option<u64> {
         let data_type = if self.unknown.is_some() {
             let metadata = self.metadata["data_type"].clone();
@@ -91,7 +92,7 @@ impl Sharded {
         data_type.fixed_size().map(|size| size as u64)
     }
 
-    /// The shape of a subchunk in elements, as it is stored.
+    /// Returns the shape of a subchunk in elements, as the stored metadata have it.
     pub(super) fn subchunk(&self) -> Vec<u64> {
         let codecs = self.metadata["codecs"].as_array().into_iter().flatten();
         let mut sharding = codecs.filter(|codec| codec["name"] == "sharding_indexed");
@@ -102,7 +103,8 @@ impl Sharded {
         extents.filter_map(Value::as_u64).collect()
     }
 
-    /// The shape in elements in which a shard of this shape is stored, behind codecs such as `transpose`.
+    /// Returns the shape of a shard after the codecs before the sharding codec, such as `transpose`; `None`
+    /// if it is not known.
     pub(super) fn stored_shape(&self, shard: &[u64]) -> Option<Vec<u64>> {
         let shape: Option<Vec<_>> = shard
             .iter()
@@ -116,10 +118,10 @@ impl Sharded {
         Some(stored.iter().map(|extent| extent.get()).collect())
     }
 
-    /// The format of a shard.
+    /// Returns the format of the shard with these indices.
     ///
     /// # Errors
-    /// There is no such shard in the grid, or codecs do not fit.
+    /// The grid has no such shard, or its codecs do not fit its shape.
     pub(super) fn format(&self, shard: &[u64]) -> Result<ShardFormat, zarrs_cuda::Error> {
         let format = ShardFormat::of(&self.opened.array, shard)?;
         let Some((index, _)) = &self.unknown else {
@@ -132,7 +134,7 @@ impl Sharded {
         ShardFormat::of_encoded_subchunks(&counts, &index.codecs, index.location)
     }
 
-    /// Inspects a shard. Returns `None` if it is not stored.
+    /// Inspects a shard. Returns `None` if the shard is not stored.
     pub(super) fn inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Failure> {
         let array = &self.opened.array;
         let not_read = |error: zarrs_cuda::Error| {

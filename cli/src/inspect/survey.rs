@@ -1,4 +1,4 @@
-//! All shards of an array: their sizes by a listing, and the indices of some of them.
+//! Surveys all shards of an array: it lists their sizes, and reads the indices of some of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -17,32 +17,31 @@ use super::sharded::Sharded;
 use crate::progress::Progress;
 use crate::stop;
 
-/// How many indices are read unless all are asked for.
+/// The number of indices that are read, unless the user asks for all.
 pub(super) const MOST_READ: usize = 2_000;
 
-/// Bytes of pages that describe single subchunks, at most.
+/// The most bytes of a page that describe single subchunks.
 const DETAIL: usize = 6 << 20;
 
-/// The shards of an array, known by a listing and by the indices that were read.
+/// The shards of an array, from a listing and from the indices that were read.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// The number of shards along each axis.
     pub(super) grid: Vec<u64>,
-    /// The number in C order and the size in bytes of each stored shard, in order.
+    /// The number in C order and the size in bytes of each stored shard, sorted by number.
     pub(super) stored: Vec<(u64, u64)>,
-    /// The shards whose index was read, by their numbers.
+    /// The summaries of the shards whose index was read, by the number of the shard.
     pub(super) looks: BTreeMap<u64, Look>,
-    /// The shards beside which subchunks wait in a frame. They need not be stored.
+    /// The numbers of the shards beside which subchunks wait in a frame. These shards need not be stored.
     pub(super) framed: BTreeSet<u64>,
     pub(super) sizes: Histogram,
-    /// The number of stored shards outside of the grid, which a larger array left.
+    /// The number of stored shards outside of the grid. The array was larger when they were written.
     pub(super) outside: u64,
-    /// Lines about chunks that lie where no reader looks for them.
+    /// Lines for people about chunks that lie where no reader looks for them.
     pub(super) notes: Vec<String>,
 }
 
-/// How many subchunks there are of about each size: bin *b* counts sizes from 2^(b/4) bytes on, to
-/// 2^((b+1)/4).
+/// The number of subchunks of about each size: bin *b* counts sizes from 2^(b/4) bytes on, up to 2^((b+1)/4).
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     pub(super) bins: Vec<u64>,
@@ -66,7 +65,7 @@ impl Histogram {
     }
 }
 
-/// The bin of a size: `floor(4 · log2(size))`.
+/// Returns the bin of a size: `floor(4 · log2(size))`.
 fn bin_of(size: u64) -> usize {
     #[allow(
         clippy::cast_precision_loss,
@@ -79,7 +78,7 @@ fn bin_of(size: u64) -> usize {
 }
 
 impl Survey {
-    /// Lists the shards of an array, and reads the indices of `most` of them.
+    /// Lists the shards of an array, and reads the indices of at most `most` of them.
     pub(super) fn of(sharded: &Sharded, most: usize) -> Result<Self, Failure> {
         let mut survey = Self::listed(&sharded.opened)?;
         let index_len = index_len(sharded);
@@ -140,7 +139,7 @@ impl Survey {
             ..Self::default()
         };
         if !keys.are_known() {
-            // Each shard of the grid is asked for.
+            // The store cannot be listed, so ask it for each shard of the grid.
             for found in Shards::of(array)?.stored_by_asking() {
                 if stop::is_asked() {
                     return Err(Failure::interrupted("not all shards were asked for"));
@@ -158,7 +157,7 @@ impl Survey {
                 match object.kind {
                     ObjectKind::Directory(_) if !is_there => {}
                     _ if !is_there => survey.outside += 1,
-                    // A shard that was erased meanwhile has no size.
+                    // A shard that was deleted meanwhile has no size.
                     _ => match object.size() {
                         Ok(size) => {
                             let shard = size.map(|size| (number_of(&indices, &grid), size));
@@ -191,8 +190,8 @@ impl Survey {
         Ok(survey)
     }
 
-    /// The numbers of the shards whose index is read: those that are too short for it, then the
-    /// largest, the smallest, and a sample.
+    /// Returns the numbers of the shards whose index is read: shards that are too short for an index, then
+    /// the largest, the smallest, and a sample of the rest.
     fn chosen(&self, most: usize, index_len: u64) -> Vec<u64> {
         if self.stored.len() <= most {
             return self.stored.iter().map(|&(number, _)| number).collect();
@@ -223,7 +222,7 @@ impl Survey {
         chosen.into_iter().collect()
     }
 
-    /// The state of a stored shard, as far as it is known.
+    /// Returns the state of a stored shard, as far as it is known.
     pub(super) fn state(&self, number: u64) -> State {
         let known = self
             .looks
@@ -235,8 +234,8 @@ impl Survey {
         known
     }
 
-    /// How many shards are in each state, in the order of [`State::ALL`]. Those that are not stored
-    /// count only if subchunks wait for them.
+    /// Returns the number of shards in each state, in the order of [`State::ALL`]. A shard that is not stored
+    /// counts only if subchunks wait for it.
     pub(super) fn states(&self) -> [u64; State::ALL.len()] {
         let mut counts = [0; State::ALL.len()];
         for &(number, _) in &self.stored {
@@ -248,14 +247,14 @@ impl Survey {
         counts
     }
 
-    /// The size of all stored shards, in bytes.
+    /// Returns the size of all stored shards in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let sizes = self.stored.iter().map(|(_, size)| size);
         sizes.fold(0, |sum, &size| sum.saturating_add(size))
     }
 }
 
-/// The size of an encoded index, in bytes; 0 if there is no shard.
+/// Returns the size of an encoded index in bytes; 0 if the array has no shard.
 fn index_len(sharded: &Sharded) -> u64 {
     let first = vec![0; sharded.opened.array.dimensionality()];
     let format = sharded.format(&first);

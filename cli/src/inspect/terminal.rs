@@ -1,4 +1,4 @@
-//! A survey, and a shard, for a terminal of 80 columns.
+//! Shows a survey, or one shard, on a terminal of 80 columns.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -12,20 +12,20 @@ use super::look::State;
 use super::survey::Survey;
 use crate::chosen::outside_text;
 
-/// Cells of the map: columns and rows at most.
+/// The most columns of the map. `ROWS` is the most rows.
 const COLUMNS: u64 = 64;
 const ROWS: u64 = 16;
 
-/// The characters of a cell without shards, and of a cell with damaged or torn shards.
+/// The character of a cell without shards. `BAD` is that of a cell with damaged or torn shards.
 const ABSENT: char = '·';
 const BAD: char = '!';
-/// From the smallest to the largest sizes.
+/// The characters of cells, from the smallest to the largest shards.
 const SHADES: [char; 4] = ['░', '▒', '▓', '█'];
-/// Colours of the shades, and of what is bad, of the palette of 256.
+/// The colours of `SHADES` in the palette of 256 colours. `BAD_COLOUR` is that of `BAD`.
 const COLOURS: [u8; 4] = [24, 31, 43, 192];
 const BAD_COLOUR: u8 = 203;
 
-/// Text in a colour, if there are any.
+/// Returns a character in a colour, or without it if the terminal has no colours.
 fn coloured(text: char, colour: u8, has_colours: bool) -> String {
     if has_colours {
         format!("\u{1b}[38;5;{colour}m{text}\u{1b}[0m")
@@ -34,7 +34,7 @@ fn coloured(text: char, colour: u8, has_colours: bool) -> String {
     }
 }
 
-/// `4 × 8 × 8`.
+/// Returns extents as text, `4 × 8 × 8`.
 fn times(extents: &[u64]) -> String {
     if extents.is_empty() {
         return "no axes".to_string();
@@ -43,7 +43,7 @@ fn times(extents: &[u64]) -> String {
     extents.join(" × ")
 }
 
-/// The size of each of several things, behind a comma; nothing if elements differ in size.
+/// Returns the size of one of several objects behind a comma; empty text if elements differ in size.
 fn comma_each(bytes: Option<u64>) -> String {
     match Facts::comma_bytes(bytes) {
         none if none.is_empty() => none,
@@ -51,7 +51,7 @@ fn comma_each(bytes: Option<u64>) -> String {
     }
 }
 
-/// A row with a title, wrapped where it would be longer than `columns`.
+/// Appends a row with a title, and wraps it at `columns`.
 fn row(text: &mut String, title: &str, content: &str, columns: usize) {
     const TITLE: usize = 11;
     let width = columns.saturating_sub(TITLE).max(20);
@@ -73,7 +73,7 @@ fn row(text: &mut String, title: &str, content: &str, columns: usize) {
     put(&line);
 }
 
-/// The survey of an array.
+/// Returns the text of the survey of an array.
 pub(super) fn survey(
     facts: &Facts,
     survey: &Survey,
@@ -213,15 +213,15 @@ fn states(survey: &Survey) -> String {
     said.join(", ")
 }
 
-/// The cells of a map.
+/// The map of the shards: cells in rows and columns.
 struct Map {
     rows: u64,
     columns: u64,
-    /// The sizes of the stored shards of a cell, summed, and how many there are; whether one is bad.
+    /// For each cell: the bytes of its stored shards, their number, and whether one is bad.
     cells: Vec<(u64, u64, bool)>,
 }
 
-/// The shards of the grid as cells, by two axes. Shards that differ in other axes share a cell.
+/// Returns the map of the grid along two axes. Shards that differ only in other axes share a cell.
 fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
     let extent = |axis: Option<usize>| axis.map_or(1, |axis| survey.grid[axis]);
     let (rows, columns) = (
@@ -258,7 +258,7 @@ fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
     map
 }
 
-/// The two axes of a map, down and across: the two with the most shards, in their order.
+/// Returns the axes of the map, down and across: the two with the most shards, in the order of the array.
 fn longest_axes(grid: &[u64]) -> [Option<usize>; 2] {
     let mut longest: Vec<usize> = (0..grid.len()).collect();
     longest.sort_by_key(|&axis| (Reverse(grid[axis]), Reverse(axis)));
@@ -271,7 +271,7 @@ fn longest_axes(grid: &[u64]) -> [Option<usize>; 2] {
     }
 }
 
-/// The axes of a map, and what it shows.
+/// Returns the caption of a map: its axes, and what it shows.
 fn caption(facts: &Facts, grid: &[u64], chosen: [Option<usize>; 2]) -> Option<String> {
     let titles = chosen.into_iter().zip(["down", "across"]);
     let titles: Vec<String> = titles
@@ -290,7 +290,7 @@ fn caption(facts: &Facts, grid: &[u64], chosen: [Option<usize>; 2]) -> Option<St
     (!titles.is_empty()).then_some(titles)
 }
 
-/// The scale that maps sizes to shades.
+/// The scale that maps sizes of shards to shades.
 struct Scale {
     least: u64,
     most: u64,
@@ -308,7 +308,7 @@ impl Scale {
         coloured(SHADES[number], COLOURS[number], self.has_colours)
     }
 
-    /// The shades with the sizes from which on they are, or the only one.
+    /// Returns each shade, and the smallest size that has it; only one shade if all sizes are equal.
     fn legend(&self) -> Vec<String> {
         let Self { least, most, .. } = *self;
         let entry = |size: u64| format!("{} {}", self.shade(size), HumanBytes(size));
@@ -327,7 +327,7 @@ impl Scale {
 fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bool) -> String {
     let grid = &survey.grid;
     if grid.contains(&0) {
-        return String::new(); // an array without elements
+        return String::new(); // the array has no elements
     }
     let chosen = axes.map_or_else(|| longest_axes(grid), |axes| axes.map(Some));
     let map = cells(survey, chosen);
@@ -342,7 +342,7 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     if let Some(caption) = caption(facts, grid, chosen) {
         let _ = writeln!(text, "{caption}");
     }
-    // A shard of a small grid is as wide as it is high.
+    // In a small map, a cell has two characters, so that it is as wide as it is high.
     let width = if map.columns * 2 <= COLUMNS { 2 } else { 1 };
     let columns = usize::try_from(map.columns).unwrap_or(1).max(1);
     for cells in map.cells.chunks(columns) {
@@ -373,7 +373,7 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     text
 }
 
-/// A shard: what `Display` of an [`Inspection`] shows.
+/// Returns the text about a shard, as `Display` of [`Inspection`] writes it.
 pub(super) fn shard(key: &str, found: &Inspection, summary: bool) -> String {
     if summary {
         format!("{key}\n{}", found.summary())

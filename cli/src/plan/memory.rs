@@ -1,4 +1,4 @@
-//! The memory that it takes to write shards of a plan, and which shards would fit.
+//! The memory that it takes to write the shards of a plan, and the size of shards that would fit.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use zarrs_cuda_convert::words::bytes_text;
 use super::{Args, Shapes};
 use crate::common::Common;
 
-/// The memory for shards of a plan.
+/// The memory that it takes to write shards of a plan, and the memory that there is.
 pub(super) struct Memory {
     /// The bytes that buffers take, if a shard is written as a whole.
     bytes: u64,
     budget: u64,
     is_stream: bool,
-    /// The size of decoded shards that fit.
+    /// The size of decoded shards that fit the budget; `None` if no smaller size helps.
     fitting: Option<u64>,
 }
 
-/// The memory for shards of the shape `shard`.
+/// Returns the memory for shards of the shape `shard`.
 pub(super) fn of(
     args: &Args,
     common: &Common,
@@ -72,7 +72,7 @@ impl Memory {
         bytes_text(self.bytes)
     }
 
-    /// Lines for people.
+    /// Returns lines for people about the memory.
     pub(super) fn lines(&self) -> Vec<String> {
         let (memory, budget) = (self.text(), bytes_text(self.budget));
         let whose = if self.is_stream {
@@ -103,7 +103,8 @@ impl Memory {
     }
 }
 
-/// The bytes that `reencode` takes if it makes shards as a whole, from chunks like the subchunks.
+/// Returns the bytes that `reencode` takes if it makes shards as a whole, from chunks with the shape of the
+/// subchunks.
 fn of_reencode(common: &Common, shapes: &Shapes<'_>, shard: &[u64]) -> u64 {
     let sizes = Sizes {
         shard,
@@ -115,7 +116,7 @@ fn of_reencode(common: &Common, shapes: &Shapes<'_>, shard: &[u64]) -> u64 {
     Parts::bytes_of_whole(&sizes, common.threads())
 }
 
-/// The bytes that a writer of slices takes.
+/// Returns the bytes that a writer of slices takes.
 fn of_stream(
     args: &Args,
     common: &Common,
@@ -139,7 +140,7 @@ fn of_stream(
         *slices = 0;
     }
     let fill_value = FillValue::new(vec![0; data_type.fixed_size().unwrap_or(1)]);
-    // Nothing is stored there.
+    // The store is only an argument: nothing is stored in it.
     let store = FilesystemStore::new(std::env::temp_dir()).map_err(Failure::to(&doing))?;
     let store = Arc::new(store);
     let array: Array<FilesystemStore> =

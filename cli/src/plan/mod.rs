@@ -46,16 +46,16 @@ impl Args {
     }
 }
 
-/// The shapes that decide how large a shard becomes.
+/// The shapes and the size of an element, which decide the shape of a shard.
 struct Shapes<'a> {
     array: &'a [u64],
     subchunk: &'a [u64],
-    /// The bytes of an element.
+    /// The size of an element in bytes.
     element: u64,
 }
 
 impl Shapes<'_> {
-    /// The shard of about so many bytes.
+    /// Returns the shape of a shard of about `bytes` bytes.
     fn shard(&self, written: Written<'_>, bytes: u64) -> Vec<u64> {
         let elements = (bytes / self.element.max(1)).max(1);
         shard_for(written, self.array, self.subchunk, elements)
@@ -176,26 +176,27 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(Outcome::new(lines.join("\n"), json))
 }
 
-/// The objects per hour and the bytes per second of a stream of so many slices per second. A shard has
-/// `depth` of them, and each `objects` shards beside each other.
+/// Returns the objects per hour and the bytes per second of a stream of `rate` slices per second. A shard has
+/// `depth` slices, and each layer of shards has `objects` shards.
 #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
 fn per_hour(rate: f64, depth: u64, objects: u64, slice_bytes: u64) -> (f64, f64) {
     let layers = rate * 3600.0 / depth as f64;
     (layers * objects as f64, rate * slice_bytes as f64)
 }
 
-/// A subchunk of about so many elements, of which a read takes few in vain.
+/// Returns the shape of a subchunk of about `elements` elements, such that the reads `read` decode few other
+/// elements.
 fn subchunk_for(read: Read, shape: &[u64], elements: u64) -> Vec<u64> {
     match read {
         Read::Boxes => near_cubic(shape, elements),
         Read::Slices => {
-            // One slice deep, and as much of the slice as fits.
+            // One slice deep, with as many elements of the slice as fit.
             let mut subchunk = vec![1];
             subchunk.extend(near_cubic(&shape[1..], elements));
             subchunk
         }
         Read::Lines => {
-            // A quarter of the elements, as far as powers of two allow, across the axis.
+            // Across the axis, a quarter of the elements, as far as powers of two allow.
             let across = near_cubic(&shape[1..], (elements / 4096).max(16));
             let along = (elements / volume(&across).max(1)).max(1);
             let mut subchunk = vec![(1 << along.ilog2()).min(shape[0]).max(1)];

@@ -1,4 +1,4 @@
-//! The axes of an image, as an argument and as the image says it.
+//! The axes of an image, from arguments and from the metadata of the image.
 
 use std::str::FromStr;
 
@@ -68,7 +68,7 @@ impl AxisArg {
         }
     }
 
-    /// Returns this axis, with the members of `other` in place of those that are `None`.
+    /// Returns this axis, in which members that are `None` have the values of `other`.
     fn or(self, other: &Self) -> Self {
         Self {
             name: self.name,
@@ -80,7 +80,8 @@ impl AxisArg {
         }
     }
 
-    /// The type: the one that was said, or the one that an axis of this name usually has.
+    /// Returns the type of the axis: the given one, or the usual one of an axis with this name; `None` for
+    /// other names.
     fn kind(&self) -> Option<&str> {
         self.kind.as_deref().or(match self.name.as_str() {
             "t" | "time" => Some("time"),
@@ -90,7 +91,7 @@ impl AxisArg {
         })
     }
 
-    /// Elements of a level that make one of the level below.
+    /// Returns the number of elements of a level that become one element of the level below, along this axis.
     pub(super) fn factor(&self) -> u64 {
         let usual = if self.kind() == Some("space") { 2 } else { 1 };
         self.factor.unwrap_or(usual)
@@ -111,8 +112,8 @@ impl AxisArg {
     }
 }
 
-/// The axes of an array of `rank` dimensions. `asked` comes before what the image says, and that before
-/// the dimension names.
+/// Returns the axes of an array of `rank` dimensions. Arguments (`asked`) take precedence over the metadata
+/// of the image, and these over the dimension names of the array.
 pub(super) fn chosen(
     rank: usize,
     asked: &[AxisArg],

@@ -1,4 +1,4 @@
-//! The array of level 0 of an image, and the description of the image in its metadata.
+//! Finds the array of level 0 of an image, and reads the description of the image in its metadata.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use super::axes::AxisArg;
 /// An image: a directory with an array for each level.
 pub(super) struct Image {
     pub(super) directory: PathBuf,
-    /// The name of the array of level 0 in it.
+    /// The name of the array of level 0 in the directory.
     pub(super) name: String,
     pub(super) described: Described,
 }
@@ -22,18 +22,19 @@ pub(super) struct Image {
 #[derive(Debug, Default)]
 pub(super) struct Described {
     pub(super) axes: Vec<AxisArg>,
-    /// The paths of the levels' arrays.
+    /// The paths of the arrays of the levels.
     pub(super) paths: Vec<String>,
     pub(super) name: Option<String>,
-    /// How the levels are made.
+    /// The reduction that made the levels.
     pub(super) method: Option<String>,
-    /// The program that made them.
+    /// The program that made the levels.
     pub(super) maker: Option<String>,
-    /// Whether elements are labels, whose mean is none.
+    /// Whether elements are labels, which have no mean.
     pub(super) are_labels: bool,
-    /// Whether the description is where OME-Zarr 0.4 has it: `multiscales` stays there, beside the new one.
+    /// Whether the description lies where OME-Zarr 0.4 has it. Then `multiscales` stays there, beside the new
+    /// description.
     pub(super) is_old: bool,
-    /// How viewers show it, if it is where OME-Zarr 0.4 has it.
+    /// The settings for viewers, if they lie where OME-Zarr 0.4 has them.
     pub(super) omero: Option<Value>,
 }
 
@@ -104,7 +105,7 @@ impl Image {
         Self::of(&path, &name)
     }
 
-    /// The image in `directory` whose level 0 is `name`.
+    /// Returns the image in `directory` whose level 0 has the name `name`.
     fn of(directory: &Path, name: &str) -> Result<Self, Failure> {
         let shown = directory.display();
         if directory.join(name).join(".zarray").is_file() || directory.join(".zgroup").is_file() {
@@ -134,7 +135,8 @@ impl Image {
 }
 
 impl Described {
-    /// Reads the attributes of a group of OME-Zarr 0.5 or, in its attributes alone, of an older one.
+    /// Reads the description from the attributes of a group, in the form of OME-Zarr 0.5 or of an older
+    /// version.
     fn read(directory: &Path) -> Result<Self, Failure> {
         let file = directory.join("zarr.json");
         let shown = file.display().to_string();
@@ -174,9 +176,9 @@ impl Described {
         let all = DatasetScale::of(multiscale);
         let axes = list(&multiscale["axes"]);
         let axes = axes.iter().enumerate().map(|(axis, described)| {
-            // Before version 0.4 an axis was its name.
+            // Before version 0.4, metadata had only the name of an axis.
             let name = text(&described["name"]).or_else(|| text(described));
-            // First the transformation of the level, then that of all levels.
+            // The transformation of the level applies first, and then that of all levels.
             let (outer, level) = (all.at(axis), places.first().map(|place| place.at(axis)));
             let (scale, translation) = level.unwrap_or_default();
             let scale = outer.0.unwrap_or(1.0) * scale.unwrap_or(1.0);
@@ -205,7 +207,8 @@ impl Described {
         }
     }
 
-    /// Elements of level 0 that make one of level 1.
+    /// Returns the number of elements of level 0 that make one element of level 1 along `axis`; `None` if it
+    /// is not known.
     fn factor(places: &[DatasetScale], axis: usize) -> Option<u64> {
         let [top, below, ..] = places else {
             return None;

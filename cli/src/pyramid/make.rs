@@ -1,4 +1,4 @@
-//! Makes the levels.
+//! Makes the levels of an image.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,17 +13,17 @@ use zarrs_cuda_convert::words::{bytes_text, counted};
 
 use super::plan::Plan;
 use super::{Args, Builder};
-use crate::arguments::Part;
+use crate::arguments::PartOfShards;
 use crate::progress::Progress;
 use crate::stop;
 
-/// The result of a run that made the lower levels, or a part of them.
+/// The result of a run that made the lower levels, or one part of them.
 pub(super) struct Made {
-    /// For each level, from the first slice that is new; none for a part.
+    /// For each level, the report of its writer; none for a part.
     reports: Vec<WriterReport>,
-    /// Blocks of slices of a part.
+    /// The number of blocks of slices in the part.
     blocks: u64,
-    part: Option<Part>,
+    part: Option<PartOfShards>,
     bytes: u64,
     time: Duration,
 }
@@ -54,9 +54,9 @@ pub(super) fn make(args: &Args, builder: Builder, plan: &Plan) -> Result<Made, W
     })
 }
 
-/// Does `work`, which Ctrl-C cancels.
+/// Runs `work`, which Ctrl-C cancels.
 fn cancellable<T>(work: impl FnOnce(&Cancel) -> T) -> T {
-    /// Ends the thread that listens, also after a panic.
+    /// Ends the thread that waits for Ctrl-C, even after a panic.
     struct Ended<'a>(&'a AtomicBool);
 
     impl Drop for Ended<'_> {
@@ -80,10 +80,10 @@ fn cancellable<T>(work: impl FnOnce(&Cancel) -> T) -> T {
     })
 }
 
-/// Counts the bytes of the levels.
+/// Counts the bytes that the writers of the levels have taken.
 struct Counter {
     bar: Progress,
-    /// For each level: of all writers, and of the one that writes now.
+    /// For each level: the bytes of all its writers, and the bytes of its current writer.
     bytes: Mutex<Vec<(u64, u64)>>,
 }
 
@@ -106,13 +106,13 @@ impl Counter {
         }
     }
 
-    /// A writer of `level` has taken so many bytes.
+    /// Notes that the current writer of `level` has taken `now` bytes so far.
     fn count(&self, level: usize, now: u64) {
         let mut levels = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((all, before)) = levels.get_mut(level) else {
             return;
         };
-        // Each block of slices has writers of its own, which begin at 0.
+        // Each block of slices has a new writer, whose bytes begin at 0.
         let new = now.checked_sub(*before).unwrap_or(now);
         (*all, *before) = (*all + new, now);
         self.bar.add(new);

@@ -1,11 +1,11 @@
-//! `zarrs-cuda pyramid`: the smaller levels of an image whose level 0 is there.
+//! `zarrs-cuda pyramid`: makes the smaller levels of an image from level 0.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `image.rs` | which array is level 0, and what the metadata of its image say |
-//! | `axes.rs` | the axes: arguments, metadata, dimension names |
-//! | `plan.rs` | the levels before they are made, for people and as JSON |
-//! | `make.rs` | makes them: one process alone, or several with a part each |
+//! | `image.rs` | finds the array of level 0, and reads the metadata of its image |
+//! | `axes.rs` | the axes, from arguments, metadata and dimension names |
+//! | `plan.rs` | describes the levels before they are made, for people and as JSON |
+//! | `make.rs` | makes the levels: in one process, or a part in each of several processes |
 
 mod axes;
 mod image;
@@ -31,7 +31,7 @@ use zarrs_cuda_convert::words::{bytes_text, counted};
 use self::axes::AxisArg;
 use self::image::{Described, Image};
 use self::plan::Plan;
-use crate::arguments::{Count, Part};
+use crate::arguments::{Count, PartOfShards};
 use crate::common::Common;
 use crate::consolidate;
 use crate::outcome::Outcome;
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// Only the part I of N, while other processes make the others. A part is of slices along the first
     /// axis
     #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
+    part: Option<PartOfShards>,
     /// Make the levels also if no shard of level 0 is stored: every element is the fill value
     #[arg(long)]
     allow_empty: bool,
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         format_args!("read blocks of whole slices of {}", args.image),
         reading.saturating_add(1),
     )?;
-    // From here on, all sharded arrays use our codec.
+    // From here on, all sharded arrays use the codec of this library.
     let _registration = zarrs_cuda::register(common.options_beside(reading))?;
     let array = Array::open(store.clone(), &path)
         .map_err(Failure::to(format_args!("open {path} of {}", args.image)))?;
@@ -157,11 +157,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     for name in plan.names() {
         let level = image.directory.join(&name);
         check_directory(&image, &name)?;
-        // A killed run leaves temporaries of the metadata of a level, and no shard before them.
+        // A killed run may leave temporaries of a level's metadata, before it has stored any shard.
         let is_ours = |name: &str| name.starts_with("zarr.json.");
         if Kind::in_directory(&level)? == Kind::Nothing
             && let Err(foreign) = open::must_be_free(&level, "a level", is_ours)
-            // The process of another part may have made the level meanwhile.
+            // The process of another part may have made the level in between.
             && Kind::in_directory(&level)? == Kind::Nothing
         {
             return Err(foreign);
@@ -208,7 +208,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     })
 }
 
-/// Checks that the directory of a level, unless it is level 0, is no link, and is not level 0 by another name.
+/// Checks that the directory of a level below level 0 is no link, and does not lead to level 0.
 fn check_directory(image: &Image, name: &str) -> Result<(), Failure> {
     if name == image.name {
         return Ok(());
@@ -218,8 +218,8 @@ fn check_directory(image: &Image, name: &str) -> Result<(), Failure> {
     apart::must_lie_apart(&Place::Directory(top), &Place::Directory(level))
 }
 
-/// Renews what the group of the image has of the metadata of its arrays. Returns what cannot be renewed, as
-/// groups above the image.
+/// Renews the consolidated metadata of the image's group. Returns a note about consolidated metadata that it
+/// cannot renew, such as those of groups above the image.
 fn renewed(image: &Image, plan: &Plan) -> Option<String> {
     let names = plan.names();
     let renewed = consolidated::renew(&image.directory, &names);
@@ -229,8 +229,8 @@ fn renewed(image: &Image, plan: &Plan) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join("\n"))
 }
 
-/// Checks that level 0 can be read as shards. Returns the store of its image, and which chunks of level
-/// 0 are stored, also for people.
+/// Checks that level 0 can be read as shards. Returns the store of the image, the stored chunks of level 0,
+/// and a sentence for people about them.
 fn level_0(
     args: &Args,
     common: &Common,
@@ -244,7 +244,7 @@ fn level_0(
     let stores = open::store(&group)?;
     Kind::of(&*stores.store, &group)?;
     open::must_be_plain(&group, "describe the levels in", &stores.not_json())?;
-    open::shards(&opened)?; // says how an array that is not sharded becomes one
+    open::shards(&opened)?; // its error says how an array becomes sharded
     let pending = consolidate::pending(&opened)?;
     if pending > 0 {
         return Err(Failure::failed(format!(
@@ -269,7 +269,7 @@ fn level_0(
     Ok((Arc::new(store), chunks, told))
 }
 
-/// The reduction that was asked for, or that the levels were made by.
+/// Returns the reduction of the arguments, or the reduction that made the existing levels.
 fn reduction(args: &Args, described: &Described) -> Reduction {
     let method = described.method.as_deref();
     let made_by = || {
@@ -285,10 +285,10 @@ fn reduction(args: &Args, described: &Described) -> Reduction {
     asked.or_else(made_by).unwrap_or(usual)
 }
 
-/// The maker of levels, in the metadata of an image.
+/// The name of this library as the program that made levels, in the metadata of an image.
 const MAKER: &str = "zarrs_cuda::writer::MultiscaleWriter";
 
-/// Checks that levels that are there go on as they began.
+/// Checks that the existing levels can be continued: they were made by this library, with the same settings.
 fn check_what_is_there(
     args: &Args,
     image: &Image,
@@ -315,7 +315,7 @@ fn check_what_is_there(
         }))
     };
     if described.maker.as_deref() != Some(MAKER) {
-        // Kept slices and new ones would differ within a level.
+        // Otherwise, old and new slices of a level would differ.
         return refused(match &described.maker {
             Some(maker) => format!("by another program, {maker}"),
             None => "by another program".to_string(),
@@ -338,7 +338,7 @@ fn check_what_is_there(
     Ok(())
 }
 
-/// Checks that the levels have the names that the metadata of the image give them.
+/// Checks that the planned levels have the names that the metadata of the image give them.
 fn check_names(args: &Args, image: &Image, plan: &Plan) -> Result<(), Failure> {
     let described = &image.described.paths;
     let names = plan.names();
@@ -374,7 +374,7 @@ fn builder(
     if let Some(levels) = levels {
         builder = builder.with_levels(levels);
     }
-    // Levels that are there keep their shapes.
+    // Existing levels keep their shapes.
     for (level, path) in described.paths.iter().enumerate().skip(1) {
         if levels.is_none_or(|levels| level < levels)
             && let Ok(there) = Array::open(array.storage(), &format!("/{path}"))
@@ -397,8 +397,8 @@ fn builder(
     builder
 }
 
-/// The error where the buffers of the levels do not fit the budget, of which level 0 takes `reading` bytes
-/// while it is read.
+/// Returns the error that the buffers of the levels do not fit the budget. Reading level 0 takes `reading`
+/// bytes of it.
 fn does_not_fit(
     args: &Args,
     error: &WriterError,
@@ -414,7 +414,7 @@ fn does_not_fit(
     };
     let needed = *needed as u64;
     if *memory == "device memory" {
-        return None; // --memory does not change it
+        return None; // a larger --memory does not help
     }
     let doing = format!(
         "make levels of {} (blocks of level 0 take {}, and the smallest buffers of all levels {})",
@@ -438,7 +438,7 @@ fn failed(args: &Args, error: &WriterError) -> Failure {
     }
 }
 
-/// How an incomplete pyramid becomes complete.
+/// Returns the words that tell how to complete an incomplete pyramid.
 fn goes_on(args: &Args) -> String {
     let without = if args.start.is_some() {
         ", without --start"

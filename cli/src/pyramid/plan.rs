@@ -1,4 +1,4 @@
-//! The levels before they are made, for people and as JSON.
+//! Describes the levels before they are made, for people and as JSON.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,32 +13,32 @@ use zarrs_cuda_convert::words::{bytes_text, shape_text};
 
 use super::axes::AxisArg;
 
-/// The levels as they become.
+/// The levels as they will be made.
 pub(super) struct Plan {
     pub(super) levels: Vec<Level>,
     axes: Vec<(String, u64)>,
     reduction: Reduction,
 }
 
-/// A level.
+/// A level of the image.
 pub(super) struct Level {
-    /// The name of its array in the group.
+    /// The name of the level's array in the group.
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
     shard: Vec<u64>,
     subchunk: Vec<u64>,
-    /// How many of its slices its metadata say are there.
+    /// The number of slices that the level has according to its metadata.
     pub(super) stored: u64,
     element: u64,
 }
 
 impl Level {
-    /// The bytes of one slice.
+    /// Returns the bytes of one slice.
     pub(super) fn slice(&self) -> u64 {
         volume(&self.shape[1..]).saturating_mul(self.element)
     }
 
-    /// All slices before this one make whole shards.
+    /// Returns the number of slices in whole shards. Slices behind them lie in a shard that is not full.
     pub(super) fn whole(&self) -> u64 {
         let shard = self.shard[0].max(1);
         self.stored / shard * shard
@@ -46,7 +46,7 @@ impl Level {
 }
 
 impl Plan {
-    /// The plan of the levels that are stored as `levels`, below `top`.
+    /// Returns the plan for the arrays `levels`, which may be stored already.
     pub(super) fn of(
         levels: &[Array<Store>],
         axes: &[AxisArg],
@@ -85,7 +85,7 @@ impl Plan {
         }
     }
 
-    /// The levels below level 0.
+    /// Returns the levels below level 0.
     pub(super) fn below(&self) -> &[Level] {
         self.levels.get(1..).unwrap_or_default()
     }
@@ -155,15 +155,15 @@ impl fmt::Display for Plan {
     }
 }
 
-/// The bytes of a slice along the first axis.
+/// Returns the bytes of a slice along the first axis.
 fn slice(array: &Array<Store>) -> u64 {
     let element = array.data_type().fixed_size().unwrap_or(1) as u64;
     let edges = array.shape().get(1..).unwrap_or_default();
     volume(edges).saturating_mul(element)
 }
 
-/// The bytes that it takes to read a level: of three blocks of slices one is read, one waits, and one is
-/// reduced. Another one is encoded. A block is as deep as a subchunk.
+/// Returns the bytes that it takes to read a level: for four blocks of slices, of which one is read, one
+/// waits, one is reduced, and one is encoded. A block is as deep as a subchunk.
 pub(super) fn reading(array: &Array<Store>) -> u64 {
     let subchunk = array.subchunk_shape();
     let slices = subchunk.and_then(|shape| shape.first().map(|extent| extent.get()));
@@ -172,7 +172,7 @@ pub(super) fn reading(array: &Array<Store>) -> u64 {
         .saturating_mul(4)
 }
 
-/// At most so many bytes of this machine's memory are for buffers while the levels are made.
+/// Returns the bytes of this machine's memory that buffers take at most while the levels are made.
 pub(super) fn memory(
     levels: &[Array<Store>],
     store: &Arc<FilesystemStore>,
@@ -184,7 +184,8 @@ pub(super) fn memory(
             .with_start(0)
             .memory_estimate()?;
         let of_writer = (writer.host + writer.pinned) as u64;
-        // A lower level has buffers for the first slice of a window, and for the slice made of the window.
+        // The writer of a lower level keeps the first slice of a window, and the slice that the window
+        // becomes.
         bytes += of_writer + slice(&pair[0]) + slice(&pair[1]);
     }
     Ok(bytes)

@@ -1,5 +1,4 @@
-//! Bytes of standard input or of a file, read by a thread: so a read that waits does not keep Ctrl-C
-//! from being noticed.
+//! Reads standard input or a file in a thread, so that Ctrl-C is noticed even while a read waits for bytes.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,15 +9,15 @@ use std::time::Duration;
 
 use zarrs_cuda_convert::Failure;
 
-/// How many bytes are read at once, at most.
+/// The most bytes that are read at once.
 const PIECE: usize = 4 << 20;
-/// How many pieces wait for the writer.
+/// The number of pieces that may wait for the writer.
 const PIECES: usize = 4;
 
-/// The input.
+/// The input of a stream of frames.
 pub(super) struct Input {
     path: PathBuf,
-    /// How many bytes are read at once.
+    /// The number of bytes that are read at once.
     piece: usize,
     pieces: Receiver<io::Result<Vec<u8>>>,
     used: std::sync::mpsc::Sender<Vec<u8>>,
@@ -27,13 +26,14 @@ pub(super) struct Input {
 /// The answer of the input to a request for its next bytes.
 pub(super) enum Received {
     Bytes(Vec<u8>),
-    /// Nothing yet.
+    /// There are no bytes yet.
     Nothing,
     End,
 }
 
 impl Input {
-    /// Opens the file `path`, or standard input for `-`. A small part of `memory` bytes is for pieces.
+    /// Opens the file `path`, or standard input for `-`. Pieces of the input take a small part of `memory`
+    /// bytes.
     pub(super) fn open(path: &Path, memory: usize) -> Result<Self, Failure> {
         let piece = (memory / 64).clamp(1, PIECE);
         let from: Box<dyn Read + Send> = if path == Path::new("-") {
@@ -59,12 +59,12 @@ impl Input {
         })
     }
 
-    /// The bytes that pieces take: those that wait, one that is read, and one that is appended.
+    /// Returns the bytes that pieces take: the waiting ones, one that is read, and one that is appended.
     pub(super) fn memory(&self) -> u64 {
         (self.piece as u64).saturating_mul(PIECES as u64 + 2)
     }
 
-    /// The next bytes, if there are some within `limit`.
+    /// Returns the next bytes. Waits at most `limit` for them.
     pub(super) fn next(&mut self, limit: Duration) -> Result<Received, Failure> {
         match self.pieces.recv_timeout(limit) {
             Ok(Ok(bytes)) if bytes.is_empty() => Ok(Received::End),
@@ -78,13 +78,13 @@ impl Input {
         }
     }
 
-    /// Lets a buffer be filled again.
+    /// Takes back a buffer, so that the thread fills it again.
     pub(super) fn give_back(&self, buffer: Vec<u8>) {
-        let _ = self.used.send(buffer); // the thread has ended, if it does not take it
+        let _ = self.used.send(buffer); // if the thread does not take it, the thread has ended
     }
 }
 
-/// Sends pieces until the input ends: then an empty one, or the error.
+/// Sends pieces until the input ends, and then an empty piece, or the error.
 fn read(
     mut from: Box<dyn Read + Send>,
     piece: usize,

@@ -1,4 +1,4 @@
-//! `zarrs-cuda stream`: frames of raw bytes become a sharded array while they arrive.
+//! `zarrs-cuda stream`: appends frames of raw bytes to a sharded array while they arrive.
 
 mod input;
 mod recording;
@@ -25,7 +25,7 @@ use crate::progress::Live;
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
-/// The codec of a new array, unless another one is asked for.
+/// The codec of a new array, unless the user chooses one.
 const CODEC: &str = "zstd:1";
 
 /// Append frames of raw bytes to a sharded array while they arrive
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         apart::must_have_no_links(output)?;
     }
     let mut input = Input::open(&args.input, common.memory())?;
-    // From here on, all sharded arrays use our codec.
+    // From here on, all sharded arrays use the codec of this library.
     let again = common.memory() / 8;
     let beside = input.memory().saturating_add(again as u64);
     let _registration = zarrs_cuda::register(common.options_beside(beside))?;
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let again = writer.progress();
     let start = Instant::now();
     let outcome = record(&mut input, &mut taken, &mut writer, again);
-    // Even after an error, the whole frames are kept.
+    // Store all whole frames, even after an error.
     let cut = writer.discard_partial_slice();
     let report = writer.finish().map_err(Failure::failed);
     let stale = consolidated::stale_above(&args.output, &[]);
@@ -140,27 +140,27 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// How the input ended.
+/// The way in which the input ended.
 enum Ended {
-    /// It had no more, or as many as were asked for.
+    /// The input had no more frames, or all requested frames have arrived.
     Whole,
-    /// The user stopped it.
+    /// The user stopped the input.
     Stopped,
 }
 
-/// Counts what is taken from the input.
+/// Counts the bytes that are taken from the input.
 struct Taken {
     frame_bytes: usize,
-    /// Frames to discard.
+    /// The number of frames to discard.
     skip: u64,
-    /// Frames to take, discarded ones included.
+    /// The number of frames to take, including the discarded ones; `None` for all.
     frames: Option<u64>,
-    /// All bytes of the input so far.
+    /// The number of bytes of the input so far.
     bytes: u64,
 }
 
 impl Taken {
-    /// The part of the next bytes that belongs to the array.
+    /// Counts `bytes`, the next bytes of the input, and returns the part of them that belongs to the array.
     fn wanted<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let frame = self.frame_bytes as u64;
         let begin = self.bytes;
@@ -182,17 +182,17 @@ impl Taken {
             .is_some_and(|frames| self.bytes >= frames.saturating_mul(frame))
     }
 
-    /// Whole frames of the input so far.
+    /// Returns the number of whole frames of the input so far.
     fn frames_seen(&self) -> u64 {
         self.bytes / (self.frame_bytes as u64).max(1)
     }
 
-    /// Whether the input ended within the frames to discard.
+    /// Returns whether the input ended within the frames to discard.
     fn is_short(&self) -> bool {
         !self.is_done() && self.frames_seen() < self.skip
     }
 
-    /// Frames that were appended.
+    /// Returns the number of frames that were appended.
     fn frames_taken(&self) -> u64 {
         let whole = self.frames_seen();
         let whole = self.frames.map_or(whole, |frames| whole.min(frames));
@@ -236,7 +236,7 @@ fn way_on(args: &Args) -> String {
     )
 }
 
-/// The line while frames arrive.
+/// The line of progress while frames arrive.
 struct Line {
     at: Instant,
     before: Progress,
@@ -273,7 +273,7 @@ impl Line {
     }
 }
 
-/// The memory that this process has, if the system tells it.
+/// Returns the bytes of memory that this process occupies; `None` if the system does not tell.
 fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -1,4 +1,4 @@
-//! The array for the frames: new or existing.
+//! The array to which frames are appended, new or existing.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -29,15 +29,15 @@ use zarrs_storage::StorageError;
 use super::{Args, CODEC};
 use crate::arguments::Shape;
 
-/// A dimension whose extent is not known.
+/// The extent of a dimension whose length is not known.
 const ENDLESS: u64 = 1 << 40;
 
-/// An array, and where it is.
+/// The array to which frames are appended, and its place.
 pub(super) struct Recording {
     array: Array<Store>,
-    /// Its store, if it is a directory.
+    /// The array's store, if it is a directory.
     files: Option<Arc<FilesystemStore>>,
-    /// Its store, if that is one of objects.
+    /// The array's store, if it is an object store.
     conditional: Option<Arc<dyn ConditionalStore>>,
     place: Place,
     /// The shape of a shard.
@@ -46,7 +46,7 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Opens the array in the directory. Creates one if there is none.
+    /// Opens the array at the place of the output, or creates it if there is none.
     pub(super) fn open_or_create(args: &Args) -> Result<Self, Failure> {
         let place = &args.output;
         let cannot = |doing: &str, error: &dyn fmt::Display| {
@@ -65,7 +65,8 @@ impl Recording {
                 let array = array.map_err(|error| cannot("go on with", &error))?;
                 open::must_be_plain(place, "go on with", &stores.not_json())?;
                 check(args, &array)?;
-                // The last frames may be written again, from shards that a listing shows.
+                // The last frames may have to be written again, from stored shards: list them, so that a
+                // missing one is an error.
                 let mut opened = open::array(place)?;
                 let chunks = Chunks::of(&mut opened)?;
                 chunks.told(&opened, Empty::Allowed)?;
@@ -75,7 +76,7 @@ impl Recording {
                 must_not_be_in_an_array(place)?;
                 stores.must_be_empty(place, "an array")?;
                 let array = described(args, store)?;
-                // A process that is killed here leaves no part of a zarr.json.
+                // Write `zarr.json` as a whole, so that a process that is killed leaves no part of it.
                 let stored = match &stores.files {
                     Some(files) => {
                         let whole = AtomicWriteStorageAdapter::new(files.clone());
@@ -110,12 +111,12 @@ impl Recording {
         &self.place
     }
 
-    /// The number of frames.
+    /// Returns the number of frames in the array.
     pub(super) fn frames(&self) -> u64 {
         self.array.shape()[0]
     }
 
-    /// The bytes of a frame.
+    /// Returns the bytes of a frame.
     pub(super) fn frame_bytes(&self) -> usize {
         let elements = self.array.shape()[1..].iter().product::<u64>();
         usize::try_from(elements)
@@ -125,9 +126,9 @@ impl Recording {
 
     /// Returns a writer that continues after the last frame.
     ///
-    /// A writer starts at the border of a layer of shards. The last layer is short if a run stopped
-    /// within it. Its frames are then appended once more. The old shards stay until the new ones, with
-    /// more frames, replace them. Reading them takes about `again` bytes beside the writer.
+    /// A writer starts at the border of a layer of shards. If the last layer is not full, its frames are
+    /// appended once more. The old shards stay until new ones, with more frames, replace them. Reading the
+    /// frames takes about `again` bytes, beside the memory of the writer.
     pub(super) fn writer(&self, again: usize) -> Result<ArrayWriter, Failure> {
         let start = self.frames() / self.shard[0] * self.shard[0];
         let path = &self.place;
@@ -135,7 +136,7 @@ impl Recording {
         if let Some(files) = &self.files {
             builder = builder.with_atomic_rename(files.clone());
         }
-        // A value of an object store appears as a whole anyway.
+        // An object store replaces a value as a whole, so it needs no adapter.
         if let Some(store) = &self.conditional {
             builder = builder.with_conditional_writes(store.clone());
         }
@@ -152,8 +153,8 @@ impl Recording {
         Ok(writer)
     }
 
-    /// Appends the stored frames from `start` on once more. Reading them takes about `memory` bytes, or as
-    /// many as one frame has twice.
+    /// Appends the stored frames from `start` on once more. Reading them takes about `memory` bytes, but at
+    /// least the bytes of two frames.
     fn append_again(
         &self,
         start: u64,
@@ -161,7 +162,7 @@ impl Recording {
         writer: &mut ArrayWriter,
     ) -> Result<(), Failure> {
         let frame = self.frame_bytes();
-        // Deep subchunks are decoded once for several frames.
+        // Read several frames at once, so that deep subchunks are decoded only once for them.
         let at_once = (memory / 2 / frame.max(1)).max(1) as u64;
         let reader = ArrayReader::builder(&self.array).with_memory(memory / 2);
         let reader = reader.build().map_err(Failure::failed)?;
@@ -195,7 +196,7 @@ impl Recording {
     }
 }
 
-/// Whether another process writes the array. The error says what to do.
+/// Returns whether `error` says that another process writes the array.
 fn is_busy(error: &WriterError) -> bool {
     let WriterError::Array(zarrs_cuda::Error::Storage { source, .. }) = error else {
         return false;
@@ -221,7 +222,7 @@ fn name_of(data_type: &DataType) -> String {
     name.map_or_else(|| format!("{data_type:?}"), |name| name.to_string())
 }
 
-/// Checks that an array that exists is the one that the arguments describe.
+/// Checks that the existing array fits the arguments.
 fn check(args: &Args, array: &Array<Store>) -> Result<(), Failure> {
     let path = &args.output;
     let Some((_, frame)) = array.shape().split_first() else {
@@ -299,7 +300,7 @@ fn check(args: &Args, array: &Array<Store>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The codecs behind `bytes` of the subchunks of an array; `None` if they cannot be told.
+/// Returns the codecs of subchunks that follow `bytes`; `None` if the array's metadata do not tell.
 fn compressors(array: &Array<Store>) -> Option<Vec<Value>> {
     let ArrayMetadata::V3(metadata) = array.metadata() else {
         return None;
@@ -318,13 +319,13 @@ fn compressors(array: &Array<Store>) -> Option<Vec<Value>> {
     Some(compressors)
 }
 
-/// A codec with all its parameters.
+/// Returns the metadata of a codec, with all of its parameters.
 fn described_codec(codec: &dyn BytesToBytesCodecTraits) -> Value {
     let parameters = codec.configuration_v3(&CodecMetadataOptions::default());
     json!({ "name": codec.name(ZarrVersion::V3), "configuration": parameters })
 }
 
-/// The data type with this name, of Zarr v3 or of numpy.
+/// Returns the data type with this name, a name of Zarr v3 or of numpy.
 fn data_type(name: &str) -> Result<DataType, Failure> {
     if let Ok(number) = Number::parse(name) {
         if ![ByteOrder::None, ByteOrder::of("=", 2)].contains(&number.order) {
@@ -341,7 +342,7 @@ fn data_type(name: &str) -> Result<DataType, Failure> {
     })
 }
 
-/// A new array without frames. Nothing is written yet.
+/// Returns a new array without frames. Writes nothing to the store.
 fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
     let path = &args.output;
     let (Some(Shape(frame)), Some(name)) = (&args.frame_shape, &args.dtype) else {
@@ -379,8 +380,7 @@ fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
     let fill_value = FillValue::new(vec![0; element]);
     let mut builder = ArrayBuilder::new(shape, edges(&shard), data_type, fill_value);
     builder.array_to_bytes_codec(codec);
-    // The array is created from metadata, so that the registry chooses our codec, as in any
-    // application.
+    // Create the array from metadata: then the registry of zarrs chooses our codec, as in any application.
     let metadata = builder.build_metadata().map_err(Failure::to(&doing))?;
     Array::new_with_metadata(store, "/", metadata.into()).map_err(Failure::to(&doing))
 }

@@ -1,4 +1,4 @@
-//! Comparison with another array, bit for bit.
+//! Compares an array with another one, bit for bit.
 
 use std::io;
 
@@ -17,13 +17,13 @@ use zarrs_storage::StorageError;
 
 use crate::common::Common;
 
-/// Lines for each shard. JSON has everything.
+/// The most lines about differences that a shard has in the text. The JSON has all differences.
 const LINES: usize = 8;
 
-/// The other array, and how much of both is in memory at once.
+/// The other array, and the parts in which both are compared.
 pub(super) struct Other {
     pub(super) opened: Opened,
-    /// Its chunks, if they were listed.
+    /// The stored chunks of the other array, if they were listed.
     chunks: Option<Chunks>,
     parts: Parts,
     options: CodecOptions,
@@ -31,7 +31,7 @@ pub(super) struct Other {
 
 impl Other {
     /// # Errors
-    /// Not even one subchunk of both arrays fits the budget.
+    /// The budget does not fit one subchunk of both arrays.
     pub(super) fn new(
         one: &Opened,
         opened: Opened,
@@ -43,7 +43,7 @@ impl Other {
         let shard = one.array.chunk_shape(&origin).map(|shard| edges(&shard));
         let subchunk = unit(&one.array);
         let sizes = Sizes {
-            shard: &shard.unwrap_or_else(|_| subchunk.clone()), // an array without elements
+            shard: &shard.unwrap_or_else(|_| subchunk.clone()), // the array has no elements
             subchunk: &subchunk,
             input_chunk: &unit(&opened.array),
             element: element_bytes(&one.array),
@@ -58,7 +58,7 @@ impl Other {
         })
     }
 
-    /// The bytes that it takes to compare a shard of `shard` bytes.
+    /// Returns the bytes that it takes to compare a shard of `shard` bytes.
     pub(super) fn bytes(&self, shard: u64) -> u64 {
         self.parts.bytes(shard)
     }
@@ -71,7 +71,7 @@ impl Other {
         }
     }
 
-    /// Reads elements of `one`, the array that is compared with this one.
+    /// Reads elements of the array `one`, which is compared with this one.
     fn read_one(
         &self,
         one: &Opened,
@@ -80,7 +80,7 @@ impl Other {
         one.array.retrieve_array_subset_opt(region, &self.options)
     }
 
-    /// Whether all elements of `region` can be read from both arrays, and are equal.
+    /// Returns whether all elements of `region` can be read from both arrays, and are equal.
     fn is_equal(&self, one: &Opened, region: &ArraySubset) -> bool {
         self.parts.of(region).all(|part| {
             let read = (self.read_one(one, &part), self.read(&part));
@@ -95,7 +95,8 @@ pub(super) struct Difference {
     why: String,
 }
 
-/// Returns what differs in the metadata so that elements cannot be compared.
+/// Returns the first difference in the metadata that makes a comparison of elements impossible; `None` if
+/// there is none.
 pub(super) fn of_metadata(one: &Opened, other: &Opened) -> Option<String> {
     let (one, other) = (&one.array, &other.array);
     if one.shape() != other.shape() {
@@ -114,7 +115,7 @@ pub(super) fn of_metadata(one: &Opened, other: &Opened) -> Option<String> {
     })
 }
 
-/// The subchunks of the shard with the indices `shard` that differ.
+/// Returns the subchunks that differ in the shard with the indices `shard`.
 pub(super) fn differences(
     one: &Opened,
     other: &Other,
@@ -126,7 +127,7 @@ pub(super) fn differences(
     if other.is_equal(one, &region) {
         return Ok(Vec::new());
     }
-    // Find the subchunks that differ.
+    // Compare each subchunk, to find those that differ.
     let subchunk = one.array.subchunk_shape();
     let subchunk: Vec<u64> = match &subchunk {
         Some(subchunk) => subchunk.iter().map(|extent| extent.get()).collect(),
@@ -164,12 +165,13 @@ pub(super) fn differences(
     Ok(found)
 }
 
-/// The reason that elements at `place` cannot be compared, if their bytes are wrong.
+/// Returns the reason why elements at `place` cannot be compared, if the reason is that stored bytes are
+/// wrong.
 ///
 /// # Errors
-/// They could not be read or decoded for another reason: nothing is known of them.
+/// The elements could not be read or decoded for another reason, so it is not known whether they are damaged.
 fn damage(place: &Place, error: &ArrayError) -> Result<String, Failure> {
-    // A file that ends too soon has wrong bytes.
+    // A file that is too short is damaged.
     let is_short = |error: &StorageError| matches!(error, StorageError::IOError(error) if error.kind() == io::ErrorKind::UnexpectedEof);
     let is_damage = match error {
         ArrayError::CodecError(CodecError::StorageError(error)) if is_short(error) => true,

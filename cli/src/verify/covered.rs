@@ -1,4 +1,4 @@
-//! Chooses the shards to compare: the ones that are stored in one of two arrays.
+//! Chooses the shards to compare: those that are stored in at least one of two arrays.
 
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::chunks::Chunks;
@@ -7,8 +7,9 @@ use zarrs_cuda_convert::open::Opened;
 
 use crate::chosen::{Chosen, ShardArgs};
 
-/// The chosen shards of `one` that are stored, or in which `other` has chunks, as far as `chunks` of both were listed. Beside them, the number of the
-/// chosen shards that are in neither, and nevertheless differ: by the fill values.
+/// Returns the chosen shards of `one` that are stored, or in which `other` has chunks; `chunks` are those of
+/// both arrays, if they were listed. Also returns the number of chosen shards that are stored in neither
+/// array, if the fill values differ, and 0 otherwise.
 pub(super) fn chosen(
     args: &ShardArgs,
     one: &Opened,
@@ -24,7 +25,7 @@ pub(super) fn chosen(
         Err(why) => return Ok((args.every(grid, &why), 0)),
     };
     let [of_one, of_other] = chunks.map(|chunks| chunks.and_then(Chunks::indices));
-    // A shard may be gone since they were counted.
+    // A shard that was listed may be gone by now: compare it, too.
     let counted = of_one.into_iter().flatten();
     all.positions
         .extend(counted.filter_map(|shard| grid.position(&shard)));

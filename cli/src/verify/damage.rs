@@ -4,19 +4,19 @@ use serde_json::{Value, json};
 use zarrs_cuda::maintenance::{RecoveryOutcome, SubchunkState, Verification};
 use zarrs_cuda_convert::words::{counted, shape_text};
 
-/// Lines for each shard. JSON has everything.
+/// The most lines about damage that a shard has in the text. The JSON has all damage.
 const LINES: usize = 8;
 
 /// The damage of a shard.
 pub(crate) struct ShardDamage {
     /// The damage of the shard as a whole.
     shard: Option<String>,
-    /// Indices within the shard, and what is wrong.
+    /// The indices of each damaged subchunk within the shard, and what is wrong with it.
     pub(crate) subchunks: Vec<(Vec<usize>, String)>,
 }
 
 impl ShardDamage {
-    /// Returns `None` if nothing is wrong.
+    /// Returns the damage that a verification found; `None` if nothing is wrong.
     pub(crate) fn of(verification: &Verification) -> Option<Self> {
         let inspection = &verification.inspection;
         let torn = match &inspection.recovery {
@@ -75,7 +75,7 @@ impl ShardDamage {
     }
 }
 
-/// The indices of the subchunk `number` in the grid of subchunks.
+/// Returns the indices of the subchunk at the position `number` in the grid of subchunks.
 fn indices(number: usize, grid: &[usize]) -> Vec<usize> {
     let mut rest = number;
     let mut indices = vec![0; grid.len()];

@@ -1,4 +1,4 @@
-//! `zarrs-cuda verify`: which shards and subchunks are damaged, or differ from another array.
+//! `zarrs-cuda verify`: finds damaged shards and subchunks, or differences from another array.
 
 mod against;
 mod covered;
@@ -32,19 +32,19 @@ pub(crate) struct Args {
     against: Option<Place>,
 }
 
-/// The damage of a shard, and where it differs.
+/// The damage of a shard, and its differences from the other array.
 struct Found {
     damage: Option<ShardDamage>,
     differences: Vec<against::Difference>,
 }
 
-/// Sums over all shards. Threads share it.
+/// The counts of all shards that were verified. Threads share it.
 #[derive(Default)]
 struct Seen {
-    /// The shards about which something is known.
+    /// The number of shards whose state is known: whole, damaged or not stored.
     decided: AtomicU64,
     stored: AtomicU64,
-    /// In bytes.
+    /// The number of bytes of all stored shards.
     size: AtomicU64,
     subchunks: AtomicU64,
 }
@@ -52,7 +52,7 @@ struct Seen {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let mut opened = open::array(&args.shards.array)?;
-    // Shards that can be read are verified, though others may lie where no reader looks for them.
+    // Verify the shards that can be read, even if chunks lie where no reader looks for them.
     let (chunks, uncounted) = match Chunks::of(&mut opened) {
         Ok(chunks) => (Some(chunks), None),
         Err(failure) => (None, Some(failure)),
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ["verifying", "nothing was changed"],
         &grid,
         &chosen,
-        common.threads(), // each waits for its memory
+        common.threads(), // each thread waits for its memory
         |shard| look_at(&opened, &checks, other.as_ref(), shard, &seen),
     )?;
     done.failures.extend(chosen.take_failures());
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         found: done.results,
         waiting: consolidate::pending(&opened),
     };
-    // A store without a listing is told in the report, and no trouble.
+    // The report says that a store cannot be listed: this is no failure.
     if let Err(failure) = &all.waiting
         && opened.has_no_listing().is_none()
     {
@@ -121,8 +121,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     Ok(outcome.with_errors(done.failures))
 }
 
-/// Looks at one shard. Damage is what its bytes show; a shard that cannot be read or decoded for another
-/// reason is a failure. Nothing is kept of a shard without damage and differences.
+/// Verifies one shard. Returns its damage and differences; `None` if there are none. Fails if the shard
+/// cannot be read or decoded for another reason than wrong bytes.
 fn look_at(
     opened: &Opened,
     checks: &Checks<'_>,
@@ -153,14 +153,14 @@ fn look_at(
     Ok((!is_well).then_some(found))
 }
 
-/// Everything that was looked at.
+/// The results for all shards.
 struct All {
     chosen: Chosen,
     seen: Seen,
-    /// The number of shards that are stored in neither array, whose fill values differ.
+    /// The number of shards that are stored in neither array, but differ in the fill value.
     unwritten: u128,
     found: Vec<(Vec<u64>, Found)>,
-    /// The number of shards beside which subchunks wait in frames.
+    /// The number of shards beside which subchunks wait in frames, or the reason why it is not known.
     waiting: Result<usize, Failure>,
 }
 
@@ -188,7 +188,7 @@ fn report(args: &Args, common: &Common, opened: &Opened, all: All) -> Outcome {
         .saturating_sub(u128::from(seen.decided.into_inner()));
     let looked_at = chosen.looked_at().saturating_sub(undecided);
     let mut lines = Vec::new();
-    // The lines, or the JSON, of a million damaged shards take gigabytes: only one of the two is made.
+    // Make only the lines or the JSON, because each takes gigabytes for a million damaged shards.
     let mut damaged: Vec<Value> = Vec::new();
     let mut different: Vec<Value> = Vec::new();
     let (mut bad, mut differ, mut bad_subchunks) = (0_u64, unwritten, 0);

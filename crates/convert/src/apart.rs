@@ -1,4 +1,5 @@
-//! Checks before anything is written that IN and OUT lie apart, and that OUT has no other directory in it.
+//! Checks, before a run writes anything, that IN and OUT lie apart, and that no link in OUT leads to another
+//! directory.
 //!
 //! A directory may have several names: by links, and by mounts of it elsewhere. So directories are compared by what
 //! the system calls the same, and not by their names alone. Only OUT itself may be a link: a run that wrote or deleted
@@ -13,7 +14,7 @@ use crate::evidence::canonical;
 use crate::failure::Failure;
 use crate::open::{self, Kind, Place, is_missing};
 
-/// The directory that a path leads to, by whatever name: its device and inode.
+/// The device and the inode of a directory, which are the same under each of the directory's names.
 #[cfg(unix)]
 type Identity = (u64, u64);
 
@@ -32,10 +33,11 @@ fn identity(path: &Path) -> io::Result<Identity> {
     path.canonicalize()
 }
 
-/// Checks that neither of two places is within the other, and that OUT, if it is there, has no directory of IN in it.
+/// Checks that neither of two places lies within the other, and that the directories in OUT, if OUT exists,
+/// are not directories of IN.
 ///
 /// # Errors
-/// - They do not lie apart: wrong usage.
+/// - The places do not lie apart: wrong usage.
 /// - The errors of [`must_have_no_links`].
 pub fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
     let are_one = |input: &dyn std::fmt::Display, output: &dyn std::fmt::Display| {
@@ -63,8 +65,9 @@ pub fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
     }
 }
 
-/// A directory of `input` and one of `output` that are the same, or of which one contains the other. `identify` tells
-/// directories apart.
+/// Returns a directory of `input` and a directory of `output` that are the same, or of which one contains the
+/// other; `None` if there are none. Two directories are the same if `identify` returns the same value for
+/// both.
 fn within<T: Eq + std::hash::Hash>(
     input: &Path,
     output: &Path,
@@ -108,7 +111,7 @@ fn within<T: Eq + std::hash::Hash>(
         }
         below.extend(identity);
     }
-    // Links in IN are followed when it is read.
+    // Links in IN count as directories of IN: a run that reads IN follows them.
     let (mut seen, mut left) = (HashSet::new(), vec![from]);
     while let Some(directory) = left.pop() {
         let Ok(entries) = fs::read_dir(&directory) else {
@@ -134,11 +137,12 @@ fn within<T: Eq + std::hash::Hash>(
     Ok(None)
 }
 
-/// Checks that no link in the directory `output` leads to another directory, or nowhere. Returns the directories in
-/// it, if it is there. A link to a file is replaced by a new file, and not written through.
+/// Checks that no link in the directory `output` leads to another directory, or nowhere. Returns the
+/// directories in `output`; none if `output` does not exist. Links to files are allowed: a run replaces the
+/// link by a new file, and does not write through it.
 ///
 /// # Errors
-/// The link, or the directory that cannot be listed. `output` is a link that leads nowhere.
+/// There is such a link, a directory cannot be listed, or `output` itself is a link that leads nowhere.
 pub fn must_have_no_links(output: &Path) -> Result<Vec<PathBuf>, Failure> {
     if let Ok(goal) = fs::read_link(output)
         && fs::metadata(output).is_err_and(|error| is_missing(&error))
@@ -177,7 +181,7 @@ pub fn must_have_no_links(output: &Path) -> Result<Vec<PathBuf>, Failure> {
 /// Checks that no place above `output` is an array, which has no members.
 ///
 /// # Errors
-/// One is, or a directory has metadata that cannot be read.
+/// A place above `output` is an array, or a directory above it has metadata that cannot be read.
 pub fn must_not_be_in_an_array(output: &Place) -> Result<(), Failure> {
     let above = match output {
         Place::Directory(path) => above_directory(path)?,
@@ -190,7 +194,7 @@ pub fn must_not_be_in_an_array(output: &Place) -> Result<(), Failure> {
     .with_remedy("name another OUT, beside that array"))
 }
 
-/// The array that a directory lies in.
+/// Returns the array in whose directory `path` lies; `None` if no directory above is an array.
 fn above_directory(path: &Path) -> Result<Option<Place>, Failure> {
     for above in canonical(path).ancestors().skip(1) {
         if open::is_array(above)? {
@@ -200,8 +204,9 @@ fn above_directory(path: &Path) -> Result<Option<Place>, Failure> {
     Ok(None)
 }
 
-/// The array that objects lie in. A user who may write them may not be allowed to read what is above, which
-/// ends the search.
+/// Returns the array in whose prefix the objects of `place` lie; `None` if there is none. The search ends at
+/// the first place above that cannot be read: a user who may write the objects may not be allowed to read
+/// there.
 fn above_objects(mut place: Place) -> Option<Place> {
     loop {
         (place, _) = place.above()?;
@@ -225,7 +230,7 @@ pub fn must_be_no_link(path: &Path) -> Result<(), Failure> {
 
 /// Checks that a link within OUT leads to no directory.
 fn must_lead_to_a_file(link: &Path) -> Result<(), Failure> {
-    // Editors leave links that lead nowhere beside files.
+    // A hidden link that leads nowhere is allowed: editors leave such links beside files.
     let is_hidden = link
         .file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));

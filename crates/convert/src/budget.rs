@@ -1,4 +1,5 @@
-//! The memory that buffers of the process may take. It is asked before each large buffer.
+//! The budget of memory for the buffers of the process. Code asks the budget before it allocates a large
+//! buffer.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -6,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use crate::failure::Failure;
 use crate::words::bytes_text;
 
-/// The bytes of `--memory`, and how many of them are taken.
+/// The bytes of `--memory`, and how many of these bytes are in use.
 #[derive(Debug)]
 pub struct Budget {
     bytes: u64,
@@ -14,7 +15,7 @@ pub struct Budget {
     freed: Condvar,
 }
 
-/// Bytes of a budget that are free again when this is dropped.
+/// Bytes taken from a budget. Dropping the value gives them back.
 #[derive(Debug)]
 pub struct Taken<'a> {
     budget: &'a Budget,
@@ -30,13 +31,13 @@ impl Budget {
         }
     }
 
-    /// All bytes, taken or free.
+    /// Returns the size of the budget in bytes, whether they are in use or free.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many things of `each` bytes fit beside `fixed` bytes that are always there: at least one, so ask
-    /// [`must_fit`](Self::must_fit) for one of them, and at most `most`.
+    /// Returns how many buffers of `each` bytes fit beside `fixed` bytes that are always in use: from 1 to
+    /// `most`. It is 1 even if that buffer does not fit: [`must_fit`](Self::must_fit) checks this.
     pub fn at_once(&self, fixed: u64, each: u64, most: usize) -> usize {
         let fit = self.bytes.saturating_sub(fixed) / each.max(1);
         usize::try_from(fit)
@@ -44,10 +45,11 @@ impl Budget {
             .clamp(1, most.max(1))
     }
 
-    /// Takes `bytes` as soon as so many are free.
+    /// Takes `bytes` from the budget. Waits until they are free.
     ///
     /// # Errors
-    /// There are never so many. The message says that this budget does not let the program do `doing`.
+    /// The whole budget has fewer bytes. The message says that this budget does not let the program do
+    /// `doing`.
     pub fn take(&self, doing: impl fmt::Display, bytes: u64) -> Result<Taken<'_>, Failure> {
         self.must_fit(doing, bytes)?;
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +64,8 @@ impl Budget {
         })
     }
 
-    /// Checks that `bytes` fit. `doing` is what takes them, as "compact the shard 0,1".
+    /// Checks that the whole budget has at least `bytes`. `doing` is the work that needs them, as "compact
+    /// the shard 0,1".
     pub fn must_fit(&self, doing: impl fmt::Display, bytes: u64) -> Result<(), Failure> {
         if bytes <= self.bytes {
             return Ok(());
@@ -70,7 +73,8 @@ impl Budget {
         Err(self.refusal(doing, bytes, ""))
     }
 
-    /// The error where `bytes` do not fit. `or` goes on behind the `--memory` that would do, as ", or …".
+    /// Returns the error for work that needs more memory than the budget. The message ends with the
+    /// `--memory` that would be enough, and then `or`, as ", or …".
     pub fn refusal(&self, doing: impl fmt::Display, bytes: u64, or: &str) -> Failure {
         Failure::failed(format!(
             "cannot {doing}: that takes {} of memory, and --memory is {}",
@@ -90,7 +94,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// At least so many bytes, as an argument for `--memory` or `--shard-size`.
+/// Returns `bytes`, rounded up to whole MiB, as an argument for `--memory` or `--shard-size`.
 pub fn argument(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
     format!("{}MiB", bytes.div_ceil(MIB).max(1))

@@ -1,4 +1,4 @@
-//! The marker of an incomplete output, which one process at a time holds.
+//! The marker file of an incomplete output. One process at a time holds the marker.
 //!
 //! The process has an advisory lock on the marker. The system takes the lock away when the process ends,
 //! however it ends.
@@ -17,16 +17,17 @@ use zarrs_cuda::storage::{Durable, NewFile};
 pub(crate) struct Claim {
     file: File,
     path: PathBuf,
-    /// The marker was not there before. It is deleted unless something is written to it.
+    /// Whether this process made the marker. Then dropping the claim deletes it, unless something was written
+    /// to it.
     is_new: bool,
-    /// Directories that were made for the marker, the deepest first.
+    /// The directories that were made for the marker, the deepest first.
     made: Vec<PathBuf>,
 }
 
-/// Why a marker cannot be held.
+/// The reason why the marker cannot be taken.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Another process holds it.
+    /// Another process holds the marker.
     Busy,
     Failed(io::Error),
 }
@@ -38,7 +39,7 @@ impl From<io::Error> for Refused {
 }
 
 impl Claim {
-    /// Takes the marker at `path`. Makes it, empty, if there is none, and the directories that it needs.
+    /// Takes the marker at `path`. Makes an empty marker and its directories if there are none.
     pub(crate) fn take(path: &Path) -> Result<Self, Refused> {
         let made = made_directories(path.parent())?;
         loop {
@@ -59,10 +60,12 @@ impl Claim {
             };
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => return Err(Refused::Busy),
-                // Some file systems have no locks: there the owner that the marker names has to do.
+                // On file systems without locks, only the process that the marker names tells whether a run
+                // writes the output.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
-            // The process that held it may have replaced or deleted it in between.
+            // The process that held the marker may have replaced or deleted it before this process got the
+            // lock.
             if is_at(&file, path) {
                 let path = path.to_path_buf();
                 return Ok(Self {
@@ -75,12 +78,12 @@ impl Claim {
         }
     }
 
-    /// Whether the marker was there before it was taken.
+    /// Returns whether the marker existed before this process took it.
     pub(crate) fn was_there(&self) -> bool {
         !self.is_new
     }
 
-    /// The bytes of the marker.
+    /// Returns the contents of the marker.
     pub(crate) fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.file.rewind()?;
@@ -88,7 +91,7 @@ impl Claim {
         Ok(bytes)
     }
 
-    /// Replaces the marker at once. This process goes on holding it.
+    /// Replaces the contents of the marker in one step. This process still holds the marker.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let temporary = NewFile::beside(&self.path)?;
         let file = temporary.file().try_clone()?;
@@ -103,7 +106,7 @@ impl Claim {
         Ok(())
     }
 
-    /// The marker stays when the process ends.
+    /// Makes the marker stay when the claim is dropped.
     pub(crate) fn keep(&mut self) {
         self.is_new = false;
         self.made.clear();
@@ -119,13 +122,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.is_new {
-            let _ = fs::remove_file(&self.path); // the reason to give up is the one to tell
+            let _ = fs::remove_file(&self.path); // the caller reports the reason for giving up
             remove(&self.made);
         }
     }
 }
 
-/// Checks that the process `owner`, which a marker names, does not run. Some file systems have no locks.
+/// Checks that the process `owner`, which a marker names, has ended. This check serves file systems without
+/// locks.
 pub(crate) fn must_have_ended(
     owner: Option<&Owner>,
     shown: &dyn fmt::Display,
@@ -138,7 +142,7 @@ pub(crate) fn must_have_ended(
     }
 }
 
-/// Another run writes the output at `shown`.
+/// Returns the error that another run, of the process `owner`, writes the output at `shown`.
 pub(crate) fn busy(shown: &dyn fmt::Display, owner: Option<&Owner>) -> Failure {
     let whose = owner.map_or(String::new(), |owner| {
         format!(", by the process {} of this machine", owner.process())
@@ -147,7 +151,8 @@ pub(crate) fn busy(shown: &dyn fmt::Display, owner: Option<&Owner>) -> Failure {
         .with_remedy("wait until that run has ended, or name another OUT")
 }
 
-/// Makes `directory` and those above it. Returns the ones that were not there, the deepest first.
+/// Makes `directory` and the directories above it. Returns the directories that this call made, the deepest
+/// first.
 fn made_directories(directory: Option<&Path>) -> io::Result<Vec<PathBuf>> {
     let mut missing = Vec::new();
     let mut next = directory.filter(|path| !path.as_os_str().is_empty());
@@ -166,7 +171,7 @@ fn made_directories(directory: Option<&Path>) -> io::Result<Vec<PathBuf>> {
     Ok(missing)
 }
 
-/// Removes directories that are empty, the deepest first.
+/// Removes those of `directories` that are empty. The deepest comes first.
 fn remove(directories: &[PathBuf]) {
     for directory in directories {
         if fs::remove_dir(directory).is_err() {
@@ -175,7 +180,7 @@ fn remove(directories: &[PathBuf]) {
     }
 }
 
-/// Whether `path` is the name of the open file.
+/// Returns whether `path` names the open file `file`, and not another file that has replaced it.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;

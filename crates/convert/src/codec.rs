@@ -1,4 +1,4 @@
-//! The codec of subchunks, as an argument.
+//! The codec of subchunks as an argument of the command.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ use crate::failure::Failure;
 /// The codec of subchunks, by its text: `none`, `crc32c`, `zstd:LEVEL`, `gzip:LEVEL` or `blosc-NAME:LEVEL:SHUFFLE`.
 ///
 /// NAME is one of lz4, lz4hc, zstd, zlib, snappy and blosclz, and SHUFFLE one of shuffle, bitshuffle and noshuffle.
-/// zarrs has checked the names and levels of a value.
+/// A value has only names and levels that zarrs has checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubchunkCodec(String);
 
 impl Default for SubchunkCodec {
-    /// zstd of level 3.
+    /// Returns zstd with level 3.
     fn default() -> Self {
         Self("zstd:3".to_string())
     }
@@ -41,7 +41,7 @@ impl fmt::Display for SubchunkCodec {
 }
 
 impl SubchunkCodec {
-    /// The codecs behind `bytes`, for elements of `data_type`.
+    /// Returns the bytes-to-bytes codecs that follow `bytes` in the chain, for elements of `data_type`.
     pub fn for_elements(
         &self,
         data_type: &DataType,

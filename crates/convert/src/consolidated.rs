@@ -1,7 +1,8 @@
-//! Consolidated metadata: the copy that a group has of the metadata of everything below it.
+//! Consolidated metadata: a group's copy of the metadata of all arrays and groups below it.
 //!
-//! Zarr v3 has no specification of them. The form is that of zarr-python 3, which readers such as xarray
-//! open without looking at the arrays. So they are wrong as soon as an array changes its shape.
+//! The specification of Zarr v3 does not have consolidated metadata. The form is that of zarr-python 3.
+//! Readers such as xarray open them without looking at the arrays, so they are wrong as soon as an array
+//! changes its shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -16,22 +17,23 @@ use crate::failure::Failure;
 use crate::open::{self, Place, Store, read_file};
 use zarrs_cuda::storage::{Durable, replace};
 
-/// The file that has them in a group of Zarr v2.
+/// The file with the consolidated metadata of a group of Zarr v2.
 pub const OF_V2: &str = ".zmetadata";
-/// The member of the metadata of a group of Zarr v3 that has them.
+/// The member of a group's `zarr.json` with the consolidated metadata in Zarr v3.
 pub const OF_V3: &str = "consolidated_metadata";
 
 type Members = BTreeMap<String, Box<RawValue>>;
 
-/// Whether a group with these members of its `zarr.json` has consolidated metadata. A group that another
-/// group has a copy of has empty ones in the copy, or null.
+/// Returns whether a group, whose `zarr.json` has these members, has consolidated metadata. A null does not
+/// count: a copy of a group's metadata may have it.
 pub fn is_in(members: &Members) -> bool {
     members
         .get(OF_V3)
         .is_some_and(|value| value.get() != "null")
 }
 
-/// The metadata of a group with a copy of the metadata of `below`, by their paths from the group.
+/// Returns the metadata of a group with consolidated metadata for `below`: the paths relative to the group,
+/// and the metadata, of all arrays and groups below it.
 pub fn with<'a>(
     group: &[u8],
     below: impl IntoIterator<Item = (&'a str, &'a RawValue)>,
@@ -44,7 +46,7 @@ pub fn with<'a>(
             .get("node_type")
             .is_some_and(|kind| kind.get() == "\"group\"")
         {
-            // All copies are in one list.
+            // Only the outermost group has copies; groups in its list have an empty list.
             members.insert(OF_V3.to_string(), inline(&Members::new())?);
         }
         copies.insert(path.to_string(), to_raw_value(&members)?);
@@ -61,13 +63,15 @@ fn inline(copies: &Members) -> serde_json::Result<Box<RawValue>> {
     to_raw_value(&inline)
 }
 
-/// Renews the copies that the group in the directory `group` has of the arrays and groups `changed`, by
-/// their names there. Does nothing if it has no consolidated metadata. Returns whether it had.
+/// Renews the metadata of the arrays and groups `changed` (paths relative to `group`) in the consolidated
+/// metadata of the directory `group`. Does nothing if the group has none. Returns whether it has consolidated
+/// metadata.
 ///
-/// The metadata of the group are replaced at once, and only if they are still those that were read.
+/// The `zarr.json` of the group is replaced at once, and only if no other process has changed it since it was
+/// read.
 ///
 /// # Errors
-/// Why they could not be renewed.
+/// The reason why the consolidated metadata could not be renewed.
 pub fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
     let path = group.join("zarr.json");
     let cannot = |error: &dyn std::fmt::Display| {
@@ -110,15 +114,15 @@ pub fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
     Err(cannot(&"another program changes the group again and again"))
 }
 
-/// The copies that a group has.
+/// Returns the members of a group's consolidated metadata, by their paths; `None` if the group has none.
 fn copies_of(group: &Members) -> Option<Members> {
     let consolidated: Members = serde_json::from_str(group.get(OF_V3)?.get()).ok()?;
     serde_json::from_str(consolidated.get("metadata")?.get()).ok()
 }
 
-/// A note that groups above the array or group at `place` have copies of its metadata, or of those of the
-/// nodes `below` it, that are not as they are now, with the command that renews the copies. `None` if no
-/// group has.
+/// Returns a note if groups above `place` have consolidated metadata that differ from the present metadata of
+/// `place`, or of the nodes with the paths `below` it. The note has the command that renews them. `None` if
+/// no group has such metadata.
 pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
     let mut here = match place {
         Place::Directory(directory) => Place::Directory(canonical(directory)),
@@ -159,13 +163,14 @@ pub fn stale_above(place: &Place, below: &[&str]) -> Option<String> {
     })
 }
 
-/// Whether a copy is of these metadata. A group in a copy has a list of copies, which is empty.
+/// Returns whether `copy`, from consolidated metadata, says the same as `now`. Members that zarr-python
+/// writes although they are empty do not count, nor does consolidated metadata inside.
 fn is_equal(copy: &Value, now: &Value) -> bool {
     let plain = |metadata: &Value| {
         let mut metadata = metadata.clone();
         if let Some(members) = metadata.as_object_mut() {
             members.remove(OF_V3);
-            // zarr-python writes these also if they say nothing.
+            // zarr-python writes these members even if they are empty.
             members.retain(|name, value| {
                 let is_empty = *value == json!({}) || *value == json!([]) || value.is_null();
                 !(is_empty
@@ -183,11 +188,11 @@ fn metadata_of(place: &Place) -> Option<Value> {
     serde_json::from_slice(&store.get(&key).ok()??).ok()
 }
 
-/// The paths of the nodes that the consolidated metadata at the root of the store at `place` list, without the
-/// root.
+/// Returns the paths of all nodes that the consolidated metadata at the root of the store list, except for
+/// the root.
 ///
 /// # Errors
-/// The store's; metadata that are not understood.
+/// The store fails, or the metadata are not understood.
 pub fn listed(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure> {
     let get = |name: &str| {
         let file = place.join(name).to_string();

@@ -1,4 +1,4 @@
-//! Data types in new metadata, as other implementations read them.
+//! Data types in the metadata of new arrays, in the form that other implementations read.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -10,7 +10,7 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 
 use crate::failure::Failure;
 
-/// Data types that zarr-python 3.4 opens. tensorstore knows the numbers among them.
+/// The names of data types that zarr-python 3.4 opens. tensorstore opens only the numbers among them.
 const ZARR_PYTHON: [&str; 21] = [
     "bool",
     "int8",
@@ -34,7 +34,7 @@ const ZARR_PYTHON: [&str; 21] = [
     "numpy.datetime64",
     "numpy.timedelta64",
 ];
-/// Data types that tensorstore opens, and zarr-python does not.
+/// The names of data types that tensorstore opens and zarr-python does not.
 const TENSORSTORE: [&str; 1] = ["bfloat16"];
 
 /// Checks that another implementation opens a new array of `data_type`.
@@ -55,10 +55,10 @@ pub fn must_be_read_elsewhere(data_type: &DataType) -> Result<(), Failure> {
     )))
 }
 
-/// Returns `metadata` of a new array with names and fill values as zarr-python 3.4 writes them.
+/// Returns `metadata` of a new array, with the names and fill values that zarr-python 3.4 writes.
 ///
-/// zarrs writes byte strings as `bytes`, with a list of numbers as fill value. zarr-python fails to
-/// open that. It writes `variable_length_bytes` with base64.
+/// zarrs writes byte strings as `bytes`, and their fill value as a list of numbers, which zarr-python cannot
+/// open. zarr-python writes `variable_length_bytes`, and the fill value as base64.
 pub fn as_others_read(mut metadata: ArrayMetadataV3, fill_value: &FillValue) -> ArrayMetadataV3 {
     let data_type = DataType::from_metadata(&metadata.data_type);
     if data_type.is_ok_and(|data_type| data_type.is::<BytesDataType>()) {

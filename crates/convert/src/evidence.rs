@@ -1,7 +1,8 @@
-//! Notes about an input when a run begins, so that a later run can tell whether it is the same.
+//! Notes about an input when a run begins, so that a later run can tell whether the input is the same.
 //!
-//! Contents are not read. The evidence is the place of the input, its metadata, and the size and time of
-//! each file, or the entity tag of each object. HTTP servers list nothing: only the metadata count there.
+//! Contents are not read. The evidence is the place of the input, its metadata, and the size and time of each
+//! file, or the entity tag of each object. HTTP servers have no listing, so for them the evidence has only
+//! the metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,12 +21,13 @@ use crate::open::{Place, Store};
 use crate::stored;
 use crate::words::counted;
 
-/// The metadata at the root of an input. They are compared by their bytes, not by their times.
+/// The files of metadata at the root of an input. The evidence compares their bytes, not their times.
 const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
-/// A copy of other metadata.
+/// The file that is a copy of other metadata, and is not a part of the evidence.
 const CONSOLIDATED: &str = ".zmetadata";
 
-/// Groups of keys that an evidence tells apart, at most: twice as many keys have an evidence of their own.
+/// The number of groups of keys, if there are more than twice as many keys. With fewer keys, each key is a
+/// group.
 const GROUPS: usize = 1 << 11;
 
 /// The state of an input.
@@ -33,15 +35,16 @@ const GROUPS: usize = 1 << 11;
 pub(crate) struct Evidence {
     place: String,
     metadata: u64,
-    /// The files or objects of the input, without the metadata at its root. `None` if they cannot be listed.
+    /// The sizes and versions of the files or objects, without the metadata at the root; `None` if the input
+    /// cannot be listed.
     versions: Option<Versions>,
 }
 
-/// The sizes and versions of keys. It takes the same memory, however many keys there are.
+/// The sizes and versions of keys, in memory that does not grow with the number of keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Versions {
-    /// The sum of the hashes of the sizes and versions of all keys of a group, by the group. Each key is a group of its
-    /// own, by its hash, until there are too many.
+    /// For each group of keys, the sum of the hashes of the keys' sizes and versions. Each key is a group,
+    /// named by the key's hash, until there are too many keys.
     sums: BTreeMap<u64, u64>,
     are_grouped: bool,
 }
@@ -77,13 +80,13 @@ impl Versions {
 }
 
 impl Evidence {
-    /// The evidence of the array at `place`, which `store` opens.
+    /// Returns the evidence of the array at `place`, which `store` opens.
     pub(crate) fn of(place: &Place, store: &Store) -> Result<Self, Failure> {
         Self::with(place, store, |key| key)
     }
 
-    /// The evidence of the group at `place`, which `store` opens, with the arrays and groups `members` below it. It
-    /// tells members apart, and not their chunks.
+    /// Returns the evidence of the group at `place`, which `store` opens, with the arrays and groups
+    /// `members` below it. It tells which member has changed, and not which chunk.
     pub(crate) fn of_group(
         place: &Place,
         store: &Store,
@@ -92,7 +95,7 @@ impl Evidence {
         Self::with(place, store, |key| member_of(key, members))
     }
 
-    /// The evidence in which the keys of one `name` are one.
+    /// Returns the evidence in which all keys with the same `name` count as one.
     fn with(place: &Place, store: &Store, name: impl Fn(&str) -> &str) -> Result<Self, Failure> {
         let doing = format!("look at {place}");
         let mut parts: Vec<Vec<u8>> = Vec::new();
@@ -138,7 +141,7 @@ impl Evidence {
         })
     }
 
-    /// The evidence that [`json`](Self::json) noted.
+    /// Returns the evidence from the JSON that [`json`](Self::json) made; `None` if it is not understood.
     pub(crate) fn from_json(noted: &Value) -> Option<Self> {
         let hash = |text: &str| u64::from_str_radix(text, 16).ok();
         let versions = match &noted["versions"] {
@@ -162,8 +165,8 @@ impl Evidence {
         })
     }
 
-    /// Why the input `now` is not the one of this evidence; `None` if it is the same, though its chunks
-    /// may have been written since.
+    /// Returns the reason why `now` is the evidence of another input; `None` if it is the same input, though
+    /// its chunks may have been written since.
     pub(crate) fn difference(&self, now: &Self) -> Option<String> {
         if self.place != now.place {
             return Some(format!("IN was {}, and is {}", self.place, now.place));
@@ -181,8 +184,8 @@ impl Evidence {
         None
     }
 
-    /// The keys that were written or deleted in the input since this evidence was noted; `None` if none were, or
-    /// if that is not known.
+    /// Returns the keys that were written or deleted between this evidence and `now`; `None` if there are
+    /// none, or if that is not known.
     pub(crate) fn changes(&self, now: &Self) -> Option<Changes> {
         let (Some(was), Some(is)) = (&self.versions, &now.versions) else {
             return None;
@@ -212,8 +215,8 @@ impl Evidence {
 pub(crate) struct Changes(Versions);
 
 impl Changes {
-    /// Whether this key, or this member of a group, was written or deleted. It is also true for a key of the same group
-    /// of keys.
+    /// Returns whether the key or the member `name` was written or deleted. Also returns true if another key
+    /// of the same group was.
     pub(crate) fn has(&self, name: &str) -> bool {
         let group = self.0.group_of(hash([name.as_bytes()]));
         self.0.sums.contains_key(&group)
@@ -231,7 +234,7 @@ impl fmt::Display for Changes {
     }
 }
 
-/// The member in which `key` lies: the deepest one.
+/// Returns the deepest member in which `key` lies.
 fn member_of<'a>(key: &'a str, members: &BTreeSet<&str>) -> &'a str {
     let mut path = key;
     while let Some((parent, _)) = path.rsplit_once('/') {
@@ -246,7 +249,7 @@ fn member_of<'a>(key: &'a str, members: &BTreeSet<&str>) -> &'a str {
 /// Calls `on_file` with each key in `root`, its size, and its time, which changes with its contents.
 fn files(root: &Path, mut on_file: impl FnMut(&str, u64, &str)) -> Result<(), String> {
     let mut failed = None;
-    // A directory that cannot be listed has no versions: another check says so.
+    // The evidence leaves out directories that cannot be listed: another check reports them.
     stored::readable_files(root, |key, entry| {
         let found = fs::metadata(entry.path()).and_then(|found| {
             let time = found.modified()?;
@@ -264,7 +267,8 @@ fn files(root: &Path, mut on_file: impl FnMut(&str, u64, &str)) -> Result<(), St
     failed.map_or(Ok(()), Err)
 }
 
-/// Calls `on_object` with each key at `place`, its size and its version. Returns whether there is a listing.
+/// Calls `on_object` with each key at `place`, its size and its version. Returns whether the store can be
+/// listed.
 #[cfg(feature = "remote")]
 fn objects(
     place: &Place,
@@ -276,7 +280,7 @@ fn objects(
     }
     let remote = crate::remote::open(place, url)?;
     let listed = remote.for_each_object(&StorePrefix::root(), |object| {
-        // The time of the last change stands for a version that the server does not tell.
+        // If the server gives no entity tag, the time of the last change is the version.
         let time = || object.last_modified.to_rfc3339();
         let version = object.e_tag.clone().unwrap_or_else(time);
         on_object(object.location.as_ref(), object.size, &version);
@@ -300,7 +304,8 @@ fn objects(
     Ok(false)
 }
 
-/// The FNV-1a hash of `parts` and their sizes. It stays the same from version to version.
+/// Returns the FNV-1a hash of `parts` and their sizes. Markers have this hash, so every version of the
+/// program must return the same one.
 pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
@@ -311,7 +316,7 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     })
 }
 
-/// The path without `..` and symbolic links, whether it exists or not.
+/// Returns the path without `..` and symbolic links, even if nothing exists there.
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     match (path.canonicalize(), path.parent(), path.file_name()) {

@@ -1,4 +1,4 @@
-//! Reasons to stop, and what to do about them.
+//! The reason why work stopped, and a remedy.
 
 use std::error::Error;
 use std::fmt;
@@ -11,7 +11,7 @@ pub enum FailureKind {
     Failed,
     /// The settings make no sense together, or for this input.
     Usage,
-    /// Damage or a difference was found, and the rest was left out.
+    /// Damage or a difference was found. The run stopped there, and did not look at the rest.
     NotWell,
     /// The watcher asked the run to stop.
     Interrupted,
@@ -37,51 +37,52 @@ impl Failure {
         }
     }
 
-    /// Something could not be done. The message says what, to what, and why.
+    /// Returns the failure of an action. The message says the action, its object, and the reason.
     #[must_use]
     pub fn failed(message: impl fmt::Display) -> Self {
         Self::new(FailureKind::Failed, message)
     }
 
-    /// Returns the function that makes a failure of an error: `doing` could not be done, as "open the array".
+    /// Returns a function that turns an error into a failure: "cannot `doing`", followed by the error.
+    /// `doing` is, for example, "open the array".
     pub fn to<E: fmt::Display>(doing: impl fmt::Display) -> impl Fn(E) -> Self {
         move |error| Self::failed(format_args!("cannot {doing}: {error}"))
     }
 
-    /// The settings make no sense together, or for this input.
+    /// Returns the failure of settings that make no sense together, or for this input.
     #[must_use]
     pub fn usage(message: impl fmt::Display) -> Self {
         Self::new(FailureKind::Usage, message)
     }
 
-    /// Damage or a difference was found, and the rest was left out.
+    /// Returns the failure for damage, or a difference, at which the run stopped.
     #[must_use]
     pub fn not_well(message: impl fmt::Display) -> Self {
         Self::new(FailureKind::NotWell, message)
     }
 
-    /// The user stopped the work. The message says how far it came.
+    /// Returns the failure of work that the user stopped. The message says how much of the work is done.
     #[must_use]
     pub fn interrupted(message: impl fmt::Display) -> Self {
         Self::new(FailureKind::Interrupted, message)
     }
 
-    /// Adds what to do. A remedy that is there already stays.
+    /// Adds `remedy`, which tells the user what to do. If there is a remedy already, it stays.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl fmt::Display) -> Self {
         self.remedy.get_or_insert_with(|| remedy.to_string());
         self
     }
 
-    /// Adds what is true nevertheless.
+    /// Adds `note` to the message in a line of its own: a fact that holds although the work failed.
     #[must_use]
     pub fn with_note(mut self, note: &str) -> Self {
         self.message = format!("{}\n{note}", self.message);
         self
     }
 
-    /// Calls settings by the names of another front end. `name` returns the name there of an option of the command, as
-    /// `--overwrite`, or `None` to keep it.
+    /// Replaces the names of settings in the message and the remedy by those of another front end. `name`
+    /// maps an option of the command, as `--overwrite`, to the new name, or to `None` to keep it.
     #[must_use]
     pub fn with_names(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
         self.message = renamed(&self.message, &name);
@@ -89,26 +90,26 @@ impl Failure {
         self
     }
 
-    /// The kind.
+    /// Returns the kind of this failure.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         self.kind
     }
 
-    /// Returns the words for the work that was done, its object, and the reason.
+    /// Returns the message: the action, its object, and the reason.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the words for the way out, if there is one.
+    /// Returns the remedy, if there is one.
     #[must_use]
     pub fn remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
     }
 }
 
-/// Returns `text` with other names for the options that `name` knows.
+/// Returns `text` in which options are replaced by the names that `name` returns for them.
 fn renamed(text: &str, name: &impl Fn(&str) -> Option<String>) -> String {
     let mut renamed = String::with_capacity(text.len());
     let mut rest = text;
@@ -123,7 +124,7 @@ fn renamed(text: &str, name: &impl Fn(&str) -> Option<String>) -> String {
     renamed + rest
 }
 
-/// The message alone.
+/// Writes the message without the remedy.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.message.fmt(f)

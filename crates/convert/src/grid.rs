@@ -12,8 +12,10 @@ use crate::words::shape_text;
 pub struct Grid(pub Vec<u64>);
 
 impl Grid {
+    /// Returns the grid of the shards of `array`.
+    ///
     /// # Errors
-    /// The grid has more shards than can be numbered.
+    /// The grid has more shards than a `u128` can number.
     pub fn of<S: ?Sized>(array: &Array<S>) -> Result<Self, Failure> {
         let counts = array.chunk_grid_shape();
         let mut volume = Some(1_u128);
@@ -29,30 +31,30 @@ impl Grid {
         Ok(Self(counts.to_vec()))
     }
 
-    /// The number of shards along each axis.
+    /// Returns the number of shards along each axis.
     pub fn counts(&self) -> &[u64] {
         &self.0
     }
 
-    /// The number of shards.
+    /// Returns the number of shards.
     pub fn len(&self) -> u128 {
         let counts = self.0.iter().map(|&count| u128::from(count));
         counts.fold(1, u128::saturating_mul)
     }
 
-    /// The indices of the shard at `position`, in C order.
+    /// Returns the indices of the shard at `position`, in C order.
     pub fn indices(&self, mut position: u128) -> Vec<u64> {
         let mut indices = vec![0; self.0.len()];
         for (index, &count) in indices.iter_mut().zip(&self.0).rev() {
             let count = u128::from(count.max(1));
-            // Less than `count`, which is of 64 bits.
+            // The remainder is less than `count`, which fits 64 bits.
             *index = u64::try_from(position % count).unwrap_or(0);
             position /= count;
         }
         indices
     }
 
-    /// The position of a shard, in C order. `None` if the grid has no such shard.
+    /// Returns the position of a shard in C order; `None` if the grid has no shard with these indices.
     pub fn position(&self, indices: &[u64]) -> Option<u128> {
         if indices.len() != self.0.len() {
             return None;
@@ -68,13 +70,14 @@ impl Grid {
     }
 }
 
-/// The number in C order of the box of `grid` with these indices.
+/// Returns the position in C order of the box with these indices, in a grid with `grid` boxes along each
+/// axis.
 pub fn number_of(indices: &[u64], grid: &[u64]) -> u64 {
     let axes = indices.iter().zip(grid);
     axes.fold(0, |number, (index, extent)| number * extent + index)
 }
 
-/// The indices of the box of `grid` with this number in C order.
+/// Returns the indices of the box with this position in C order, in a grid with `grid` boxes along each axis.
 pub fn indices_of(number: u64, grid: &[u64]) -> Vec<u64> {
     let mut rest = number;
     let axes = grid.iter().rev().map(|&extent| {
@@ -87,18 +90,18 @@ pub fn indices_of(number: u64, grid: &[u64]) -> Vec<u64> {
     indices
 }
 
-/// The shards of an array by a listing.
+/// The shards of an array that a listing has found.
 #[derive(Default)]
 pub struct Listed {
     /// The positions of the stored shards in the grid, in any order.
     pub positions: Vec<u128>,
     /// The number of stored shards outside of the grid.
     pub outside: u64,
-    /// Directories that cannot be read.
+    /// A failure for each directory that cannot be read.
     pub failures: Vec<Failure>,
 }
 
-/// The shards of `opened` by a listing, or why there is none.
+/// Returns the shards of `opened` that a listing finds, or the reason why its store cannot be listed.
 pub fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, String>, Failure> {
     let array = &opened.array;
     let keys = Keys::new(array.chunk_key_encoding(), &grid.0);
@@ -110,7 +113,7 @@ pub fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, String>, Fa
         let Some(indices) = keys.parse(object.key) else {
             return;
         };
-        // A directory in the place of a shard is looked at, too: the work on it fails.
+        // A directory in the place of a shard counts as a shard, so that the work on it fails.
         match grid.position(&indices) {
             Some(position) => listed.positions.push(position),
             None => listed.outside += 1,
@@ -119,11 +122,12 @@ pub fn listed(opened: &Opened, grid: &Grid) -> Result<Result<Listed, String>, Fa
     Ok(Ok(listed))
 }
 
-/// Positions that may be there several times.
+/// The number of collected positions at which duplicates are first removed.
 const FEW: usize = 1 << 16;
 
-/// Adds the shards of `one` in which `other` has chunks, or says why they are not known. `chunks` are those that an
-/// earlier listing has found: then none is made, which could miss one that is gone.
+/// Adds to `all` the shards of `one` in which the array `other` has chunks, or returns the reason why they
+/// are not known. `chunks` are the chunks of `other` that an earlier listing found. With them, there is no
+/// second listing, which would miss a chunk that is gone by now.
 pub fn add_covered<S: ?Sized>(
     all: &mut Listed,
     one: &Array<S>,
@@ -145,11 +149,11 @@ pub fn add_covered<S: ?Sized>(
             Ok(Some(shards)) => {
                 for shard in &shards.indices() {
                     let position = grid.position(&shard);
-                    // Neighbours are often of one shard.
+                    // Chunks that follow one another often lie in the same shard.
                     if position.is_some() && all.positions.last() != position.as_ref() {
                         all.positions.extend(position);
                     }
-                    // A shard may have very many chunks.
+                    // A shard may cover very many chunks, whose positions are equal.
                     if all.positions.len() >= tidy_at {
                         all.positions.sort_unstable();
                         all.positions.dedup();
@@ -181,7 +185,7 @@ pub fn add_covered<S: ?Sized>(
     Ok(Ok(()))
 }
 
-/// Why the chunks of an array cannot be found by a listing.
+/// Returns the reason why a listing cannot find the chunks of an array; `None` if it can.
 pub fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
     if let Some(reason) = opened.has_no_listing() {
         return Some(reason);

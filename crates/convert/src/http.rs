@@ -1,8 +1,8 @@
-//! Checks the answers of servers before their bodies are taken for the bytes of a file.
+//! Checks the answers of HTTP servers before their bodies count as the bytes of a file.
 //!
-//! `object_store` looks at statuses. A web page in place of a file, a compressed answer and lengths that
-//! contradict each other would be values for it. And it asks again for a body that was cut only if the server
-//! names versions of its files.
+//! `object_store` checks only the status of an answer. It would return a web page in place of a file, a
+//! compressed body, or a body whose length contradicts its headers. If a connection breaks off within a body,
+//! it repeats the request only if the server sends entity tags.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -15,7 +15,7 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Error};
 
-/// Connects to servers whose answers are checked.
+/// Makes HTTP clients that check the answers of servers.
 #[derive(Debug)]
 pub(crate) struct Checking;
 
@@ -40,7 +40,8 @@ impl HttpService for Checked {
         let range = request.headers().get("range");
         let range = range.map(|range| range.to_str().unwrap_or_default().to_string());
         if let Ok(identity) = "identity".parse() {
-            // Signatures cover only headers that are there before.
+            // The request is signed already. Its signature covers only the headers that it had then, so that
+            // this one may be added.
             request.headers_mut().insert("accept-encoding", identity);
         }
         let response = self.0.execute(request).await?;
@@ -56,7 +57,7 @@ impl HttpService for Checked {
     }
 }
 
-/// The head of an answer.
+/// The status and the headers of an answer.
 struct Answer {
     status: u16,
     content_type: String,
@@ -86,15 +87,16 @@ impl Answer {
         }
     }
 
-    /// Whether `object_store` asks for the rest of the body if it is cut: it is too long to be asked for as a whole
-    /// again.
+    /// Returns whether `object_store` requests the rest of a body that breaks off. For other answers, this
+    /// module repeats the whole request.
     fn is_resumed(&self) -> bool {
-        /// Shorter ones are asked for again as a whole.
+        /// The size in bytes up to which an answer is requested again as a whole.
         const LONG: u64 = 8 << 20;
         self.has_version && self.length.is_none_or(|length| length > LONG)
     }
 
-    /// The range of the file that it says it is, and the size of the file.
+    /// Returns the range of bytes in `Content-Range`, and the size of the whole file if the header has it;
+    /// `None` if there is no such header.
     fn part(&self) -> Option<(Range<u64>, Option<u64>)> {
         let (range, size) = self
             .content_range
@@ -106,7 +108,7 @@ impl Answer {
         Some((range, size.trim().parse().ok()))
     }
 
-    /// Check it as the answer to a request for `range`, a header, or for all of a file.
+    /// Checks the answer to a request with the header `range`, or for the whole file.
     fn check(&self, range: Option<&str>) -> Result<(), Unfit> {
         /// Encodings in which the bytes of an answer are not those of the file.
         const ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress"];
@@ -154,7 +156,7 @@ impl Answer {
     }
 }
 
-/// Whether `part`, of a file of `size` bytes, is what the header `asked` asks for.
+/// Returns whether `part`, of a file of `size` bytes, is the range that the header `asked` requests.
 fn is_asked(asked: &str, part: &Range<u64>, size: Option<u64>) -> bool {
     let Some((first, last)) = asked
         .strip_prefix("bytes=")
@@ -164,7 +166,7 @@ fn is_asked(asked: &str, part: &Range<u64>, size: Option<u64>) -> bool {
     };
     let [first, last] = [first, last].map(|number| number.parse::<u64>().ok());
     match (first, last, size) {
-        // Not beyond the end of the file.
+        // The end of the file bounds the range.
         (Some(first), Some(last), size) => {
             let end = last.saturating_add(1);
             part.start == first && part.end == size.map_or(end, |size| end.min(size))
@@ -178,7 +180,7 @@ fn is_asked(asked: &str, part: &Range<u64>, size: Option<u64>) -> bool {
     }
 }
 
-/// Wait for all of the body, so that a body that is cut is asked for again as the answer is.
+/// Waits for the whole body: if the body breaks off, the error makes `object_store` repeat the request.
 async fn whole(response: HttpResponse, answer: &Answer) -> Result<HttpResponse, Unfit> {
     let (head, body) = response.into_parts();
     let mut bytes = Vec::new();
@@ -211,7 +213,7 @@ async fn whole(response: HttpResponse, answer: &Answer) -> Result<HttpResponse, 
     Ok(HttpResponse::from_parts(head, bytes.into()))
 }
 
-/// Whether these are the bytes of a web page, whatever their type is said to be.
+/// Returns whether `bytes` are a web page, whatever the header `Content-Type` says.
 fn is_page(bytes: &[u8]) -> bool {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let bytes = bytes.trim_ascii_start();
@@ -222,7 +224,7 @@ fn is_page(bytes: &[u8]) -> bool {
     })
 }
 
-/// Why an answer is not what was asked for.
+/// The reason why an answer does not fit the request.
 #[derive(Debug, PartialEq, Eq)]
 enum Unfit {
     Page,
@@ -286,7 +288,7 @@ impl StdError for Unfit {}
 impl Unfit {
     fn into_error(self) -> HttpError {
         let kind = match self {
-            // It is asked for again.
+            // `object_store` repeats a request after a timeout.
             Self::Cut { is_late: true, .. } => HttpErrorKind::Timeout,
             Self::Cut { .. } => HttpErrorKind::Interrupted,
             _ => HttpErrorKind::Unknown,
@@ -315,7 +317,8 @@ const NO_PARTS: &str = "the server does not send parts of files, as a server of 
 
 const AGAIN: &str = "try again later; if it stays so, look at the server and the way to it";
 
-/// Messages of `object_store` about answers, in words that say where to look.
+/// Returns a clearer text for a message of `object_store` about an answer; `None` if the message is not
+/// known.
 pub(crate) fn in_words(text: &str) -> Option<&'static str> {
     [
         ("Range request not supported", NO_PARTS),
@@ -329,7 +332,7 @@ pub(crate) fn in_words(text: &str) -> Option<&'static str> {
     .find_map(|(theirs, ours)| text.contains(theirs).then_some(ours))
 }
 
-/// A remedy for an error whose message is `text`; `None` if the error is not known.
+/// Returns the remedy for an error whose message is `text`; `None` if the error is not known.
 pub(crate) fn remedy(error: &Error, text: &str) -> Option<&'static str> {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     let mut kind = None;

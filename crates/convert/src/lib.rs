@@ -1,4 +1,5 @@
-//! Conversions of Zarr: any array or group as sharded arrays of Zarr v3, planned, written, resumed and verified.
+//! Conversions of any Zarr array or group to sharded arrays of Zarr v3: planned, written, resumed and
+//! verified.
 //!
 //! | type | content |
 //! |---|---|
@@ -59,7 +60,7 @@ mod shard_file;
 mod version2;
 mod watcher;
 
-// These are for the command alone: no promise of semantic versioning covers them.
+// These modules are for the command alone: no promise of semantic versioning covers them.
 #[doc(hidden)]
 pub mod apart;
 #[doc(hidden)]

@@ -1,14 +1,14 @@
-//! Names of nodes in object stores.
+//! Names of arrays and groups in object stores.
 //!
-//! `object_store` has two ways from a key to a path. `Path::parse` keeps all characters, and this command uses
-//! it for all keys. `Path::from` encodes some characters by `%` and two hexadecimal digits; zarrs uses it, and so
-//! did this command.
+//! `object_store` has two functions that turn a key into a path. `Path::parse` keeps all characters, and this
+//! command uses it for all keys. `Path::from` encodes some characters as `%` and two hexadecimal digits.
+//! zarrs uses `Path::from`, and so did an earlier version of this command.
 
-/// Characters that `object_store::path::Path::from` encodes, besides control characters and those that are
-/// not ASCII.
+/// The characters that `object_store::path::Path::from` encodes, besides control characters and characters
+/// outside of ASCII.
 const ENCODED: &[u8] = br#"\{^}%`]">[~<#|*?"#;
 
-/// The path whose encoded form is `path`, if that is another one.
+/// Returns the path whose encoded form is `path`; `None` if `path` has no encoded characters.
 pub(crate) fn decoded(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -27,7 +27,7 @@ pub(crate) fn decoded(path: &str) -> Option<String> {
     (decoded != path && encoded(&decoded) == path).then_some(decoded)
 }
 
-/// The path as `Path::from` encodes it.
+/// Returns `path` in the form into which `Path::from` encodes it.
 pub(crate) fn encoded(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for &byte in path.as_bytes() {

@@ -1,4 +1,4 @@
-//! The boxes in which shards are made or compared, so that all buffers fit the budget.
+//! Chooses the boxes in which shards are made or compared, so that all buffers fit the budget.
 
 use zarrs::array::{Array, ArraySubset};
 use zarrs_codec::{ArrayCodecTraits, CodecOptions};
@@ -9,74 +9,76 @@ use crate::shapes::{Written, edges, least_common_multiple, shard_for, volume};
 use crate::words::bytes_text;
 use crate::words::shape_text;
 
-/// Buffers of the size of a part: it is read, from as many encoded bytes, while the part before is padded to
-/// whole subchunks and encoded. A comparison has four: two parts, from as many encoded bytes.
+/// The number of buffers with the size of a part. One part is read, and its encoded bytes; meanwhile the part
+/// before is padded to whole subchunks and encoded. A comparison has four buffers: two parts, and the encoded
+/// bytes of each.
 const BUFFERS: u64 = 5;
-/// Buffers of a thread, of the size of a chunk or subchunk: encoded, decoded, and between two codecs.
+/// The number of buffers per thread with the size of a chunk or subchunk: encoded, decoded, and between two
+/// codecs.
 pub const OF_THREAD: u64 = 3;
-/// Bytes for each subchunk of a shard: where it lies, and its entry in the index.
+/// The bytes per subchunk of a shard, for its extent and its entry in the index.
 const OF_SUBCHUNK: u64 = 64;
 
-/// The shapes that decide how much memory it takes to make a shard, or to compare two.
+/// The shapes and sizes that decide how much memory it takes to make a shard, or to compare two.
 pub struct Sizes<'a> {
     pub shard: &'a [u64],
     pub subchunk: &'a [u64],
     /// The unit in which the input is read.
     pub input_chunk: &'a [u64],
-    /// The bytes of an element.
+    /// The size of an element in bytes.
     pub element: u64,
-    /// Whether a shard has to be in memory, encoded, until it is stored: objects are.
+    /// Whether the encoded shard has to be in memory as a whole until it is stored, because it is an object.
     pub is_object: bool,
 }
 
 impl Sizes<'_> {
-    /// How many subchunks a shard has, and the bytes that it takes to know where they lie.
+    /// Returns the number of subchunks in a shard, and the bytes that their extents take.
     fn index(&self) -> (u64, u64) {
         let subchunks = volume(self.shard) / volume(self.subchunk).max(1);
         (subchunks, subchunks.saturating_mul(OF_SUBCHUNK))
     }
 
-    /// The bytes that a thread takes.
+    /// Returns the bytes that the buffers of a thread take.
     fn of_thread(&self) -> u64 {
         let largest = volume(self.input_chunk).max(volume(self.subchunk));
         OF_THREAD.saturating_mul(largest.saturating_mul(self.element))
     }
 
-    /// The bytes that do not depend on the parts.
+    /// Returns the bytes that do not depend on the size of parts.
     fn fixed(&self, threads: usize) -> u64 {
         let of_threads = self.of_thread().saturating_mul(threads as u64);
         of_threads.saturating_add(self.index().1)
     }
 }
 
-/// How shards are made: each as a whole, or in boxes of subchunks.
+/// The parts in which shards are made: whole shards, or boxes of subchunks.
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// The shape of a part, in elements: whole subchunks.
     pub shape: Vec<u64>,
-    /// How many threads decode chunks, or encode subchunks, at once.
+    /// The number of threads that decode chunks, or encode subchunks, at once.
     threads: usize,
-    /// The bytes of a part.
+    /// The size of a part in bytes.
     part: u64,
-    /// The bytes that each of these threads takes.
+    /// The number of bytes that each of these threads takes.
     of_thread: u64,
-    /// How often a chunk of the input is read for one shard.
+    /// The average number of times that each chunk of the input is read, for one shard.
     reads: f64,
     is_whole: bool,
 }
 
 impl Parts {
-    /// The bytes that it takes to make shards as a whole, with `threads`.
+    /// Returns the bytes that it takes to make shards as a whole, with `threads`.
     pub fn bytes_of_whole(sizes: &Sizes<'_>, threads: usize) -> u64 {
         let shard = volume(sizes.shard).saturating_mul(sizes.element);
         let buffers = BUFFERS.saturating_mul(shard);
         buffers.saturating_add(sizes.fixed(threads))
     }
 
-    /// The parts that take the least time within `budget`.
+    /// Chooses the parts that take the least time within `budget`.
     ///
     /// # Errors
-    /// Not even one subchunk at a time fits.
+    /// The budget does not fit one subchunk at a time.
     pub fn choose(sizes: &Sizes<'_>, budget: &Budget, threads: usize) -> Result<Self, Failure> {
         let Sizes {
             shard,
@@ -164,19 +166,20 @@ impl Parts {
         })
     }
 
-    /// Whether each shard is made as a whole.
+    /// Returns whether each shard is made as a whole.
     pub fn are_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// The most bytes that buffers take while a box of `whole` bytes is read in these parts.
+    /// Returns the most bytes that buffers take while a box of `whole` bytes is read in these parts.
     pub fn bytes(&self, whole: u64) -> u64 {
         let part = whole.min(self.part);
         let of_threads = self.of_thread.saturating_mul(self.threads as u64);
         BUFFERS.saturating_mul(part).saturating_add(of_threads)
     }
 
-    /// The options for arrays that are read or written so: no more threads have chunks at once than fit.
+    /// Returns the options for arrays that are read or written in these parts. They bound the threads, and so
+    /// the chunks that are in memory at once.
     pub fn options(&self) -> CodecOptions {
         zarrs::config::global_config()
             .codec_options()
@@ -184,7 +187,7 @@ impl Parts {
             .with_chunk_concurrent_minimum(self.threads)
     }
 
-    /// The parts of a shard whose elements are `region`, in C order.
+    /// Returns the parts of the shard with the elements `region`, in C order.
     pub fn of(&self, region: &ArraySubset) -> impl Iterator<Item = ArraySubset> {
         let region = region.to_ranges();
         let counts = region
@@ -205,7 +208,7 @@ impl Parts {
         })
     }
 
-    /// Returns a note if shards are made in parts.
+    /// Returns a note for people if shards are made in parts.
     pub fn note(&self, budget: &Budget) -> Option<String> {
         if self.is_whole {
             return None;
@@ -225,7 +228,7 @@ impl Parts {
     }
 }
 
-/// The unit in which an array is read: its chunks, or subchunks if it is sharded.
+/// Returns the shape of the unit in which an array is read: its chunks, or subchunks if it is sharded.
 pub fn unit<S: ?Sized>(array: &Array<S>) -> Vec<u64> {
     let origin = vec![0; array.dimensionality()];
     match array.chunk_shape(&origin) {
@@ -234,13 +237,13 @@ pub fn unit<S: ?Sized>(array: &Array<S>) -> Vec<u64> {
     }
 }
 
-/// The bytes of an element of an array; a guess if elements differ in size.
+/// Returns the size in bytes of an element of an array; a guess if elements differ in size.
 pub fn element_bytes<S: ?Sized>(array: &Array<S>) -> u64 {
     let size = array.data_type().fixed_size();
     size.map_or(32, |size| size.max(1) as u64)
 }
 
-/// The shape of a part of at most so many elements: subchunks that follow one another in the shard, unless
+/// Returns the shape of a part of at most `elements` elements. It is a run of subchunks in C order, unless
 /// another shape reads chunks of the input less often.
 fn part(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
     let run = run(shard, subchunk, chunk, elements);
@@ -252,7 +255,8 @@ fn part(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u6
     }
 }
 
-/// Subchunks that follow one another in C order, of at most so many elements.
+/// Returns the shape of a run of subchunks that follow one another in C order, with at most `elements`
+/// elements.
 fn run(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
     let mut run = subchunk.to_vec();
     for axis in (0..shard.len()).rev() {
@@ -262,7 +266,7 @@ fn run(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64
             run[axis] = shard[axis];
             continue;
         }
-        // Whole chunks, if that is possible.
+        // Make the run end at a border of chunks if possible.
         let whole = least_common_multiple(subchunk[axis], chunk[axis].max(1));
         let unit = if whole <= most { whole } else { subchunk[axis] };
         run[axis] = (most / unit * unit).max(subchunk[axis]);
@@ -271,11 +275,12 @@ fn run(shard: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64
     run
 }
 
-/// How often each chunk is read, if a box of `extents` is read in parts.
+/// Returns the average number of times that each chunk is read, if a box of `extents` is read in parts of
+/// shape `part`.
 pub fn reads(extents: &[u64], part: &[u64], chunk: &[u64]) -> f64 {
     let axes = extents.iter().zip(part).zip(chunk);
     axes.map(|((&extent, &part), &chunk)| {
-        // A border of a part divides a chunk unless it is also a border of a chunk.
+        // A border of a part divides a chunk, unless the border is also a border of chunks.
         let last = extent.saturating_sub(1);
         let chunk = chunk.max(1);
         let divided = last / part.max(1) - last / least_common_multiple(part.max(1), chunk);

@@ -1,4 +1,4 @@
-//! Places that are no directories: objects of S3, and files of HTTP servers.
+//! Opens places that are no directories: objects of S3, and files of HTTP servers.
 
 use std::sync::Arc;
 
@@ -15,16 +15,18 @@ use crate::failure::Failure;
 use crate::http::{self, Checking};
 use crate::open::{Place, is_http};
 
-/// How long a request may take. `object_store` has 30 seconds, too few for a large shard on a slow line.
+/// The time that one request may take. `object_store` has 30 seconds, too few for a large shard on a slow
+/// line.
 const TIMEOUT: &str = "600s";
 
-/// How often the first request is tried again: a wrong address should not take minutes to be told.
+/// The number of times that the first request is repeated: the error for a wrong address should not take
+/// minutes.
 const FIRST_RETRIES: usize = 3;
 
-/// Settings of S3 that hide what they hold, by a part of their names.
+/// Parts of the names of S3 settings whose values are secret, and are left out of messages.
 const SECRETS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "CREDENTIALS"];
 
-/// Where an array or a group is.
+/// The address of an array or a group, in parts.
 enum Address<'a> {
     S3 { bucket: &'a str, path: Path },
     Http(&'a str),
@@ -63,7 +65,7 @@ impl<'a> Address<'a> {
             .with_remedy("name a directory, or an address that begins with s3:// or https://"))
     }
 
-    /// The store of what is below the address. It connects when it is first asked.
+    /// Returns the store of the objects below the address. The store connects with its first request.
     fn store(&self, retries: usize) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = RetryConfig {
             max_retries: retries,
@@ -84,7 +86,7 @@ impl<'a> Address<'a> {
             Self::Http(url) => {
                 let options = ClientOptions::new()
                     .with_config(ClientConfigKey::Timeout, TIMEOUT)
-                    .with_allow_http(url.as_bytes()[4] == b':'); // it is not https
+                    .with_allow_http(url.as_bytes()[4] == b':'); // with http, and not https
                 let builder = HttpBuilder::new()
                     .with_http_connector(Checking)
                     .with_url(*url)
@@ -95,7 +97,7 @@ impl<'a> Address<'a> {
         }
     }
 
-    /// Why the first request failed, and what to do.
+    /// Returns the reason why the first request failed, and a remedy.
     fn failure(&self, place: &Place, error: &Error) -> Failure {
         let text = in_words(message(error));
         let failure = Failure::failed(format!("cannot open {place}: {text}"));
@@ -129,15 +131,15 @@ impl<'a> Address<'a> {
     }
 }
 
-/// Whether the environment says how requests are signed, or that they are not.
+/// Returns whether environment variables say how to sign requests, or not to sign them.
 fn has_credentials() -> bool {
     ["ACCESS_KEY_ID", "SKIP_SIGNATURE", "WEB_IDENTITY_TOKEN_FILE"]
         .iter()
         .any(|name| std::env::var_os(format!("AWS_{name}")).is_some())
 }
 
-/// Opens the place with this address, whether something is there or not. Requests to write and list are refused where
-/// HTTP is the protocol.
+/// Opens the store at the address `url`, even if it is empty. For HTTP, the store refuses requests to write
+/// and to list.
 ///
 /// # Errors
 /// The server cannot be reached, has no such bucket, or does not let this process read.
@@ -163,7 +165,7 @@ pub(crate) fn open(place: &Place, url: &str) -> Result<BlockingObjectStore, Fail
     })
 }
 
-/// Returns the message of an error without credentials, which servers repeat, and in words that say where to look.
+/// Returns `message` without credentials, which servers may repeat, and with a clearer text for known errors.
 fn in_words(message: String) -> String {
     let secrets = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str()?.to_ascii_uppercase();

@@ -1,4 +1,5 @@
-//! A directory as a store whose values appear at once, and the temporaries that killed processes left in it.
+//! A directory as a store that replaces each value in one step, and the temporaries that killed processes
+//! left in it.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -16,7 +17,7 @@ use zarrs_storage::{
 use crate::open::{Files, forward_listing};
 use crate::words::counted;
 
-/// Temporaries that were left alone: their processes may run.
+/// The paths of temporaries that were not deleted, because their processes may still run.
 #[derive(Debug, Default)]
 pub struct Left(Vec<PathBuf>);
 
@@ -25,7 +26,8 @@ impl Left {
         self.0.is_empty()
     }
 
-    /// Deletes `temporary` if its process has ended for certain. Remembers it otherwise.
+    /// Deletes `temporary` if its process has certainly ended. Otherwise keeps its path for
+    /// [`note`](Self::note).
     pub fn tidy(&mut self, temporary: &Path) -> io::Result<()> {
         let name = temporary.file_name().and_then(|name| name.to_str());
         let unfinished = name.and_then(Unfinished::of);
@@ -39,7 +41,7 @@ impl Left {
         }
     }
 
-    /// A line for people, if any are left.
+    /// Returns a line for people about the temporaries that were not deleted; `None` if there are none.
     pub fn note(&self) -> Option<String> {
         let first = self.0.iter().min()?;
         Some(format!(
@@ -51,12 +53,12 @@ impl Left {
     }
 }
 
-/// A directory as a store whose values appear at once, as a whole.
-pub struct Replacing {
+/// A directory as a store that replaces each value as a whole: readers see the old or the new value.
+pub struct ReplacingFiles {
     files: Files,
 }
 
-impl Replacing {
+impl ReplacingFiles {
     pub fn new(files: Arc<FilesystemStore>) -> Self {
         let files = Files::new(files);
         Self { files }
@@ -65,7 +67,7 @@ impl Replacing {
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-impl ReadableStorageTraits for Replacing {
+impl ReadableStorageTraits for ReplacingFiles {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
         self.files.get(key)
     }
@@ -87,7 +89,7 @@ impl ReadableStorageTraits for Replacing {
     }
 }
 
-impl WritableStorageTraits for Replacing {
+impl WritableStorageTraits for ReplacingFiles {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         Ok(replace(&self.files.path(key), &value, Durable::Bytes)?)
     }
@@ -109,7 +111,7 @@ impl WritableStorageTraits for Replacing {
     }
 }
 
-forward_listing!(Replacing, files);
+forward_listing!(ReplacingFiles, files);
 
 #[cfg(test)]
 mod tests {

@@ -1,24 +1,25 @@
-//! The shapes of shards and subchunks.
+//! Chooses the shapes of shards and subchunks.
 
 use std::num::NonZeroU64;
 
 use crate::failure::Failure;
 
-/// The shapes of shards and subchunks: those that are asked for, and about how large the others are, decoded.
+/// The shapes that the user wants for shards and subchunks, and the sizes for shapes that the program
+/// chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wishes {
-    /// The shape of a shard, in elements.
+    /// The shape of a shard in elements; `None` to choose one of about `shard_size`.
     pub shard: Option<Vec<NonZeroU64>>,
-    /// The shape of a subchunk, in elements.
+    /// The shape of a subchunk in elements; `None` to choose one of about `subchunk_size`.
     pub subchunk: Option<Vec<NonZeroU64>>,
-    /// The size of a shard in bytes.
+    /// The size of a decoded shard in bytes, if the program chooses its shape.
     pub shard_size: u64,
-    /// The size of a subchunk in bytes.
+    /// The size of a decoded subchunk in bytes, if the program chooses its shape.
     pub subchunk_size: u64,
 }
 
 impl Default for Wishes {
-    /// Shards of 128 MiB, and subchunks of 128 KiB.
+    /// Returns shards of 128 MiB, and subchunks of 128 KiB.
     fn default() -> Self {
         Self {
             shard: None,
@@ -30,8 +31,9 @@ impl Default for Wishes {
 }
 
 impl Wishes {
-    /// The shapes of a shard and of a subchunk, for an array of this shape whose elements have `element` bytes.
-    /// `other_rank` gets the option of a shape that has another number of dimensions, and that number.
+    /// Returns the shapes of a shard and of a subchunk, for an array of the shape `array` whose elements have
+    /// `element` bytes. If a wanted shape has another number of dimensions, it calls `other_rank` with the
+    /// name of the option and that number.
     pub fn chosen(
         &self,
         array: &[u64],
@@ -78,19 +80,19 @@ impl Wishes {
     }
 }
 
-/// How an array will be written.
+/// The order in which an array will be written.
 #[derive(Clone, Copy, Debug)]
 pub enum Written<'a> {
-    /// Shard by shard.
+    /// The array is written shard by shard.
     Shards,
-    /// Shard by shard, from an array that consists of boxes of this shape.
+    /// The array is written shard by shard, from an array whose chunks have this shape.
     Chunks(&'a [u64]),
-    /// Slice by slice along the first axis.
+    /// The array is written slice by slice along the first axis.
     Slices,
 }
 
-/// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
-/// channels. Space that a short dimension cannot use goes to the others.
+/// Returns a shape of about `elements` elements that is nearly cubic in the last three dimensions. Earlier
+/// dimensions, often time and channels, have the extent 1. If a dimension is short, the others become longer.
 pub fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
     let mut subchunk = vec![1; array.len()];
     let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
@@ -105,9 +107,9 @@ pub fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
     subchunk
 }
 
-/// The shape of a shard of at most so many elements, or one subchunk. It consists of whole subchunks, and
-/// of whole chunks of an input if possible. It is as cubic as possible then, but a shard of a stream is as
-/// wide as the slices if that fits, so that few objects are open at once.
+/// Returns the shape of a shard of at most `elements` elements, but at least one subchunk. A shard has whole
+/// subchunks and, if possible, whole chunks of an input. Otherwise it is as cubic as possible. A shard of a
+/// stream is as wide as a slice if that fits, so that few objects are open at once.
 pub fn shard_for(written: Written<'_>, array: &[u64], subchunk: &[u64], elements: u64) -> Vec<u64> {
     let limits: Vec<_> = array
         .iter()
@@ -131,7 +133,7 @@ pub fn shard_for(written: Written<'_>, array: &[u64], subchunk: &[u64], elements
     let is_stream = matches!(written, Written::Slices);
     loop {
         let mut growing: Vec<_> = (0..array.len()).filter(|&d| shard[d] < limits[d]).collect();
-        // The shortest axis first; a stream grows along the first axis last.
+        // Grow the shortest axis first. A shard of a stream grows along the first axis last.
         growing.sort_by_key(|&d| (is_stream && d == 0, shard[d]));
         let grown = growing.into_iter().any(|d| {
             let double = shard[d].saturating_mul(2);
@@ -143,7 +145,7 @@ pub fn shard_for(written: Written<'_>, array: &[u64], subchunk: &[u64], elements
     }
 }
 
-/// The divisor of `number` that is closest to `wish` by ratio.
+/// Returns the divisor of `number` whose ratio to `wish` is closest to 1.
 fn nearest_divisor(number: u64, wish: u64) -> u64 {
     let ratio = |divisor: u64| divisor.max(wish).saturating_mul(1000) / divisor.min(wish);
     (1..=number.min(wish * 64))

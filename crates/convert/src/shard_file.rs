@@ -1,4 +1,4 @@
-//! A shard that is written to a temporary file from front to back, its index last.
+//! Writes a shard to a temporary file from front to back, and its index last.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -8,14 +8,14 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::storage::{Durable, NewFile};
 
-/// A shard that does not have its index yet.
+/// A shard whose subchunks are being written, and whose index is not.
 pub(crate) struct ShardFile {
     temporary: NewFile,
     path: PathBuf,
     has_index_first: bool,
 }
 
-/// Returns the place of the first byte behind an index that lies in front of the subchunks, or 0.
+/// Returns the position of the first subchunk: the end of an index in front of the subchunks, or 0.
 pub(crate) fn first_byte(format: &ShardFormat) -> u64 {
     match format.index_location() {
         ShardingIndexLocation::Start => format.index_len(),
@@ -24,7 +24,8 @@ pub(crate) fn first_byte(format: &ShardFormat) -> u64 {
 }
 
 impl ShardFile {
-    /// Makes the temporary of the shard `path`, with room for an index in front.
+    /// Creates the temporary file for the shard `path`, with room for an index in front if the format has it
+    /// there.
     pub(crate) fn create(path: PathBuf, format: &ShardFormat) -> io::Result<Self> {
         let temporary = NewFile::beside(&path)?;
         temporary.file().seek(SeekFrom::Start(first_byte(format)))?;
@@ -35,12 +36,12 @@ impl ShardFile {
         })
     }
 
-    /// The file, to which subchunks are appended.
+    /// Returns the temporary file, to which the caller appends subchunks.
     pub(crate) fn file(&self) -> &File {
         self.temporary.file()
     }
 
-    /// Writes the index, and replaces the shard. `syncs`: makes it durable before.
+    /// Writes the index, and replaces the shard at its path. If `syncs`, it first makes the file durable.
     pub(crate) fn finish(self, index: &[u8], syncs: bool) -> io::Result<()> {
         let mut file = self.temporary.file();
         if self.has_index_first {

@@ -1,4 +1,4 @@
-//! The objects of an array, found by a listing.
+//! Finds the stored objects of an array by a listing.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,12 +9,12 @@ use zarrs::array::ChunkKeyEncoding;
 use crate::failure::Failure;
 use crate::open::{Opened, Place, is_missing, no_file};
 
-/// The suffix of the directory in which subchunks wait for a consolidation.
+/// The suffix of a directory beside a shard, in which subchunks wait until they are packed into the shard.
 pub const FRAME: &str = ".frame";
-/// The extension of the name of each subchunk in such a directory.
+/// The extension of the files of subchunks in such a directory.
 const CHUNK: &str = "chunk";
 
-/// Understands the keys of an array's chunks, or shards.
+/// The keys of an array's chunks or shards: they become indices, and indices become keys.
 pub struct Keys<'a> {
     encoding: &'a ChunkKeyEncoding,
     rank: usize,
@@ -31,50 +31,53 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The key of the chunk with these indices.
+    /// Returns the key of the chunk with these indices.
     pub fn encode(&self, indices: &[u64]) -> String {
         self.encoding.encode(indices).as_str().to_string()
     }
 
-    /// The same grid with other keys.
+    /// Returns the same grid with the key encoding `encoding`.
     #[must_use]
     pub fn spelled_as(&self, encoding: &'a ChunkKeyEncoding) -> Self {
         Self::new(encoding, self.grid)
     }
 
-    /// Whether keys spell out indices in decimal digits, so that they can be understood.
+    /// Returns whether keys contain the indices in decimal digits, so that [`parse`](Self::parse) understands
+    /// them.
     pub fn are_known(&self) -> bool {
         let indices: Vec<u64> = (0..self.rank as u64).map(|axis| 10 + axis).collect();
         self.parse(self.encoding.encode(&indices).as_str()).as_ref() == Some(&indices)
     }
 
-    /// The indices of the chunk with this key, in the grid or not; `None` if it is no chunk's.
+    /// Returns the indices of the chunk with this key, even outside of the grid; `None` if the key is not a
+    /// chunk's.
     pub fn parse(&self, key: &str) -> Option<Vec<u64>> {
         let numbers: Vec<u64> = key
             .split(|c: char| !c.is_ascii_digit())
             .filter(|digits| !digits.is_empty())
             .map(|digits| digits.parse().ok())
             .collect::<Option<_>>()?;
-        // A prefix or suffix may have digits, too.
+        // The prefix or suffix of a key may contain digits, too.
         let mut candidates = (0..=numbers.len().checked_sub(self.rank)?)
             .map(|first| &numbers[first..first + self.rank]);
         let indices = candidates.find(|indices| self.encoding.encode(indices).as_str() == key)?;
         Some(indices.to_vec())
     }
 
-    /// The indices of the chunk with this key, if it is in the grid.
+    /// Returns the indices of the chunk with this key; `None` if the key is not that of a chunk in the grid.
     pub fn in_grid(&self, key: &str) -> Option<Vec<u64>> {
         let indices = self.parse(key)?;
         let is_within = indices.iter().zip(self.grid).all(|(i, n)| i < n);
         is_within.then_some(indices)
     }
 
-    /// The indices of the shard in whose frame the object with this key lies.
+    /// Returns the indices of the shard in whose directory of waiting subchunks the key lies; `None` for
+    /// other keys.
     pub fn framed(&self, key: &str) -> Option<Vec<u64>> {
         let (directory, name) = key.rsplit_once('/')?;
         let (_, kind) = name.rsplit_once('.')?;
@@ -83,7 +86,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// An object that a listing has found.
+/// A stored object that a listing has found.
 pub struct Object<'a> {
     pub key: &'a str,
     pub kind: ObjectKind<'a>,
@@ -91,17 +94,17 @@ pub struct Object<'a> {
 
 pub enum ObjectKind<'a> {
     File(&'a fs::DirEntry),
-    /// A directory, of which the objects are found, too.
+    /// A directory. The listing finds the objects in it, too.
     Directory(&'a fs::DirEntry),
     /// A pipe, a socket or a device.
     Special(&'a fs::DirEntry),
-    /// An object of a store that is none of files, and its size in bytes.
+    /// An object of a store that is no directory, and the object's size in bytes.
     Sized(u64),
 }
 
 impl Object<'_> {
-    /// The size in bytes; `None` if the object was erased meanwhile. A link has the size of the file to which it
-    /// leads.
+    /// Returns the size in bytes; `None` if the object was deleted meanwhile. For a link, it is the size of
+    /// the file to which the link leads.
     ///
     /// # Errors
     /// The file cannot be looked at, or the object is no file.
@@ -124,11 +127,11 @@ impl Object<'_> {
     }
 }
 
-/// Calls `on_object` with each object of an array, in any order. Returns the directories that cannot be read:
-/// nothing is known of what is in them.
+/// Calls `on_object` with each object of an array, in any order. Returns a failure for each directory that
+/// cannot be read, and whose objects were not found.
 ///
 /// # Errors
-/// The store lists nothing.
+/// The store cannot be listed.
 pub fn objects(
     opened: &Opened,
     mut on_object: impl FnMut(&Object<'_>),
@@ -169,16 +172,16 @@ pub fn objects(
     Ok(failures)
 }
 
-/// The files in `root` and below, by their keys, in any order. Links are followed. Names that are not
-/// UTF-8 are no keys.
+/// Calls `on_file` with the key of each file in `root` and below, in any order. Follows links. Leaves out
+/// names that are not UTF-8, which are no keys.
 ///
 /// # Errors
-/// A directory that cannot be listed, or a link that leads nowhere: a chunk may be missing there.
+/// A directory cannot be listed, or a link leads nowhere: a chunk may be missing there.
 pub fn files(root: &Path, on_file: impl FnMut(String, &fs::DirEntry)) -> Result<(), String> {
     entries(root, files_to(on_file), Err)
 }
 
-/// Hands on the files among entries.
+/// Returns a function that calls `on_file` with the entries that are files.
 fn files_to(
     mut on_file: impl FnMut(String, &fs::DirEntry),
 ) -> impl FnMut(String, ObjectKind<'_>) -> Result<(), String> {
@@ -190,10 +193,10 @@ fn files_to(
     }
 }
 
-/// The keys of [`files`] in an array with the chunks `keys`.
+/// Calls `on_file` with the key of each file that [`files`] finds in `root`, an array with the chunks `keys`.
 ///
 /// # Errors
-/// As for [`files`], and a directory, a pipe, a socket or a device in the place of a chunk.
+/// The errors of [`files`]; a directory, a pipe, a socket or a device has the key of a chunk.
 pub fn files_of_array(
     root: &Path,
     keys: &Keys<'_>,
@@ -214,13 +217,13 @@ pub fn files_of_array(
     entries(root, each, Err)
 }
 
-/// The files of [`files`], without those in directories and behind links that cannot be read.
+/// Calls `on_file` with each file that [`files`] finds. Skips directories and links that cannot be read.
 pub fn readable_files(root: &Path, on_file: impl FnMut(String, &fs::DirEntry)) {
-    let _ = entries(root, files_to(on_file), |_| Ok(())); // no failure ends it
+    let _ = entries(root, files_to(on_file), |_| Ok(())); // no failure ends the listing
 }
 
-/// The entries below `root`, by their keys. `on_entry` may end the listing. `failed` gets each problem of reading,
-/// and goes on or ends the listing.
+/// Calls `on_entry` with each entry below `root` and its key. An error of `on_entry` ends the listing.
+/// `failed` gets each failure to read: it returns `Ok` to go on, or an error to end the listing.
 fn entries(
     root: &Path,
     mut on_entry: impl FnMut(String, ObjectKind<'_>) -> Result<(), String>,
@@ -233,7 +236,7 @@ fn entries(
         };
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // Another process has removed it since: a frame, for example.
+            // Another process has deleted the directory meanwhile, for example one of waiting subchunks.
             Err(error) if error.kind() == ErrorKind::NotFound && !prefix.is_empty() => continue,
             Err(error) => {
                 failed(cannot(&error))?;
@@ -262,7 +265,8 @@ fn entries(
             if kind.is_symlink() {
                 match end_of(&entry.path(), &directory) {
                     Ok(end) => kind = end,
-                    // Editors leave such links beside files. No key of a chunk begins with a dot.
+                    // Skip hidden links that lead nowhere: editors leave them beside files, and no key of a
+                    // chunk begins with a dot.
                     Err(_) if name.starts_with('.') => continue,
                     Err(reason) => {
                         failed(reason)?;
@@ -284,7 +288,7 @@ fn entries(
     Ok(())
 }
 
-/// Checks that `directory`, if it is a link, does not lead back to a directory that contains the link.
+/// Checks that `directory` is not a link that leads back to a directory that contains the link.
 ///
 /// # Errors
 /// The link cannot be followed, or leads back.
@@ -296,10 +300,10 @@ pub fn ends_elsewhere(directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The kind of file to which a link in `directory` leads.
+/// Returns the type of the file to which `link`, in `directory`, leads.
 ///
 /// # Errors
-/// Why it leads to none, or to a directory that contains the link.
+/// The reason: the link leads nowhere, or to a directory that contains the link.
 fn end_of(link: &Path, directory: &Path) -> Result<fs::FileType, String> {
     let shown = link.display();
     let metadata = fs::metadata(link).map_err(|error| {

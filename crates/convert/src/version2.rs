@@ -1,7 +1,8 @@
-//! Arrays of Zarr v2 in which zarrs would find other elements than numcodecs.
+//! Arrays of Zarr v2 whose elements zarrs would decode otherwise than numcodecs.
 //!
-//! zarrs makes one chain of a list of filters and a compressor. In some lists the chain is another,
-//! and nothing fails. Such an array is opened otherwise here, or refused.
+//! zarrs turns the filters and the compressor of Zarr v2 into one chain of codecs. For some lists of filters,
+//! the chain decodes other elements, without an error. This module corrects the metadata of such an array, or
+//! refuses it.
 
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::v2::{ArrayMetadataV2, DataTypeMetadataV2, MetadataV2};
@@ -9,10 +10,11 @@ use zarrs_codec::Codec;
 
 use crate::extensions::{ByteOrder, FixedScaleOffset, Number};
 
-/// Returns `array`, whose elements are those that numcodecs finds. Arrays of Zarr v3 stay as they are.
+/// Returns `array`, changed so that its elements are those that numcodecs decodes. Arrays of Zarr v3 stay
+/// unchanged.
 ///
 /// # Errors
-/// Which codec is the reason, if zarrs cannot find these elements.
+/// zarrs cannot decode these elements. The message names the codec that is the reason.
 pub(crate) fn as_numcodecs_reads<S: ?Sized>(array: Array<S>) -> Result<Array<S>, String> {
     let ArrayMetadata::V2(metadata) = array.metadata() else {
         return Ok(array);
@@ -29,13 +31,14 @@ pub(crate) fn as_numcodecs_reads<S: ?Sized>(array: Array<S>) -> Result<Array<S>,
     }
 }
 
-/// Filters in their order, and then the compressor.
+/// Returns the filters in the order of encoding, and then the compressor.
 fn codecs(metadata: &ArrayMetadataV2) -> impl Iterator<Item = &MetadataV2> {
     let filters = metadata.filters.iter().flatten();
     filters.chain(&metadata.compressor)
 }
 
-/// Checks that zarrs does not sort the filters: it puts those of elements before those of bytes.
+/// Checks that zarrs keeps the order of the filters: it would move filters of elements before filters of
+/// bytes.
 fn must_keep_order(metadata: &ArrayMetadataV2) -> Result<(), String> {
     let mut of_bytes: Option<&str> = None;
     for codec in codecs(metadata) {
@@ -58,8 +61,8 @@ fn must_keep_order(metadata: &ArrayMetadataV2) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the data types that `fixedscaleoffset` names: zarrs takes the order of the array's bytes for
-/// the whole chain, and numcodecs takes any elements for elements of these data types.
+/// Checks the data types that a `fixedscaleoffset` names. zarrs applies the byte order of the array to the
+/// whole chain, and numcodecs takes elements of any data type for elements of these data types.
 fn must_fit(metadata: &ArrayMetadataV2) -> Result<(), String> {
     let DataTypeMetadataV2::Simple(name) = &metadata.dtype else {
         return Ok(());
@@ -95,7 +98,8 @@ fn must_fit(metadata: &ArrayMetadataV2) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns metadata in which `|O` is not text, if the filters say that it is byte strings.
+/// Returns metadata in which the data type `|O` is byte strings, if the filters say so. zarrs would read it
+/// as text.
 fn with_byte_strings(metadata: &ArrayMetadataV2) -> Result<Option<ArrayMetadataV2>, String> {
     let is_object = matches!(&metadata.dtype, DataTypeMetadataV2::Simple(name) if name == "|O");
     if !is_object {

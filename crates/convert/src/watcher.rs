@@ -1,4 +1,4 @@
-//! The caller's side of a run: a run tells it lines and progress, and asks it whether to stop.
+//! The caller's side of a run, which takes lines and progress from the run, and may stop it.
 
 use zarrs_cuda::Explanation;
 
@@ -9,11 +9,11 @@ use crate::reencode::ArrayReport;
 pub enum Unit {
     /// Bytes of decoded elements.
     Bytes,
-    /// Things with this name, such as "shards".
+    /// Things that have this name in the plural, such as "shards".
     Things(&'static str),
 }
 
-/// News of a run.
+/// A message of a run to its watcher.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -23,29 +23,30 @@ pub enum Event<'a> {
     Explanation(&'a Explanation),
     /// An array of a group is complete.
     Array(&'a ArrayReport),
-    /// A step begins that takes long.
+    /// A long step of the run begins.
     Begin {
         /// The work, such as "writing".
         doing: &'static str,
-        /// The unit of all counts of the step.
+        /// The unit of `total`, and of [`Advance`](Event::Advance).
         unit: Unit,
-        /// The units of the whole step.
+        /// The number of units in the whole step.
         total: u64,
     },
-    /// So many units more of the step are done.
+    /// This number of units more are done in the step.
     Advance(u64),
-    /// The step ends, also one that did not come to its end.
+    /// The step ends, whether all of its units are done or not.
     End,
 }
 
-/// Watches a run. `()` watches nothing, and never stops a run.
+/// Watches a run. The watcher `()` ignores all messages, and never stops a run.
 ///
-/// Several threads of a run call it at the same time.
+/// Several threads of a run call its functions at the same time.
 pub trait Watcher: Sync {
-    /// Takes news. It is called often, so it should return soon.
+    /// Takes a message. A run calls this function often, so it should return soon.
     fn hear(&self, event: Event<'_>);
 
-    /// Whether the run is to stop. A run that stops leaves its output so that it can go on later.
+    /// Returns whether the run should stop. A run that stops leaves its output so that a later run can resume
+    /// it.
     fn is_stopping(&self) -> bool {
         false
     }
@@ -55,7 +56,7 @@ impl Watcher for () {
     fn hear(&self, _: Event<'_>) {}
 }
 
-/// A step of a run that takes long, until it is dropped.
+/// A long step of a run, which ends when this value is dropped.
 pub(crate) struct Step<'a>(&'a dyn Watcher);
 
 impl<'a> Step<'a> {
@@ -69,7 +70,7 @@ impl<'a> Step<'a> {
         Self(watcher)
     }
 
-    /// Counts `units` that are done.
+    /// Tells the watcher that `units` more are done.
     pub(crate) fn add(&self, units: u64) {
         self.0.hear(Event::Advance(units));
     }

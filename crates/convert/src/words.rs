@@ -1,10 +1,10 @@
-//! Numbers and shapes as people read them.
+//! Formats numbers and shapes for people.
 
 use std::fmt;
 
 use unit_prefix::NumberPrefix;
 
-/// A number of bytes: `169.17 KiB`.
+/// Returns a number of bytes as text: `169.17 KiB`.
 #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
 pub fn bytes_text(bytes: u64) -> String {
     match NumberPrefix::binary(bytes as f64) {
@@ -13,14 +13,14 @@ pub fn bytes_text(bytes: u64) -> String {
     }
 }
 
-/// A number of things: `1 shard`, `2 shards`.
+/// Returns a number of things as text: `1 shard`, `2 shards`.
 pub fn counted(number: impl TryInto<u128>, thing: &str) -> String {
     let number = number.try_into().unwrap_or(u128::MAX);
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
 }
 
-/// A shape: `64,64,64`.
+/// Returns a shape as text: `64,64,64`.
 pub fn shape_text<T: fmt::Display>(shape: &[T]) -> String {
     let extents: Vec<_> = shape.iter().map(ToString::to_string).collect();
     extents.join(",")

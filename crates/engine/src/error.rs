@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::fmt;
 
-/// An error from an engine.
+/// The error of an engine.
 #[derive(Debug)]
 pub enum EngineError {
-    /// The input is not as long as the shapes say.
+    /// The input has another length than the shapes of the job.
     InputLength { got: usize, expected: usize },
-    /// An extent that the caller gave is outside the shard.
+    /// An extent from the caller lies outside of the shard.
     Extent {
         subchunk: usize,
         end: usize,
@@ -39,16 +39,16 @@ pub enum EngineError {
     Checksum { subchunk: usize },
     /// An operation of a device, or of its driver, failed.
     Device(DriverError),
-    /// A device cannot do this job: why, and what would help.
+    /// A device cannot do this job. The text says why, and what would help.
     Unsuitable(String),
-    /// An error of the layer above, passed through: a foreign codec's, or a sink's.
+    /// An error of the layer above, passed on: of a foreign codec or of a sink.
     Foreign(Box<dyn Error + Send + Sync>),
-    /// The engine broke its own contract. A bug, reported instead of wrong data.
+    /// The engine has a bug: it broke its own contract. The error takes the place of wrong data.
     Internal(&'static str),
 }
 
 impl EngineError {
-    /// Returns whether a smaller job may succeed: a device did not have enough memory.
+    /// Returns whether a smaller job may succeed, because the device ran out of memory.
     pub fn wants_less(&self) -> bool {
         matches!(self, Self::Device(error) if error.is_out_of_memory())
     }
@@ -121,26 +121,26 @@ impl Error for EngineError {
     }
 }
 
-/// How bad the failure of an operation on a device is.
+/// The severity of a failed operation on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// There is no driver, no device, or not one that can be used.
+    /// There is no driver, no device, or no device that can be used.
     Unavailable,
-    /// There is no memory now. There may be some later.
+    /// The device has no free memory at this time.
     OutOfMemory,
-    /// The operation was refused; the device is as it was.
+    /// The operation was refused, and the state of the device has not changed.
     Refused,
-    /// The context is broken for the rest of the process, or the device is gone. Nothing may be
-    /// called any more, not even to free memory.
+    /// The context is broken for the rest of the process, or the device is gone. No function of the driver
+    /// may be called any more, not even to free memory.
     Sticky,
 }
 
-/// An operation of a device, or of its driver, failed.
+/// The failure of an operation of a device, or of its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError {
     /// The operation that failed, with its object and its numbers.
     pub operation: String,
-    /// The ordinal of the device, where one was chosen.
+    /// The ordinal of the device; `None` if no device was chosen yet.
     pub device: Option<usize>,
     pub fault: Fault,
     /// The driver's explanation.
@@ -148,7 +148,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// Returns whether there is no memory now.
+    /// Returns whether the device has no free memory at this time.
     pub fn is_out_of_memory(&self) -> bool {
         self.fault == Fault::OutOfMemory
     }

@@ -1,5 +1,5 @@
-//! The fallback from a device to the host, so that nothing fails for want of a GPU. No other part
-//! of the crate falls back.
+//! Lets the host do the work of a device that fails, so that a missing GPU is no error. No other part of the
+//! crate falls back.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::host::HostEngine;
 use crate::host::stream::encode_padded;
 use crate::layout::{BatchGrid, Extent};
 
-/// The engine of a device, with the host as fallback. The host does a job from the start, so errors
-/// about the data come from the host.
+/// The engine of a device, with the host as fallback. The host repeats a failed job from its start, so that
+/// errors about the data are the host's.
 #[derive(Clone, Debug)]
 pub struct WithFallback<E> {
     pub device: E,
@@ -22,7 +22,7 @@ pub struct WithFallback<E> {
 }
 
 impl<E: Engine> WithFallback<E> {
-    /// The host does every job that fails on the device: `Backend::Auto`.
+    /// Returns an engine for `Backend::Auto`: the host does every job that fails on the device.
     pub fn new(device: E) -> Self {
         Self {
             device,
@@ -30,8 +30,8 @@ impl<E: Engine> WithFallback<E> {
         }
     }
 
-    /// A failure of the device is an error: `Backend::Cuda`. The host only
-    /// decodes shards whose frames a device cannot take.
+    /// Returns an engine for `Backend::Cuda`: a failure of the device is an error. The host only decodes
+    /// shards whose compressed frames the device does not support.
     pub fn strict(device: E) -> Self {
         Self {
             device,
@@ -39,8 +39,8 @@ impl<E: Engine> WithFallback<E> {
         }
     }
 
-    /// Counts and logs why a shard goes to the host. Errors that the data may have caused are only
-    /// logged at the debug level, since the host has the last word on the data.
+    /// Counts and logs the reason why the host gets a shard. Errors that the data may have caused are logged
+    /// at the debug level only, because the host decides whether the data are wrong.
     fn tell(&self, doing: &'static str, error: &EngineError) {
         match error {
             EngineError::Unsuitable(reason) => {
@@ -89,12 +89,12 @@ impl<E: Engine> Engine for WithFallback<E> {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         if !self.device.decodes_whole_shards() {
-            // This was known before, so it is no failure of a device.
+            // The device never decodes whole shards of this kind, so this is no failure.
             return HostEngine.decode(job, encoded, extents);
         }
         let compressed = matches!(job.chain, Chain::Known(chain) if !chain.is_fixed_size());
         self.device.decode(job, encoded, extents).or_else(|error| {
-            // Frames that a device cannot take are no failure of the device.
+            // Compressed frames that a device does not support are no failure of the device.
             let is_for_host = compressed && matches!(error, EngineError::Unsuitable(_));
             if self.strict && !is_for_host {
                 return Err(error);
@@ -113,12 +113,13 @@ impl<E: Engine> Engine for WithFallback<E> {
     }
 }
 
-/// The host as fallback of a stream on a device.
+/// The host, as the fallback of a stream on a device.
 #[derive(Debug)]
 pub struct HostBatches {
     device: CudaEngine,
     job: Arc<StreamJob>,
-    /// Whether it was logged that the device is lost, so that the host encodes all the rest.
+    /// Whether the log says already that the device is lost, and that the host encodes the rest of the
+    /// stream.
     told: AtomicBool,
 }
 
@@ -153,8 +154,8 @@ impl BatchFallback for HostBatches {
     }
 }
 
-/// Returns the reason under which a fallback is counted. Numbers that differ between equal failures
-/// are left out.
+/// Returns the reason under which a fallback is counted, without the numbers that differ between equal
+/// failures.
 pub fn reason(error: &EngineError) -> Cow<'_, str> {
     match error {
         EngineError::Unsuitable(reason) => reason.into(),

@@ -1,4 +1,4 @@
-//! The engines of `zarrs_cuda`: decoded shards in, encoded subchunks and their places out, and back.
+//! The engines of `zarrs_cuda`: they encode decoded shards to subchunks and extents, and decode them.
 //!
 //! An engine knows bytes, shapes and [`Chain`](contract::Chain)s. It knows no zarrs trait, no store and
 //! no shard index. This crate serves `zarrs_cuda` alone, and no promise of semantic versioning covers it.

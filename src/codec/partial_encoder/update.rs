@@ -86,7 +86,7 @@ impl<'a> Update<'a> {
     /// the metadata bound the lengths of these subchunks: they do not if the inner codecs name no bound.
     ///
     /// # Errors
-    /// A [`CodecError`] if a subchunk is longer than its codecs can make it.
+    /// A [`CodecError`] if a subchunk is longer, or where its size is fixed also shorter, than its codecs make it.
     pub(super) fn reads(&self) -> Result<(Merged, bool), CodecError> {
         let limit = self.target.subchunk_len()?;
         for touched in self.straddled() {

@@ -1,4 +1,5 @@
-//! The directory above an array: a wrong prefix may have put its chunks there.
+//! Looks for chunks of an array in the directory above it: a program with a wrong prefix may have put them
+//! there.
 
 use std::fs;
 
@@ -8,17 +9,17 @@ use super::elsewhere::{Spelling, encodings};
 use crate::open::{self, Opened, Place};
 use crate::stored::Keys;
 
-/// Directories that are looked into at each depth.
+/// The number of directories that the search enters at each depth.
 const WIDTH: usize = 4;
 
-/// The names in a directory.
+/// The names of the files and of the directories in one directory.
 struct Listed {
     files: Vec<String>,
     directories: Vec<String>,
 }
 
-/// A key in the directory above `place` that looks like a chunk of its array. A directory that cannot be
-/// listed has none: it is not a part of the array.
+/// Returns a key in the directory above `place` that looks like a chunk of the array at `place`; `None` if
+/// there is none, or if that directory cannot be listed: it is not a part of the array.
 pub(super) fn chunk_like(place: &Place, opened: &Opened) -> Option<String> {
     let (above, own) = place.above()?;
     let grid = opened.array.chunk_grid_shape();
@@ -37,7 +38,7 @@ fn search(
     let listed = list(above, prefix)?;
     let is_node = |name: &String| ["zarr.json", ".zarray"].contains(&name.as_str());
     if !prefix.is_empty() && listed.files.iter().any(is_node) {
-        return None; // another array, or a group
+        return None; // the directory above is another array, or a group
     }
     let mut keys = listed.files.iter().map(|name| format!("{prefix}{name}"));
     let is_chunk = |key: &String| {
@@ -71,7 +72,7 @@ fn list(above: &Place, prefix: &str) -> Option<Listed> {
         for entry in fs::read_dir(path.join(prefix)).ok()? {
             let entry = entry.ok()?;
             let Ok(name) = entry.file_name().into_string() else {
-                continue; // no key
+                continue; // a name that is not UTF-8 is no key
             };
             match fs::metadata(entry.path()) {
                 Ok(metadata) if metadata.is_dir() => listed.directories.push(name),

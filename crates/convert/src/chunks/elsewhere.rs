@@ -1,4 +1,4 @@
-//! Keys that look like chunks of an array, where no reader looks for them.
+//! Finds keys that look like chunks of an array but lie where no reader looks for chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +12,19 @@ use crate::open::Place;
 use crate::stored::Keys;
 use crate::words::counted;
 
-/// Files that make a directory a node of its own, whose keys are not the array's.
+/// Files of metadata. A directory with such a file is another node, whose keys do not belong to the array.
 const METADATA: [&str; 3] = ["zarr.json", ".zarray", ".zgroup"];
 
-/// Ends of the names of files that programs rename to a chunk when they are complete.
+/// Suffixes of the names of temporary files: a program renames such a file to a chunk when it is complete.
 const UNFINISHED: [&str; 3] = ["tmp", "partial", "part"];
 
-/// Ends of the names of files that say something about a chunk.
+/// Suffixes of the names of files that describe a chunk, or lock it.
 const NOTES: [&str; 1] = ["lock"];
 
-/// Files with a suffix that are kept until all chunks are listed.
+/// The most keys with a suffix that are kept in memory until all chunks are listed.
 const MOST_SUFFIXED: usize = 10_000;
 
-/// The encodings that Zarr has: names and separators.
+/// The encodings of chunk keys in the specification of Zarr: names and separators.
 const ENCODINGS: [(&str, ChunkKeySeparator); 4] = [
     ("default", ChunkKeySeparator::Slash),
     ("default", ChunkKeySeparator::Dot),
@@ -32,7 +32,8 @@ const ENCODINGS: [(&str, ChunkKeySeparator); 4] = [
     ("v2", ChunkKeySeparator::Dot),
 ];
 
-/// The encodings of chunk keys that Zarr has, without those that are alike for so many dimensions.
+/// Returns the encodings of chunk keys that Zarr has. Of two encodings that give the same keys for arrays of
+/// `rank` dimensions, it returns one.
 pub(super) fn encodings(rank: usize) -> Vec<Spelling> {
     let sample = sample(rank);
     let mut all: Vec<Spelling> = Vec::new();
@@ -62,7 +63,7 @@ fn sample(rank: usize) -> Vec<u64> {
     (0..rank as u64).map(|axis| 10 + axis).collect()
 }
 
-/// A way to spell the indices of chunks.
+/// An encoding of the indices of a chunk as a key.
 #[derive(Debug)]
 pub(super) struct Spelling {
     pub(super) encoding: ChunkKeyEncoding,
@@ -70,27 +71,28 @@ pub(super) struct Spelling {
     separator: ChunkKeySeparator,
 }
 
-/// Keys that look alike.
+/// Keys with the same prefix and the same spelling.
 #[derive(Debug)]
 struct Group {
     count: u64,
-    /// One of them, and the indices that it spells.
+    /// One of the keys, and the indices that it spells.
     example: (String, Vec<u64>),
-    /// The directory in front of the chunk's key, with a slash; empty if there is none.
+    /// The directory in front of the indices in each key, with a slash at the end; empty if there is none.
     prefix: String,
-    /// The number of the spelling, if it is another one than the array's.
+    /// The index of the spelling in `Elsewhere::others`; `None` for the array's own spelling, and for
+    /// separators that Zarr does not have.
     spelling: Option<usize>,
 }
 
-/// The keys that look like chunks of an array, and are not where its metadata say.
+/// Keys that look like chunks of an array, but are not the keys that the array's metadata give to chunks.
 pub struct Elsewhere<'a> {
     own: &'a Keys<'a>,
     others: Vec<Spelling>,
-    /// By the directory in which they lie, and by their spelling.
+    /// The groups of keys, by the directory in which the keys lie, and by their spelling.
     groups: BTreeMap<(String, Option<usize>), Group>,
-    /// Directories in the array with metadata of their own.
+    /// Directories within the array that have metadata of their own.
     nodes: BTreeSet<String>,
-    /// The indices of chunks, and their keys with a suffix.
+    /// The indices of a chunk and the key of a file, for each file whose name is the chunk's with a suffix.
     suffixed: BTreeSet<(Vec<u64>, String)>,
 }
 
@@ -108,7 +110,7 @@ impl<'a> Elsewhere<'a> {
         }
     }
 
-    /// Takes a key that is no chunk's.
+    /// Looks at the key of an object that is no chunk of the array, and keeps the key if it looks like one.
     pub fn look_at(&mut self, key: &str) {
         if let Some((directory, name)) = key.rsplit_once('/')
             && METADATA.contains(&name)
@@ -116,7 +118,7 @@ impl<'a> Elsewhere<'a> {
             self.nodes.insert(directory.to_string());
             return;
         }
-        // A directory may be too much in front of the key.
+        // The key may have superfluous directories in front.
         let ends = key.match_indices('/').map(|(at, _)| at + 1);
         for start in std::iter::once(0).chain(ends) {
             let (prefix, rest) = key.split_at(start);
@@ -127,7 +129,7 @@ impl<'a> Elsewhere<'a> {
                 return self.add(key, prefix, indices, spelling);
             }
         }
-        // A file may be where the directory of chunks should be.
+        // A file may lie where readers look for a directory of chunks.
         if let Some(indices) = self.first_below(key) {
             return self.add(key, "", indices, None);
         }
@@ -142,7 +144,7 @@ impl<'a> Elsewhere<'a> {
         }
     }
 
-    /// Adds a key that spells the chunk `indices` behind `prefix`.
+    /// Counts `key`, which consists of `prefix` and a key of the chunk `indices`.
     fn add(&mut self, key: &str, prefix: &str, indices: Vec<u64>, spelling: Option<usize>) {
         let first = key[prefix.len()..]
             .split_once('/')
@@ -162,9 +164,9 @@ impl<'a> Elsewhere<'a> {
         }
     }
 
-    /// Takes each key that is a chunk's but for a suffix for a chunk, unless the chunk itself `is_stored`. To be
-    /// called when all keys are known. Returns how many files were to become a chunk that is not stored, and one of
-    /// them.
+    /// Decides about the keys with a suffix, when all keys are known: a key counts as a chunk in a wrong
+    /// place, unless the chunk itself `is_stored`. Returns the number of unfinished files, by which a program
+    /// was about to store a chunk, and the key of one of them; `None` if there are none.
     pub fn settle(&mut self, mut is_stored: impl FnMut(&[u64]) -> bool) -> Option<(u64, String)> {
         let mut unfinished: Option<(u64, String)> = None;
         for (indices, key) in std::mem::take(&mut self.suffixed) {
@@ -181,7 +183,8 @@ impl<'a> Elsewhere<'a> {
         unfinished
     }
 
-    /// The chunk of the grid that a key spells, and by which of the other spellings.
+    /// Returns the chunk of the grid that `key` spells, and the index of the spelling in `others` (`None` for
+    /// the array's own spelling).
     fn spelled(&self, key: &str) -> Option<(Vec<u64>, Option<usize>)> {
         if let Some(indices) = self.own.in_grid(key) {
             return Some((indices, None));
@@ -193,7 +196,7 @@ impl<'a> Elsewhere<'a> {
         })
     }
 
-    /// The chunk that a key spells with separators that no encoding has.
+    /// Returns the chunk that `key` spells with a separator of indices that no encoding of Zarr has.
     fn spelled_with_other_separators(&self, key: &str) -> Option<(Vec<u64>, Option<usize>)> {
         let is_other = |c: char| ['_', '-', ','].contains(&c);
         if !key.contains(is_other) {
@@ -205,13 +208,14 @@ impl<'a> Elsewhere<'a> {
         plain.find_map(|plain| Some((self.spelled(&plain)?.0, None)))
     }
 
-    /// The first chunk below `path`, if it would be a directory of chunks.
+    /// Returns the first chunk whose key would lie below `path`; `None` if no encoded key begins with `path`
+    /// as a directory.
     fn first_below(&self, path: &str) -> Option<Vec<u64>> {
         let below = (1..=self.own.rank()).map(|axes| format!("{path}{}", "/0".repeat(axes)));
         below.into_iter().find_map(|key| self.own.in_grid(&key))
     }
 
-    /// The groups that are no chunks of a node in the array.
+    /// Returns the groups of keys, without those that lie in another node within the array.
     fn groups(&self) -> impl Iterator<Item = &Group> {
         let is_in_node = |directory: &str| {
             let is_within = |inner: &str, outer: &str| {
@@ -227,12 +231,13 @@ impl<'a> Elsewhere<'a> {
         groups.map(|(_, group)| group)
     }
 
-    /// A directory in the array that has metadata of its own.
+    /// Returns a directory within the array that has metadata of its own.
     pub(super) fn node_within(&self) -> Option<String> {
         self.nodes.first().cloned()
     }
 
-    /// The separator of Zarr v2 that all keys have, if they differ in nothing else from the array's.
+    /// Returns the separator of Zarr v2 that all keys have; `None` if there are no keys, or if keys differ
+    /// from the array's in anything else.
     pub(super) fn other_separator(&self) -> Option<ChunkKeySeparator> {
         let mut found = None;
         for group in self.groups() {
@@ -245,7 +250,8 @@ impl<'a> Elsewhere<'a> {
         found
     }
 
-    /// How many keys these are, one of them, and which key a reader looks for in its place.
+    /// Returns a sentence for people: the number of keys, one of them, and the key that a reader looks for
+    /// instead.
     pub fn note(&self) -> Option<String> {
         let count: u64 = self.groups().map(|group| group.count).sum();
         let (key, indices) = &self.groups().next()?.example;
@@ -260,7 +266,8 @@ impl<'a> Elsewhere<'a> {
         ))
     }
 
-    /// The error about these keys, if there are any. `stored` says how many chunks are stored.
+    /// Returns the error about these keys; `None` if there are no keys. `stored` says how many chunks are
+    /// stored.
     pub fn told(&self, place: &Place, is_v2: bool, stored: &str) -> Option<Failure> {
         let note = self.note()?;
         let failure = Failure::failed(format!(
@@ -287,7 +294,7 @@ impl<'a> Elsewhere<'a> {
     }
 }
 
-/// The key without the zeros in front of its numbers; `None` if there are none.
+/// Returns the key without leading zeros in its numbers; `None` if no number has leading zeros.
 fn without_leading_zeros(key: &str) -> Option<String> {
     let mut plain = String::with_capacity(key.len());
     let mut rest = key.chars().peekable();

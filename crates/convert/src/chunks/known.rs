@@ -1,5 +1,5 @@
-//! The chunks that a listing has found. A read that finds one of them gone is an error, and no fill value: another
-//! process has deleted it, or its file system was unmounted.
+//! The chunks that a listing has found. If a later read finds no value for such a chunk, the read returns an
+//! error, and not the fill value: another process has deleted the chunk, or its file system was unmounted.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,18 +17,19 @@ use crate::grid::Grid;
 use crate::open::{Place, Store, forward_listing, forward_writes};
 use crate::stored::Keys;
 
-/// Chunks of a grid. Chunks that follow one another take few bytes.
+/// A set of chunks of a grid. Chunks that follow one another in C order take few bytes.
 #[derive(Debug)]
 pub(super) struct Known {
     place: Place,
     encoding: ChunkKeyEncoding,
     grid: Grid,
-    /// A bit for each of 64 positions in the grid, by the number of these 64.
+    /// For each 64 positions in the grid, 64 bits that say which of these chunks are in the set. The key is
+    /// the position divided by 64.
     bits: BTreeMap<u128, u64>,
 }
 
 impl Known {
-    /// No chunk of an array.
+    /// Returns an empty set of chunks of the array at `place`.
     ///
     /// # Errors
     /// The grid has more chunks than can be numbered.
@@ -41,7 +42,7 @@ impl Known {
         })
     }
 
-    /// Adds a chunk of the grid.
+    /// Adds the chunk with these indices.
     pub(super) fn add(&mut self, chunk: &[u64]) {
         if let Some(position) = self.grid.position(chunk) {
             *self.bits.entry(position / 64).or_default() |= 1 << (position % 64);
@@ -59,13 +60,13 @@ impl Known {
         Keys::new(&self.encoding, self.grid.counts())
     }
 
-    /// How many chunks these are.
+    /// Returns the number of chunks in the set.
     pub(super) fn len(&self) -> u64 {
         let counts = self.bits.values().map(|bits| u64::from(bits.count_ones()));
         counts.sum()
     }
 
-    /// The indices of each chunk, in C order.
+    /// Returns the indices of each chunk in the set, in C order.
     pub(super) fn chunks(&self) -> impl Iterator<Item = Vec<u64>> {
         self.bits.iter().flat_map(move |(block, bits)| {
             let set = (0..64).filter(move |bit| bits >> bit & 1 == 1);
@@ -73,7 +74,8 @@ impl Known {
         })
     }
 
-    /// The chunks of a box of the grid, in C order. The chunks that are not in the box take no time.
+    /// Returns the chunks in the set that lie in a box of the grid, in C order. Chunks outside of the box
+    /// cost no time.
     pub(super) fn within(&self, bounds: &[Range<u64>]) -> impl Iterator<Item = Vec<u64>> {
         let first: Vec<u64> = bounds.iter().map(|range| range.start).collect();
         let is_empty = bounds.iter().any(Range::is_empty);
@@ -92,7 +94,7 @@ impl Known {
         })
     }
 
-    /// The position of the first of the chunks that is not before `position`.
+    /// Returns the position of the first chunk in the set at or behind `position`.
     fn first_from(&self, position: u128) -> Option<u128> {
         let block = position / 64;
         let later = self.bits.range(block..).map(|(&at, &bits)| match at {
@@ -104,7 +106,8 @@ impl Known {
         Some(block * 64 + u128::from(bits.trailing_zeros()))
     }
 
-    /// `store`, in which the keys of the array begin with `prefix`, as a store that misses none of these chunks.
+    /// Returns `store`, in which the keys of the array begin with `prefix`, as a store that returns an error
+    /// where a chunk of the set is missing.
     pub(super) fn watched(self: Arc<Self>, store: Arc<Store>, prefix: String) -> Arc<Store> {
         let known = self;
         Arc::new(Watched {
@@ -115,7 +118,7 @@ impl Known {
     }
 }
 
-/// The first chunk of a box, in C order, that is not before `chunk`. The box is not empty.
+/// Returns the first chunk of a box, in C order, at or behind `chunk`. The box is not empty.
 fn first_in_box(chunk: &[u64], bounds: &[Range<u64>]) -> Option<Vec<u64>> {
     let mut first = chunk.to_vec();
     let outside = first
@@ -126,7 +129,7 @@ fn first_in_box(chunk: &[u64], bounds: &[Range<u64>]) -> Option<Vec<u64>> {
         return Some(first);
     };
     if first[axis] >= bounds[axis].end {
-        // The next index along an axis before.
+        // The next chunk in the box has a larger index along an earlier axis.
         axis = (0..axis)
             .rev()
             .find(|&axis| first[axis] + 1 < bounds[axis].end)?;
@@ -139,7 +142,7 @@ fn first_in_box(chunk: &[u64], bounds: &[Range<u64>]) -> Option<Vec<u64>> {
     Some(first)
 }
 
-/// A store that returns an error where a chunk is gone.
+/// A store that returns an error if a chunk of the set is missing.
 struct Watched {
     store: Arc<Store>,
     prefix: String,
@@ -147,7 +150,8 @@ struct Watched {
 }
 
 impl Watched {
-    /// Returns what the store has of `key`.
+    /// Returns `found`, the value that the store has for `key`, or an error if `key` is a chunk of the set
+    /// and has no value.
     fn checked<T>(&self, key: &StoreKey, found: Option<T>) -> Result<Option<T>, StorageError> {
         if found.is_none()
             && let Some(of_array) = key.as_str().strip_prefix(&self.prefix)

@@ -25,25 +25,25 @@ use crate::shapes::volume;
 use crate::stored::{Keys, files_of_array};
 use crate::words::counted;
 
-/// How many chunks of an array are stored.
+/// The stored chunks of an array: their number, and what a listing found beside them.
 #[derive(Debug)]
 pub struct Chunks {
     place: Place,
-    /// The chunks of the grid that are stored, or why they cannot be counted.
+    /// The number of chunks of the grid that are stored, or the reason why they cannot be counted.
     stored: Result<u64, String>,
-    /// These chunks, if there was a listing.
+    /// The indices of the stored chunks; `None` if the store was not listed.
     known: Option<Arc<Known>>,
-    /// The chunks of the grid.
+    /// The number of chunks of the grid.
     grid: u64,
-    /// Stored chunks that are not in the grid.
+    /// The number of stored chunks that are not in the grid.
     outside: u64,
-    /// Shards beside which subchunks wait in frames.
+    /// The number of shards beside which subchunks wait in frames.
     waiting: u64,
-    /// A directory in the array that is an array or a group itself.
+    /// A directory within the array that is itself an array or a group.
     node_within: Option<String>,
-    /// Files beside chunks that are not stored, by which a program was about to store them: how many, and one.
+    /// The number of unfinished files, by which a program was about to store a chunk, and one of them.
     unfinished: Option<(u64, String)>,
-    /// Under which separator of keys the chunks were found, where the metadata say another one.
+    /// The separator in the keys of the stored chunks, if it is not the separator of the metadata.
     found: Option<ChunkKeySeparator>,
 }
 
@@ -51,30 +51,31 @@ pub struct Chunks {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ChunkCounts {
-    /// The chunks that are stored; `None` if they cannot be counted.
+    /// The number of chunks that are stored; `None` if they cannot be counted.
     pub stored: Option<u64>,
-    /// The chunks of the grid.
+    /// The number of chunks of the grid.
     pub of: u64,
-    /// Stored chunks that are not in the grid.
+    /// The number of stored chunks that are not in the grid.
     pub outside: u64,
-    /// The separator in the keys of chunks, where the metadata say another one.
+    /// The separator in the keys of the stored chunks, if it is not the separator of the metadata.
     pub found_separator: Option<&'static str>,
 }
 
-/// The answer of a run to an array without a stored chunk.
+/// The answer of a run to an array of which no chunk is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Empty {
-    /// Such an array is what the user asked for.
+    /// The run goes on: the user asked for such an array.
     Allowed,
-    /// Such an array is one of many, and may be meant.
+    /// The run goes on, and tells the user: the array is one of many, and may be meant to be empty.
     Told,
-    /// Such an array is more likely a wrong place.
+    /// The run fails: the place is more likely wrong.
     Refused,
 }
 
 impl Chunks {
-    /// Lists the chunks of an array. Opens `opened.array` again if its keys have the other separator of
-    /// Zarr v2 than `.zarray` says. From then on, it is an error to read a chunk from it that was listed and is gone.
+    /// Lists the chunks of an array. If the keys have the other separator of Zarr v2 than `.zarray` says, it
+    /// opens `opened.array` again with that separator. From then on, a read of a listed chunk that is gone is
+    /// an error.
     ///
     /// # Errors
     /// - The array cannot be listed as a whole.
@@ -125,7 +126,7 @@ impl Chunks {
         let is_free = is_v2 && stored == 0 && chunks.outside == 0;
         if let Some(separator) = elsewhere.other_separator().filter(|_| is_free) {
             with_separator(opened, separator)?;
-            let mut chunks = Self::of(opened)?; // now they are found
+            let mut chunks = Self::of(opened)?; // with the other separator, the chunks are found
             chunks.found = Some(separator);
             return Ok(chunks);
         }
@@ -140,17 +141,18 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// The path of an array or group within the array, which has no members.
+    /// Returns the path of an array or group that lies within this array. Arrays have no members.
     pub fn node_within(&self) -> Option<&str> {
         self.node_within.as_deref()
     }
 
-    /// The chunks that are stored, by their indices; `None` if there was no listing.
+    /// Returns the indices of each stored chunk; `None` if the store was not listed.
     pub fn indices(&self) -> Option<impl Iterator<Item = Vec<u64>>> {
         self.known.as_deref().map(Known::chunks)
     }
 
-    /// The store of a group that has this array at `path`, where it is an error to read a chunk that is gone.
+    /// Returns the store `group`, which has this array at `path`, as a store in which a read of a chunk that
+    /// is gone is an error.
     pub fn watched(&self, group: Arc<Store>, path: &str) -> Arc<Store> {
         match &self.known {
             Some(known) => known.clone().watched(group, format!("{path}/")),
@@ -158,10 +160,10 @@ impl Chunks {
         }
     }
 
-    /// How many chunks are stored, for people.
+    /// Returns a sentence for people on the number of stored chunks.
     ///
     /// # Errors
-    /// - No chunk is stored, and such an array is refused, or chunks lie beside it.
+    /// - No chunk is stored, and `empty` refuses such an array, or chunks lie beside the array.
     /// - Subchunks wait in frames, where readers of shards do not see them.
     pub fn told(&self, opened: &Opened, empty: Empty) -> Result<String, Failure> {
         if self.waiting > 0 {
@@ -267,13 +269,13 @@ fn separator_text(separator: ChunkKeySeparator) -> &'static str {
     }
 }
 
-/// The fill value as its metadata say it.
+/// Returns the fill value in the form in which the metadata have it.
 fn fill_value(opened: &Opened) -> Value {
     let metadata = serde_json::to_value(opened.array.metadata()).unwrap_or_default();
     metadata["fill_value"].clone()
 }
 
-/// Hands on the key of each stored object of an array.
+/// Calls a function with the key of each stored object of an array.
 fn each_key(
     opened: &Opened,
     keys: &Keys<'_>,
@@ -292,7 +294,7 @@ fn each_key(
     Ok(())
 }
 
-/// Opens an array of Zarr v2 again, with another separator of its keys.
+/// Opens an array of Zarr v2 again, with `separator` in the keys of its chunks.
 fn with_separator(opened: &mut Opened, separator: ChunkKeySeparator) -> Result<(), Failure> {
     let ArrayMetadata::V2(metadata) = opened.array.metadata().clone() else {
         return Ok(());

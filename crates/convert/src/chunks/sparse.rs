@@ -1,4 +1,4 @@
-//! Reads of regions in which few chunks are stored: only those are asked for.
+//! Reads regions in which few chunks are stored, and requests only the stored ones.
 
 use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs_codec::{CodecError, CodecOptions, update_array_bytes};
@@ -7,11 +7,11 @@ use super::Chunks;
 use super::known::Known;
 use crate::open::Store;
 
-/// A region is read chunk by chunk if no more than one of so many of its chunks is stored.
+/// A region is read chunk by chunk if at most one in this many of its chunks is stored.
 const ONE_OF: u128 = 4;
 
 impl Chunks {
-    /// Reads `region` of `array`, which is the listed array.
+    /// Reads `region` of `array`, the array whose chunks were listed.
     ///
     /// # Errors
     /// The errors of zarrs.

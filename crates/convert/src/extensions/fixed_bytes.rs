@@ -1,12 +1,12 @@
-//! Elements of a fixed number of bytes, under the names that zarr-python writes.
+//! Data types whose elements have a fixed number of bytes, under the names that zarr-python writes.
 //!
 //! | numpy | Zarr v2 | Zarr v3 |
 //! |---|---|---|
 //! | `S3` | `\|S3` | `null_terminated_bytes` with `length_bytes` |
 //! | `V3` | `\|V3` | `raw_bytes` with `length_bytes` |
 //!
-//! zarrs knows the second alone, and writes it as `r24`, which zarr-python does not open. Arrays of
-//! `r24` are read as `raw_bytes`.
+//! zarrs knows `|V3` alone, and writes it as `r24`, which zarr-python does not open. Arrays of `r24` are read
+//! as `raw_bytes`.
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
@@ -50,7 +50,7 @@ fn made(parsed: Option<FixedBytes>, name: &str) -> Result<DataType, PluginCreate
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The zeros at the end are no part of the value.
+    /// Zeros at the end are padding, and no part of the value.
     NullTerminated,
     Raw,
 }
@@ -73,7 +73,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 struct FixedBytes {
     kind: Kind,
-    /// In bytes, at least 1.
+    /// The number of bytes of an element, at least 1.
     size: usize,
 }
 
@@ -83,7 +83,7 @@ impl FixedBytes {
     }
 }
 
-/// The data type of a name such as `|S3`.
+/// Returns the data type with a name of Zarr v2 such as `|S3`.
 fn in_v2(name: &str) -> Option<FixedBytes> {
     let (kind, size) = match name.strip_prefix("|S") {
         Some(size) => (Kind::NullTerminated, size),
@@ -101,12 +101,12 @@ fn in_v3(metadata: &MetadataV3) -> Option<FixedBytes> {
     FixedBytes::new(Kind::of_v3(metadata.name())?, usize::try_from(size).ok()?)
 }
 
-/// The number of bits of a name such as `r24`.
+/// Returns the number of bits in a name such as `r24`.
 fn bits(name: &str) -> Option<usize> {
     number(name.strip_prefix('r')?)
 }
 
-/// A number of digits alone: `parse` takes `+3`, too.
+/// Parses a number that consists of digits alone. (`parse` also accepts `+3`.)
 fn number(text: &str) -> Option<usize> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
@@ -131,7 +131,7 @@ impl DataTypeTraits for FixedBytes {
         configuration.into()
     }
 
-    /// Two of a size differ in their kind, which is no part of the configuration.
+    /// Compares the kind, too: zarrs would compare only the configuration, which has no kind.
     fn eq(&self, other: &dyn DataTypeTraits) -> bool {
         let other = other.as_any().downcast_ref::<Self>();
         other.is_some_and(|other| self.kind == other.kind && self.size == other.size)
@@ -141,7 +141,7 @@ impl DataTypeTraits for FixedBytes {
         DataTypeSize::Fixed(self.size)
     }
 
-    /// Base64 of at most so many bytes, which zeros follow; or a list of all bytes.
+    /// Reads the fill value: base64 of at most `size` bytes, which zeros follow, or a list of all bytes.
     fn fill_value(
         &self,
         metadata: &FillValueMetadata,
@@ -188,7 +188,7 @@ impl DataTypeTraits for FixedBytes {
     }
 }
 
-/// Bytes have no order.
+/// Elements of bytes have no byte order, so both codings change nothing.
 impl BytesDataTypeTraits for FixedBytes {
     fn encode<'a>(
         &self,

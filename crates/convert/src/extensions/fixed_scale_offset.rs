@@ -1,8 +1,8 @@
 //! The codec `fixedscaleoffset`, as numcodecs calculates it.
 //!
-//! zarrs keeps the scale and the offset as `float32`, and converts every element to `float32` on its
-//! way. This codec keeps both numbers as they are written. It calculates in the data type in which
-//! numpy would: `float64`, or the data type of the encoded elements if these are smaller floats.
+//! zarrs keeps the scale and the offset as `float32`, and converts every element to `float32` in between.
+//! This codec keeps both numbers as the metadata have them. It calculates in the data type in which numpy
+//! would: `float64`, or the data type of the encoded elements if these are smaller floats.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -48,21 +48,21 @@ fn create(configuration: &Json, version: ZarrVersion) -> Result<Codec, PluginCre
     })))
 }
 
-/// The configuration in the metadata.
+/// The configuration of the codec in the metadata of an array.
 #[derive(Clone, Debug)]
 pub struct Configuration {
-    /// The text of the configuration.
+    /// The configuration as JSON, for new metadata.
     json: Json,
     scale: f64,
     offset: f64,
-    /// The decoded elements. `None`: those of the array.
+    /// The data type of the decoded elements; `None` for the data type of the array.
     pub dtype: Option<Number>,
-    /// The encoded elements. `None`: the same.
+    /// The data type of the encoded elements; `None` for that of the decoded ones.
     pub astype: Option<Number>,
 }
 
 impl Configuration {
-    /// The configuration of a filter of Zarr v2; `None` if the filter is another.
+    /// Returns the configuration of a filter of Zarr v2; `None` if `id` is another filter's.
     pub fn of_filter(id: &str, configuration: &Json) -> Option<Result<Self, String>> {
         (id == V2_NAME).then(|| Self::parse(configuration))
     }
@@ -103,7 +103,7 @@ struct FixedScaleOffset {
 }
 
 impl FixedScaleOffset {
-    /// The decoded and the encoded elements of an array of `data_type`.
+    /// Returns the data types of the decoded and of the encoded elements, for an array of `data_type`.
     fn numbers(&self, data_type: &DataType) -> Result<(Number, Number), CodecError> {
         let unsupported =
             || CodecError::UnsupportedDataType(data_type.clone(), V3_NAME.to_string());
@@ -124,10 +124,11 @@ impl FixedScaleOffset {
         Ok((dtype, astype.unwrap_or(dtype)))
     }
 
-    /// Whether the encoded elements have another order than what stands before this codec says.
+    /// Returns whether this codec must swap the bytes of the encoded elements, because `dtype` and `astype`
+    /// differ in byte order.
     ///
-    /// In Zarr v2 that is the order of `dtype`; in v3 the codec `bytes` says it for the encoded
-    /// elements themselves.
+    /// In Zarr v2, the order of `dtype` applies to the bytes of the whole chain. In v3, the codec `bytes` has
+    /// the byte order of the encoded elements.
     fn is_swapped(&self, dtype: Number, astype: Number) -> bool {
         matches!(self.version, ZarrVersion::V2)
             && astype.order != ByteOrder::None
@@ -209,7 +210,7 @@ impl ArrayToArrayCodecTraits for FixedScaleOffset {
         let mut encoded = Vec::with_capacity(bytes.len() / dtype.size * astype.size);
         for element in bytes.chunks_exact(dtype.size) {
             let value = precision.encoded(dtype.read(element), scale, offset);
-            // A value that does not fit is lost in numcodecs, too.
+            // numcodecs, too, loses a value that the encoded data type cannot have.
             astype.write(value, &mut encoded);
         }
         if self.is_swapped(dtype, astype) {
@@ -230,8 +231,8 @@ impl ArrayToArrayCodecTraits for FixedScaleOffset {
         Ok(decoded.into())
     }
 
-    /// zarrs' own partial decoder encodes the fill value of a chunk that is missing, and decodes it
-    /// again, which changes it.
+    /// Returns a partial decoder that returns the fill value itself where a chunk is missing. zarrs' own
+    /// partial decoder encodes and decodes it, which changes it.
     fn partial_decoder(
         self: Arc<Self>,
         input_handle: Arc<dyn ArrayPartialDecoderTraits>,

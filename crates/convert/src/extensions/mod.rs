@@ -1,6 +1,6 @@
-//! Codecs and data types that the command adds to zarrs, or replaces there.
+//! Codecs and data types that the command adds to zarrs, or whose implementations it replaces.
 //!
-//! Entries made at run time come before those that zarrs was compiled with.
+//! zarrs looks at implementations that are registered at run time before those that it was compiled with.
 
 mod fixed_bytes;
 mod fixed_scale_offset;
@@ -12,7 +12,8 @@ use std::sync::Once;
 pub use self::fixed_scale_offset::Configuration as FixedScaleOffset;
 pub use self::number::{ByteOrder, Number};
 
-/// Registers all of them for this process, once. Nothing may open an array before.
+/// Registers all codecs and data types of this module for this process, once. Call it before an array is
+/// opened.
 pub fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

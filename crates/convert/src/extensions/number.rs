@@ -1,21 +1,21 @@
-//! Numbers as numpy names them, and calculates with them.
+//! The data types of numbers, named as in numpy, and arithmetic with numpy's precision.
 
 use std::fmt;
 
 use half::f16;
 use zarrs::array::{DataType, data_type};
 
-/// The order of the bytes of an element, as a data type of numpy names it.
+/// The byte order of an element, from the name of its data type in numpy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteOrder {
     Little,
     Big,
-    /// An element has one byte.
+    /// No order: an element has one byte.
     None,
 }
 
 impl ByteOrder {
-    /// The order of a data type such as `<f8`, whose elements have `size` bytes.
+    /// Returns the byte order in the name of a data type such as `<f8`, whose elements have `size` bytes.
     pub fn of(name: &str, size: usize) -> Self {
         match name.as_bytes().first() {
             _ if size == 1 => Self::None,
@@ -26,7 +26,7 @@ impl ByteOrder {
     }
 }
 
-/// A data type of numpy that the codec calculates with.
+/// A data type of numpy, of integers or floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
     kind: Kind,
@@ -34,7 +34,7 @@ pub struct Number {
     pub order: ByteOrder,
 }
 
-/// The name in numpy, without the byte order.
+/// Writes the name of the data type in numpy, without the byte order.
 impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -80,7 +80,7 @@ impl Number {
         Ok(Self { kind, size, order })
     }
 
-    /// Whether both are the same but for the byte order.
+    /// Returns whether both data types are the same, except perhaps for the byte order.
     pub fn is_alike(self, other: Self) -> bool {
         self.kind == other.kind && self.size == other.size
     }
@@ -101,7 +101,8 @@ impl Number {
         }
     }
 
-    /// The data type in which numpy calculates with an array of this one and a number of Python.
+    /// Returns the data type in which numpy calculates with an array of this data type and a number of
+    /// Python.
     pub(super) fn precision(self) -> Precision {
         match (self.kind, self.size) {
             (Kind::Float, 2) => Precision::Half,
@@ -110,7 +111,7 @@ impl Number {
         }
     }
 
-    /// An element in native order, as a `float64`. Integers beyond 2⁵³ are rounded, as numpy does.
+    /// Returns an element in native byte order as a `float64`. Integers beyond 2⁵³ are rounded, as in numpy.
     #[allow(
         clippy::cast_lossless,
         clippy::cast_precision_loss,
@@ -141,10 +142,9 @@ impl Number {
         }
     }
 
-    /// Appends `value` in native order. Integers are truncated, and saturate.
+    /// Appends `value` in native byte order. Integers are truncated, and saturate.
     ///
-    /// Returns whether an element can have this value. If it cannot, numpy's result depends on the
-    /// processor.
+    /// Returns whether the data type has this value. If it has not, numpy's result depends on the processor.
     #[allow(
         clippy::cast_lossless,
         clippy::cast_possible_truncation,
@@ -181,7 +181,7 @@ impl Number {
     }
 }
 
-/// The floats that the codec calculates with.
+/// The precision in which the codec calculates.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Precision {
     Half,
@@ -190,7 +190,7 @@ pub(super) enum Precision {
 }
 
 impl Precision {
-    /// `(value - offset) * scale`, rounded to an integer.
+    /// Returns `(value - offset) * scale`, rounded to an integer.
     #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
     pub(super) fn encoded(self, value: f64, scale: f64, offset: f64) -> f64 {
         match self {
@@ -206,7 +206,7 @@ impl Precision {
         }
     }
 
-    /// `value / scale + offset`.
+    /// Returns `value / scale + offset`.
     #[allow(clippy::cast_possible_truncation, reason = "the precision of numpy")]
     pub(super) fn decoded(self, value: f64, scale: f64, offset: f64) -> f64 {
         match self {

@@ -1,4 +1,4 @@
-//! numpy's dates and durations in Zarr v2, such as `<M8[ns]`. zarrs knows them in Zarr v3 alone.
+//! numpy's dates and durations in Zarr v2, such as `<M8[ns]`. zarrs itself knows them only in Zarr v3.
 
 use serde_json::json;
 use zarrs::array::DataType;
@@ -22,7 +22,7 @@ pub(super) fn register() {
     ));
 }
 
-/// The data type in Zarr v3 of a name such as `<M8[ns]`, `>m8[25us]` or `<M8`.
+/// Returns the data type of Zarr v3 for a name such as `<M8[ns]`, `>m8[25us]` or `<M8`.
 fn in_v3(name: &str) -> Option<MetadataV3> {
     let name = name.strip_prefix(['<', '>'])?;
     let (kind, unit) = match name.strip_prefix("M8") {

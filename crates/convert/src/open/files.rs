@@ -1,7 +1,7 @@
-//! The directory of an array, as a store that returns each error.
+//! A store over the directory of an array. It returns every error of the file system.
 //!
-//! zarrs' `FilesystemStore` says that nothing is there, or lists nothing, whatever the reason: a process that may
-//! not look, or has too many open files, would take stored shards for shards that are not stored.
+//! If zarrs' `FilesystemStore` cannot read, it reports that nothing is there, or lists nothing. A process
+//! without permission, or with too many open files, would take stored shards for missing ones.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -18,13 +18,13 @@ use zarrs_storage::{
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// The system's error for too many open files of a process.
+/// The system's error number for too many open files in this process.
 const MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
 
-/// Files whose errors are errors.
+/// A directory as a store that returns every error.
 pub struct Files(Arc<FilesystemStore>);
 
-/// Whether nothing is at a path, or a link that leads nowhere.
+/// Returns whether `error` says that nothing is at a path, or only a link that leads nowhere.
 pub fn is_missing(error: &io::Error) -> bool {
     let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
     is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
@@ -34,7 +34,8 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
     StorageError::Other(format!("cannot {doing} {}: {error}", path.display()))
 }
 
-/// The metadata of the file at `path`, at the end of links; `None` if there is none.
+/// Returns the metadata of the file at `path`, or of the file to which links there lead; `None` if there is
+/// none.
 fn look(path: &Path) -> Result<Option<fs::Metadata>> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some(metadata)),
@@ -43,7 +44,7 @@ fn look(path: &Path) -> Result<Option<fs::Metadata>> {
     }
 }
 
-/// The error that `path`, where a file should be, is a directory, a pipe, a socket or a device.
+/// Returns the message that a directory, a pipe, a socket or a device is at `path`, where a file should be.
 pub fn no_file(path: &Path) -> String {
     let is = match fs::metadata(path).map(|found| found.file_type()) {
         Ok(kind) if kind.is_dir() => "a directory",
@@ -53,10 +54,10 @@ pub fn no_file(path: &Path) -> String {
     format!("{path} is {is}, where a file should be: move it away")
 }
 
-/// Reads the file at `path`, and does not wait for a process that would write to a pipe there.
+/// Reads the file at `path`. Refuses a pipe, on which it would wait for another process to write.
 ///
 /// # Errors
-/// The system's, and that `path` is no file.
+/// The system's error, or `path` is no file.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other(no_file(path)));
@@ -69,13 +70,13 @@ impl Files {
         Self(files)
     }
 
-    /// The file of a key.
+    /// Returns the path of the file with the key `key`.
     pub fn path(&self, key: &StoreKey) -> PathBuf {
         self.0.key_to_fspath(key)
     }
 
-    /// The names in the directory of `prefix`, whether each is a directory, and what is at the end of links. There
-    /// is none if there is no such directory.
+    /// Returns the entries of the directory of `prefix`: the name, whether the entry itself is a directory,
+    /// and the metadata of the file to which links lead. Returns none if the directory does not exist.
     fn entries(&self, prefix: &str) -> Result<Vec<(String, bool, fs::Metadata)>> {
         let directory = self.0.prefix_to_fs_path(&StorePrefix::new(prefix)?);
         let cannot = |error: &io::Error| failed("list the directory", &directory, error);
@@ -87,12 +88,13 @@ impl Files {
         let mut found = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|error| cannot(&error))?;
-            // It may have been deleted meanwhile, or be a link that leads nowhere.
+            // The entry may have been deleted meanwhile, or be a link that leads nowhere.
             if let Some(metadata) = look(&entry.path())? {
                 let kind = entry.file_type().map_err(|error| cannot(&error))?;
                 match entry.file_name().into_string() {
                     Ok(name) => found.push((name, kind.is_dir(), metadata)),
-                    // No key has such a name, but a node may be below.
+                    // A name that is not UTF-8 is no key. But an array below such a directory would be left
+                    // out silently.
                     Err(name) if metadata.is_dir() => {
                         let why = format!("the name {} in it is not UTF-8", name.display());
                         return Err(cannot(&io::Error::other(why)));
@@ -105,7 +107,8 @@ impl Files {
         Ok(found)
     }
 
-    /// Calls `on_file` with each file below `prefix`, and its size in bytes. Links to directories are not followed.
+    /// Calls `on_file` with the key of each file below `prefix`, and its size in bytes. Does not follow links
+    /// to directories.
     fn below(&self, prefix: &StorePrefix, mut on_file: impl FnMut(String, u64)) -> Result<()> {
         let mut left = vec![prefix.as_str().to_string()];
         while let Some(prefix) = left.pop() {
@@ -120,7 +123,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads a range of the open file at `path`, which has `size` bytes.
+    /// Reads a range of the open file at `path`, whose size is `size` bytes.
     fn read(file: &File, path: &Path, size: u64, range: ByteRange) -> Result<Bytes> {
         let range = within(range, size)?;
         let (start, len) = (range.start, range.end - range.start);
@@ -148,11 +151,11 @@ impl ReadableStorageTraits for Files {
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
         let path = self.path(key);
-        // Opening a pipe would wait for a process that writes to it.
+        // Check first that a file is there: opening a pipe would wait for a process that writes to it.
         if self.size_key(key)?.is_none() {
             return Ok(None);
         }
-        // zarrs' store keeps a lock for each key.
+        // Read without zarrs' store, which keeps a lock in memory for each key.
         let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (size, file) = match opened {
             Ok(opened) => opened,

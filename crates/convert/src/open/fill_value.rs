@@ -1,14 +1,14 @@
-//! The `fill_value` of Zarr v2, as numpy reads it.
+//! Reads the `fill_value` of Zarr v2 as numpy reads it.
 //!
-//! Writers of Zarr v2 take what JSON gives them: `"0"` or `0.0` for integers, `null` for anything. numpy
-//! converts it. zarrs wants the JSON type of the data type.
+//! Writers of Zarr v2 accept any JSON value: `"0"` or `0.0` for integers, `null` for any data type. numpy
+//! converts the value. zarrs requires the JSON type that belongs to the data type.
 
 use serde_json::{Value, json};
 
-/// The fill value that zarrs reads, if it is not `stored`.
+/// Returns the fill value in the form that zarrs reads; `None` if that is `stored` itself.
 ///
-/// `dtype` is a data type of Zarr v2, as `<i4`. A value that numpy does not convert without loss is left as
-/// it is, for zarrs to refuse.
+/// `dtype` is a data type of Zarr v2, as `<i4`. The function also returns `None` if numpy cannot convert the
+/// value without loss: then zarrs refuses it.
 pub(super) fn as_zarrs_reads(dtype: &str, stored: &Value) -> Option<Value> {
     let kind = dtype.trim_start_matches(['<', '>', '|', '=']);
     let read = match kind.chars().next()? {
@@ -17,7 +17,7 @@ pub(super) fn as_zarrs_reads(dtype: &str, stored: &Value) -> Option<Value> {
         'f' => float(stored),
         'c' => complex(stored),
         'M' | 'm' if stored.is_null() => Some(json!("NaT")),
-        // zarr-python reads a missing one as the empty string.
+        // zarr-python reads a missing fill value as the empty string.
         'U' if stored.is_null() => Some(json!("")),
         _ => None,
     }?;
@@ -42,9 +42,10 @@ fn integer(stored: &Value) -> Option<Value> {
     }
 }
 
-/// The integer `number`, if it is one that a double holds exactly.
+/// Returns `number` as a JSON integer; `None` if it is no integer, or so large that a double may have rounded
+/// it.
 fn whole(number: f64) -> Option<Value> {
-    /// 2^53: above it not every integer is a double.
+    /// 2^53: above it, a double cannot have every integer.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[allow(clippy::cast_possible_truncation, reason = "it is a small integer")]
     (number.trunc().to_bits() == number.to_bits() && number.abs() <= EXACT)
@@ -54,7 +55,7 @@ fn whole(number: f64) -> Option<Value> {
 fn float(stored: &Value) -> Option<Value> {
     match stored {
         Value::Bool(is_one) => Some(json!(f64::from(u8::from(*is_one)))),
-        // zarrs reads these, and bits in hexadecimal.
+        // zarrs reads these three texts itself.
         Value::String(text) if ["NaN", "Infinity", "-Infinity"].contains(&&**text) => None,
         Value::String(text) => {
             let number: f64 = text.trim().parse().ok()?;

@@ -1,6 +1,6 @@
-//! Stores over another store: the operations that they hand on to it.
+//! Macros for stores over another store, which forward operations to that store.
 
-/// Implements writing for `$type`, which hands it on to the store in its field `$store`.
+/// Implements writing for `$type` by forwarding each call to the store in its field `$store`.
 macro_rules! forward_writes {
     ($type:ty, $store:ident) => {
         impl zarrs_storage::WritableStorageTraits for $type {
@@ -31,7 +31,7 @@ macro_rules! forward_writes {
     };
 }
 
-/// Implements listing in the same way.
+/// Implements listing for `$type` by forwarding each call to the store in its field `$store`.
 macro_rules! forward_listing {
     ($type:ty, $store:ident) => {
         impl zarrs_storage::ListableStorageTraits for $type {

@@ -1,26 +1,27 @@
-//! The text of stored metadata, as Python writes it.
+//! Reads metadata in which Python has written numbers that are not JSON.
 //!
-//! Python's `json` writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have, and reads them. So
-//! do zarr-python before 3.0.2 and the stores that it wrote. A parser of JSON refuses the whole file.
+//! Python's `json` reads and writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have. zarr-python
+//! before 3.0.2 wrote them to metadata. A parser of JSON refuses such a file as a whole.
 
 use std::borrow::Cow;
 
-/// The numbers that Python writes and JSON does not have.
+/// The numbers that Python's `json` writes and JSON does not have.
 const BARE: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
-/// Text that a parser of JSON reads, and how the stored text differs.
+/// Metadata as text that a parser of JSON accepts, and its differences from the stored text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Plain<'a> {
     pub text: Cow<'a, str>,
     pub repairs: Vec<Repair>,
 }
 
-/// One difference between stored metadata and the metadata that are read.
+/// A difference between stored metadata and the metadata that are read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Repair {
     /// The text begins with a byte order mark, which is skipped.
     ByteOrderMark,
-    /// The bare number at `member` is read as a string, as `attributes.range[1]`.
+    /// The number at `member`, a path such as `attributes.range[1]`, has no quotation marks, and is read as a
+    /// string.
     Quoted {
         member: String,
         number: &'static str,
@@ -31,7 +32,7 @@ pub(super) enum Repair {
     FillValue { stored: String, read: String },
 }
 
-/// The text with bare numbers in quotation marks, and without a byte order mark.
+/// Returns `text` without a byte order mark, and with quotation marks around numbers that JSON does not have.
 pub(super) fn plain(text: &str) -> Plain<'_> {
     let mut repairs = Vec::new();
     let text = match text.strip_prefix('\u{feff}') {
@@ -58,19 +59,19 @@ pub(super) fn plain(text: &str) -> Plain<'_> {
     Plain { text, repairs }
 }
 
-/// One step of the path from the root of a document to a value.
+/// A step of the path from the root of a document to a value.
 enum Step {
     Member(String),
     Element(usize),
 }
 
-/// The places of bare numbers outside of strings, the numbers, and the paths of the members that hold them.
-/// Text that is no JSON otherwise yields some of its numbers, and the parser refuses it later.
-/// Integers of more than 64 bits are added to `repairs`.
+/// Returns, for each number of Python outside of strings, its position, the number, and the path of its
+/// member. If the text is no JSON for another reason, some numbers may be missing: the parser refuses the
+/// text later. Adds integers of more than 64 bits to `repairs`.
 fn bare_numbers(text: &str, repairs: &mut Vec<Repair>) -> Vec<(usize, &'static str, String)> {
     let mut found = Vec::new();
     let mut path: Vec<Step> = Vec::new();
-    // The next string is the name of a member.
+    // Whether the next string is the name of a member.
     let mut is_name = false;
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -146,7 +147,8 @@ fn bare_numbers(text: &str, repairs: &mut Vec<Repair>) -> Vec<(usize, &'static s
     found
 }
 
-/// The place behind the string that begins at `start`, or the end of the text.
+/// Returns the position behind the string that begins at `start`. Returns more than the length of the text if
+/// the string has no end.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {
@@ -156,7 +158,8 @@ fn end_of_string(bytes: &[u8], start: usize) -> usize {
             _ => at += 1,
         }
     }
-    // The text is cut off within the string: the caller leaves out a closing quotation mark.
+    // The text ends within the string. One more than its length, because the caller strips a closing
+    // quotation mark.
     bytes.len() + 1
 }
 

@@ -1,7 +1,9 @@
-//! The kind of node at a place: an array, a group, nothing, or an error.
+//! Finds out which kind of node is at a place: an array, a group, or nothing. Unreadable metadata are an
+//! error.
 //!
-//! "Is something here?" has three answers: yes, no, and unreadable. The third is an error of every function
-//! here, so that no caller takes a node that it cannot understand for nothing, and writes over it.
+//! "Is something here?" has three answers: yes, no, and unreadable. The third answer is an error of every
+//! function here. Otherwise a caller would take a node that it cannot understand for nothing, and write over
+//! it.
 
 use std::fs;
 use std::io;
@@ -16,41 +18,42 @@ use super::json::{Plain, plain};
 use super::{Place, Store};
 use crate::failure::Failure;
 
-/// The kind of a node that can be read.
+/// The kind of the node at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Array,
     Group,
-    /// There are no metadata of a node, though there may be other files.
+    /// No metadata of a node are there, though there may be other files.
     Nothing,
 }
 
-/// Returns the value of a file of metadata, `None` if it is not there, or the reason that it cannot be read.
+/// A function that returns the contents of a file of metadata, `None` if the file does not exist, or the
+/// reason why it cannot be read.
 type Get<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, String>;
 
 /// The files that make a place a node of Zarr, and the kind that each stands for.
 const FILES: [(&str, Option<Kind>); 3] = [
-    ("zarr.json", None), // it says so itself
+    ("zarr.json", None), // `zarr.json` itself says which kind it is
     (".zarray", Some(Kind::Array)),
     (".zgroup", Some(Kind::Group)),
 ];
 
 impl Kind {
-    /// Whether there is an array or a group.
+    /// Returns whether an array or a group is there.
     pub fn is_node(self) -> bool {
         self != Self::Nothing
     }
 
-    /// The kind of the node at the root of the store at `place`.
+    /// Returns the kind of the node at the root of the store at `place`.
     ///
     /// # Errors
-    /// The store's; metadata that are no JSON, or of neither an array nor a group.
+    /// The store fails; metadata are no JSON, or belong to neither an array nor a group.
     pub fn of(store: &Store, place: &Place) -> Result<Self, Failure> {
         Self::below(store, "", place)
     }
 
-    /// The kind of the node whose keys begin with `prefix`, which is empty or ends with a slash, in the store
-    /// at `place`.
+    /// Returns the kind of the node whose keys begin with `prefix` in the store at `place`. `prefix` is empty
+    /// or ends with a slash.
     ///
     /// # Errors
     /// The errors of [`of`](Self::of).
@@ -66,10 +69,10 @@ impl Kind {
         })
     }
 
-    /// The kind of the node in the directory `path`, which need not exist.
+    /// Returns the kind of the node in the directory `path`, which need not exist.
     ///
     /// # Errors
-    /// The errors of [`of`](Self::of); a link to a file that is not there.
+    /// The errors of [`of`](Self::of); a file of metadata is a link to a file that does not exist.
     pub fn in_directory(path: &Path) -> Result<Self, Failure> {
         let get = |name: &str| match read_file(&path.join(name)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -81,7 +84,7 @@ impl Kind {
         Self::by(&get, &|name| path.join(name).display().to_string())
     }
 
-    /// The kind by the files that `get` returns. `shown` is the place of a file, for people.
+    /// Returns the kind, by the files that `get` returns. `shown` returns the path of a file for messages.
     fn by(get: Get<'_>, shown: &dyn Fn(&str) -> String) -> Result<Self, Failure> {
         for (name, kind) in FILES {
             let shown = shown(name);
@@ -112,10 +115,11 @@ impl Kind {
     }
 }
 
-/// The metadata of Zarr in the file `shown`, a JSON object, in which bare numbers are strings.
+/// Returns the metadata in the file `shown` as a JSON object, in which the numbers that JSON does not have
+/// are strings.
 ///
 /// # Errors
-/// The reason that `bytes` are no JSON object, with the line.
+/// `bytes` are no JSON object. The message has the reason and the line.
 pub fn parsed(bytes: &[u8], shown: &str) -> Result<Value, Failure> {
     let wrong = |reason: &str| unreadable(shown, reason);
     if bytes.is_empty() {
@@ -131,7 +135,7 @@ pub fn parsed(bytes: &[u8], shown: &str) -> Result<Value, Failure> {
     Ok(metadata)
 }
 
-/// The metadata in the file `shown` are not understood.
+/// Returns the failure to understand the metadata in the file `shown`.
 pub fn unreadable(shown: &str, reason: &str) -> Failure {
     Failure::failed(format!("cannot understand {shown}: {reason}")).with_remedy(
         "it is not taken for nothing, and nothing was written. Repair the file, or move it away if the \
@@ -139,7 +143,7 @@ pub fn unreadable(shown: &str, reason: &str) -> Failure {
     )
 }
 
-/// The directories in `path` that are Zarr arrays, in order.
+/// Returns the directories in `path` that are Zarr arrays, sorted.
 ///
 /// # Errors
 /// The directory cannot be listed; metadata in it cannot be read.
@@ -156,7 +160,7 @@ pub fn arrays_in(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(arrays)
 }
 
-/// Whether `path` is a Zarr array, not a group.
+/// Returns whether `path` is a Zarr array, and not a group.
 ///
 /// # Errors
 /// The errors of [`Kind::in_directory`].
@@ -164,7 +168,7 @@ pub fn is_array(path: &Path) -> Result<bool, Failure> {
     Ok(Kind::in_directory(path)? == Kind::Array)
 }
 
-/// Whether `path` is a Zarr group.
+/// Returns whether `path` is a Zarr group.
 ///
 /// # Errors
 /// The errors of [`Kind::in_directory`].
@@ -172,8 +176,8 @@ pub fn is_group(path: &Path) -> Result<bool, Failure> {
     Ok(Kind::in_directory(path)? == Kind::Group)
 }
 
-/// Checks that the directory `path` is not there or has only entries that `is_ours` accepts, so that `what`
-/// may be made in it.
+/// Checks that `what` may be made in the directory `path`: `path` does not exist, or has only entries that
+/// `is_ours` accepts.
 ///
 /// # Errors
 /// The directory has other entries, of which the error names one, or cannot be listed.
@@ -204,7 +208,7 @@ pub fn must_be_free(
     Ok(())
 }
 
-/// Nothing is made at `shown`, because `entry` is there.
+/// Returns the failure to make `what` at `shown`, because `entry` is there.
 pub(super) fn foreign(shown: &str, entry: &str, what: &str) -> Failure {
     Failure::failed(format!(
         "cannot make {what} in {shown}: it has other files, such as {entry}, and no metadata of Zarr"
@@ -212,7 +216,7 @@ pub(super) fn foreign(shown: &str, entry: &str, what: &str) -> Failure {
     .with_remedy("name a directory that is empty, or not there yet")
 }
 
-/// Whether nothing has the name of a file: neither the file nor its directory is there.
+/// Returns whether `error` says that a file does not exist, or that its directory does not.
 fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),

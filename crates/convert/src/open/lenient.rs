@@ -1,7 +1,7 @@
-//! A store whose metadata are read as zarr-python reads them, though JSON or zarrs would refuse them.
+//! A store that reads metadata as zarr-python does, even where JSON or zarrs would refuse them.
 //!
-//! Nothing is changed in the store. [`Lenient::repairs`] tells which metadata were read otherwise than they
-//! are stored, so that a subcommand can say so, or refuse.
+//! The stored metadata do not change. [`Lenient::repairs`] returns the differences between the stored
+//! metadata and those that were read, so that a subcommand can report them, or refuse.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +18,10 @@ use super::fill_value::as_zarrs_reads;
 use super::forward::{forward_listing, forward_writes};
 use super::json::{Repair, plain};
 
-/// The files that hold metadata, by the last part of their keys.
+/// The names of files of metadata: the last parts of their keys.
 const METADATA: [&str; 4] = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 
-/// A store over another one, in which metadata are repaired when they are read.
+/// A store over another one, which repairs metadata when it reads them.
 pub(super) struct Lenient {
     store: Arc<Store>,
     repairs: Mutex<BTreeMap<StoreKey, Vec<Repair>>>,
@@ -35,21 +35,21 @@ impl Lenient {
         }
     }
 
-    /// The metadata that were read otherwise than they are stored, by their keys.
+    /// Returns the repairs of all metadata that were read so far, by their keys.
     pub(super) fn repairs(&self) -> BTreeMap<StoreKey, Vec<Repair>> {
         let repairs = self.repairs.lock();
         repairs.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the fill value of an array of Zarr v2 was read that is `null`.
+    /// Returns whether the metadata of an array of Zarr v2 were read whose fill value is `null`.
     pub(super) fn has_no_fill_value(&self) -> bool {
         let repairs = self.repairs();
         let mut repairs = repairs.values().flatten();
         repairs.any(|repair| matches!(repair, Repair::FillValue { stored, .. } if stored == "null"))
     }
 
-    /// The value of a key of metadata, repaired. A value that cannot be repaired stays as it is, for zarrs to
-    /// refuse.
+    /// Returns the value of the key of metadata `key`, repaired. Returns a value that cannot be repaired
+    /// unchanged, so that zarrs refuses it.
     fn repaired(&self, key: &StoreKey, stored: Bytes) -> Bytes {
         let name = key.as_str().rsplit('/').next().unwrap_or_default();
         if !METADATA.contains(&name) {
@@ -79,26 +79,28 @@ impl Lenient {
     }
 }
 
-/// The metadata of an array of Zarr v2 without dimensions in the order C, if they say F: zarrs makes a transposition
-/// of it, which has undefined behaviour for no dimensions. One element has no order.
+/// Returns the metadata of an array of Zarr v2 that has no dimensions and the order F, with the order C;
+/// `None` for other arrays. zarrs would make a transposition of zero dimensions, which has undefined
+/// behaviour.
 fn without_order(text: &str) -> Option<String> {
-    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error
     let has_none = metadata.get("shape")?.as_array()?.is_empty();
     let order = metadata.get_mut("order")?;
     (has_none && *order == "F").then(|| *order = "C".into())?;
     Some(metadata.to_string())
 }
 
-/// The metadata of an array of Zarr v2 with the fill value that zarrs reads, if it is another one.
+/// Returns the metadata of an array of Zarr v2 with the fill value that zarrs reads; `None` if the stored one
+/// is right.
 fn with_fill_value(text: &str) -> Option<(String, Repair)> {
-    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs says what is wrong with it
+    let mut metadata: Value = serde_json::from_str(text).ok()?; // zarrs reports the error
     let dtype = metadata.get("dtype")?.as_str()?;
     let stored = metadata.get("fill_value").unwrap_or(&Value::Null);
     let filters = metadata.get("filters").and_then(Value::as_array);
     let has_bytes =
         filters.is_some_and(|all| all.iter().any(|filter| filter["id"] == "vlen-bytes"));
     let read = if has_bytes && *stored == 0 {
-        json!("") // numcodecs' bytes of no value, and not the byte 0
+        json!("") // numcodecs reads null as an empty byte string, and not as the byte 0
     } else {
         as_zarrs_reads(dtype, stored)?
     };
@@ -140,7 +142,7 @@ fn is_not_json(repair: &Repair) -> bool {
     matches!(repair, Repair::ByteOrderMark | Repair::Quoted { .. })
 }
 
-/// The repairs of metadata that are no JSON, as lines for people.
+/// Returns a line for people for each repair of metadata that are no JSON.
 pub(super) fn not_json(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
     let mut repairs = repairs.clone();
     for of_key in repairs.values_mut() {
@@ -149,14 +151,14 @@ pub(super) fn not_json(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String>
     lines(&repairs)
 }
 
-/// The repairs that the metadata `bytes` in the file `name` need to be JSON, as lines for people.
+/// Returns a line for people for each repair that makes the metadata `bytes` in the file `name` JSON.
 pub fn repairs_of(name: &str, bytes: &[u8]) -> Vec<String> {
     let repairs = str::from_utf8(bytes).map_or_else(|_| Vec::new(), |text| plain(text).repairs);
     let repairs = repairs.iter().filter(|repair| is_not_json(repair));
     repairs.map(|repair| line(name, repair)).collect()
 }
 
-/// The repairs of metadata as lines for people: the file, the member, the value.
+/// Returns a line for people for each repair: the file, the member, and the value.
 pub(super) fn lines(repairs: &BTreeMap<StoreKey, Vec<Repair>>) -> Vec<String> {
     let mut lines = Vec::new();
     for (key, repairs) in repairs {

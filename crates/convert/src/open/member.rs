@@ -1,6 +1,6 @@
-//! The member of an array's metadata that zarrs does not understand.
+//! Finds the member of an array's metadata that zarrs does not understand.
 //!
-//! zarrs says what is wrong with a codec, and not which codec it is. Each member is tried by itself here.
+//! The errors of zarrs do not say which codec is wrong. So this module tries each member alone.
 
 use serde_json::Value;
 use zarrs::array::DataType;
@@ -9,10 +9,10 @@ use zarrs::metadata::v2::{DataTypeMetadataV2, MetadataV2};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::Codec;
 
-/// Bytes of a value in a message.
+/// The number of bytes of a value that a message shows.
 const SHOWN: usize = 160;
 
-/// A member that is not understood: its path in the file, its value, and the reason.
+/// A member that zarrs does not understand: its path in the file, its value, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) path: String,
@@ -36,7 +36,8 @@ impl Member {
     }
 }
 
-/// The first member of the metadata of an array that is not understood; `None` if each one is by itself.
+/// Returns the first member of an array's metadata that zarrs does not understand; `None` if it understands
+/// each one alone.
 pub(super) fn not_understood(metadata: &Value) -> Option<Member> {
     if metadata["zarr_format"] == 2 {
         of_v2(metadata)
@@ -61,7 +62,8 @@ fn of_v3(metadata: &Value) -> Option<Member> {
     codecs("codecs", &metadata["codecs"])
 }
 
-/// The first codec of a list that is not understood. Codecs in a sharding codec are tried one by one.
+/// Returns the first codec in `list` that zarrs does not understand. Tries the codecs within a sharding codec
+/// one by one.
 fn codecs(path: &str, list: &Value) -> Option<Member> {
     let list = list.as_array()?;
     list.iter().enumerate().find_map(|(number, value)| {

@@ -1,4 +1,4 @@
-//! Arrays by their place: a directory, or with the feature `remote` an address.
+//! Opens arrays at their place: a directory or, with the feature `remote`, an address.
 
 mod files;
 mod fill_value;
@@ -42,18 +42,18 @@ pub struct Opened {
     pub stores: Stores,
 }
 
-/// The keys of all objects, and their sizes in bytes.
+/// A function that lists the keys of all objects, and their sizes in bytes.
 pub type Sizes = Box<dyn Fn() -> Result<Vec<(String, u64)>, StorageError> + Send + Sync>;
 
 impl Opened {
-    /// Checks that the metadata are read as they are stored, before the array is changed. `doing` names the
-    /// change.
+    /// Checks that zarrs read the metadata exactly as they are stored. Call it before the array is changed;
+    /// `doing` names the change.
     pub fn must_be_plain(&self, doing: &str) -> Result<(), Failure> {
         must_be_plain(&self.place, doing, &self.stores.not_json())
     }
 
-    /// The reason that the objects of the array cannot be listed; `None` if they can be, or if a listing
-    /// fails for another reason.
+    /// Returns the reason why the objects of the array can never be listed; `None` if they can, even if a
+    /// listing may fail.
     pub fn has_no_listing(&self) -> Option<String> {
         if self.place.is_http() {
             return Some("HTTP has no listing".to_string());
@@ -67,7 +67,7 @@ impl Opened {
         }
     }
 
-    /// The bytes of a decoded shard; a guess if elements differ in size.
+    /// Returns the bytes of a decoded shard; a guess if elements differ in size.
     pub fn shard_bytes(&self) -> u64 {
         let element = self.array.data_type().fixed_size().unwrap_or(32) as u64;
         let origin = vec![0; self.array.dimensionality()];
@@ -79,7 +79,7 @@ impl Opened {
     }
 }
 
-/// The shards of an array.
+/// Returns the shards of an array, for maintenance.
 pub fn shards(opened: &Opened) -> Result<Shards<'_, Store>, Failure> {
     Shards::of(&opened.array).map_err(|error| {
         Failure::failed(format!("cannot look into {}: {error}", opened.place)).with_remedy(
@@ -89,7 +89,7 @@ pub fn shards(opened: &Opened) -> Result<Shards<'_, Store>, Failure> {
     })
 }
 
-/// Opens the array at `place`, with the codecs that are registered.
+/// Opens the array at `place`, with the codecs that are registered at the time.
 pub fn array(place: &Place) -> Result<Opened, Failure> {
     let stores = store(place)?;
     let array = Array::open(stores.store.clone(), "/");
@@ -102,10 +102,10 @@ pub fn array(place: &Place) -> Result<Opened, Failure> {
     })
 }
 
-/// The array at `place`, whose codecs decode as numcodecs does.
+/// Returns `array`, which is at `place`, with codecs that decode its elements as numcodecs does.
 ///
 /// # Errors
-/// zarrs would decode an array of Zarr v2 otherwise.
+/// zarrs would decode elements of an array of Zarr v2 otherwise than numcodecs.
 pub fn as_numcodecs_reads(place: &Place, array: Array<Store>) -> Result<Array<Store>, Failure> {
     version2::as_numcodecs_reads(array).map_err(|reason| {
         Failure::failed(format!("cannot read {place} as numcodecs does: {reason}"))
@@ -113,8 +113,8 @@ pub fn as_numcodecs_reads(place: &Place, array: Array<Store>) -> Result<Array<St
     })
 }
 
-/// Checks that metadata at `place` are read as they are stored, before something there is changed.
-/// `not_json` says how they differ, and `doing` names the change.
+/// Checks that no metadata at `place` were repaired when they were read. Call it before something there is
+/// changed: `doing` names the change. `not_json` are the repairs as lines for people.
 pub fn must_be_plain(place: &Place, doing: &str, not_json: &[String]) -> Result<(), Failure> {
     if not_json.is_empty() {
         return Ok(());
@@ -129,7 +129,7 @@ pub fn must_be_plain(place: &Place, doing: &str, not_json: &[String]) -> Result<
     ))
 }
 
-/// Opens the store at `place` to write an array or a group, which need not be there yet.
+/// Opens the store at `place`, for a new array or group there.
 pub fn output(place: &Place) -> Result<Stores, Failure> {
     place.must_be_written("write to")?;
     match place {
@@ -138,15 +138,15 @@ pub fn output(place: &Place) -> Result<Stores, Failure> {
     }
 }
 
-/// A store of any kind, and what it can do beyond the others.
+/// A store of any kind, and the operations that only some kinds have.
 pub struct Stores {
     /// Reads metadata leniently: see [`repairs`](Self::repairs).
     pub store: Arc<Store>,
-    /// The same store, if it is a directory.
+    /// The same store as a store of files; `None` if it is not a directory.
     pub files: Option<Arc<FilesystemStore>>,
-    /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
+    /// Lists the keys of all objects and their sizes in bytes; `None` for a directory.
     pub sizes: Option<Sizes>,
-    /// The same store, if its requests may have conditions.
+    /// The same store with conditional requests; `None` if the store does not support them.
     pub conditional: Option<Arc<dyn ConditionalStore>>,
     lenient: Arc<Lenient>,
 }
@@ -163,29 +163,30 @@ impl Stores {
         }
     }
 
-    /// The metadata that were read otherwise than they are stored, as lines for people.
+    /// Returns the differences between the stored metadata and those that were read, as lines for people.
     pub fn repairs(&self) -> Vec<String> {
         lenient::lines(&self.lenient.repairs())
     }
 
-    /// The same, without those of the keys that `is_left_out` accepts.
+    /// Returns the lines of [`repairs`](Self::repairs), without those for keys that `is_left_out` accepts.
     pub fn repairs_without(&self, is_left_out: impl Fn(&str) -> bool) -> Vec<String> {
         let mut repairs = self.lenient.repairs();
         repairs.retain(|key, _| !is_left_out(key.as_str()));
         lenient::lines(&repairs)
     }
 
-    /// Whether the metadata of an array of Zarr v2 have no fill value, though the array has to have one here.
+    /// Returns whether the fill value in the metadata of an array of Zarr v2 is `null`. Arrays of zarrs have
+    /// one anyway.
     pub(crate) fn has_no_fill_value(&self) -> bool {
         self.lenient.has_no_fill_value()
     }
 
-    /// The metadata among them that are no JSON.
+    /// Returns the lines of [`repairs`](Self::repairs) for metadata that are no JSON.
     pub fn not_json(&self) -> Vec<String> {
         lenient::not_json(&self.lenient.repairs())
     }
 
-    /// Checks that nothing is at `place`, so that a node of `what` may be made there.
+    /// Checks that `place` is empty, so that a node of the kind `what` may be made there.
     pub fn must_be_empty(&self, place: &Place, what: &str) -> Result<(), Failure> {
         if let Place::Directory(path) = place {
             return must_be_free(path, what, |_| false);
@@ -194,7 +195,7 @@ impl Stores {
             .store
             .list_dir(&StorePrefix::root())
             .map_err(Failure::to(format_args!("list {place}")))?;
-        // Consoles of S3 make objects without a name for folders.
+        // S3 consoles make objects without a name to represent folders, which do not count.
         let keys = below.keys().iter().map(StoreKey::as_str);
         let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
         match entries.find(|entry| !entry.is_empty() && !ArrayLease::is_key(entry)) {
@@ -210,7 +211,8 @@ pub fn store(place: &Place) -> Result<Stores, Failure> {
         Place::Directory(path) => path,
         Place::Url(url) => return remote(place, url),
     };
-    // The store takes a directory that is not there, or no directory, for an empty one.
+    // Check that the directory exists: zarrs' store takes a missing directory, or a file, for an empty
+    // directory.
     fs::read_dir(path).map_err(|error| {
         Failure::failed(format!("cannot open {place}: {error}")).with_remedy(
             "name the directory of a Zarr array: it has a zarr.json or a .zarray in it",
@@ -257,9 +259,10 @@ fn remote(place: &Place, _: &str) -> Result<Stores, Failure> {
     )
 }
 
-/// The failure to open an array, with the member of its metadata that is the reason, if one is.
+/// Returns `failure`, the failure to open an array, with the member of the metadata that is its reason, if
+/// one is found.
 fn in_member(place: &Place, store: &Store, failure: Failure) -> Failure {
-    // `failure` is the error to tell where this function finds none.
+    // Where this function finds no member, the caller reports `failure`.
     let value = |name: &str| store.get(&StoreKey::new(name).ok()?).ok()?;
     let file = |name: &'static str| {
         let metadata = serde_json::from_slice(&value(name)?).ok()?;
@@ -284,7 +287,7 @@ fn in_member(place: &Place, store: &Store, failure: Failure) -> Failure {
     )
 }
 
-/// The error of an array that zarrs cannot open: what is at `place` in its stead, and what to do.
+/// Returns the failure to open an array at `place`: which node is there instead, and a remedy.
 fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failure {
     let error = error.to_string();
     let error = error.trim_end();

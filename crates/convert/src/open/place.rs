@@ -24,7 +24,7 @@ impl FromStr for Place {
     }
 }
 
-/// An address with a scheme, as `s3://bucket/path`, or a directory.
+/// Takes text with a scheme, as `s3://bucket/path`, for an address, and other text for a directory.
 impl From<&str> for Place {
     fn from(text: &str) -> Self {
         if text.contains("://") {
@@ -35,7 +35,7 @@ impl From<&str> for Place {
     }
 }
 
-/// The directory.
+/// Takes a path for a directory.
 impl From<PathBuf> for Place {
     fn from(path: PathBuf) -> Self {
         Self::Directory(path)
@@ -47,7 +47,7 @@ impl fmt::Display for Place {
         match self {
             Self::Directory(path) => path.display().fmt(f),
             Self::Url(url) => {
-                // A query may be a signature; keys of S3 have none.
+                // A query may contain a signature. In an address of S3, a question mark belongs to the key.
                 let is_s3 = url.to_ascii_lowercase().starts_with("s3://");
                 let query = url.find('?').filter(|_| !is_s3);
                 without_user(&url[..query.unwrap_or(url.len())]).fmt(f)
@@ -56,13 +56,13 @@ impl fmt::Display for Place {
     }
 }
 
-/// Whether the address `url` is of an HTTP server.
+/// Returns whether the address `url` belongs to an HTTP server.
 pub(crate) fn is_http(url: &str) -> bool {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
 }
 
-/// The address `url` without the name and password of a user.
+/// Returns the address `url` without the name and password of a user.
 fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_string();
@@ -75,7 +75,8 @@ fn without_user(url: &str) -> String {
 }
 
 impl Place {
-    /// The place of a member of a group, by its path within the group. The path of the group is empty.
+    /// Returns the place of a member of a group. `path` is relative to the group, and empty for the group
+    /// itself.
     #[must_use]
     pub fn join(&self, path: &str) -> Self {
         match self {
@@ -85,7 +86,8 @@ impl Place {
         }
     }
 
-    /// The place above, and the name in it. The bucket is the topmost place of objects.
+    /// Returns the place above this one, and the name of this place in it; `None` at the root. A bucket is a
+    /// root.
     pub fn above(&self) -> Option<(Self, String)> {
         match self {
             Self::Directory(path) => {
@@ -101,12 +103,12 @@ impl Place {
         }
     }
 
-    /// Whether it is of an HTTP server, whose files are neither listed nor written.
+    /// Returns whether the place is on an HTTP server, whose files can be neither listed nor written.
     pub fn is_http(&self) -> bool {
         matches!(self, Self::Url(url) if is_http(url))
     }
 
-    /// Checks that the objects of this place can be listed. `doing` is what needs it.
+    /// Checks that the objects of this place can be listed. `doing` is the work that lists them.
     pub fn must_be_listed(&self, doing: &str, remedy: &str) -> Result<(), Failure> {
         if self.is_http() {
             return Err(Failure::failed(format!(
@@ -117,7 +119,7 @@ impl Place {
         Ok(())
     }
 
-    /// Checks that objects of this place can be written. `doing` is what needs it.
+    /// Checks that objects of this place can be written. `doing` is the work that writes them.
     pub fn must_be_written(&self, doing: &str) -> Result<(), Failure> {
         if self.is_http() {
             return Err(Failure::failed(format!(
@@ -128,7 +130,7 @@ impl Place {
         Ok(())
     }
 
-    /// The directory, for subcommands that work on files alone.
+    /// Returns the directory. Subcommands that work on files alone call it.
     pub fn directory(&self) -> Result<&Path, Failure> {
         match self {
             Self::Directory(path) => Ok(path),
@@ -140,11 +142,11 @@ impl Place {
     }
 }
 
-/// Checks that `path` is no address: `what` has to be on this machine.
+/// Checks that `path`, which has to be on this machine, is no address. The message calls it `what`.
 pub fn must_be_local(path: &Path, what: &str) -> Result<(), Failure> {
     let shown = path.to_string_lossy();
     if shown.contains("://") {
-        let shown = Place::Url(shown.into_owned()); // without credentials
+        let shown = Place::Url(shown.into_owned()); // `Display` leaves out credentials
         return Err(
             Failure::usage(format!("{shown} is an address, and {what} on this machine"))
                 .with_remedy("name a path of this machine"),

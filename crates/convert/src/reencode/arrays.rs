@@ -1,4 +1,4 @@
-//! The input and the output as zarrs' arrays.
+//! The input and output arrays of a run, as arrays of zarrs.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::shapes::edges;
 use crate::words::shape_text;
 
 pub(crate) type Input = Array<Store>;
-/// The output array. Each value appears at once, as a whole.
-pub(crate) type Output = Array<Store>;
+/// The output array. Its store makes each value appear at once, as a whole.
+pub(crate) type OutputArray = Array<Store>;
 
-/// Describes the output. Nothing is written yet.
+/// Creates the output array in memory. Writes nothing to the store.
 pub(super) fn describe(
     job: &Job<'_>,
     target: &Target,
     input: &Input,
     shapes: &Shapes,
     has_no_fill_value: bool,
-) -> Result<Output, Failure> {
+) -> Result<OutputArray, Failure> {
     let doing = format!("describe {} in Zarr v3", job.input);
     let data_type = input.data_type();
     data_types::must_be_read_elsewhere(data_type)?;
@@ -72,16 +72,15 @@ pub(super) fn describe(
         }
     }
 
-    // The array is created from metadata, so that the registry chooses our codec, as in any
-    // application.
+    // Create the array from metadata: then the registry of zarrs chooses our codec, as in any application.
     let metadata = builder.build_metadata().map_err(Failure::to(&doing))?;
     let metadata = data_types::as_others_read(metadata, input.fill_value());
     Array::new_with_metadata(target.store.clone(), "/", metadata.into())
         .map_err(Failure::to(&doing))
 }
 
-/// Checks that zarrs reads parts of the input's chunks. It fails within chunks of text whose dimensions
-/// are in another order, unless all of these are equally long.
+/// Checks that zarrs can read parts of the input's chunks. zarrs cannot if a codec changes the order of the
+/// dimensions of text or byte strings, unless all extents of a chunk are equal.
 fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
     let origin = vec![0; input.dimensionality()];
     let shape = input.chunk_shape(&origin).unwrap_or_default();
@@ -102,9 +101,9 @@ fn must_be_readable(job: &Job<'_>, input: &Input) -> Result<(), Failure> {
     .with_remedy("re-encode the array with zarr-python"))
 }
 
-/// The output's `zarr.json`. zarrs' own attribute is left out, so that the attributes are the
-/// input's.
-pub(crate) fn metadata_json(output: &Output) -> Result<Vec<u8>, Failure> {
+/// Returns the text of the output's `zarr.json`. It leaves out zarrs' own attribute, so that the attributes
+/// are the input's.
+pub(crate) fn metadata_json(output: &OutputArray) -> Result<Vec<u8>, Failure> {
     let options = ArrayMetadataOptions::default().with_include_zarrs_metadata(false);
     serde_json::to_vec_pretty(&output.metadata_opt(&options))
         .map_err(Failure::to("write the metadata as JSON"))

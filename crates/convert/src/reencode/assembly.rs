@@ -1,8 +1,8 @@
 //! A shard of the output that is put together from parts, so that it is never in memory as a whole.
 //!
-//! A part is encoded as if it were a shard of its own. Then its subchunks go behind those of the parts
-//! before, and the index of the shard comes last. Where parts are runs of subchunks in C order, the shard
-//! has the same bytes as one that is encoded as a whole.
+//! Each part is encoded like a shard. Its subchunks are appended to those of earlier parts, and the index of
+//! the shard comes last. If parts are runs of subchunks in C order, the shard has the same bytes as one that
+//! is encoded as a whole.
 
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -14,32 +14,32 @@ use zarrs::storage::StoreKey;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions, update_array_bytes};
 use zarrs_cuda::maintenance::ShardFormat;
 
-use super::arrays::Output;
+use super::arrays::OutputArray;
 use crate::failure::Failure;
 use crate::open::Place;
 use crate::shapes::edges;
 use crate::shard_file::{ShardFile, first_byte};
 
-/// A shard that grows.
+/// A shard to which encoded parts are appended.
 pub(super) struct Assembly<'a> {
-    output: &'a Output,
+    output: &'a OutputArray,
     place: &'a Place,
     key: StoreKey,
-    /// The first element of the shard, and of its end in the array.
+    /// The elements of the shard, up to the end of the array.
     region: ArraySubset,
     format: ShardFormat,
     subchunk: Vec<u64>,
-    /// How many subchunks a shard has along each axis.
+    /// The number of subchunks in a shard along each axis.
     counts: Vec<u64>,
-    /// Where the subchunks lie, in C order.
+    /// The extents of the subchunks in C order; `None` for empty ones.
     extents: Vec<Option<Range<u64>>>,
-    /// Where the next subchunk goes.
+    /// The position behind the last subchunk, at which the next one will lie.
     end: u64,
     options: CodecOptions,
     sink: Option<Sink>,
 }
 
-/// Where the bytes go: there is none until there are bytes.
+/// The destination of the shard's bytes. It is made when there are bytes.
 enum Sink {
     File(ShardFile),
     Memory(Vec<u8>),
@@ -47,7 +47,7 @@ enum Sink {
 
 impl<'a> Assembly<'a> {
     pub(super) fn new(
-        output: &'a Output,
+        output: &'a OutputArray,
         place: &'a Place,
         subchunk: &[NonZeroU64],
         indices: &[u64],
@@ -91,7 +91,8 @@ impl<'a> Assembly<'a> {
         })
     }
 
-    /// Adds the elements `bytes` of `part`, a box of the array that consists of subchunks of this shard.
+    /// Encodes and adds `part`, a box of the array that consists of subchunks of this shard. `bytes` are its
+    /// elements.
     pub(super) fn add(&mut self, part: &ArraySubset, bytes: ArrayBytes<'_>) -> Result<(), Failure> {
         let doing = writing(&self.key, self.place);
         let (data_type, fill_value) = (self.output.data_type(), self.output.fill_value());
@@ -104,7 +105,7 @@ impl<'a> Assembly<'a> {
         let bytes = if padded == within.shape() {
             bytes
         } else {
-            // At the end of the array the rest of a subchunk is the fill value.
+            // At the end of the array, pad subchunks with the fill value.
             let elements = padded.iter().product();
             let filled = ArrayBytes::new_fill_value(data_type, elements, fill_value);
             let filled = filled.map_err(Failure::to(&doing))?;
@@ -131,7 +132,7 @@ impl<'a> Assembly<'a> {
         let first: Vec<_> = first.map(|(start, subchunk)| start / subchunk).collect();
         let counts = padded.iter().zip(&self.subchunk);
         let counts = ArraySubset::new_with_shape(counts.map(|(p, s)| p / s).collect());
-        // Subchunks that follow one another are written together.
+        // Write subchunks that follow one another in one call.
         let mut run = 0..0;
         for (indices, extent) in counts.indices().into_iter().zip(extents) {
             let Some(extent) = extent else {
@@ -157,7 +158,7 @@ impl<'a> Assembly<'a> {
         self.append(&encoded, &run)
     }
 
-    /// Writes bytes of an encoded part behind what there is.
+    /// Appends the bytes `run` of the encoded part `encoded` to the shard.
     fn append(&mut self, encoded: &[u8], run: &Range<u64>) -> Result<(), Failure> {
         if run.is_empty() {
             return Ok(());
@@ -178,7 +179,7 @@ impl<'a> Assembly<'a> {
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         let doing = writing(&self.key, self.place);
         let Some(sink) = self.sink.take() else {
-            // An earlier run may have stored one, of chunks that were there then.
+            // An earlier run may have stored this shard, from chunks that the input had then.
             let erased = self.output.storage().erase(&self.key);
             return erased.map_err(Failure::to(&doing));
         };
@@ -229,7 +230,7 @@ fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
     bytes.get(start.ok()?..end.ok()?)
 }
 
-/// The words for writing a shard.
+/// Returns the words for writing a shard, for an error.
 fn writing(key: &StoreKey, place: &Place) -> String {
     format!("write the shard {key} of {place}")
 }

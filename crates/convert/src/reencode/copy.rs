@@ -1,4 +1,4 @@
-//! Copies the array.
+//! Copies the elements of the input array to the output array.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +8,7 @@ use zarrs::array::{Array, ArrayBytes, ArrayError, ArraySubset};
 use zarrs::storage::{StorageError, StorePrefix};
 
 use super::Job;
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use super::assembly::Assembly;
 use super::covered::Covered;
 use super::resume::Stored;
@@ -36,7 +36,7 @@ pub(super) fn cannot_read(region: &ArraySubset, place: &Place, error: &ArrayErro
     ))
 }
 
-/// Counts shards for people.
+/// Counts finished shards, for the watcher's progress and for the error of a run that stops.
 pub(super) struct Counter<'a> {
     what: &'static str,
     step: Step<'a>,
@@ -87,14 +87,14 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Writes every covered shard that is not stored.
+/// Writes each covered shard that an earlier run has not stored.
 pub(super) fn copy(
     job: &Job<'_>,
     shapes: &Shapes,
     covered: &Covered<'_>,
     chunks: &Chunks,
     input: &Input,
-    output: &Output,
+    output: &OutputArray,
     stored: &Stored<'_>,
 ) -> Result<Transfer, Failure> {
     let start = Instant::now();
@@ -111,7 +111,7 @@ pub(super) fn copy(
                     Err(failure) => {
                         let part = region.clone();
                         let _ = sender.send((indices, region, part, Some(Err(failure)), true));
-                        return; // a writer that has stopped needs no error
+                        return; // a writer that has stopped reports its own error
                     }
                 };
                 let mut boxes = parts.of(&region).peekable();
@@ -121,7 +121,7 @@ pub(super) fn copy(
                     let (indices, region) = (indices.clone(), region.clone());
                     let read = (indices, region, part, bytes, is_last);
                     if job.watcher.is_stopping() || sender.send(read).is_err() {
-                        return; // the user wants it to stop, or the writer has stopped
+                        return; // the user has stopped the run, or the writer has stopped
                     }
                     if is_written {
                         break;
@@ -136,10 +136,11 @@ pub(super) fn copy(
             }
             if let Some(bytes) = bytes.transpose()? {
                 bytes_decoded += bytes.size() as u64;
-                // zarrs takes strings for the fill value if all their bytes together repeat it, as ["aa", ""] for
-                // twice "a". So their shards are put together like those that are made in parts.
+                // zarrs takes the strings of a shard for fill values if their concatenated bytes repeat the
+                // fill value: ["aa", ""] for twice "a". So shards of strings are always put together from
+                // parts.
                 if parts.are_whole() && output.data_type().fixed_size().is_some() {
-                    // At the end of the array this fills the shard with the fill value.
+                    // At the end of the array, this call fills the rest of the shard with the fill value.
                     output
                         .store_array_subset(&region, bytes)
                         .map_err(Failure::to(format_args!(
@@ -185,7 +186,7 @@ pub(super) struct Transfer {
     pub(super) time: Duration,
 }
 
-/// The size of everything that is stored at `place`; `None` if its store cannot tell.
+/// Returns the bytes of all objects stored at `place`; `None` if the store cannot tell.
 pub(super) fn size(place: &Place, store: &Store) -> Result<Option<u64>, Failure> {
     match store.size_prefix(&StorePrefix::root()) {
         Ok(size) => Ok(Some(size)),

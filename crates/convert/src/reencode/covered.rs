@@ -1,27 +1,29 @@
-//! The shards of the output that are worked on: the ones in which the input has chunks, and the ones that are there.
+//! Chooses the shards of the output to work on: those in which the input has chunks, and those that are
+//! stored.
 //!
-//! All others have nothing but the fill value in both arrays, and are not looked at.
+//! All other shards have only the fill value in both arrays, and are neither read nor written.
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::Shards;
 
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use crate::chunks::Chunks;
 use crate::failure::Failure;
 use crate::grid::{Grid, Listed, add_covered};
 use crate::open::Opened;
 use crate::shapes::volume;
 
-/// The shards to work on.
+/// The shards of the output to work on.
 pub(super) struct Covered<'a> {
-    output: &'a Output,
+    output: &'a OutputArray,
     grid: Grid,
-    /// Their positions in the grid, in order. `None` if these are all: no listing says which chunks are stored.
+    /// The positions of the shards in the grid, sorted; `None` for all shards, because no listing tells the
+    /// stored chunks.
     positions: Option<Vec<u128>>,
 }
 
 impl<'a> Covered<'a> {
-    /// Lists the output.
+    /// Lists the output, and chooses the shards.
     ///
     /// # Errors
     /// The output cannot be listed as a whole, or the output has more shards than can be numbered.
@@ -29,7 +31,7 @@ impl<'a> Covered<'a> {
         opened: &Opened,
         chunks: &Chunks,
         input: &Input,
-        output: &'a Output,
+        output: &'a OutputArray,
     ) -> Result<Self, Failure> {
         let grid = Grid::of(output)?;
         let mut covered = Self {
@@ -59,7 +61,7 @@ impl<'a> Covered<'a> {
         Ok(covered)
     }
 
-    /// How many shards these are.
+    /// Returns the number of shards to work on.
     pub(super) fn len(&self) -> u128 {
         match &self.positions {
             Some(positions) => positions.len() as u128,
@@ -67,7 +69,7 @@ impl<'a> Covered<'a> {
         }
     }
 
-    /// The indices of each shard, and its region within the array.
+    /// Returns the indices of each shard, and its region within the array.
     pub(super) fn shards(&self) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
         (0..self.len()).filter_map(|number| {
             let position = match &self.positions {
@@ -80,7 +82,7 @@ impl<'a> Covered<'a> {
         })
     }
 
-    /// How many elements these are.
+    /// Returns the number of elements in these shards.
     pub(super) fn elements(&self) -> u64 {
         match &self.positions {
             Some(_) => {

@@ -1,4 +1,4 @@
-//! The output in a directory.
+//! The output in a directory: its state, its marker, and its deletion.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,13 +9,13 @@ use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_cuda::storage::Unfinished;
 
 use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
-use super::run;
+use super::same_run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};
 use crate::replace::Left;
 
-/// Looks at the directory. A marker that `claim` made new does not count.
+/// Returns the state of the directory. A marker that `claim` has just made does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
     let doing = format!("look at {}", path.display());
     let marker = path.join(INCOMPLETE);
@@ -30,7 +30,7 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         }
         Err(error) => return Err(Failure::to(&doing)(error)),
     };
-    // A run that was killed while it made the marker has left a temporary of it. A lease is no part of OUT.
+    // Files of this program do not count: a temporary of the marker, from a run that was killed, and a lease.
     let other = others.find(|entry| {
         let name = entry.as_ref().map(fs::DirEntry::file_name);
         let is_ours = |name: &str| {
@@ -47,7 +47,8 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         Err(error) => return Err(Failure::to(&doing)(error)),
     };
     let (is_array, is_group) = (is_array(path)?, is_group(path)?);
-    // Only the files of an array are told apart from others: a group has arrays in it.
+    // Look for foreign files only in an array or beside a marker: in a group, the directories of arrays are
+    // no foreign files.
     let files = match () {
         () if is_array || marker.is_some() => files(path).map_err(Failure::to(&doing))?,
         () => Files::default(),
@@ -70,23 +71,23 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
 pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
     let shown = path.display();
     let marker = path.join(INCOMPLETE);
-    let owner = || run::owner_of(&read_file(&marker).unwrap_or_default());
+    let owner = || same_run::owner_of(&read_file(&marker).unwrap_or_default());
     let mut claim = Claim::take(&marker).map_err(|refused| match refused {
         Refused::Busy => busy(&shown, owner().as_ref()),
         Refused::Failed(error) => Failure::failed(format!("cannot make {shown} ready: {error}")),
     })?;
-    // Some file systems have no locks.
+    // Read the owner from the marker, too: some file systems have no locks.
     let marker = claim
         .read()
         .map_err(Failure::to(format_args!("read {}", marker.display())))?;
-    must_have_ended(run::owner_of(&marker).as_ref(), &shown)?;
+    must_have_ended(same_run::owner_of(&marker).as_ref(), &shown)?;
     Ok(claim)
 }
 
-/// Deletes the array at `path`. Afterwards there is a marker, which is empty.
+/// Deletes the array at `path`, and leaves an empty marker. Returns the temporaries that were not deleted.
 pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failure> {
     let doing = format!("empty {}", path.display());
-    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
+    // Write the marker first: a half-deleted array must be recognised as an incomplete output.
     claim.write(b"").map_err(Failure::to(&doing))?;
     let mut files = files(path).map_err(Failure::to(&doing))?;
     let marker = path.join(INCOMPLETE);
@@ -98,7 +99,7 @@ pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failu
     let left = tidied(&files.temporaries).map_err(Failure::to(&doing))?;
     for directory in files.directories.iter().rev() {
         match fs::remove_dir(directory) {
-            // A temporary is left there.
+            // A temporary of another process is left in the directory.
             Err(error) if !left.is_empty() && error.kind() == ErrorKind::DirectoryNotEmpty => {}
             removed => removed.map_err(Failure::to(&doing))?,
         }
@@ -106,15 +107,15 @@ pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failu
     Ok(left)
 }
 
-/// The files and directories in an array's directory.
+/// The files and directories in the directory of an array.
 #[derive(Default)]
 struct Files {
-    /// The files of the array.
+    /// The files that belong to the array.
     files: Vec<PathBuf>,
     temporaries: Vec<PathBuf>,
-    /// A directory comes before those in it.
+    /// The directories. Each comes before the directories in it.
     directories: Vec<PathBuf>,
-    /// The first path that belongs to no array.
+    /// The first path that does not belong to an array.
     foreign: Option<PathBuf>,
 }
 
@@ -128,7 +129,7 @@ fn files(path: &Path) -> io::Result<Files> {
             let name = entry.file_name();
             let name = name.to_str().unwrap_or("?");
             if ArrayLease::is_key(name) && !file_type.is_symlink() {
-                continue; // no part of the array
+                continue; // not a part of the array
             }
             let temporary = Unfinished::of(name);
             let name = temporary.as_ref().map_or(name, |file| file.name);
@@ -158,8 +159,8 @@ fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
     Ok(left)
 }
 
-/// Deletes the temporaries of runs that have ended, and returns the others: all of the array in `root`, or those of
-/// the metadata of the group with the path `group`.
+/// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the path
+/// of a group, it looks only at temporaries of that group's metadata; without, at all in the array `root`.
 pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Left, Failure> {
     let path = group.map_or_else(|| root.to_path_buf(), |group| root.join(group));
     let temporaries = || {
@@ -180,7 +181,7 @@ pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Lef
         .map_err(Failure::to(format_args!("tidy {}", path.display())))
 }
 
-/// The paths relative to `root` of the arrays and groups below it.
+/// Returns the paths of the arrays and groups below `root`, relative to it.
 pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
     let cannot = |path: &Path, error: io::Error| {
         Failure::failed(format!(
@@ -199,7 +200,7 @@ pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
             let entry = entry.map_err(|error| cannot(&directory, error))?;
             let path = entry.path();
             let kind = entry.file_type().map_err(|error| cannot(&path, error))?;
-            // A link to a directory is no part of an output, and nothing behind it is deleted.
+            // A link to a directory is no part of an output, so nothing behind it will be deleted.
             if kind.is_symlink() {
                 continue;
             }

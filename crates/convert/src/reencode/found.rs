@@ -1,15 +1,15 @@
-//! The state of an output before a run: whether the run may write there.
+//! The state of an output before a run, and the decision whether the run may write there.
 
 use std::fmt;
 
 use super::Mode;
-use super::run::{self, GoesOn, Run};
+use super::same_run::{self, GoesOn, Run};
 use crate::claim::must_have_ended;
 use crate::failure::Failure;
 
-/// The name of `zarr.json` until the array or group is complete.
+/// The name of the marker, which becomes `zarr.json` when the array or group is complete.
 pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
-/// The files that count as metadata of an array, in Zarr v2 and v3.
+/// The names of the files of an array's metadata, in Zarr v2 and v3.
 pub(super) const METADATA: [&str; 6] = [
     "zarr.json",
     ".zarray",
@@ -18,10 +18,10 @@ pub(super) const METADATA: [&str; 6] = [
     INCOMPLETE,
     zarrs_cuda::storage::FRAMES_MARKER,
 ];
-/// The files of a group's metadata, in Zarr v2 and v3.
+/// The names of the files of a group's metadata, in Zarr v2 and v3.
 pub(super) const GROUP_METADATA: [&str; 4] = ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"];
 
-/// The prefix of the keys of the node with this path. The root has the path "".
+/// Returns the prefix of the keys of the node with this path. The root has the path "".
 pub(super) fn prefix_of(path: &str) -> String {
     match path {
         "" => String::new(),
@@ -29,7 +29,7 @@ pub(super) fn prefix_of(path: &str) -> String {
     }
 }
 
-/// The state of a target.
+/// The state of an output.
 #[derive(Default)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -37,18 +37,18 @@ pub(super) fn prefix_of(path: &str) -> String {
 )]
 pub(super) struct Found {
     pub(super) is_empty: bool,
-    /// The marker of an output that is incomplete, or of which some is missing.
+    /// The contents of the marker of an incomplete output.
     pub(super) marker: Option<Vec<u8>>,
     pub(super) is_array: bool,
     pub(super) is_group: bool,
-    /// Whether there is more than a marker and temporaries.
+    /// Whether there are files or objects besides the marker and temporaries.
     pub(super) holds_values: bool,
-    /// A file or object that is no part of an array. Of a directory it is looked for only in an array, or
-    /// beside a marker.
+    /// A file or object that does not belong to an array. In a directory, the search for it needs an array or
+    /// a marker there.
     pub(super) foreign: Option<String>,
 }
 
-/// An array or a group.
+/// The kind of the output: an array or a group.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Node {
     Array,
@@ -64,16 +64,16 @@ impl fmt::Display for Node {
     }
 }
 
-/// How a run begins.
+/// The way in which a run begins.
 pub(super) enum Start {
-    /// Nothing is there, or what is there is to be deleted.
+    /// Nothing is stored at the output, or the run deletes what is stored.
     Anew,
-    /// The output of an interrupted run of the same command is there.
+    /// The run continues the output of an interrupted run of the same command.
     GoOn(GoesOn),
 }
 
 impl Found {
-    /// Checks that `run` may write there, an array or a group.
+    /// Checks that `run` may write an array or a group, `node`, to this output. Returns how the run begins.
     pub(super) fn start(
         &self,
         mode: Mode,
@@ -95,10 +95,10 @@ impl Found {
         }
         match &self.marker {
             Some(marker) => {
-                must_have_ended(run::owner_of(marker).as_ref(), shown)?;
+                must_have_ended(same_run::owner_of(marker).as_ref(), shown)?;
                 if mode.resume {
-                    // Where nothing is stored yet, nothing can be of another run.
-                    if !run::is_noted(marker) && !self.holds_values {
+                    // If nothing is stored yet, no shard can be from a different run.
+                    if !same_run::is_noted(marker) && !self.holds_values {
                         return Ok(Start::Anew);
                     }
                     return run.goes_on(marker, shown).map(Start::GoOn);
@@ -135,7 +135,7 @@ impl Found {
     }
 }
 
-/// For example `c`, `0`, `0.1.2`, `c.0.1`.
+/// Returns whether `name` is a part of a chunk's key, for example `c`, `0`, `0.1.2` or `c.0.1`.
 pub(super) fn is_part_of_chunk_key(name: &str) -> bool {
     let digits = name.strip_prefix('c').unwrap_or(name);
     !name.is_empty() && digits.bytes().all(|b| b == b'.' || b.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! All arrays of a group, one after the other.
+//! Re-encodes all arrays of a group, one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use zarrs_storage::{StoreKey, StorePrefix};
 use super::found::{self, GROUP_METADATA, prefix_of};
 use super::readable::unreadable;
 use super::report::{GroupReport, WrittenGroup};
-use super::run::Run;
+use super::same_run::Run;
 use super::target::{Begun, Target};
 use super::{Job, Plan, Reencode, not_begun};
 use crate::consolidated;
@@ -22,9 +22,9 @@ use crate::stored::ends_elsewhere;
 use crate::watcher::{Event, Watcher};
 use crate::words::counted;
 
-/// A group of the input, or an array of it.
+/// A group or an array of the input.
 struct Member {
-    /// Relative to the root, without a slash in front.
+    /// The path relative to the root, without a slash in front.
     path: String,
     node: Node,
 }
@@ -32,16 +32,16 @@ struct Member {
 enum Node {
     Array,
     Group {
-        /// In Zarr v3, without consolidated metadata: they describe the input.
+        /// The metadata in Zarr v3, without consolidated metadata, which describe the input.
         metadata: Vec<u8>,
         is_consolidated: bool,
     },
-    /// Why it is neither.
+    /// The node is neither an array nor a group, for this reason.
     Unreadable(Failure),
 }
 
-/// Re-encodes every array. All are planned before the first byte is written. Groups become visible to
-/// readers when all of their arrays are, the root last.
+/// Re-encodes every array of the group. Plans all arrays before it writes the first byte. Readers see a group
+/// only after all arrays in it are complete, and the root last.
 pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupReport, Failure> {
     let Reencode { input, output, .. } = settings;
     let say = |line: String| watcher.hear(Event::Line(&line));
@@ -109,7 +109,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     if failed.is_empty() {
         begun.remove_marker()?;
     } else {
-        drop(begun); // the marker stays, so that --resume can add what is missing
+        drop(begun); // the marker stays, so that --resume can add the missing arrays
     }
     let below: Vec<_> = paths
         .iter()
@@ -127,7 +127,7 @@ pub(super) fn run(settings: &Reencode, watcher: &dyn Watcher) -> Result<GroupRep
     Ok(report(Some(written), failed))
 }
 
-/// The metadata that were read otherwise than they are stored, without those of arrays, which tell their own.
+/// Returns the repairs of the metadata of groups, as lines for people. Each array reports its own.
 fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
     let is_array = |member: &&Member| matches!(member.node, Node::Array);
     let arrays: BTreeSet<_> = members
@@ -138,7 +138,8 @@ fn repairs_of_groups(stores: &Stores, members: &[Member]) -> Vec<String> {
     stores.repairs_without(|key| arrays.contains(key.rsplit_once('/').map_or("", |(path, _)| path)))
 }
 
-/// Deletes the temporaries that killed runs left in the groups. Returns notes about those that are left.
+/// Deletes the temporaries that killed runs left in the groups. Returns notes about temporaries that could
+/// not be deleted.
 fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     for member in members {
@@ -149,8 +150,8 @@ fn tidied(begun: &Begun<'_>, members: &[Member]) -> Result<Vec<String>, Failure>
     Ok(notes)
 }
 
-/// Nodes that the consolidated metadata of the root list and that are not there: xarray reads them all the same,
-/// because it asks for no other metadata.
+/// Returns a failure for each node that the consolidated metadata of the root list and that does not exist.
+/// xarray would read such a node, because it reads no other metadata.
 fn listed_alone(
     input: &Place,
     store: &Store,
@@ -170,8 +171,8 @@ fn listed_alone(
     Ok(failures.collect())
 }
 
-/// Notes members of an object store whose names may be meant to be others: zarrs and an earlier version of this
-/// command encode some characters.
+/// Returns notes about members of an object store whose names look encoded: zarrs and an earlier version of
+/// this command encoded some characters.
 fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
     if let Place::Directory(_) = input {
         return Vec::new();
@@ -187,7 +188,7 @@ fn encoded_names(input: &Place, members: &[Member]) -> Vec<String> {
     notes.collect()
 }
 
-/// Notes which files and directories of the input are no part of the hierarchy.
+/// Returns a note about the files and directories of the input that are no part of the hierarchy.
 fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
     let first = left_out.first()?;
     Some(format!(
@@ -201,7 +202,7 @@ fn left_out_note(input: &Place, left_out: &[String]) -> Option<String> {
     ))
 }
 
-/// Plans for all arrays, and why others cannot be done.
+/// Returns the plans for all arrays that can be re-encoded, and the failures of the others.
 fn plans<'a>(
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,
@@ -234,7 +235,7 @@ fn plans<'a>(
     (plans, failed)
 }
 
-/// A node in the directory of an array, where no hierarchy has one.
+/// Returns a failure if there is a node in the directory of an array, because arrays have no members.
 fn within_array(plan: &Plan<'_>) -> Option<Failure> {
     let node = plan.chunks.node_within()?;
     let (array, node) = (&plan.job.input, plan.job.input.join(node));
@@ -246,7 +247,7 @@ fn within_array(plan: &Plan<'_>) -> Option<Failure> {
     )))
 }
 
-/// Makes the groups visible, the deepest first. Returns how many there are.
+/// Makes the groups visible to readers, the deepest first. Returns the number of groups.
 fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<usize, Failure> {
     let mut written: BTreeMap<&str, Box<RawValue>> = BTreeMap::new();
     let read = |path: &str, text: &[u8]| {
@@ -268,7 +269,7 @@ fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<
             .iter()
             .filter(|member| matches!(member.node, Node::Array))
         {
-            // An array that failed is not there.
+            // An array that failed has no metadata in the output.
             if let Some(text) = root.metadata(&member.path)? {
                 written.insert(&member.path, read(&member.path, &text)?);
             }
@@ -309,8 +310,8 @@ fn write_groups(root: &Target, begun: &Begun<'_>, members: &[Member]) -> Result<
     Ok(groups)
 }
 
-/// The root and everything below it, the root first; and the paths of files and directories that are no part of the
-/// hierarchy.
+/// Returns all nodes of the input, the root first, and the paths of files and directories that are no part of
+/// the hierarchy.
 fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), Failure> {
     let (mut members, mut left_out) = (Vec::new(), Vec::new());
     let mut paths = vec![String::new()];
@@ -322,7 +323,7 @@ fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), F
                 ))
                 .with_remedy("name the directory of a Zarr group"));
             }
-            // A directory that is no part of the hierarchy, unless there are nodes in it.
+            // The directory has no metadata. It is no part of the hierarchy, unless there is a node below it.
             match node_below(input, store, &path)? {
                 Some(below) => members.push(Member {
                     node: Node::Unreadable(without_metadata(input, store, &path, &below)),
@@ -349,7 +350,7 @@ fn members(input: &Place, store: &Store) -> Result<(Vec<Member>, Vec<String>), F
     Ok((members, left_out))
 }
 
-/// The path of a node below `path`, where there is none.
+/// Returns the path of a node below `path`, a directory without metadata; `None` if there is no node.
 fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>, Failure> {
     let (mut paths, _) = children(input, store, path)?;
     while let Some(path) = paths.pop() {
@@ -358,18 +359,18 @@ fn node_below(input: &Place, store: &Store, path: &str) -> Result<Option<String>
             .next()
             .is_some_and(|name| name.starts_with('.'))
         {
-            continue; // no member of a group, as in `readable.rs`
+            continue; // hidden directories are no members of a group, as in `readable.rs`
         }
         match Kind::below(store, &prefix_of(&path), input) {
             Ok(Kind::Nothing) => paths.extend(children(input, store, &path)?.0),
-            // A node that cannot be read is one.
+            // A node with unreadable metadata is a node, too.
             Ok(_) | Err(_) => return Ok(Some(path)),
         }
     }
     Ok(None)
 }
 
-/// A directory without metadata, in which there is a node all the same.
+/// Returns the failure for the directory `path` without metadata, in which there is a node, `below`.
 fn without_metadata(input: &Place, store: &Store, path: &str, below: &str) -> Failure {
     let failure = Failure::failed(format!(
         "{} has no metadata of a group, and {} below it would be left out",
@@ -391,7 +392,7 @@ fn without_metadata(input: &Place, store: &Store, path: &str, below: &str) -> Fa
     ))
 }
 
-/// The paths of the directories in a group, and of the files that are no metadata.
+/// Returns the paths of the directories in a group, and of its files that are no metadata.
 fn children(
     input: &Place,
     store: &Store,
@@ -419,7 +420,7 @@ fn children(
     Ok((children, files.map(str::to_string).collect()))
 }
 
-/// The node at a path of the input; `None` if there are no metadata.
+/// Returns the node at a path of the input; `None` if it has no metadata.
 fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
     let file = |name: &str| input.join(path).join(name).to_string();
     let wrong = |name: &str, error: &dyn std::fmt::Display| {
@@ -465,7 +466,8 @@ fn node(input: &Place, store: &Store, path: &str) -> Option<Node> {
     found().unwrap_or_else(|failure| Some(Node::Unreadable(failure)))
 }
 
-/// A member of a group that Zarr v3 does not have, and that a reader must understand.
+/// Returns the name of a member of a group's metadata that Zarr v3 does not have, and that a reader must
+/// understand.
 fn not_understood(members: &BTreeMap<String, Box<RawValue>>) -> Option<&str> {
     const KNOWN: [&str; 4] = [
         "zarr_format",
@@ -481,8 +483,8 @@ fn not_understood(members: &BTreeMap<String, Box<RawValue>>) -> Option<&str> {
     found.map(|(name, _)| name.as_str())
 }
 
-/// The metadata of a group in Zarr v3. What the input says keeps its text: numbers stay as they were
-/// written.
+/// Returns the metadata of a group in Zarr v3. Members of the input keep their text, so that numbers stay as
+/// they were written.
 fn group_of(
     mut members: BTreeMap<String, Box<RawValue>>,
     attributes: Option<Box<RawValue>>,

@@ -1,14 +1,14 @@
-//! Any Zarr v2 or v3 array as a sharded v3 array.
+//! Re-encodes any Zarr v2 or v3 array as a sharded v3 array.
 //!
 //! The array is read and written shard by shard, so it may be larger than memory: one shard is read while
-//! another one is written. Where that takes more than the memory for buffers, shards are made in boxes of subchunks
-//! (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the fill value, the
-//! attributes and the dimension names are carried over bit for bit.
+//! another one is written. If two shards do not fit the memory for buffers, shards are made in boxes of
+//! subchunks (`parts.rs` chooses them, `assembly.rs` puts them together). Every value, the data type, the
+//! fill value, the attributes and the dimension names are carried over bit for bit.
 //!
-//! An output never looks more complete than it is. A shard is written to a temporary file and then
-//! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens
-//! the array, comes last: until then it is called `zarr.json.incomplete`. A run with `resume` continues an
-//! interrupted run.
+//! An output never looks more complete than it is. A shard in a directory is written to a temporary file and
+//! then renamed; an object of a store appears as a whole anyway. No reader opens the array without
+//! `zarr.json`, which comes last: until then the file is called `zarr.json.incomplete`. A run with `resume`
+//! continues an interrupted run.
 
 mod arrays;
 mod assembly;
@@ -21,7 +21,7 @@ mod objects;
 mod readable;
 mod report;
 mod resume;
-mod run;
+mod same_run;
 mod shapes;
 mod target;
 mod verify;
@@ -32,13 +32,13 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::ArrayToBytesCodecTraits;
 use zarrs_cuda::Options;
 
-use self::arrays::{Input, Output, describe, metadata_json};
+use self::arrays::{Input, OutputArray, describe, metadata_json};
 use self::copy::copy;
 use self::covered::Covered;
 use self::found::Node;
 pub use self::report::{ArrayReport, Copied, GroupReport, Report, WrittenGroup};
 use self::resume::Stored;
-use self::run::Run;
+use self::same_run::Run;
 use self::shapes::Shapes;
 use self::target::Target;
 use self::verify::verify;
@@ -95,39 +95,41 @@ use crate::watcher::{Event, Watcher};
     reason = "choices that do not exclude one another"
 )]
 pub struct Reencode {
-    /// A Zarr array, of v2 or v3; if `recursive`, also a group.
+    /// The Zarr array to read, of v2 or v3; if `recursive`, also a group.
     pub input: Place,
     /// The place of the new array or group.
     pub output: Place,
-    /// The shapes of shards and subchunks. If `recursive`, they are for arrays of as many dimensions.
+    /// The shapes of shards and subchunks. If `recursive`, they apply to arrays with the same number of
+    /// dimensions.
     pub shapes: Wishes,
     /// The codec of subchunks.
     pub codec: SubchunkCodec,
     /// The end of a shard at which its index lies.
     pub index: ShardingIndexLocation,
-    /// Re-encodes every array of a group.
+    /// Whether `input` may be a group, each array of which is re-encoded.
     pub recursive: bool,
-    /// If `recursive`: leaves out arrays that cannot be done, and does the others.
+    /// If `recursive`: whether arrays that cannot be re-encoded are left out, instead of failing the run.
     pub keep_going: bool,
-    /// Tells the watcher the stages of shards.
+    /// Whether the watcher is told the stages of shards.
     pub explain: bool,
-    /// Reads both arrays again with zarrs' own codecs, and compares every bit.
+    /// Whether the run finally reads both arrays with zarrs' own codecs, and compares every bit.
     pub verify: bool,
-    /// Accepts an array of which no chunk is stored: every element is the fill value.
+    /// Whether an array without a stored chunk, in which every element is the fill value, is accepted.
     pub allow_empty: bool,
-    /// Replaces the arrays at `output`.
+    /// Whether arrays at `output` are replaced.
     pub overwrite: bool,
-    /// Goes on with an interrupted run of the same settings: keeps the parts of `output` that are whole. It excludes
-    /// `overwrite`.
+    /// Whether the run continues an interrupted run of the same settings, and keeps the shards of `output`
+    /// that are whole. It excludes `overwrite`.
     pub resume: bool,
-    /// Where shards are encoded and decoded, and the memory for buffers.
+    /// The engines that encode and decode shards, and the memory for buffers.
     pub options: Options,
-    /// The threads that decode and encode at once: one or more.
+    /// The number of threads that decode and encode at once: one or more.
     pub threads: usize,
 }
 
 impl Reencode {
-    /// The array `input` as the new array `output`, with shards of about 128 MiB, subchunks of about 128 KiB and zstd.
+    /// Returns the settings to re-encode `input` as the new array `output`, with shards of about 128 MiB,
+    /// subchunks of about 128 KiB and zstd.
     pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
         Self {
             input: input.into(),
@@ -147,16 +149,16 @@ impl Reencode {
         }
     }
 
-    /// Re-encodes. Blocks until the output is complete, a failure, or `watcher` stops the run.
+    /// Re-encodes. Blocks until the output is complete, the run fails, or `watcher` stops it.
     ///
     /// # Errors
-    /// - `input` cannot be read, is damaged, or has something that Zarr v3 or other readers do not have.
-    /// - `output` is there already, lies in `input`, or is being written by another run.
+    /// - `input` cannot be read, is damaged, or has a feature that Zarr v3 or other readers do not have.
+    /// - `output` exists already, lies in `input`, or is being written by another run.
     /// - The settings make no sense together, or more memory is needed than the options have.
     /// - A registration of [`zarrs_cuda::register`] is in force: of the application, or of another run.
     /// - The watcher stopped the run.
     ///
-    /// With `recursive`, the report has the failures of single arrays.
+    /// With `recursive`, the failures of single arrays are in the report.
     pub fn run(&self, watcher: &dyn Watcher) -> Result<Report, Failure> {
         extensions::register();
         if self.overwrite && self.resume {
@@ -191,16 +193,16 @@ impl Reencode {
     }
 }
 
-/// The states of an output that a run accepts.
+/// The existing outputs to which a run may write.
 #[derive(Clone, Copy)]
 struct Mode {
-    /// The output of an interrupted run, which this run goes on with.
+    /// Whether the run continues the output of an interrupted run.
     resume: bool,
-    /// An array, which this run replaces.
+    /// Whether the run replaces an array.
     overwrite: bool,
 }
 
-/// One array to re-encode.
+/// The job to re-encode one array.
 struct Job<'a> {
     settings: &'a Reencode,
     watcher: &'a dyn Watcher,
@@ -208,25 +210,25 @@ struct Job<'a> {
     output: Place,
 }
 
-/// The user stopped the run while it was planned.
+/// Returns the failure of a run that the user stopped while it was planned.
 fn not_begun() -> Failure {
     Failure::interrupted("stopped before anything was written")
 }
 
-/// The plan for an array, before anything is written.
+/// The plan for one array, before anything is written.
 struct Plan<'a> {
     job: Job<'a>,
     shapes: Shapes,
     input: Input,
-    /// The chunks of the input that are stored, and how many for people.
+    /// The chunks of the input that are stored. `counted` is their number in words.
     chunks: Chunks,
     counted: String,
     opened: Opened,
     target: Target,
-    output: Output,
+    output: OutputArray,
     run: Run,
     mode: Mode,
-    /// An earlier run has done it.
+    /// Whether an earlier run has completed this array.
     is_done: bool,
 }
 
@@ -236,10 +238,10 @@ impl<'a> Job<'a> {
         self.watcher.hear(Event::Line(line));
     }
 
-    /// Opens the input, and decides what the output becomes. Writes nothing. `is_stale`: the input was
-    /// written since an earlier run may have done it.
+    /// Opens the input, and plans the output. Writes nothing. `is_stale`: whether the input was written after
+    /// an earlier run may have completed the output.
     fn plan(self, is_stale: bool) -> Result<Plan<'a>, Failure> {
-        // All sharded arrays use our codec, also a sharded input.
+        // All sharded arrays use our codec, the input too.
         let _registration = zarrs_cuda::register(self.settings.options.clone())?;
         let (opened, chunks) = self.listed()?;
         let empty = if self.settings.allow_empty {
@@ -294,7 +296,8 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Checks that the codecs of the input take its data type. Some say so only when they decode.
+    /// Checks that the codecs of the input support its data type. Some codecs refuse it only when they
+    /// decode.
     fn must_be_decodable(&self, input: &Input) -> Result<(), Failure> {
         let Ok(chunk) = input.chunk_shape(&vec![0; input.dimensionality()]) else {
             return Ok(()); // there are no chunks
@@ -307,8 +310,8 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Checks that the first stored chunk can be read, as far as it is in one part of a shard of the output. Some
-    /// codecs fail only then, and the output is not begun yet.
+    /// Reads the first stored chunk, as far as it lies in one part of a shard of the output. Some codecs fail
+    /// only then, and here the output is not begun yet.
     fn must_be_read(&self, chunks: &Chunks, input: &Input, shapes: &Shapes) -> Result<(), Failure> {
         let Some(first) = chunks.indices().and_then(|mut chunks| chunks.next()) else {
             return Ok(());
@@ -335,7 +338,7 @@ impl<'a> Job<'a> {
             .map_err(|failure| failure.with_remedy("nothing was written. Is the input whole?"))
     }
 
-    /// The input, and which of its chunks are stored.
+    /// Opens the input, and lists its stored chunks.
     fn listed(&self) -> Result<(Opened, Chunks), Failure> {
         let mut input = open::array(&self.input)?;
         let chunks = Chunks::of(&mut input)?;

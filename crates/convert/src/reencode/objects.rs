@@ -20,20 +20,20 @@ pub(super) fn set(store: &Store, key: &str, value: &[u8]) -> Result<()> {
     store.set(&StoreKey::new(key)?, value.to_vec().into())
 }
 
-/// The keys of all objects but leases. A console of S3 makes objects without a name for its folders: they are
-/// none.
+/// Returns the keys of all objects except for leases, and for the objects without a name that S3 consoles
+/// make to represent folders.
 fn keys(store: &Store) -> Result<Vec<StoreKey>> {
     let mut keys = store.list()?;
     keys.retain(|key| !key.as_str().is_empty() && !ArrayLease::is_key(key.as_str()));
     Ok(keys)
 }
 
-/// Whether an object belongs to an array, by its key.
+/// Returns whether the object with the key `key` belongs to an array.
 fn is_of_array(key: &str) -> bool {
     METADATA.contains(&key) || key.split('/').all(is_part_of_chunk_key)
 }
 
-/// Looks at the objects at `place`.
+/// Returns the state of the output at `place`.
 pub(super) fn look(place: &Place, store: &Store) -> Result<Found, Failure> {
     let look = format!("look at {place}");
     let keys = keys(store).map_err(Failure::to(&look))?;
@@ -50,13 +50,13 @@ pub(super) fn look(place: &Place, store: &Store) -> Result<Found, Failure> {
     })
 }
 
-/// Deletes the array at `place`. Afterwards there is a marker, which is empty.
+/// Deletes the array at `place`, and leaves an empty marker.
 pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> {
-    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
+    // Write the marker first: a half-deleted array must be recognised as an incomplete output.
     let empty = format!("empty {place}");
     set(store, INCOMPLETE, b"").map_err(Failure::to(&empty))?;
     let mut keys = keys(store).map_err(Failure::to(&empty))?;
-    // Another program may have stored something since the place was looked at.
+    // Delete only objects of an array: another program may have stored something since the state was read.
     keys.retain(|key| is_of_array(key.as_str()));
     let (chunks, mut others): (Vec<_>, Vec<_>) = keys
         .into_iter()
@@ -71,7 +71,7 @@ pub(super) fn delete_array(place: &Place, store: &Store) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The paths of the arrays and groups below the root.
+/// Returns the paths of the arrays and groups below the root.
 pub(super) fn nodes_in(place: &Place, store: &Store) -> Result<BTreeSet<String>, Failure> {
     let keys = keys(store).map_err(Failure::to(format_args!("look at {place}")))?;
     let nodes = keys.iter().filter_map(|key| {

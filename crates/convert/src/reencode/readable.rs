@@ -1,4 +1,5 @@
-//! Entries of a group that cannot be looked into: arrays there would be left out without a word.
+//! Finds directories and links of a group that cannot be read: arrays in them would be left out without a
+//! word.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,8 @@ use crate::failure::Failure;
 use crate::open::is_group;
 use crate::stored::ends_elsewhere;
 
-/// The directories, and links that lead nowhere, in the group `root` and the groups in it that cannot be read.
+/// Returns a failure for each directory that cannot be read, and for each link that leads nowhere, in the
+/// group `root` and in the groups below it.
 ///
 /// # Errors
 /// The group `root` cannot be listed.
@@ -27,13 +29,13 @@ pub(super) fn unreadable(root: &Path) -> Result<Vec<Failure>, Failure> {
             let path = entry.map_err(|error| cannot(&group, &error))?.path();
             let name = path.file_name().unwrap_or_default();
             if name.as_encoded_bytes().starts_with(b".") {
-                continue; // no member of a group
+                continue; // hidden entries are no members of a group
             }
             match fs::metadata(&path) {
                 Ok(metadata) if !metadata.is_dir() => {}
                 Ok(_) => match fs::read_dir(&path) {
-                    // The walk through the members reports metadata that cannot be understood.
-                    // A link that leads back is reported by the walk, too.
+                    // The walk through the members, in `hierarchy.rs`, reports metadata that cannot be
+                    // understood, and links that lead back.
                     Ok(_) if is_group(&path).unwrap_or(false) => {
                         if ends_elsewhere(&path).is_ok() {
                             groups.push(path);

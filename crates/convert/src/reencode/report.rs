@@ -13,9 +13,9 @@ use crate::open::Place;
 /// The report of a run.
 #[derive(Clone, Debug)]
 pub enum Report {
-    /// One array was re-encoded.
+    /// The run re-encoded one array.
     Array(Box<ArrayReport>),
-    /// A group was, or some of its arrays.
+    /// The run re-encoded a group, or some of its arrays.
     Group(GroupReport),
 }
 
@@ -27,7 +27,7 @@ pub struct ArrayReport {
     pub input: Place,
     /// The array that was written.
     pub output: Place,
-    /// The work; `None` if an earlier run has done it.
+    /// The work on the array; `None` if an earlier run had completed it.
     pub copied: Option<Copied>,
 }
 
@@ -45,23 +45,24 @@ pub struct Copied {
     pub codec: SubchunkCodec,
     /// The stored chunks of the input.
     pub chunks: ChunkCounts,
-    /// The stages of shards, if they were asked for and can be told.
+    /// The stages of shards, if the settings ask for them and they are known.
     pub explanation: Option<Explanation>,
-    /// Whether the output was read again, and is equal.
+    /// Whether the run compared the output with the input, and found them equal.
     pub verified: bool,
-    /// The bytes of all elements that were read.
+    /// The number of bytes of all elements that were read.
     pub bytes_decoded: u64,
     /// The time that the copy took.
     pub time: Duration,
-    /// The bytes of all elements, if they are known: elements may differ in size.
+    /// The number of bytes of all elements; `None` if that is not known, because elements differ in size.
     pub values_bytes: Option<u64>,
-    /// The bytes of all objects of the input; `None` if its store cannot tell.
+    /// The number of bytes of all objects of the input; `None` if its store cannot tell.
     pub stored_bytes_before: Option<u64>,
-    /// The bytes of all objects of the output; `None` if its store cannot tell.
+    /// The number of bytes of all objects of the output; `None` if its store cannot tell.
     pub stored_bytes_now: Option<u64>,
-    /// Lines for people: temporaries that are left, copies of metadata that are out of date.
+    /// Lines for people about temporaries that could not be deleted, and about consolidated metadata that are
+    /// out of date.
     pub notes: Vec<String>,
-    /// The metadata that were read otherwise than they are stored, as lines for people.
+    /// Lines for people about metadata that had to be repaired to be read.
     pub repaired_metadata: Vec<String>,
 }
 
@@ -73,11 +74,11 @@ pub struct GroupReport {
     pub input: Place,
     /// The group that was written.
     pub output: Place,
-    /// The arrays and groups of the input.
+    /// The number of arrays and groups in the input.
     pub members: usize,
-    /// The output; `None` if nothing was written, because of `failures`.
+    /// The arrays and groups that were written; `None` if nothing was written, because of `failures`.
     pub written: Option<WrittenGroup>,
-    /// The arrays and groups that failed.
+    /// A failure for each array or group that could not be re-encoded.
     pub failures: Vec<Failure>,
 }
 
@@ -87,11 +88,12 @@ pub struct GroupReport {
 pub struct WrittenGroup {
     /// The arrays that are complete.
     pub arrays: Vec<ArrayReport>,
-    /// The number of groups, with the root.
+    /// The number of groups, including the root.
     pub groups: usize,
-    /// Lines for people: temporaries that are left, copies of metadata that are out of date.
+    /// Lines for people about temporaries that could not be deleted, and about consolidated metadata that are
+    /// out of date.
     pub notes: Vec<String>,
-    /// The metadata of groups that were read otherwise than they are stored, as lines for people.
+    /// Lines for people about metadata of groups that had to be repaired to be read.
     pub repaired_metadata: Vec<String>,
     /// The paths of files and directories of the input that are no part of the hierarchy.
     pub left_out: Vec<String>,

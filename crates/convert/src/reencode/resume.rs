@@ -1,21 +1,21 @@
-//! Checks which shards of an incomplete output are whole and current, so that `--resume` keeps them.
+//! Finds the shards of an incomplete output that are whole and current, so that `--resume` keeps them.
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda::maintenance::{Inspection, Shards};
 
 use super::Job;
-use super::arrays::{Input, Output};
+use super::arrays::{Input, OutputArray};
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::Store;
 
-/// The shards that an earlier run stored.
+/// The shards of the output that an earlier run stored.
 pub(super) struct Stored<'a> {
     place: String,
     input: &'a Input,
-    /// `None` if this run does not resume one.
+    /// The shards of the output; `None` if this run does not resume an earlier one.
     shards: Option<Shards<'a, Store>>,
-    /// The keys of the input that were written since.
+    /// The keys of the input that were written since the earlier run began.
     changes: Option<&'a Changes>,
 }
 
@@ -23,7 +23,7 @@ impl<'a> Stored<'a> {
     pub(super) fn of(
         job: &Job<'_>,
         input: &'a Input,
-        output: &'a Output,
+        output: &'a OutputArray,
         changes: Option<&'a Changes>,
     ) -> Result<Self, Failure> {
         let shards = job
@@ -39,9 +39,9 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// Whether the shard with these indices, which is of this region of the array, is stored and
-    /// [whole](is_whole), and no chunk of the input in the region was written since. Otherwise the shard is
-    /// to be written again.
+    /// Returns whether the shard with these indices, which covers `region`, is stored and [whole](is_whole),
+    /// and no chunk of the input in `region` was written since the earlier run. If not, this run writes the
+    /// shard again.
     pub(super) fn has(&self, indices: &[u64], region: &ArraySubset) -> Result<bool, Failure> {
         let Some(shards) = &self.shards else {
             return Ok(false);
@@ -62,13 +62,13 @@ impl<'a> Stored<'a> {
                 let key = self.input.chunk_key(&chunk);
                 changes.has(key.as_str())
             }),
-            _ => true, // nothing is known of its chunks
+            _ => true, // the chunks are not known, so they count as changed
         }
     }
 }
 
-/// Whether a shard is as this program writes it: its index decodes, which compares its checksum, and the
-/// subchunks and the index lie side by side and fill the shard.
+/// Returns whether a shard is as this program writes it: its index decodes with the right checksum, and the
+/// subchunks and the index fill the shard without gaps.
 fn is_whole(shard: &Inspection) -> bool {
     let mut subchunks = shard.subchunks.iter().flatten();
     let index = shard.index.as_ref().map(|index| index.end - index.start);

@@ -12,7 +12,7 @@ use crate::open::{Place, Store};
 use crate::parts::{Parts, Sizes, element_bytes, reads, unit};
 use crate::shapes::{Written, edges};
 
-/// The shapes of the array, its shards and their subchunks.
+/// The shapes of the output array, of its shards and of their subchunks.
 pub(crate) struct Shapes {
     pub(crate) array: Vec<u64>,
     pub(crate) shard: Vec<NonZeroU64>,
@@ -28,7 +28,7 @@ impl Shapes {
         let (input_chunk, element) = (unit(input), element_bytes(input));
         let other_rank = |option: &str, rank: usize| {
             if job.settings.recursive {
-                return Ok(()); // it is for other arrays
+                return Ok(()); // the shape is for arrays with another number of dimensions
             }
             Err(Failure::usage(format!(
                 "{option} has {rank} dimensions, but the array has {}: {array:?}",
@@ -55,14 +55,14 @@ impl Shapes {
         })
     }
 
-    /// Notes for people about work that other options avoid.
+    /// Returns notes for people about work that other options would avoid.
     pub(super) fn notes(&self, budget: &Budget) -> impl Iterator<Item = String> {
         let twice = self.reading_twice();
         twice.into_iter().chain(self.parts.note(budget))
     }
 
-    /// Returns a note if chunks of the input cross the borders of shards, and so are read
-    /// repeatedly.
+    /// Returns a note if chunks of the input cross the borders of shards, and are read more than once for
+    /// this reason.
     fn reading_twice(&self) -> Option<String> {
         let times = reads(&self.array, &edges(&self.shard), &self.input_chunk);
         (times >= 1.5).then(|| {

@@ -1,4 +1,4 @@
-//! Where the output goes: a directory, or a prefix of an object store.
+//! The output of a run: a directory, or a prefix of an object store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 use zarrs::storage::{StorageError, StoreKey};
 
 use super::found::{Found, GROUP_METADATA, INCOMPLETE, Node, Start, prefix_of};
-use super::run::Run;
+use super::same_run::Run;
 use super::{Mode, directory, objects};
 use crate::claim::Claim;
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
-use crate::replace::{Left, Replacing};
+use crate::replace::{Left, ReplacingFiles};
 
-/// Where an array or a group goes.
+/// The place of an output, which is an array or a group.
 pub(super) struct Target {
     place: Place,
-    /// A value of it appears at once, as a whole.
+    /// The store of the output, in which each value appears at once, as a whole.
     pub(super) store: Arc<Store>,
 }
 
@@ -27,7 +27,7 @@ impl Target {
         Ok(Self {
             place: place.clone(),
             store: match stores.files {
-                Some(files) => Arc::new(Replacing::new(files)),
+                Some(files) => Arc::new(ReplacingFiles::new(files)),
                 None => stores.store,
             },
         })
@@ -40,15 +40,16 @@ impl Target {
         }
     }
 
-    /// Checks that `run` may write an array. Writes nothing.
+    /// Checks that `run` may write an array to this target. Writes nothing.
     pub(super) fn check(&self, mode: Mode, run: &Run) -> Result<(), Failure> {
         let found = self.look(None)?;
         found.start(mode, run, &self.place, Node::Array)?;
         Ok(())
     }
 
-    /// Checks that `run` may write a group whose arrays and groups have the paths `members`. Writes
-    /// nothing. Returns what was written to the input since the run that it goes on with began.
+    /// Checks that `run` may write a group to this target, with arrays and groups at the paths `members`.
+    /// Writes nothing. If the run continues an interrupted one, returns the keys of the input that were
+    /// written since that run began.
     pub(super) fn check_group(
         &self,
         mode: Mode,
@@ -71,7 +72,7 @@ impl Target {
         })
     }
 
-    /// The paths of the arrays and groups below.
+    /// Returns the paths of the arrays and groups below the target.
     fn nodes(&self) -> Result<BTreeSet<String>, Failure> {
         match &self.place {
             Place::Directory(path) => directory::nodes_in(path),
@@ -79,8 +80,8 @@ impl Target {
         }
     }
 
-    /// Takes the target for `run`, which writes an array or a group. Deletes the arrays that are to be replaced, and
-    /// hides the group from readers.
+    /// Claims the target for `run`, which writes an array or a group. Deletes the arrays that the run
+    /// replaces, and hides the group from readers.
     pub(super) fn begin<'a>(
         &'a self,
         mode: Mode,
@@ -91,7 +92,7 @@ impl Target {
             Place::Directory(path) => Some(directory::claim(path)?),
             Place::Url(_) => None,
         };
-        // Another run may have been there since it was checked.
+        // Check again: another run may have written since `check`.
         let start = self
             .look(claim.as_ref())?
             .start(mode, run, &self.place, node)?;
@@ -129,7 +130,7 @@ impl Target {
         })
     }
 
-    /// Whether the array of `run` is there, complete.
+    /// Returns whether the complete array of `run` is at the target.
     pub(super) fn is_published(&self, run: &Run) -> Result<bool, Failure> {
         let get = |key| {
             objects::get(&*self.store, key)
@@ -139,7 +140,8 @@ impl Target {
         Ok(is_there && get(INCOMPLETE)?.is_none())
     }
 
-    /// The metadata of the array or group with the path `path` below, if readers see it.
+    /// Returns the metadata of the array or group at `path` below the target; `None` if readers do not see
+    /// it.
     pub(super) fn metadata(&self, path: &str) -> Result<Option<Vec<u8>>, Failure> {
         let stored = objects::get(&*self.store, &format!("{path}/zarr.json"));
         let stored = stored.map_err(|error| {
@@ -149,7 +151,7 @@ impl Target {
         Ok(stored.map(|stored| stored.to_vec()))
     }
 
-    /// Writes a group with the path `path` below.
+    /// Writes the metadata of a group at `path` below the target.
     pub(super) fn write_group(&self, path: &str, metadata: &[u8]) -> Result<(), Failure> {
         let key = format!("{path}/zarr.json");
         objects::set(&*self.store, &key, metadata).map_err(|error| {
@@ -160,14 +162,15 @@ impl Target {
     }
 }
 
-/// A target that a run writes to.
+/// A target that a run has claimed and writes to.
 pub(super) struct Begun<'a> {
     target: &'a Target,
     run: &'a Run,
-    /// The lock of a directory's marker.
+    /// The lock on the marker of a directory; `None` for objects.
     claim: Option<Claim>,
     marker: Vec<u8>,
-    /// The keys of the input that were written since the run began that this one goes on with.
+    /// The keys of the input that were written since the interrupted run began; `None` if this run continues
+    /// none.
     pub(super) changes: Option<Changes>,
 }
 
@@ -190,8 +193,8 @@ impl Begun<'_> {
         }
     }
 
-    /// Deletes the arrays below, and hides the groups. Otherwise a later run could take an old array for
-    /// one that this run has written.
+    /// Deletes the arrays below the target, and hides the groups. Otherwise a later run could take an old
+    /// array for one of this run.
     fn delete_members(&mut self) -> Result<(), Failure> {
         let target = self.target;
         self.write_marker(b"")?;
@@ -218,12 +221,12 @@ impl Begun<'_> {
         Ok(())
     }
 
-    /// Deletes the temporaries of runs that have ended, and returns those that are left: all of an array, or those of
-    /// the metadata of the group with the path `group`.
+    /// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the
+    /// path of a group, it looks only at temporaries of that group's metadata; without, at all of the array.
     pub(super) fn remove_temporaries(&self, group: Option<&str>) -> Result<Left, Failure> {
         match &self.target.place {
             Place::Directory(root) => directory::remove_temporaries(root, group),
-            Place::Url(_) => Ok(Left::default()), // a value that was not sent to its end does not exist
+            Place::Url(_) => Ok(Left::default()), // an upload that is not complete makes no object
         }
     }
 
@@ -233,7 +236,7 @@ impl Begun<'_> {
         self.remove_marker()
     }
 
-    /// Stores the metadata that readers see. The marker stays.
+    /// Stores the metadata that readers see, and leaves the marker.
     pub(super) fn show(&self, metadata: &[u8]) -> Result<(), Failure> {
         let (place, store) = (&self.target.place, &*self.target.store);
         let finish = format!("finish {place}");
@@ -251,7 +254,7 @@ impl Begun<'_> {
         objects::set(store, "zarr.json", metadata).map_err(Failure::to(&finish))
     }
 
-    /// Deletes the marker: nothing is missing.
+    /// Deletes the marker, because the output is complete.
     pub(super) fn remove_marker(self) -> Result<(), Failure> {
         let place = &self.target.place;
         let removed = match self.claim {

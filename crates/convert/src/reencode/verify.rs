@@ -1,19 +1,19 @@
-//! Compares the output with the input.
+//! Compares the output array with the input array.
 
 use zarrs::array::{Array, ArrayBytes};
 
 use super::Job;
-use super::arrays::Output;
+use super::arrays::OutputArray;
 use super::copy::{Counter, cannot_read, read};
 use super::covered::Covered;
 use super::shapes::Shapes;
 use crate::failure::Failure;
 
-/// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
+/// Reads the region of each shard from both arrays with zarrs' own codecs, and compares the bits.
 ///
-/// Our codec is no longer registered, so that it does not check itself. Nothing else decodes IN: the
-/// tests compare each codec that may be in IN with numcodecs and zarr-python.
-pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
+/// The registration of our codec has ended, so that the codec does not check itself. For the input there is
+/// no second decoder: tests compare each codec that it may have with numcodecs and zarr-python.
+pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &OutputArray) -> Result<(), Failure> {
     let (opened, chunks) = job.listed()?;
     let input = opened.array.with_storage(opened.array.storage());
     let input = input.with_codec_options(shapes.parts.options());

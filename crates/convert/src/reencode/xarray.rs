@@ -1,4 +1,4 @@
-//! Attributes of xarray, from Zarr v2 to Zarr v3.
+//! Translates the attributes of xarray from Zarr v2 to Zarr v3.
 //!
 //! xarray keeps the value of missing elements in `fill_value` of Zarr v2, and in the attribute
 //! `_FillValue` of Zarr v3. It keeps the names of dimensions in the attribute `_ARRAY_DIMENSIONS` of
@@ -15,11 +15,11 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 const DIMENSIONS: &str = "_ARRAY_DIMENSIONS";
 const FILL_VALUE: &str = "_FillValue";
 
-/// The attributes of an array of xarray in Zarr v3.
+/// The names of dimensions and the attributes of an array of xarray, in Zarr v3.
 pub(super) struct InV3 {
     pub(super) dimension_names: Vec<String>,
     pub(super) attributes: Map<String, Value>,
-    /// A line about elements that xarray reads otherwise than before.
+    /// A line for people about elements that xarray will read otherwise than before.
     pub(super) note: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn in_v3(
     attributes.shift_remove(DIMENSIONS);
     let note = match fill_value.map(|fill_value| Element::of(data_type, fill_value)) {
         None => restate(&mut attributes, data_type),
-        // xarray takes this one, whatever the attribute says.
+        // xarray uses the fill value of the metadata, whatever the attribute says.
         Some(Some(element)) => {
             element.state(&mut attributes);
             None
@@ -59,7 +59,7 @@ pub(super) fn in_v3(
     })
 }
 
-/// Writes an attribute `_FillValue` of Zarr v2, where it is a plain value, as in Zarr v3.
+/// Replaces an attribute `_FillValue` in the form of Zarr v2, a plain value, by the form of Zarr v3.
 fn restate(attributes: &mut Map<String, Value>, data_type: &DataType) -> Option<String> {
     let value = match attributes.get(FILL_VALUE)? {
         Value::Array(values) if values.len() == 1 && !is_complex(data_type) => values.first()?,
@@ -86,10 +86,10 @@ fn name_of(data_type: &DataType) -> String {
     name.map_or_else(String::new, std::borrow::Cow::into_owned)
 }
 
-/// An element of a data type of which xarray has missing elements.
+/// An element of a data type for which xarray has missing elements.
 enum Element {
     Bool(bool),
-    /// An integer, as JSON.
+    /// An integer, as a JSON number.
     Integer(Value),
     Float(f64),
     Complex(f64, f64),
@@ -97,7 +97,7 @@ enum Element {
 }
 
 impl Element {
-    /// The element of `fill_value`; `None` if xarray has no missing elements of this data type.
+    /// Returns the element of `fill_value`; `None` if xarray has no missing elements of this data type.
     fn of(data_type: &DataType, fill_value: &FillValue) -> Option<Self> {
         let bytes = fill_value.as_ne_bytes();
         macro_rules! number {
@@ -135,7 +135,7 @@ impl Element {
         })
     }
 
-    /// The element of an attribute of Zarr v2, or of one that is in the form of Zarr v3 already.
+    /// Returns the element in an attribute of Zarr v2, or in one that already has the form of Zarr v3.
     fn of_json(data_type: &DataType, value: &Value) -> Option<Self> {
         let float = |value: &Value| match value {
             Value::String(text) => match text.as_str() {
@@ -166,7 +166,7 @@ impl Element {
         })
     }
 
-    /// Writes the attribute as xarray writes it in Zarr v3.
+    /// Writes the attribute in the form in which xarray writes it to Zarr v3.
     fn state(self, attributes: &mut Map<String, Value>) {
         let base64 = |number: f64| json!(BASE64_STANDARD.encode(number.to_le_bytes()));
         let value = match self {
@@ -175,7 +175,7 @@ impl Element {
             Self::Float(value) => base64(value),
             Self::Complex(re, im) => json!([base64(re), base64(im)]),
             Self::Text(text) => {
-                // xarray cannot read the other attribute of text in Zarr v3, and this one says the same.
+                // xarray cannot read `_FillValue` of text in Zarr v3. `missing_value` has the same meaning.
                 attributes.shift_remove(FILL_VALUE);
                 attributes.entry("missing_value").or_insert(json!(text));
                 return;

@@ -1,8 +1,8 @@
-//! Whether bytes that one chain of codecs encoded are bytes of another chain.
+//! Compares two chains of codecs: whether a decoder of one chain reads what the other chain encoded.
 
 use serde_json::{Map, Value};
 
-/// Parameters that say how hard an encoder tries. A decoder does not need them.
+/// Parameters of the effort of an encoder. A decoder does not need them.
 const LEVELS: [(&str, &str); 12] = [
     ("blosc", "clevel"),
     ("numcodecs.blosc", "clevel"),
@@ -18,19 +18,19 @@ const LEVELS: [(&str, &str); 12] = [
     ("numcodecs.pcodec", "level"),
 ];
 
-/// Parameters that may be left out, and what they are then.
+/// Parameters that metadata may leave out, and their default values.
 const DEFAULTS: [(&str, &str, Value); 2] = [
     ("zstd", "checksum", Value::Bool(false)),
     ("numcodecs.zstd", "checksum", Value::Bool(false)),
 ];
 
-/// The name in metadata of a codec, a data type or a grid: `"name"` or `{"name": "name"}`.
+/// Returns the name of a codec, a data type or a grid from its metadata: `"name"` or `{"name": "name"}`.
 pub(super) fn name_of(metadata: &Value) -> &str {
     let name = metadata.get("name").unwrap_or(metadata);
     name.as_str().unwrap_or("?")
 }
 
-/// Metadata in one form: with a name and a configuration.
+/// Returns the name and the configuration in `metadata`, which may be only a name.
 pub(super) fn plain(metadata: &Value) -> (String, Map<String, Value>) {
     let configuration = metadata.get("configuration").and_then(Value::as_object);
     (
@@ -39,8 +39,8 @@ pub(super) fn plain(metadata: &Value) -> (String, Map<String, Value>) {
     )
 }
 
-/// Returns the name and the configuration of `codec`, as far as a decoder needs them, with the defaults. If
-/// `is_bytes`, an element has one byte, and so no byte order.
+/// Returns the name of `codec`, and those parameters that a decoder needs, with defaults for missing ones. If
+/// `is_bytes`, elements have one byte, and so the byte order is left out.
 fn decoding(codec: &Value, is_bytes: bool) -> (String, Map<String, Value>) {
     let (name, mut configuration) = plain(codec);
     for (codec, level) in LEVELS {
@@ -72,7 +72,8 @@ fn decoding(codec: &Value, is_bytes: bool) -> (String, Map<String, Value>) {
     (name, configuration)
 }
 
-/// The first difference of two chains that a decoder would notice, for people.
+/// Returns a description of the first difference of two chains that matters to a decoder; `None` if there is
+/// none.
 pub(super) fn difference(input: &[Value], output: &[Value], is_bytes: bool) -> Option<String> {
     let names = |chain: &[Value]| chain.iter().map(name_of).collect::<Vec<_>>().join(", ");
     let [a, b] = [input, output].map(|chain| chain.iter().map(|c| decoding(c, is_bytes)));
@@ -97,7 +98,7 @@ pub(super) fn difference(input: &[Value], output: &[Value], is_bytes: bool) -> O
     ))
 }
 
-/// Whether two objects are equal, in whatever order their members are.
+/// Returns whether two JSON objects are equal, whatever the order of their members.
 fn is_equal(a: &Map<String, Value>, b: &Map<String, Value>) -> bool {
     a.len() == b.len() && a.iter().all(|(name, value)| b.get(name) == Some(value))
 }

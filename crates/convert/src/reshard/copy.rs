@@ -10,40 +10,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use zarrs::array::ChunkKeyEncoding;
 use zarrs_cuda::maintenance::ShardFormat;
 
-use super::plan::{Piece, Plan};
-use super::source::{Objects, Place, Source};
+use super::plan::{BlockPiece, Plan};
+use super::source::{Objects, Source, SubchunkPlace};
 use crate::evidence::Changes;
 use crate::shard_file::{ShardFile, first_byte};
 use crate::stored::{self, Keys};
 use crate::watcher::{Event, Watcher};
 
-/// Bytes of a file that are written together. With 2 MiB, ext4 took up to six times as long: it asks for
-/// page cache in pieces of the size of a write, and large ones are not always to be had.
+/// The number of bytes that are written to a file at once. With 2 MiB, ext4 took up to six times as long: it
+/// requests page cache in units of the size of a write, and large units are not always free.
 const BUFFER: usize = 256 << 10;
 
-/// Where the subchunks of an object of OUT lie, in C order.
+/// The extents of the subchunks in an object of OUT, in C order; `None` for an empty subchunk.
 type Extents = Vec<Option<Range<u64>>>;
 
-/// The objects of OUT.
+/// The directory of OUT, and how its objects are stored.
 pub(super) struct Target<'a> {
     pub(super) root: &'a Path,
     pub(super) keys: &'a ChunkKeyEncoding,
-    /// `None` if the objects are chunks.
+    /// The format of the objects as shards; `None` if the objects are chunks.
     pub(super) format: Option<&'a ShardFormat>,
-    /// Whether objects may be there already, from a run that was killed.
+    /// Whether this run continues an interrupted one, so that objects of OUT may exist already.
     pub(super) resumes: bool,
-    /// The keys of IN that were written since that run began.
+    /// The keys of IN that were written since the interrupted run began.
     pub(super) changes: Option<&'a Changes>,
 }
 
-/// The counts of a copy.
+/// The numbers of objects and subchunks that were copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copied {
-    /// Objects of OUT that were written.
+    /// The number of objects of OUT that were written.
     pub(super) written: u64,
-    /// Objects of OUT that were there already, and whole.
+    /// The number of objects of OUT that existed already and were whole.
     pub(super) kept: u64,
-    /// Subchunks of the objects that were written, and their bytes.
+    /// The number of subchunks in the written objects. `bytes` is their size.
     pub(super) subchunks: u64,
     pub(super) bytes: u64,
 }
@@ -61,13 +61,13 @@ impl std::ops::Add for Copied {
     }
 }
 
-/// Copies all `pieces`, on `threads` threads. Stops early if the user asks to.
+/// Copies all `pieces` on `threads` threads. Stops early if `watcher` asks for it.
 ///
 /// # Errors
-/// The first of any thread.
+/// The first failure of any thread.
 pub(super) fn copy(
     plan: &Plan,
-    pieces: &[Piece],
+    pieces: &[BlockPiece],
     objects: &Objects<'_>,
     target: &Target<'_>,
     threads: usize,
@@ -87,7 +87,7 @@ pub(super) fn copy(
         {
             thread.source.begin();
             for object in plan.objects(piece).take_while(|_| !watcher.is_stopping()) {
-                // No thread begins another piece after a failure.
+                // After a failure, no thread takes another piece.
                 let written = thread.object(plan, &object);
                 written.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
             }
@@ -113,18 +113,18 @@ pub(super) fn copy(
 struct Thread<'a> {
     source: Source<'a>,
     target: &'a Target<'a>,
-    /// Bytes of the shard that is written.
+    /// The bytes that are collected for one write to the file.
     buffer: Vec<u8>,
-    /// The places of the subchunks of the object that is written.
-    places: Vec<Option<Place>>,
+    /// The places in IN of the subchunks of the object that is being written.
+    places: Vec<Option<SubchunkPlace>>,
     copied: Copied,
 }
 
-/// Deletes objects of OUT for which no object of IN is stored any more: an earlier run, which this one goes on
-/// with, made them.
+/// Deletes objects of OUT for which IN has no stored object any more. The interrupted run, which this run
+/// continues, wrote them.
 ///
 /// # Errors
-/// The file that cannot be deleted, or the directory that cannot be listed.
+/// A file cannot be deleted, or a directory cannot be listed.
 pub(super) fn delete_stale(
     plan: &Plan,
     objects: &Objects<'_>,
@@ -155,7 +155,7 @@ fn delete(path: &Path) -> Result<(), String> {
 }
 
 impl Thread<'_> {
-    /// Writes an object of OUT, unless it is there already or would be empty.
+    /// Writes an object of OUT, unless a whole one exists already, or all of its subchunks are empty.
     fn object(&mut self, plan: &Plan, indices: &[u64]) -> Result<(), String> {
         let mut places = std::mem::take(&mut self.places);
         places.clear();
@@ -180,7 +180,7 @@ impl Thread<'_> {
                 self.copied.bytes += bytes;
             }
         } else if self.target.resumes {
-            // An earlier run may have made one of subchunks that were there then.
+            // The interrupted run may have written this object from subchunks that IN had then.
             delete(&self.path(indices))?;
         }
         self.places = places;
@@ -192,8 +192,8 @@ impl Thread<'_> {
         self.target.root.join(key.as_str())
     }
 
-    /// Whether an object of IN that this object of OUT is made of was written since the run began that is
-    /// gone on with.
+    /// Returns whether an object of IN that goes into this object of OUT was written since the interrupted
+    /// run began.
     fn is_changed(&self, plan: &Plan, indices: &[u64]) -> bool {
         self.target.changes.is_some_and(|changes| {
             let objects: BTreeSet<u64> = plan
@@ -207,9 +207,9 @@ impl Thread<'_> {
         })
     }
 
-    /// Whether an object of OUT is there, and whole: it has the size of its subchunks and the index, and
-    /// the index says that these subchunks lie there one behind the other.
-    fn is_whole(&mut self, path: &Path, places: &[Option<Place>]) -> Result<bool, String> {
+    /// Returns whether an object of OUT exists and is whole: its size is that of its subchunks and its index,
+    /// and the index has these subchunks in C order without gaps.
+    fn is_whole(&mut self, path: &Path, places: &[Option<SubchunkPlace>]) -> Result<bool, String> {
         let Some(found) = size_of(path)? else {
             return Ok(false);
         };
@@ -231,8 +231,13 @@ impl Thread<'_> {
         Ok(decoded.is_ok_and(|decoded| decoded == extents))
     }
 
-    /// Where subchunks lie in an object of OUT, one behind the other from `first` on, and where the last one ends.
-    fn extents(&mut self, places: &[Option<Place>], first: u64) -> Result<(Extents, u64), String> {
+    /// Returns the extents of subchunks in an object of OUT, one after the other from `first` on, and the end
+    /// of the last.
+    fn extents(
+        &mut self,
+        places: &[Option<SubchunkPlace>],
+        first: u64,
+    ) -> Result<(Extents, u64), String> {
         let mut end = first;
         let extents = places.iter().map(|place| {
             let Some(place) = place else {
@@ -247,9 +252,9 @@ impl Thread<'_> {
         Ok((extents, end))
     }
 
-    /// Writes a chunk from front to back, so that one that a killed run left is shorter than its subchunk.
-    /// Returns its size.
-    fn chunk(&mut self, path: &Path, places: &[Option<Place>]) -> Result<u64, String> {
+    /// Writes a chunk from front to back. If the process is killed, the chunk stays shorter than its
+    /// subchunk, so that a later run sees that it is not whole. Returns its size.
+    fn chunk(&mut self, path: &Path, places: &[Option<SubchunkPlace>]) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the chunk", path, &error);
         let file = created(path).map_err(failed)?;
         let size = self.append(places, &mut Vec::new(), 0, &file, &failed)?;
@@ -259,12 +264,12 @@ impl Thread<'_> {
         Ok(size)
     }
 
-    /// Writes a shard, and returns the size of its subchunks.
+    /// Writes a shard. Returns the number of bytes of its subchunks.
     fn shard(
         &mut self,
         path: &Path,
         format: &ShardFormat,
-        places: &[Option<Place>],
+        places: &[Option<SubchunkPlace>],
     ) -> Result<u64, String> {
         let failed = |error: io::Error| cannot("write the shard", path, &error);
         let shard = ShardFile::create(path.to_path_buf(), format).map_err(failed)?;
@@ -278,11 +283,11 @@ impl Thread<'_> {
         Ok(end - first)
     }
 
-    /// Appends subchunks to `file`, which has `end` bytes. Adds their places to `extents`, and returns where the last
-    /// one ends. `failed` makes the message of an error of `file`.
+    /// Appends subchunks to `file`, behind its first `end` bytes. Adds their extents to `extents`, and
+    /// returns the end of the last one. `failed` makes the message for an error of `file`.
     fn append(
         &mut self,
-        places: &[Option<Place>],
+        places: &[Option<SubchunkPlace>],
         extents: &mut Extents,
         mut end: u64,
         file: &File,
@@ -295,7 +300,7 @@ impl Thread<'_> {
             buffer: &mut self.buffer,
             len: 0,
         };
-        // Subchunks that follow one another on both sides are read together.
+        // Subchunks that follow one another in IN and in OUT are copied as one range.
         let mut run: Option<(u64, Range<u64>)> = None;
         for place in places {
             let Some(place) = place else {
@@ -322,18 +327,18 @@ impl Thread<'_> {
     }
 }
 
-/// Writes a file from front to back.
+/// Writes a file from front to back through a buffer.
 struct Writer<'a, F> {
     file: &'a File,
-    /// Makes the message of an error of the file.
+    /// A function that makes the message for an error of the file.
     failed: &'a F,
     buffer: &'a mut [u8],
-    /// How many bytes of the buffer are to be written.
+    /// The number of bytes in the buffer that are not written to the file yet.
     len: usize,
 }
 
 impl<F: Fn(io::Error) -> String> Writer<'_, F> {
-    /// Copies bytes of an object of IN, if there are any.
+    /// Copies the range of bytes of an object of IN in `run`; does nothing for `None`.
     fn append(
         &mut self,
         source: &mut Source<'_>,
@@ -363,10 +368,11 @@ impl<F: Fn(io::Error) -> String> Writer<'_, F> {
     }
 }
 
-/// Whether each file is synced when it is written. Linux syncs the whole file system at the end instead.
+/// Whether each file is synced after it is written. On Linux, the whole file system is synced at the end
+/// instead.
 const SYNCS: bool = !cfg!(target_os = "linux");
 
-/// Opens a new file, and makes its directory if there is none.
+/// Creates the file at `path`, and its directory if that does not exist.
 fn created(path: &Path) -> io::Result<File> {
     match File::create(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -379,7 +385,7 @@ fn created(path: &Path) -> io::Result<File> {
     }
 }
 
-/// So many bytes of a file, from `start` on.
+/// Reads `len` bytes of a file from `start` on, which are the index.
 fn index_at(path: &Path, start: u64, len: u64) -> io::Result<Vec<u8>> {
     let mut index = vec![0; usize::try_from(len).map_err(io::Error::other)?];
     let mut file = File::open(path)?;
@@ -388,7 +394,7 @@ fn index_at(path: &Path, start: u64, len: u64) -> io::Result<Vec<u8>> {
     Ok(index)
 }
 
-/// The size of a file, if there is one.
+/// Returns the size of a file; `None` if it does not exist.
 fn size_of(path: &Path) -> Result<Option<u64>, String> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(Some(metadata.len())),

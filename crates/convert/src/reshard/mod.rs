@@ -1,12 +1,12 @@
-//! Encoded subchunks into other shards, without decoding them.
+//! Moves encoded subchunks into other shards, without decoding them.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `side.rs` | understands an array by its metadata alone, and says how two arrays differ |
 //! | `chain.rs` | compares two chains of codecs, as a decoder sees them |
-//! | `target.rs` | looks at OUT before, and makes it an array at the end |
+//! | `target.rs` | looks at OUT before the run, and makes OUT an array at the end |
 //! | `plan.rs` | integers: which subchunks of IN make an object of OUT |
-//! | `source.rs`, `copy.rs` | read subchunks, and write objects |
+//! | `source.rs`, `copy.rs` | read subchunks of IN, and write objects of OUT |
 
 mod chain;
 mod copy;
@@ -48,9 +48,10 @@ use crate::watcher::{Step, Unit, Watcher};
 
 /// Moves encoded subchunks between chunks and shards, without decoding them.
 ///
-/// Both arrays have the same shape, data type, fill value, subchunk shape and codecs of a subchunk. The output is
-/// new, or the directory of an array that has a `zarr.json` and no chunks yet, which says its shards. A run that was
-/// interrupted goes on when it is started again: what is whole is kept.
+/// Both arrays have the same shape, data type, fill value, subchunk shape and codecs of a subchunk. The
+/// output is new, or the directory of an array that has no chunks yet, and a `zarr.json` that describes its
+/// shards. When an interrupted run is started again, it keeps the objects of the output that are whole, and
+/// copies the others.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -81,15 +82,16 @@ pub struct Reshard {
     pub input: Place,
     /// The directory of the new array.
     pub output: Place,
-    /// The objects of the output; `None` if the output says it itself.
+    /// The objects of the output; `None` if the `zarr.json` of the output describes them.
     pub layout: Option<Layout>,
-    /// The end of a shard at which its index lies; `None` for that of the input, or the end.
+    /// The end of a shard at which its index lies; `None` for that of the input, or for the end if the input
+    /// has no shards.
     pub index: Option<ShardingIndexLocation>,
     /// The encoding of the keys of chunks or shards; `None` for that of the input.
     pub chunk_keys: Option<MetadataV3>,
-    /// Bytes of memory for the indices of shards.
+    /// The number of bytes of memory for the indices of shards.
     pub memory: u64,
-    /// The threads that copy at once: one or more.
+    /// The number of threads that copy at once: one or more.
     pub threads: usize,
 }
 
@@ -109,29 +111,31 @@ pub enum Layout {
 pub struct Resharded {
     /// The noun for an object of the input: "chunk" or "shard".
     pub from: &'static str,
-    /// The objects of the input that are stored.
+    /// The number of objects of the input that are stored.
     pub stored: u64,
-    /// The noun for an object of the output.
+    /// The noun for an object of the output: "chunk" or "shard".
     pub to: &'static str,
-    /// Objects of the output that were written.
+    /// The number of objects of the output that this run wrote.
     pub written: u64,
-    /// Objects of the output that an earlier run had written, and that are whole.
+    /// The number of objects of the output that an earlier run had written and that are whole.
     pub kept: u64,
-    /// Subchunks of the objects that were written.
+    /// The number of subchunks in the objects that this run wrote.
     pub subchunks: u64,
-    /// The bytes of these subchunks.
+    /// The number of bytes of these subchunks.
     pub bytes: u64,
-    /// The time of the copy, with the syncs of files.
+    /// The time that the copy took, including the syncs of files.
     pub time: Duration,
-    /// How often this process called codecs meanwhile. It is 0 if nothing else in the process did.
+    /// The number of times that this process called codecs during the run. It is 0 unless other work of the
+    /// process did.
     pub codec_calls: u64,
-    /// Lines for people: temporaries that are left, copies of metadata that are out of date.
+    /// Lines for people about temporaries that could not be deleted, and about consolidated metadata that are
+    /// out of date.
     pub notes: Vec<String>,
 }
 
 impl Reshard {
-    /// The array `input` as the array `output`, which says its shards itself unless a [`layout`](Self::layout) is
-    /// set.
+    /// Returns the settings to reshard the array `input` as the array `output`. The `zarr.json` of the output
+    /// describes its shards, unless a [`layout`](Self::layout) is set.
     pub fn new(input: impl Into<Place>, output: impl Into<Place>) -> Self {
         Self {
             input: input.into(),
@@ -144,20 +148,22 @@ impl Reshard {
         }
     }
 
-    /// Reshards. Blocks until the output is complete, a failure, or `watcher` stops the run.
+    /// Reshards. Blocks until the output is complete, the run fails, or `watcher` stops it.
     ///
     /// # Errors
     /// - `input` is no array of Zarr v3 in a directory, or is damaged.
-    /// - Encoded subchunks of `input` cannot be those of `output`: [`Reencode`](crate::Reencode) decodes them.
+    /// - Encoded subchunks of `input` do not fit `output` as they are. [`Reencode`](crate::Reencode) decodes
+    ///   them.
     /// - `output` has other files, lies in `input`, or is being written by another run.
-    /// - The settings make no sense together, or more memory is needed than there may be.
+    /// - The settings make no sense together, or the indices need more than `memory`.
     /// - The watcher stopped the run.
     pub fn run(&self, watcher: &dyn Watcher) -> Result<Resharded, Failure> {
         extensions::register();
         run(self, watcher)
     }
 
-    /// Returns the failure for subchunks that cannot be moved as they are. Its remedy is `zarrs-cuda reencode`.
+    /// Returns the failure for subchunks that cannot be moved as they are. Its remedy is the command
+    /// `zarrs-cuda reencode`.
     fn refused(&self, message: impl std::fmt::Display) -> Failure {
         Failure::failed(message).with_remedy(format!(
             "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
@@ -262,10 +268,10 @@ fn run(settings: &Reshard, watcher: &dyn Watcher) -> Result<Resharded, Failure> 
     })
 }
 
-/// The metadata of OUT, and OUT by them.
+/// Returns the metadata that OUT will have, and these metadata in the form for comparisons.
 ///
 /// # Errors
-/// Subchunks of IN cannot be moved there as they are.
+/// Subchunks of IN cannot be moved to OUT as they are.
 fn goal(
     settings: &Reshard,
     document: &Map<String, Value>,
@@ -288,13 +294,13 @@ fn goal(
     Ok((wanted, goal))
 }
 
-/// How often this process called codecs.
+/// Returns the number of times that this process has called codecs so far.
 fn codec_calls() -> u64 {
     let metrics = zarrs_cuda::metrics();
     metrics.host_codings + metrics.shards_encoded + metrics.shards_decoded + metrics.batches_encoded
 }
 
-/// The format of the shards of one side; `None` if its objects are chunks.
+/// Returns the format of the shards of one side; `None` if its objects are chunks.
 fn format(side: &Side, settings: &Reshard) -> Result<Option<ShardFormat>, Failure> {
     side.format().map_err(|error| {
         let reason = format!("the index of a shard is not understood: {error}");
@@ -302,7 +308,7 @@ fn format(side: &Side, settings: &Reshard) -> Result<Option<ShardFormat>, Failur
     })
 }
 
-/// The metadata of IN.
+/// Reads the metadata of IN.
 fn read_metadata(input: &Path, settings: &Reshard) -> Result<Map<String, Value>, Failure> {
     let path = input.join("zarr.json");
     let bytes = read_file(&path).map_err(|error| {
@@ -324,8 +330,8 @@ fn read_metadata(input: &Path, settings: &Reshard) -> Result<Map<String, Value>,
     }
 }
 
-/// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
-/// those of IN, if they decode the same.
+/// Returns the metadata that OUT will have: those in OUT, or those of IN with the shards of the settings. The
+/// codecs of a subchunk become those of IN if the two chains decode alike.
 fn wanted(
     settings: &Reshard,
     document: &Map<String, Value>,
@@ -338,7 +344,7 @@ fn wanted(
         let other = Side::of(&metadata).map_err(|reason| {
             settings.refused(format!("cannot reshard to {}: {reason}", settings.output))
         })?;
-        // Other codecs stay, and are told as a difference.
+        // Metadata with other codecs stay unchanged, and the caller reports the difference.
         let decodes = side.differences(&other).is_empty();
         Ok(if decodes {
             with_chain(metadata, &side.chain)
@@ -374,7 +380,7 @@ fn wanted(
     }
 }
 
-/// Whether --index and --chunk-keys, if they are given, say what metadata say.
+/// Returns whether `metadata` agree with --index and --chunk-keys, as far as these are given.
 fn agrees(settings: &Reshard, metadata: &Map<String, Value>) -> bool {
     let index = settings.index.is_none_or(|index| {
         let sharding = metadata.get("codecs").and_then(|codecs| codecs.get(0));
@@ -394,7 +400,7 @@ fn agrees(settings: &Reshard, metadata: &Map<String, Value>) -> bool {
             .is_none_or(|encoding| keys == Some(&json!(encoding)))
 }
 
-/// IN's metadata, with the shards and keys of the command line.
+/// Returns the metadata of IN with the shards and keys of the settings.
 fn described(
     settings: &Reshard,
     document: &Map<String, Value>,
@@ -453,7 +459,7 @@ fn described(
     Ok(metadata)
 }
 
-/// Metadata with another chain of codecs of a subchunk.
+/// Returns metadata in which the codecs of a subchunk are `chain`.
 fn with_chain(mut metadata: Map<String, Value>, chain: &[Value]) -> Map<String, Value> {
     let Some(codecs) = metadata.get_mut("codecs").and_then(Value::as_array_mut) else {
         return metadata;
@@ -467,8 +473,8 @@ fn with_chain(mut metadata: Map<String, Value>, chain: &[Value]) -> Map<String, 
     metadata
 }
 
-/// The text of OUT's metadata. What an array says already keeps its text: numbers stay as they were
-/// written.
+/// Returns the text of OUT's `zarr.json`. Members that the `zarr.json` of an array has already keep their
+/// text, so that numbers stay as they were written.
 fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String, Failure> {
     let mut texts: Vec<BTreeMap<String, Box<RawValue>>> = Vec::new();
     for path in said.map(|directory| directory.join("zarr.json")) {
@@ -498,7 +504,7 @@ fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String
     Ok(format!("{{\n{}\n}}", members.join(",\n")))
 }
 
-/// The numbers of the objects of IN that are stored, in order.
+/// Returns the positions in the grid of the objects of IN that are stored, sorted.
 fn listed(input: &Path, side: &Side, plan: &Plan, settings: &Reshard) -> Result<Vec<u64>, Failure> {
     let keys = Keys::new(&side.keys, &plan.input.grid);
     if !keys.are_known() {

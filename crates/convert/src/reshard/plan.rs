@@ -1,43 +1,46 @@
-//! Integers only: which subchunks of which objects of IN make which objects of OUT.
+//! Computes, with integers only, which subchunks of which objects of IN make which objects of OUT.
 
 use std::ops::Range;
 
 use super::side::Side;
 use crate::grid::{indices_of, number_of};
 
-/// The boxes of subchunks that objects of both sides are.
+/// The grids of objects of both sides, in subchunks, and blocks of objects of OUT.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// How many subchunks the array has along each axis.
+    /// The number of subchunks of the array along each axis.
     cells: Vec<u64>,
     pub(super) input: Objects,
     pub(super) output: Objects,
-    /// How many objects of OUT a block has along each axis. A block has whole objects of OUT, and is
-    /// at least as large as an object of IN.
+    /// The number of objects of OUT in a block along each axis. A block is at least as large as an object of
+    /// IN.
     block: Vec<u64>,
-    /// How many blocks there are along each axis.
+    /// The number of blocks along each axis.
     blocks: Vec<u64>,
 }
 
-/// The objects of one side.
+/// The grid of the objects of one side.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
-    /// How many subchunks an object has along each axis.
+    /// The number of subchunks in an object along each axis.
     pub(super) counts: Vec<u64>,
-    /// How many objects there are along each axis.
+    /// The number of objects along each axis.
     pub(super) grid: Vec<u64>,
 }
 
-/// Objects of OUT that are written one after the other: some of a block, by their numbers in it.
+/// A piece of a block: objects of OUT that one thread writes, one after the other, by their positions in the
+/// block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct BlockPiece {
     block: u64,
     objects: Range<u64>,
 }
 
 impl Plan {
+    /// Returns the plan for a copy from `input` to `output`.
+    ///
     /// # Errors
-    /// The reason, if there are more objects than can be numbered.
+    /// The reason, if there are more objects than a `u64` can number.
     pub(super) fn new(input: &Side, output: &Side) -> Result<Self, String> {
         let cells = quotients(&input.shape, &input.subchunk);
         let objects = |side: &Side| Objects {
@@ -59,14 +62,14 @@ impl Plan {
         })
     }
 
-    /// The bytes that a thread takes for indices: of the shards of IN that a block is made of, and of a shard of OUT.
-    /// `are_shards`: whether the objects of either side have an index.
+    /// Returns the bytes that a thread takes for indices: those of all shards of IN in a block, and one of
+    /// OUT. `are_shards` says whether the objects of IN, and those of OUT, have an index.
     pub(super) fn index_bytes(&self, are_shards: [bool; 2]) -> u64 {
-        /// Where a subchunk of IN lies, while its block is made.
+        /// The bytes per subchunk of IN, for its extent, until its block is made.
         const KEPT: u64 = 24;
-        /// A subchunk in an index that is read and decoded.
+        /// The bytes per subchunk of IN, while the index of its shard is read and decoded.
         const READ: u64 = 64;
-        /// A subchunk of OUT: its place in IN, its extent, and its entry in the index.
+        /// The bytes per subchunk of OUT, for its place in IN, its extent, and its entry in the index.
         const WRITTEN: u64 = 144;
         let product = |extents: &mut dyn Iterator<Item = u64>| extents.fold(1, u64::saturating_mul);
         let of_input = product(&mut self.input.counts.iter().copied());
@@ -74,7 +77,7 @@ impl Plan {
         let shards = product(&mut (0..self.cells.len()).map(|axis| {
             let cells = self.block[axis].saturating_mul(self.output.counts[axis]);
             let count = self.input.counts[axis];
-            // A block may begin within a shard.
+            // A block may begin within a shard of IN.
             let more = u64::from(!cells.is_multiple_of(count));
             (cells.div_ceil(count) + more).min(self.input.grid[axis])
         }));
@@ -85,8 +88,9 @@ impl Plan {
         (read * reads).saturating_add(written * writes)
     }
 
-    /// The pieces that objects of IN with these numbers are for, in order, for `threads` threads.
-    pub(super) fn pieces(&self, stored: &[u64], threads: usize) -> Vec<Piece> {
+    /// Returns the pieces into which subchunks of the objects `stored` of IN go, in order, for `threads`
+    /// threads.
+    pub(super) fn pieces(&self, stored: &[u64], threads: usize) -> Vec<BlockPiece> {
         let mut blocks: Vec<u64> = stored
             .iter()
             .flat_map(|&number| self.blocks_of(number))
@@ -101,7 +105,7 @@ impl Plan {
             objects.div_ceil(enough).max(1)
         };
         let pieces = blocks.into_iter().flat_map(|block| {
-            (0..objects.div_ceil(len)).map(move |piece| Piece {
+            (0..objects.div_ceil(len)).map(move |piece| BlockPiece {
                 block,
                 objects: piece * len..objects.min((piece + 1) * len),
             })
@@ -109,7 +113,7 @@ impl Plan {
         pieces.collect()
     }
 
-    /// The blocks that an object of IN has subchunks of.
+    /// Returns the blocks in which an object of IN has subchunks.
     fn blocks_of(&self, number: u64) -> Vec<u64> {
         let indices = indices_of(number, &self.input.grid);
         let touched: Vec<Range<u64>> = (0..self.cells.len())
@@ -135,8 +139,8 @@ impl Plan {
             .collect()
     }
 
-    /// The objects of OUT in a piece, by their indices.
-    pub(super) fn objects(&self, piece: &Piece) -> impl Iterator<Item = Vec<u64>> {
+    /// Returns the indices of each object of OUT in a piece.
+    pub(super) fn objects(&self, piece: &BlockPiece) -> impl Iterator<Item = Vec<u64>> {
         let block = indices_of(piece.block, &self.blocks);
         piece.objects.clone().filter_map(move |within| {
             let within = indices_of(within, &self.block);
@@ -148,8 +152,9 @@ impl Plan {
         })
     }
 
-    /// For each subchunk of an object of OUT, in C order: the number of the object of IN that has it,
-    /// and its number there. `None` for a subchunk beyond the end of the array.
+    /// Returns, for each subchunk of an object of OUT in C order, the position of the object of IN that has
+    /// it, and the position of the subchunk in that object; `None` for a subchunk beyond the end of the
+    /// array.
     pub(super) fn sources(&self, object: &[u64]) -> impl Iterator<Item = Option<(u64, u64)>> {
         let first: Vec<u64> = object
             .iter()
@@ -177,7 +182,7 @@ impl Plan {
     }
 }
 
-/// The next indices of a grid of `counts`, in C order.
+/// Moves `indices` to the next box of a grid of `counts`, in C order.
 fn advance(indices: &mut [u64], counts: &[u64]) {
     for (index, &count) in indices.iter_mut().zip(counts).rev() {
         *index += 1;

@@ -1,4 +1,5 @@
-//! One side: an array by its metadata alone. No inner codec is created, so none has to be known.
+//! The description of one array, by its metadata alone. No codec of a subchunk is created, so zarrs need not
+//! know it.
 
 use std::num::NonZeroU64;
 
@@ -10,7 +11,7 @@ use zarrs_cuda::maintenance::ShardFormat;
 
 use super::chain::{self, name_of};
 
-/// Members of the metadata that this program understands.
+/// The members of an array's metadata that this program understands.
 const MEMBERS: [&str; 11] = [
     "zarr_format",
     "node_type",
@@ -28,22 +29,22 @@ const MEMBERS: [&str; 11] = [
 /// An array whose stored objects are chunks, or shards of subchunks.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
-    /// In elements.
+    /// The shape of the array, in elements.
     pub(super) shape: Vec<u64>,
     /// The shape of a stored object, in elements.
     pub(super) object: Vec<u64>,
-    /// The shape of a subchunk in elements: of the whole object, if there are no shards.
+    /// The shape of a subchunk in elements; the shape of the whole object, if the objects are chunks.
     pub(super) subchunk: Vec<u64>,
     pub(super) data_type: Value,
     fill_value: Value,
     /// The codecs of a subchunk.
     pub(super) chain: Vec<Value>,
-    /// How the index of a shard is encoded; `None` if the objects are chunks.
+    /// The place and the codecs of the index of a shard; `None` if the objects are chunks.
     pub(super) index: Option<Index>,
     pub(super) keys: ChunkKeyEncoding,
 }
 
-/// How the index of a shard is encoded.
+/// The place and the codecs of the index of a shard.
 #[derive(Clone, Debug)]
 pub struct Index {
     pub codecs: Vec<MetadataV3>,
@@ -51,8 +52,10 @@ pub struct Index {
 }
 
 impl Side {
+    /// Describes the array with these metadata.
+    ///
     /// # Errors
-    /// Why such an array is not for this program, as the end of a sentence.
+    /// The reason why this program cannot move its subchunks, as the end of a sentence.
     pub(super) fn of(metadata: &Map<String, Value>) -> Result<Self, String> {
         if metadata.get("zarr_format").and_then(Value::as_u64) != Some(3) {
             return Err("it is not of Zarr v3".to_string());
@@ -119,7 +122,7 @@ impl Side {
         })
     }
 
-    /// Returns the noun for a stored object.
+    /// Returns the noun for a stored object: "shard" or "chunk".
     pub(super) fn noun(&self) -> &'static str {
         if self.index.is_some() {
             "shard"
@@ -128,13 +131,13 @@ impl Side {
         }
     }
 
-    /// The number of subchunks in an object along each axis.
+    /// Returns the number of subchunks in an object along each axis.
     pub(super) fn counts(&self) -> Vec<u64> {
         let axes = self.object.iter().zip(&self.subchunk);
         axes.map(|(object, subchunk)| object / subchunk).collect()
     }
 
-    /// The format of a shard; `None` if the objects are chunks.
+    /// Returns the format of a shard; `None` if the objects are chunks.
     pub(super) fn format(&self) -> Result<Option<ShardFormat>, zarrs_cuda::Error> {
         let Some(index) = &self.index else {
             return Ok(None);
@@ -144,7 +147,8 @@ impl Side {
         ShardFormat::of_encoded_subchunks(&counts, &index.codecs, index.location).map(Some)
     }
 
-    /// Why encoded subchunks of this array cannot be those of `other`; nothing if they can.
+    /// Returns the reasons why encoded subchunks of this array do not fit `other` as they are; none if they
+    /// fit.
     pub(super) fn differences(&self, other: &Self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.shape != other.shape {
@@ -196,7 +200,8 @@ impl Side {
         format!("{noun} of {side}")
     }
 
-    /// The data type, and the bits of the fill value, if zarrs knows them.
+    /// Returns the data type, and the bytes of the fill value if zarrs knows it; `None` if zarrs does not
+    /// know the data type.
     fn typed(&self) -> Option<(DataType, Option<Vec<u8>>)> {
         let metadata: MetadataV3 = serde_json::from_value(self.data_type.clone()).ok()?;
         let data_type = DataType::from_metadata(&metadata).ok()?;
@@ -211,7 +216,7 @@ impl Index {
     /// Reads the configuration of `sharding_indexed`.
     ///
     /// # Errors
-    /// Why it is not understood.
+    /// The reason why the configuration is not understood.
     pub fn of(sharding: &Value) -> Result<Self, String> {
         let location = match sharding.get("index_location").and_then(Value::as_str) {
             Some("start") => ShardingIndexLocation::Start,
@@ -226,7 +231,8 @@ impl Index {
     }
 }
 
-/// The configuration of the sharding codec, if the array has one and nothing around it.
+/// Returns the configuration of the sharding codec; `None` if the array has none. Refuses codecs before or
+/// after it.
 fn sharding_in(codecs: &[Value]) -> Result<Option<&Value>, String> {
     let is_sharding = |codec: &&Value| name_of(codec) == "sharding_indexed";
     let Some(sharding) = codecs.iter().find(is_sharding) else {
@@ -250,7 +256,7 @@ fn extents(value: &Value) -> Option<Vec<u64>> {
     value.as_array()?.iter().map(Value::as_u64).collect()
 }
 
-/// The extents of a chunk or subchunk.
+/// Returns the extents in `value`, of a chunk or subchunk with `rank` dimensions.
 fn box_of(value: &Value, rank: usize) -> Result<Vec<u64>, String> {
     extents(value)
         .filter(|extents| extents.len() == rank && !extents.contains(&0))

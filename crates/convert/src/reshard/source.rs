@@ -1,4 +1,4 @@
-//! Encoded subchunks of IN, read from files.
+//! Reads encoded subchunks of IN from files.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -17,42 +17,43 @@ pub(super) struct Objects<'a> {
     pub(super) root: &'a Path,
     pub(super) keys: &'a ChunkKeyEncoding,
     pub(super) grid: &'a [u64],
-    /// `None` if the objects are chunks.
+    /// The format of the objects as shards; `None` if the objects are chunks.
     pub(super) format: Option<&'a ShardFormat>,
-    /// The numbers of the objects, in order.
+    /// The positions of the stored objects in the grid, sorted.
     pub(super) stored: &'a [u64],
 }
 
-/// Where an encoded subchunk lies.
+/// The object in which an encoded subchunk lies, and its bytes there.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
-    /// The number of its object.
+pub(super) struct SubchunkPlace {
+    /// The position of the object in the grid.
     pub(super) object: u64,
-    /// Its bytes in a shard; `None` for all bytes of a chunk.
+    /// The range of bytes in a shard; `None` for the whole of a chunk.
     pub(super) bytes: Option<Range<u64>>,
 }
 
-/// The objects that one thread reads.
+/// Reads the objects of IN for one thread.
 pub(super) struct Source<'a> {
     objects: &'a Objects<'a>,
-    /// Where the subchunks of a shard lie, of the shards of a piece, by their numbers.
+    /// The extents of the subchunks in each shard that was read for the current piece, by the position of the
+    /// shard.
     shards: HashMap<u64, Vec<Option<Range<u64>>>>,
-    /// Open objects, the oldest first.
+    /// The open files of objects, the one opened first in front.
     open: VecDeque<Open>,
 }
 
 /// An object that is open.
 struct Open {
     object: u64,
-    /// Bytes that follow a small subchunk are read with it.
+    /// The file. Its buffer reads ahead, for small subchunks that follow one another.
     file: BufReader<File>,
-    /// The position in the file.
+    /// The position of the reader in the file.
     at: u64,
 }
 
-/// Objects that a thread has open at once.
+/// The number of objects that a thread has open at once.
 const OPEN: usize = 32;
-/// Bytes of an object that are read together, where subchunks have fewer.
+/// The number of bytes that are read ahead where subchunks are smaller.
 const AHEAD: usize = 64 << 10;
 
 impl<'a> Source<'a> {
@@ -64,13 +65,13 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Forgets the shards of the piece before.
+    /// Forgets the shards of the previous piece.
     pub(super) fn begin(&mut self) {
         self.shards.clear();
         self.open.clear();
     }
 
-    /// The key of an object, by its number.
+    /// Returns the key of the object at the position `object`.
     pub(super) fn key(&self, object: u64) -> String {
         let indices = indices_of(object, self.objects.grid);
         self.objects.keys.encode(&indices).to_string()
@@ -80,14 +81,17 @@ impl<'a> Source<'a> {
         self.objects.root.join(self.key(object))
     }
 
-    /// Where a subchunk lies, by the number of its object and its own number there; `None` if it is
-    /// empty.
-    pub(super) fn find(&mut self, (object, number): (u64, u64)) -> Result<Option<Place>, String> {
+    /// Returns the place of a subchunk, by the position of its object and its position in that object; `None`
+    /// if the subchunk is empty.
+    pub(super) fn find(
+        &mut self,
+        (object, number): (u64, u64),
+    ) -> Result<Option<SubchunkPlace>, String> {
         if self.objects.stored.binary_search(&object).is_err() {
             return Ok(None);
         }
         let Some(format) = self.objects.format else {
-            return Ok(Some(Place {
+            return Ok(Some(SubchunkPlace {
                 object,
                 bytes: None,
             }));
@@ -98,13 +102,13 @@ impl<'a> Source<'a> {
         }
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         let bytes = self.shards.get(&object).and_then(|shard| shard.get(number));
-        Ok(bytes.cloned().flatten().map(|bytes| Place {
+        Ok(bytes.cloned().flatten().map(|bytes| SubchunkPlace {
             object,
             bytes: Some(bytes),
         }))
     }
 
-    /// Where the subchunks of a shard lie.
+    /// Reads the index of a shard, and returns the extents of its subchunks.
     fn subchunks(
         &mut self,
         object: u64,
@@ -123,7 +127,7 @@ impl<'a> Source<'a> {
             .map_err(|error| self.cannot("use the index of", object, &error))
     }
 
-    /// An object that is open.
+    /// Returns the open file of an object. Opens it if necessary.
     fn file(&mut self, object: u64) -> Result<&mut Open, String> {
         let found = self.open.iter().position(|open| open.object == object);
         let at = if let Some(at) = found {
@@ -144,22 +148,22 @@ impl<'a> Source<'a> {
         Ok(&mut self.open[at])
     }
 
-    /// The size of an object.
+    /// Returns the size of an object in bytes.
     fn size(&mut self, object: u64) -> Result<u64, String> {
         let metadata = self.file(object)?.file.get_ref().metadata();
         let metadata = metadata.map_err(|error| self.cannot("look at", object, &error))?;
         Ok(metadata.len())
     }
 
-    /// The bytes of a subchunk in its object.
-    pub(super) fn bytes(&mut self, place: &Place) -> Result<Range<u64>, String> {
+    /// Returns the range of bytes of a subchunk in its object.
+    pub(super) fn bytes(&mut self, place: &SubchunkPlace) -> Result<Range<u64>, String> {
         match &place.bytes {
             Some(bytes) => Ok(bytes.clone()),
             None => Ok(0..self.size(place.object)?),
         }
     }
 
-    /// Reads bytes of an object into `buffer`.
+    /// Reads bytes of an object from `start` on, until `buffer` is full.
     pub(super) fn read(
         &mut self,
         object: u64,

@@ -1,4 +1,4 @@
-//! The directory of OUT: what it has to be before, and how it becomes an array.
+//! The directory of OUT: its state before the run, and how the run makes it an array.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -14,17 +14,17 @@ use crate::open::read_file;
 use crate::replace::Left;
 use crate::stored;
 
-/// The file that says that OUT is not complete: what it becomes, and out of what.
+/// The file that marks OUT as incomplete. It has the metadata that OUT will have, and the evidence of IN.
 const MARKER: &str = "zarr.json.reshard";
 const METADATA: &str = "zarr.json";
 
 /// The state of OUT before the run.
 pub(super) enum Before {
-    /// Nothing, or an empty directory.
+    /// The directory does not exist, or is empty.
     Empty,
-    /// An array without chunks, which says what OUT is to be.
+    /// An array without chunks. Its metadata describe OUT.
     Described(Map<String, Value>),
-    /// The output of a run of the same input that was interrupted.
+    /// The incomplete output of an interrupted run with the same input.
     Begun(Noted),
 }
 
@@ -32,11 +32,11 @@ pub(super) enum Before {
 pub(super) struct Noted {
     /// The metadata that OUT will have.
     pub(super) metadata: Map<String, Value>,
-    /// The input at that time.
+    /// The evidence of the input when that run began.
     input: Evidence,
 }
 
-/// Looks at OUT. Nothing is changed. A marker that `claim` made new does not count.
+/// Returns the state of OUT. Changes nothing. A marker that `claim` has just made does not count.
 pub(super) fn look(
     output: &Path,
     input: &Evidence,
@@ -55,7 +55,7 @@ pub(super) fn look(
     };
     let is_new = claim.is_some_and(|claim| !claim.was_there());
     let marker = if is_new { None } else { read(MARKER)? };
-    // A run that was killed as soon as it had made the marker has stored nothing.
+    // The run was killed as soon as it had made the marker, so it has stored nothing.
     let is_bare = marker.as_ref().is_some_and(Vec::is_empty);
     if let Some(marker) = marker
         && !is_bare
@@ -115,7 +115,7 @@ pub(super) fn look(
     Ok(described.map_or(Before::Empty, Before::Described))
 }
 
-/// Takes OUT, so that no other run writes there. The directory is made if there is none.
+/// Claims OUT, so that no other run writes there. Makes the directory if it does not exist.
 fn claim(output: &Path) -> Result<Claim, Failure> {
     Claim::take(&output.join(MARKER)).map_err(|refused| match refused {
         Refused::Busy => busy(&output.display(), None),
@@ -125,16 +125,16 @@ fn claim(output: &Path) -> Result<Claim, Failure> {
     })
 }
 
-/// A run that writes OUT.
+/// A run that has claimed OUT.
 pub(super) struct Begun {
     pub(super) claim: Claim,
-    /// Whether it goes on with an interrupted run.
+    /// Whether the run continues an interrupted one.
     pub(super) resumes: bool,
-    /// The keys of the input that were written since that run began.
+    /// The keys of the input that were written since the interrupted run began.
     pub(super) changes: Option<Changes>,
 }
 
-/// Takes OUT, which was like `before`, and marks it as incomplete.
+/// Claims OUT, whose state was `before`, and marks it as incomplete.
 pub(super) fn begin(
     output: &Path,
     before: &Before,
@@ -143,7 +143,7 @@ pub(super) fn begin(
 ) -> Result<Begun, Failure> {
     let doing = format!("begin {}", output.display());
     let mut claim = claim(output)?;
-    // Another run may have been there since.
+    // Another run may have written to OUT since `before`.
     let now = look(output, input, Some(&claim))?;
     if std::mem::discriminant(before) != std::mem::discriminant(&now) {
         return Err(
@@ -170,7 +170,7 @@ pub(super) fn begin(
     })
 }
 
-/// Deletes the temporaries of runs that have ended, and returns the others.
+/// Deletes the temporaries of runs that have ended, and returns the other temporaries.
 pub(super) fn tidy(output: &Path) -> Result<Left, String> {
     let mut left = Left::default();
     let mut failed = None;
@@ -184,7 +184,7 @@ pub(super) fn tidy(output: &Path) -> Result<Left, String> {
     failed.map_or(Ok(left), Err)
 }
 
-/// Makes everything that was written durable, and then OUT an array.
+/// Makes all written objects durable, and then makes OUT an array.
 pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result<()> {
     sync_all(output)?;
     replace(&output.join(METADATA), metadata.as_bytes(), Durable::Bytes)?;
@@ -192,13 +192,13 @@ pub(super) fn publish(output: &Path, claim: Claim, metadata: &str) -> io::Result
     claim.remove()
 }
 
-/// Makes everything in the file system of a directory durable.
+/// Makes everything in the file system of `directory` durable.
 #[cfg(target_os = "linux")]
 fn sync_all(directory: &Path) -> io::Result<()> {
     Ok(rustix::fs::syncfs(File::open(directory)?)?)
 }
 
-/// Each file was synced when it was written.
+/// Does nothing: each file was synced after it was written.
 #[cfg(not(target_os = "linux"))]
 #[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
 fn sync_all(_directory: &Path) -> io::Result<()> {

@@ -1,15 +1,15 @@
-//! Memory for buffers.
+//! Counts the bytes of buffers by the kind of their memory.
 
 use std::fmt;
 
-/// The bytes of buffers, by the kind of their memory. `Display` leaves out kinds that are not used.
+/// The bytes of buffers, by the kind of their memory. `Display` leaves out kinds with 0 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferBytes {
-    /// Pageable host memory.
+    /// The bytes of pageable host memory.
     pub host: usize,
-    /// Page-locked host memory.
+    /// The bytes of page-locked host memory.
     pub pinned: usize,
-    /// Device memory.
+    /// The bytes of device memory.
     pub device: usize,
 }
 

@@ -1,22 +1,23 @@
-//! How one subchunk is encoded, as data: the chains that engines know, and an interface for all
-//! others.
+//! The chain of codecs of a subchunk, as data: chains that engines implement, and an interface for all other
+//! chains.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::EngineError;
 
-/// A subchunk's codecs.
+/// The codecs of a subchunk.
 #[derive(Clone, Copy, Debug)]
 pub enum Chain<'a> {
     /// Codecs that the engines implement themselves.
     Known(&'a KnownChain),
-    /// Codecs that only the layer above knows, one subchunk at a time.
+    /// Codecs that only the layer above the engines implements, for one subchunk at a time.
     Foreign(&'a dyn SubchunkCodec),
 }
 
 impl Chain<'_> {
-    /// Returns the order of the axes in which a decoded subchunk is stored, of `dimensions` axes.
+    /// Returns the order of the axes in an encoded subchunk of `dimensions` axes: the encoded axis `k` is the
+    /// decoded axis `order[k]`.
     pub fn order(&self, dimensions: usize) -> Vec<usize> {
         match self {
             Self::Known(chain) => chain.order.clone(),
@@ -25,12 +26,12 @@ impl Chain<'_> {
     }
 }
 
-/// `transpose*`, then `bytes`, then any of the [`Stage`]s.
+/// A chain of any number of `transpose`, then `bytes`, and then any of the [`Stage`]s.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownChain {
     /// The encoded axis `k` is the decoded axis `order[k]`.
     pub order: Vec<usize>,
-    /// Reverse every group of this many bytes; 1 leaves them as they are.
+    /// The number of bytes whose order is reversed together; 1 if no bytes are swapped.
     pub swap: usize,
     /// The codecs that encode the bytes, in the order of encoding.
     pub stages: Vec<Stage>,
@@ -39,13 +40,13 @@ pub struct KnownChain {
 /// A bytes-to-bytes codec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A Zstandard frame.
+    /// Compresses to a Zstandard frame.
     Zstd { level: i32, checksum: bool },
-    /// A gzip member; level 0 to 9.
+    /// Compresses to a gzip member, with a level from 0 to 9.
     Gzip { level: u32 },
-    /// A Blosc 1 frame.
+    /// Compresses to a Blosc 1 frame.
     Blosc(BloscStage),
-    /// The bytes, then their CRC32C, little-endian.
+    /// Appends the CRC32C of the bytes, little-endian.
     Crc32c,
 }
 
@@ -53,12 +54,12 @@ pub enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BloscStage {
     pub cname: Cname,
-    /// 0 to 9.
+    /// The level of compression, from 0 to 9.
     pub level: u8,
     pub shuffle: Shuffle,
     /// The unit of the shuffle, in bytes; at least 1.
     pub typesize: usize,
-    /// In bytes; 0 lets Blosc choose.
+    /// The size of a block in bytes; 0 lets Blosc choose.
     pub blocksize: usize,
 }
 
@@ -92,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// Returns whether the output's size depends on nothing but the input's size.
+    /// Returns whether the size of the output depends only on the size of the input.
     pub fn is_fixed_size(&self) -> bool {
         matches!(self, Self::Crc32c)
     }
@@ -128,7 +129,7 @@ impl fmt::Display for Stage {
 }
 
 impl Cname {
-    /// Returns the name in Blosc's metadata.
+    /// Returns the name of the compressor in Blosc's metadata.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::BloscLz => "blosclz",
@@ -142,7 +143,7 @@ impl Cname {
 }
 
 impl KnownChain {
-    /// Returns whether every subchunk encodes to the same number of bytes.
+    /// Returns whether every encoded subchunk has the same number of bytes.
     pub fn is_fixed_size(&self) -> bool {
         self.stages.iter().all(Stage::is_fixed_size)
     }

@@ -1,4 +1,4 @@
-//! The engine contract: a decoded shard in, encoded subchunks and their places out, and back.
+//! The contract of engines: from a decoded shard to encoded subchunks and their extents, and back.
 //!
 //! An engine knows bytes, shapes and [`Chain`]s. It knows no zarrs trait, no store and no shard
 //! index: the layers above parse and write the index around what an engine returns.
@@ -6,9 +6,9 @@
 //! The contract, which the conformance suite checks on every engine:
 //!
 //! 1. Encoded subchunks lie in C order, densely, after `head` bytes that are left for the index.
-//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`.
+//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty` is set.
 //! 3. The same job gives the same bytes, whatever the number of threads.
-//! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
+//! 4. Decoding takes any bytes. It returns the data, or an [`EngineError`].
 
 mod buffer_bytes;
 mod chain;
@@ -23,14 +23,14 @@ pub use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage, SubchunkCo
 
 use crate::layout::{Extent, SubchunkGrid};
 
-/// A job: everything about a shard that is to be encoded or decoded, but its bytes.
+/// Everything about a shard that is to be encoded or decoded, except for its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardJob<'a> {
-    /// How the shard divides into subchunks.
+    /// The grid of the shard's subchunks.
     pub grid: &'a SubchunkGrid,
-    /// How one subchunk is encoded.
+    /// The codecs of a subchunk.
     pub chain: Chain<'a>,
-    /// The bytes of one element of an empty subchunk; as long as an element.
+    /// The bytes of one element of an empty subchunk, as many as an element has.
     pub fill_value: &'a [u8],
     /// Whether to store subchunks that are equal to the fill value.
     pub store_empty: bool,
@@ -45,9 +45,9 @@ pub struct ShardJob<'a> {
 /// An encoded shard without its index.
 #[derive(Debug)]
 pub struct EncodedShard {
-    /// `head` zeros, then the encoded subchunks; with spare capacity for `tail` bytes.
+    /// `head` zeros, and then the encoded subchunks. The capacity has room for `tail` more bytes.
     pub bytes: Vec<u8>,
-    /// Where each subchunk lies in `bytes`.
+    /// The extent of each subchunk in `bytes`.
     pub extents: Vec<Extent>,
 }
 
@@ -56,40 +56,40 @@ pub struct EncodedShard {
 pub enum DecodedSubchunk<'a> {
     /// The elements of the subchunk, in C order.
     Bytes(&'a [u8]),
-    /// The fill value in every element.
+    /// Every element is the fill value.
     Fill,
 }
 
-/// One subchunk to decode: its number in the grid, and its encoded bytes unless it is empty.
+/// A subchunk to decode: its number in the grid, and its encoded bytes; `None` if the subchunk is empty.
 #[derive(Clone, Copy, Debug)]
 pub struct EncodedSubchunk<'a> {
     pub number: usize,
     pub bytes: Option<&'a [u8]>,
 }
 
-/// Takes single decoded subchunks, by number, from several threads and in any order.
+/// A function that takes decoded subchunks, each with its number, from several threads and in any order.
 pub type SubchunkSink<'a> =
     dyn Fn(usize, DecodedSubchunk<'_>) -> Result<(), EngineError> + Sync + 'a;
 
-/// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in
-/// any order. A row becomes longer runs of the output than its subchunks one by one.
-pub trait NeighbourSink: Sync {
-    /// Returns how many of the `count` neighbours from subchunk `first` on are worth writing at
-    /// once; at least 1.
+/// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in any order.
+/// The output of a row has longer contiguous runs than that of single subchunks.
+pub trait RowSink: Sync {
+    /// Returns the number of subchunks, at least 1, that are worth writing at once, of the `count` neighbours
+    /// from the subchunk `first` on.
     fn row_len(&self, first: usize, count: usize) -> usize;
 
-    /// Returns the most bytes of decoded subchunks that are worth keeping until their row is
-    /// written: the copy that follows should find them in the cache.
+    /// Returns the most bytes of decoded subchunks to collect before their row is written: the copy of the
+    /// row should still find them in the cache.
     fn most_bytes(&self) -> usize {
         256 << 10
     }
 
-    /// Writes the neighbours from `first` on, whose elements are `sources`, with the axes in the
-    /// order of their chain. `buffer` belongs to the thread: a sink may copy through it.
+    /// Writes the neighbours from the subchunk `first` on. `sources` are their elements, with the axes in the
+    /// order of their chain. `buffer` belongs to the calling thread, and a sink may copy through it.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if a subchunk was written before, or a source has a wrong length;
-    /// an error of the output.
+    /// [`EngineError::Internal`] if a subchunk was written before, or a source has a wrong length; an error
+    /// of the output.
     fn write_neighbours(
         &self,
         first: usize,
@@ -114,8 +114,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Returns the name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
-    /// Encodes the decoded shard `decoded` (C order), leaving room for `head` bytes before the
-    /// subchunks and for `tail` bytes after them.
+    /// Encodes the decoded shard `decoded` (C order), with room for `head` bytes before the subchunks and for
+    /// `tail` bytes after them.
     ///
     /// # Errors
     /// An [`EngineError`] if `decoded` is not as long as the shard, memory cannot be allocated, or
@@ -140,18 +140,18 @@ pub trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Returns whether the engine can decode whole shards. If not, [`decode`](Self::decode) need
-    /// not be tried.
+    /// Returns whether the engine can decode whole shards. If not, callers need not try
+    /// [`decode`](Self::decode).
     fn decodes_whole_shards(&self) -> bool {
         false
     }
 
-    /// Returns a description of the work that the first shard waits for. Returns `None` if
-    /// everything is ready.
+    /// Returns a description of the work that has to be done before the first shard; `None` if everything is
+    /// ready.
     fn first_wait(&self) -> Option<String> {
         None
     }
 
-    /// Counts a fallback: another engine does a job of this engine, for the given reason.
+    /// Counts a fallback: because of `reason`, another engine does a job of this engine.
     fn fell_back(&self, _reason: &str) {}
 }

@@ -1,4 +1,4 @@
-//! An application whose data lie on the device.
+//! A test application whose data lie on the device.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use crate::cuda::driver::{
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 
-/// The prefix of the names of the application's own sites.
+/// The prefix of the names of sites at which the application itself calls the driver.
 pub const OWN: &str = "application";
 const STREAM: Site = Site("application: its stream is empty");
 const READ: Site = Site("application: its bytes were read");
 
-/// The offset of the application's data in its buffer: not 0, so that both addresses differ.
+/// The offset of the data in the application's buffer. It is not 0, so that the two addresses differ.
 const OFFSET: usize = 24;
 
-/// The application writes all of its data to one buffer, which it reuses.
+/// An application that writes each of its slices to the same device buffer.
 #[derive(Debug)]
 pub struct Application {
     driver: Arc<dyn Driver>,
-    /// Whether the numbers of streams and events are valid handles: only in the simulation.
+    /// Whether the numbers of streams and events are valid handles, which only the simulated driver has.
     simulated: bool,
     stream: StreamId,
     staging: PinnedMemory,
@@ -30,11 +30,11 @@ pub struct Application {
     len: usize,
     numbers: Numbers,
     reusable: Option<Box<dyn Reusable>>,
-    /// How often the engine copied bytes from the device.
+    /// The number of times that the engine copied bytes from the device.
     pub taken: usize,
 }
 
-/// Retries once after a transient fault.
+/// Runs `work`, and once more if a fault may have passed.
 fn again<T>(work: impl Fn() -> Result<T, DriverError>) -> Result<T, DriverError> {
     work().or_else(|error| match error.fault {
         Fault::Sticky => Err(error),
@@ -84,7 +84,7 @@ impl Application {
     ) -> Result<(), EngineError> {
         if self.numbers.below(3) > 0 && self.make(bytes).is_ok() {
             let from = self.made(bytes.len());
-            // SAFETY: the bytes stay until they were copied: `make` waits for that.
+            // SAFETY: the bytes stay until they are copied: `make` waits for that.
             if let Ok(reusable) = unsafe { input.write_from_device(at, &from) } {
                 self.reusable = Some(reusable);
                 self.taken += 1;
@@ -94,17 +94,17 @@ impl Application {
         input.write(at, bytes)
     }
 
-    /// Puts `bytes` on the device, for a writer. They stay until the next call; the event of the writer
-    /// has happened before.
+    /// Puts `bytes` on the device, for a writer. They stay there until the next call, which waits until the
+    /// writer has read them.
     ///
     /// # Errors
-    /// The device's.
+    /// The errors of the device.
     pub fn slice(&mut self, bytes: &[u8]) -> Result<DeviceBytes, EngineError> {
         self.make(bytes)?;
         Ok(self.made(bytes.len()))
     }
 
-    /// Returns the first `len` bytes of the buffer.
+    /// Describes the first `len` bytes of the buffer.
     fn made(&self, len: usize) -> DeviceBytes {
         DeviceBytes {
             device: self.driver.device().ordinal,
@@ -114,7 +114,7 @@ impl Application {
         }
     }
 
-    /// Fills the buffer with `bytes` when the engine no longer reads its previous content.
+    /// Waits until the engine no longer reads the old contents of the buffer, and fills it with `bytes`.
     fn make(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
         let driver = self.driver.clone();
         again(|| driver.enter())?;
@@ -155,7 +155,7 @@ impl Application {
             offset,
             len,
         };
-        // SAFETY: the application owns both, and they are live.
+        // SAFETY: the application owns both memories, and has not freed them.
         again(|| unsafe { driver.copy(self.stream, Span::Pinned(staging), Span::Device(to)) })?;
         if !self.simulated {
             // The default stream does not wait for this one.
@@ -164,7 +164,7 @@ impl Application {
         Ok(())
     }
 
-    /// Frees all resources. On a broken device this fails.
+    /// Frees all memory, streams and events. This fails on a broken device.
     pub fn end(mut self) -> Result<(), EngineError> {
         if let Some(reusable) = self.reusable.take() {
             reusable.wait().or_else(|_| reusable.wait())?;
@@ -174,7 +174,7 @@ impl Application {
         let freed = || {
             again(|| driver.synchronize_stream(self.stream, STREAM))?;
             again(|| driver.destroy_stream(self.stream))?;
-            // SAFETY: nothing uses the memory: the bytes were copied, and the stream is empty.
+            // SAFETY: nothing uses the memory, because the bytes were copied and the stream is empty.
             unsafe {
                 again(|| driver.free_pinned(self.staging))?;
                 again(|| driver.free(self.memory))

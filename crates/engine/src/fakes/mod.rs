@@ -1,5 +1,4 @@
-//! Devices and applications that are no hardware, for the tests, benchmarks and fuzz targets of
-//! `zarrs_cuda`'s repository.
+//! Fake devices and applications, for the tests, benchmarks and fuzz targets of `zarrs_cuda`'s repository.
 
 #[allow(unsafe_code)]
 mod application;

@@ -1,6 +1,6 @@
-//! Numbers that look random, the same for the same seed.
+//! Pseudorandom numbers, the same for the same seed.
 
-/// Pseudorandom numbers (`xorshift64`).
+/// A generator of pseudorandom numbers (`xorshift64`).
 #[derive(Clone, Debug)]
 pub struct Numbers(u64);
 
@@ -9,7 +9,7 @@ impl Numbers {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// Returns a number below `end`.
+    /// Returns the next number, below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,4 +1,4 @@
-//! NVIDIA's compressors, for tests that need them.
+//! Loads NVIDIA's library of compressors, for tests that need it.
 
 use std::env;
 use std::path::Path;
@@ -7,16 +7,16 @@ use crate::cuda::driver::Driver;
 use crate::cuda::driver::cuda::CudaDriver;
 use crate::cuda::nvcomp::{Nvcomp, Search, VARIABLE};
 
-/// Returns the library for a test that needs it. Without a library, prints that the test is skipped.
-/// `is_stand_in` tells stand-ins from NVIDIA's own library.
+/// Returns NVIDIA's library, or a stand-in, for a test. Without a library, it prints that the test is
+/// skipped, and returns `None`. `is_stand_in` tells whether a file is a stand-in.
 ///
-/// # Panics
-/// There is no library, and its variable names a file, as the bundle's script does for a bundle with
-/// one, or `ZARRS_CUDA_REQUIRE_NVCOMP` is 1. Or NVIDIA's own library would be given an emulated device.
+/// - There is no library, although its variable names a file, as the bundle's script does for a bundle with
+///   one, or `ZARRS_CUDA_REQUIRE_NVCOMP` is 1.
+/// - The library is NVIDIA's own, and the device is emulated.
 pub fn nvcomp_or_skip(test: &str, is_stand_in: impl Fn(&Path) -> bool) -> Option<Nvcomp> {
     match Search::new(None).load() {
         Ok(nvcomp) => {
-            // NVIDIA's library takes addresses of a GPU.
+            // NVIDIA's library needs addresses of a real GPU.
             let is_emulated = CudaDriver::open(0).is_ok_and(|driver| {
                 driver.device().name == zarrs_cuda_emulator::driver::DEVICE_NAME
             });

@@ -1,7 +1,7 @@
-//! Encoded subchunks into their places: C order, dense, whichever thread finishes first.
+//! Places encoded subchunks densely in C order, whichever thread encodes its batch first.
 //!
-//! The place of a subchunk is known when the sizes of all subchunks before it are. So a thread leaves
-//! its finished batch here, and the thread that completes a run of batches copies the whole run:
+//! The place of a subchunk is known when all subchunks before it are encoded. A thread hands in its finished
+//! batch here. The thread that completes a run of batches copies the whole run:
 //!
 //! ```text
 //! push(batch b, bytes):
@@ -9,11 +9,11 @@
 //!         waiting[b] = bytes
 //!         while waiting has the next batch: take it, and reserve its place
 //!     unlock
-//!     copy what was taken into its places, and give the buffers back
+//!     copy the taken batches into their places, and give the buffers back
 //! ```
 //!
-//! No thread waits for another, so this cannot hang, whatever rayon does with the threads. Waiting
-//! batches take their encoded size; the first few have room for more.
+//! No thread waits for another, so rayon cannot cause a deadlock. Waiting batches take the memory of their
+//! encoded size; only the first few keep spare capacity.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,10 +26,10 @@ use crate::memory::disjoint::{Segment, Segments};
 /// A batch of consecutive subchunks, encoded one after the other.
 #[derive(Debug, Default)]
 pub(super) struct EncodedRun {
-    /// Encoded subchunks, and room for more.
+    /// The encoded subchunks, and room for more.
     buffer: Vec<u8>,
     used: usize,
-    /// Where each subchunk of the batch lies in the buffer.
+    /// The extent of each subchunk of the batch in the buffer.
     pub(super) extents: Vec<Extent>,
 }
 
@@ -39,10 +39,10 @@ impl EncodedRun {
         &self.buffer[..self.used]
     }
 
-    /// Appends what `encode` writes to the start of `bound` bytes; it returns how many.
+    /// Makes room for `bound` bytes, into which `encode` writes. Appends as many of them as `encode` returns.
     ///
     /// # Errors
-    /// What `encode` returns.
+    /// The errors of `encode`.
     pub(super) fn append_with(
         &mut self,
         bound: usize,
@@ -50,7 +50,7 @@ impl EncodedRun {
     ) -> Result<Range<usize>, EngineError> {
         let needed = self.used.saturating_add(bound);
         if self.buffer.len() < needed {
-            // Zeroed once: batches are used again.
+            // These zeros are written once, because batches are used again.
             self.buffer.resize(needed.max(2 * self.used), 0);
         }
         let start = self.used;
@@ -72,7 +72,7 @@ impl EncodedRun {
         self.used
     }
 
-    /// Gives back the room for more.
+    /// Frees the spare capacity of the batch.
     fn shrink(&mut self) {
         self.buffer.truncate(self.used);
         self.buffer.shrink_to_fit();
@@ -100,7 +100,7 @@ struct AggregateState {
 }
 
 impl<'a> Aggregate<'a> {
-    /// Collects into `output`, for a shard of `num_subchunks`.
+    /// Collects the subchunks of a shard of `num_subchunks` subchunks into `output`.
     pub(super) fn new(output: &'a Segments, num_subchunks: usize) -> Self {
         Self {
             output,
@@ -114,23 +114,24 @@ impl<'a> Aggregate<'a> {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, AggregateState> {
-        // A thread that panicked while it held the lock has left numbers that add up.
+        // The numbers stay consistent even if a thread panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an empty batch, with the memory of one that is done.
+    /// Returns an empty batch, with the memory of a finished one if there is one.
     pub(super) fn empty_batch(&self) -> EncodedRun {
         let mut batch = self.state().idle.pop().unwrap_or_default();
         batch.clear();
         batch
     }
 
-    /// Batch `number` is encoded.
+    /// Hands in the batch `number`, which is encoded.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the output is too small.
     pub(super) fn push(&self, number: usize, mut batch: EncodedRun) -> Result<(), EngineError> {
-        /// More waiting batches than this are a queue behind a slow one: their memory adds up.
+        /// The number of waiting batches that keep their spare capacity. More than these wait for a slow
+        /// batch, and their memory adds up.
         const FEW: usize = 4;
         let mut placed: Vec<(EncodedRun, Segment<'_>)> = Vec::new();
         {
@@ -164,7 +165,7 @@ impl<'a> Aggregate<'a> {
         Ok(())
     }
 
-    /// Returns where each subchunk lies in the output.
+    /// Returns the extent of each subchunk in the output.
     pub(super) fn finish(self) -> Vec<Extent> {
         self.state
             .into_inner()

@@ -1,4 +1,4 @@
-//! A shard, or some of its subchunks, decoded.
+//! Decodes a shard, or some of its subchunks.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use crate::subchunk::scatter::swap_bytes;
 use crate::subchunk::scratch::ThreadBuffers;
 use crate::subchunk::stages;
 
-/// The purpose of the memory, in errors.
+/// The name of the output in errors about memory.
 const OUTPUT: &str = "a decoded shard";
 
 pub(super) fn decode(
@@ -82,7 +82,8 @@ pub(super) fn decode_each(
     decode_some(job, subchunks, &OneByOne { boxed, sink })
 }
 
-/// Decodes the subchunks `subchunk(0)..subchunk(count)`, whose numbers ascend, in rows.
+/// Decodes `count` subchunks in rows of neighbours. `subchunk(0)` to `subchunk(count - 1)` have ascending
+/// numbers.
 fn decode_rows<'b>(
     job: &ShardJob<'_>,
     count: usize,
@@ -91,7 +92,7 @@ fn decode_rows<'b>(
 ) -> Result<(), EngineError> {
     let in_cache = (output.most_bytes() / job.grid.subchunk_bytes()).max(1);
     let (schedule, most_together) = match job.chain {
-        // Nothing is decoded: the rows are copied from the shard itself.
+        // Such a chain needs no decoding: rows are copied from the shard itself.
         Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
             (copy_schedule(job, count), Row::MOST)
         }
@@ -128,7 +129,7 @@ fn decode_rows<'b>(
     })
 }
 
-/// Decodes the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
+/// Decodes the neighbours from `first` on, whose encoded bytes are `bytes`, into their places in the output.
 fn decode_row(
     job: &ShardJob<'_>,
     first: usize,
@@ -179,9 +180,9 @@ fn decode_row(
     }
 }
 
-/// Hands single subchunks to a sink, in C order.
+/// Gives single subchunks to a sink, with their elements in C order.
 struct OneByOne<'a> {
-    /// A subchunk in the order of axes in which it is stored.
+    /// The box of a subchunk, with its axes in the order of the encoded subchunk.
     boxed: StridedBox,
     sink: &'a SubchunkSink<'a>,
 }

@@ -1,4 +1,4 @@
-//! A whole shard, encoded.
+//! Encodes a whole shard.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -11,20 +11,21 @@ use crate::memory::disjoint::{Row, Segment, Segments};
 use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
-/// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
-/// pages, so that threads rarely touch the same one first.
+/// The bytes of decoded subchunks in a batch, for chains that do little more than copy: a few huge pages, so
+/// that two threads rarely make the same page.
 pub(super) const COPY_BATCH: usize = 8 << 20;
 
-/// The same where encoding takes long: enough to hide the cost of taking turns.
+/// The bytes of decoded subchunks in a batch, for chains that take long: enough to hide the cost of taking
+/// turns.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// Returns how many subchunks to copy together around a compressor: they stay in cache.
+/// Returns the number of subchunks that are copied together before a compressor: they fit in the cache.
 fn most_in_cache(job: &ShardJob<'_>) -> usize {
     const CACHE: usize = 256 << 10;
     (CACHE / job.grid.subchunk_bytes()).max(1)
 }
 
-/// The purpose of the memory, in errors.
+/// The name of the output in errors about memory.
 const OUTPUT: &str = "an encoded shard";
 
 pub(super) fn encode(
@@ -49,7 +50,7 @@ pub(super) fn encode(
     }
 }
 
-/// More bytes than this machine can address.
+/// Returns the error for more bytes than this machine can address.
 fn too_large() -> EngineError {
     EngineError::OutOfMemory {
         what: OUTPUT,
@@ -57,9 +58,9 @@ fn too_large() -> EngineError {
     }
 }
 
-/// New memory for `head`, `encoded` and `tail` bytes together; the first `head` of them are zeros.
-/// Its pages are made if the chain `is_fixed_size`: then all are used, and encoding takes little
-/// longer than making them.
+/// Allocates `head`, `encoded` and `tail` bytes together; the first `head` bytes are zeros. For chains that
+/// `is_fixed_size`, it also makes the pages: all will be used, and encoding takes little longer than making
+/// them.
 fn output(
     job: &ShardJob<'_>,
     head: usize,
@@ -79,7 +80,7 @@ fn output(
     Ok(output)
 }
 
-/// Chains whose output size is known before they run: every subchunk goes straight to its place.
+/// Encodes with a chain whose output has a known size: every subchunk is encoded straight into its place.
 fn encode_fixed_size(
     job: &ShardJob<'_>,
     chain: &KnownChain,
@@ -89,14 +90,14 @@ fn encode_fixed_size(
 ) -> Result<EncodedShard, EngineError> {
     let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
-    // A fixed-size chain has no other stage than checksums.
+    // The only stages of a fixed-size chain are checksums.
     let trailer = chain.stages.len() * crc32c::LEN;
     let stored = stored_subchunks(job, &scatter, decoded)?;
 
     let output = output(job, head, stored.len().checked_mul(len), tail, true)?;
 
     let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
-    // Reserved here, in order: then it does not matter which thread fills which one.
+    // Reserve the segments in order, so that any thread may fill any of them.
     let segments = schedule
         .batches()
         .map(|items| Ok(Mutex::new(Some(output.reserve(items.len() * len)?))))
@@ -131,8 +132,8 @@ fn encode_fixed_size(
     })
 }
 
-/// Splits ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
-/// `longest(first, count)` allows.
+/// Splits ascending `numbers` into runs of consecutive numbers, `(first, count)`. No run is longer than
+/// `longest(first, count)`.
 fn runs(
     numbers: &[usize],
     longest: impl Fn(usize, usize) -> usize,
@@ -152,7 +153,7 @@ fn runs(
     })
 }
 
-/// Returns the numbers of the subchunks that are stored, in order.
+/// Returns the numbers of the subchunks that have to be stored, in order.
 fn stored_subchunks(
     job: &ShardJob<'_>,
     scatter: &ShardScatter<'_>,
@@ -176,7 +177,8 @@ fn stored_subchunks(
         .collect())
 }
 
-/// Chains with a compressor: scatter, compress, and take turns for a place.
+/// Encodes with a chain that has a compressor: threads gather and compress subchunks, and take turns for a
+/// place.
 fn encode_known(
     job: &ShardJob<'_>,
     chain: &KnownChain,
@@ -217,12 +219,14 @@ fn encode_known(
     })?;
     let extents = aggregate.finish();
     let mut bytes = output.finish()?;
-    // The bound is most of the decoded size. Keep the pages that are used, and room for the tail.
+    // The reserved bound is nearly the decoded size. Keep only the pages that are used, and room for the
+    // tail.
     bytes.shrink_to(bytes.len().saturating_add(tail));
     Ok(EncodedShard { bytes, extents })
 }
 
-/// Chains of the layer above, which do not say how large their output is: collect, then copy.
+/// Encodes with a chain of the layer above, whose output size is not bounded: collects all subchunks, then
+/// copies them.
 fn encode_foreign(
     job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
@@ -270,13 +274,13 @@ fn encode_foreign(
     })
 }
 
-/// Returns how the subchunks of a shard are shared where encoding or decoding one takes long.
+/// Returns the schedule of `count` subchunks for chains that take long for each subchunk.
 pub(super) fn compress_schedule(job: &ShardJob<'_>, count: usize, batch: usize) -> Schedule {
     let batch = batch.max(COMPRESS_BATCH);
     Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
 }
 
-/// Returns how the subchunks of a shard are shared where decoding is little more than copying.
+/// Returns the schedule of `count` subchunks for chains that do little more than copy.
 pub(super) fn copy_schedule(job: &ShardJob<'_>, count: usize) -> Schedule {
     Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }

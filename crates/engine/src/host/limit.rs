@@ -1,6 +1,5 @@
-//! The limit of the machine, which is the benchmark's yardstick. Every subchunk takes the same
-//! scatter and the same library calls as in the engine. The calls write to warm buffers of each
-//! thread, and nothing is kept.
+//! The benchmark's yardstick: the speed limit of this machine. For every subchunk, it gathers elements and
+//! calls the libraries as the engine does. But it writes to warm buffers of each thread, and keeps no output.
 
 use super::encode::{compress_schedule, copy_schedule};
 use crate::contract::{Chain, EngineError, ShardJob};
@@ -19,7 +18,7 @@ pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
         .ok_or(EngineError::Internal("a limit is for shards that fit"))?;
     compress_schedule(job, job.grid.num_subchunks(), 0).run(|scratch, _, subchunks| {
         let buffers = &mut **scratch;
-        // Kept from batch to batch. A chain of one stage does not use it otherwise.
+        // The buffer is kept from batch to batch. A chain of one stage does not use it for anything else.
         let mut output = std::mem::take(&mut buffers.stages[1]);
         at_least(&mut output, bound)?;
         for subchunk in subchunks {
@@ -39,7 +38,8 @@ pub fn encode(job: &ShardJob<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     })
 }
 
-/// Decodes every subchunk of `encoded`, and copies it in pieces as long as those in the shard.
+/// Decodes every subchunk of `encoded`, and copies it in pieces of the lengths that the pieces in a shard
+/// have.
 pub fn decode(job: &ShardJob<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));

@@ -1,11 +1,11 @@
-//! The host engine: whole shards, and batches of streams, by the threads of a rayon pool.
+//! The host engine: encodes and decodes whole shards, and batches of streams, on the threads of a rayon pool.
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `encode`, `decode` | a whole shard |
-//! | `aggregate` | encoded subchunks into their places: C order, dense, in any order of threads |
-//! | `stream` | batches of a stream of slices |
-//! | `workers` | how many threads, and how they share a list of subchunks |
+//! | `encode`, `decode` | encode and decode a whole shard |
+//! | `aggregate` | places encoded subchunks densely in C order, whichever thread is first |
+//! | `stream` | encodes batches of a stream of slices |
+//! | `workers` | decides how many threads share a list of subchunks, and how |
 
 mod aggregate;
 mod decode;
@@ -22,11 +22,11 @@ use crate::contract::{
 };
 use crate::layout::Extent;
 
-/// How often this engine encoded or decoded subchunks in this process.
+/// The number of times that this engine encoded or decoded subchunks in this process.
 static CODINGS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how often the host engine encoded or decoded the subchunks of a shard, of a batch, or some
-/// of a shard, in this process.
+/// Returns the number of times that the host engine has encoded or decoded the subchunks of a shard, of a
+/// batch, or some subchunks of a shard, in this process.
 pub fn codings() -> u64 {
     CODINGS.load(Ordering::Relaxed)
 }
@@ -35,7 +35,7 @@ fn count_coding() {
     CODINGS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Encodes and decodes on the threads of the current rayon pool.
+/// The engine that encodes and decodes on the threads of the current rayon pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostEngine;
 
@@ -43,7 +43,7 @@ impl HostEngine {
     /// Decodes a whole shard into `output`. `extents` has one entry per subchunk.
     ///
     /// # Errors
-    /// An [`EngineError`] if an extent is outside `encoded`, or from a codec, or from `output`.
+    /// An [`EngineError`] if an extent is outside of `encoded`, or from a codec or from `output`.
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_shard(
         self,
@@ -71,10 +71,10 @@ impl HostEngine {
         decode::decode_some(job, subchunks, output)
     }
 
-    /// Decodes some subchunks, and hands each to `sink`.
+    /// Decodes some subchunks, and gives each to `sink`.
     ///
     /// # Errors
-    /// An [`EngineError`] from a codec, or the first that `sink` returns.
+    /// An [`EngineError`] from a codec, or the first error that `sink` returns.
     #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub fn decode_each(
         self,

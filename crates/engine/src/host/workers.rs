@@ -1,4 +1,4 @@
-//! How a list of subchunks is shared among threads of the current rayon pool.
+//! Shares a list of subchunks among the threads of the current rayon pool.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::contract::EngineError;
 use crate::memory::fresh::Pages;
 use crate::subchunk::scratch::Scratch;
 
-/// A list of `items` cut into consecutive batches, and the number of threads for it.
+/// A list of `items` divided into batches of consecutive items, and the number of threads for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     items: usize,
@@ -19,23 +19,23 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Batches of about `target` bytes of `item_bytes` each, but enough of them that no thread
-    /// waits long for the last one; and no more threads than there is work for.
+    /// Divides the items, of `item_bytes` each, into batches of about `target` bytes. There are so many
+    /// batches that no thread waits long for the last one, and no more threads than there is work for.
     pub(super) fn new(
         items: usize,
         item_bytes: usize,
         target: usize,
         threads: NonZeroUsize,
     ) -> Self {
-        /// Fewer bytes than this are done sooner than another thread is woken.
+        /// The number of bytes for which it is worth waking another thread.
         const BYTES_PER_THREAD: usize = 64 << 10;
-        /// The last batch is at most this fraction of a thread's share.
+        /// The least number of batches for each thread: then the last batch is a small part of a thread's
+        /// work.
         const BATCHES_PER_THREAD: usize = 4;
 
         let total = items.saturating_mul(item_bytes);
         let threads = match threads.get() {
-            // Without a question to rayon, which could start its threads, or wait for them in a
-            // forked child.
+            // Do not ask rayon: it could start its threads, or wait for them in a forked child.
             1 => 1,
             threads => threads.min(rayon::current_num_threads()),
         };
@@ -64,11 +64,11 @@ impl Schedule {
         (0..).map_while(|number| self.items_of(number))
     }
 
-    /// Gives each batch to `work`, with its number, its items and the buffers of the thread that it
-    /// runs on. Batches are started in order.
+    /// Calls `work` for each batch, with the buffers of the current thread, and the number and the items of
+    /// the batch. Batches start in order.
     ///
     /// # Errors
-    /// An error that `work` returned; no batch is started after it.
+    /// The first error that `work` returned. No batch starts after it.
     pub(super) fn run(
         &self,
         work: impl Fn(&mut Scratch, usize, Range<usize>) -> Result<(), EngineError> + Sync,
@@ -76,8 +76,8 @@ impl Schedule {
         let next = AtomicUsize::new(0);
         let failed = AtomicBool::new(false);
         let worker = || {
-            // Taken out of the thread, not borrowed: a codec may call rayon, and rayon may run
-            // another shard on this thread in the meantime.
+            // The buffers are taken out of the thread, and not borrowed: a codec may call rayon, which may
+            // then run another shard on this thread.
             let mut scratch = Scratch::take();
             while !failed.load(Ordering::Relaxed) {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -100,10 +100,10 @@ impl Schedule {
 }
 
 /// Makes the pages of the next `len` bytes of `vec`, each huge page by one thread: see
-/// [`fresh`](crate::memory::fresh). This is worth it where little else is done to these bytes.
+/// [`fresh`](crate::memory::fresh). This is worth it if little else is done with these bytes.
 ///
 /// # Errors
-/// As for [`Schedule::run`].
+/// The errors of [`Schedule::run`].
 pub(super) fn make_pages(
     vec: &mut Vec<u8>,
     len: usize,

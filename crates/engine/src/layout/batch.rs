@@ -1,25 +1,25 @@
-//! A shard in pieces that fit: batches of whole subchunks, and slabs of a batch's elements.
+//! Divides a shard into batches of whole subchunks, and a batch into slabs of its elements.
 
 use super::{SubchunkGrid, c_order};
 
 /// A box of the grid of subchunks whose subchunks follow one another in C order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The number of its first subchunk.
+    /// The number of the batch's first subchunk.
     pub(crate) first: usize,
-    /// Subchunks along each axis.
+    /// The number of subchunks along each axis.
     pub(crate) counts: Vec<usize>,
-    /// The first element of the batch, as coordinates in the shard.
+    /// The coordinates in the shard of the batch's first element.
     pub(crate) origin: Vec<usize>,
 }
 
-/// A box of a batch's elements that is moved at once: in its dense form, which is in C order, no
-/// axis crosses the border of a subchunk unless it covers whole ones.
+/// A box of a batch's elements that is moved at once. Its dense form is in C order. Along each axis, the box
+/// lies within one subchunk or covers whole subchunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {
-    /// The first element of the slab, as coordinates in the batch.
+    /// The coordinates in the batch of the slab's first element.
     pub start: Vec<usize>,
-    /// Elements along each axis.
+    /// The number of elements along each axis.
     pub shape: Vec<usize>,
 }
 
@@ -44,8 +44,8 @@ impl Slab {
     }
 }
 
-/// Divides the subchunks of `grid` into batches of at most `most` subchunks, in C order. A batch
-/// has at least one.
+/// Divides the subchunks of `grid` into batches in C order. Each has at most `most` subchunks, and at least
+/// one.
 pub fn batches(grid: &SubchunkGrid, most: usize) -> Vec<Batch> {
     let steps = boxes(grid.counts(), &vec![1; grid.counts().len()], most.max(1));
     let mut first = 0;
@@ -65,17 +65,15 @@ pub fn batches(grid: &SubchunkGrid, most: usize) -> Vec<Batch> {
         .collect()
 }
 
-/// Divides the elements of a batch into slabs of at most `most` elements, in C order. A slab has at
-/// least one.
+/// Divides the elements of a batch into slabs in C order. Each has at most `most` elements, and at least one.
 pub fn slabs(grid: &SubchunkGrid, batch: &Batch, most: usize) -> Vec<Slab> {
     boxes(&batch.shape(grid), grid.subchunk(), most.max(1))
 }
 
-/// Divides a box of `shape` into boxes of at most `most` elements that follow one another in C
-/// order: `(1, …, 1, n, full, …)`, where `n` is whole multiples of `unit` along its axis, or
-/// divides one unit.
+/// Divides a box of `shape` into boxes of at most `most` elements that follow one another in C order. Their
+/// shape is `(1, …, 1, n, full, …)`, where `n` is a multiple of `unit` along its axis, or divides one unit.
 pub fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
-    // The first axis of which a single step fits, and what one step of it holds.
+    // Find the first axis of which a single step fits. `step` is the number of elements in one step along it.
     let mut axis = shape.len();
     let mut step = 1;
     while axis > 0 && step * shape[axis - 1] <= most {
@@ -88,7 +86,7 @@ pub fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
             shape: shape.to_vec(),
         }];
     }
-    // Axes before `split` are taken one coordinate at a time, `split` in parts, the rest whole.
+    // Take the axes before `split` one coordinate at a time, `split` in parts, and the later axes whole.
     let split = axis - 1;
     let parts = parts(shape[split], unit[split], most / step);
     let outer: usize = shape[..split].iter().product();
@@ -110,11 +108,12 @@ pub fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
     boxes
 }
 
-/// Divides `0..extent` into as few parts of at most `most` as possible, `(first, len)`: about equal
-/// numbers of units, or of steps within each unit.
+/// Divides `0..extent` into as few parts, `(first, len)`, of at most `most` as possible. Parts have about
+/// equal numbers of units, or of steps within a unit.
 fn parts(extent: usize, unit: usize, most: usize) -> Vec<(usize, usize)> {
     let most = most.max(1);
-    // `most` or less, as equal as possible.
+    // Divides `all` into the fewest shares of at most `most`, and returns the size of these shares, as equal
+    // as possible.
     let share = |all: usize, most: usize| all.div_ceil(all.div_ceil(most).max(1)).max(1);
     let len = if most >= unit {
         share(extent / unit, most / unit) * unit

@@ -1,6 +1,6 @@
-//! Numbers and coordinates of a grid in C order: the last axis is the fastest.
+//! Converts between numbers and coordinates of a grid in C order, in which the last axis is the fastest.
 
-/// Returns the number of `coordinates` in a grid of `counts`.
+/// Returns the number in C order of `coordinates` in a grid with `counts` along its axes.
 pub fn number(
     coordinates: impl IntoIterator<Item = usize>,
     counts: impl IntoIterator<Item = usize>,
@@ -8,7 +8,7 @@ pub fn number(
     std::iter::zip(coordinates, counts).fold(0, |number, (at, count)| number * count + at)
 }
 
-/// Returns the coordinates of `number` in a grid of `counts`, none of which is zero.
+/// Returns the coordinates of `number` in a grid with `counts` along its axes, none of which is zero.
 pub fn coordinates(mut number: usize, counts: &[usize]) -> Vec<usize> {
     let mut coordinates = vec![0; counts.len()];
     for (at, &count) in coordinates.iter_mut().zip(counts).rev() {

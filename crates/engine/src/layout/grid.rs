@@ -4,12 +4,12 @@ use std::fmt;
 
 use super::c_order;
 
-/// Why a shard cannot be divided into subchunks.
+/// The reason why a shard cannot be divided into subchunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GridError {
     /// The shapes differ in their number of dimensions.
     Dimensionality { shard: usize, subchunk: usize },
-    /// A subchunk extent does not divide the shard extent.
+    /// The extent of a subchunk does not divide the extent of the shard.
     Indivisible {
         axis: usize,
         shard: u64,
@@ -44,7 +44,7 @@ impl fmt::Display for GridError {
 
 impl std::error::Error for GridError {}
 
-/// The subchunks of one shard: `counts[d] * subchunk[d] == shard[d]` elements along each axis.
+/// The grid of subchunks in a shard, with `counts[d] * subchunk[d] == shard[d]` elements along each axis.
 ///
 /// All products (elements, bytes, subchunks) are checked once, when the grid is made, so that
 /// later arithmetic on them cannot overflow.
@@ -60,11 +60,11 @@ pub struct SubchunkGrid {
 }
 
 impl SubchunkGrid {
-    /// Divides `shard` (elements per axis) into subchunks of shape `subchunk`, of elements of
-    /// `element_size` bytes.
+    /// Divides a shard with the extents `shard`, in elements of `element_size` bytes, into subchunks of shape
+    /// `subchunk`.
     ///
     /// # Errors
-    /// A [`GridError`] if the shapes do not fit each other, or if the shard is not addressable.
+    /// A [`GridError`] if the shapes do not fit each other, or if this machine cannot address the shard.
     pub fn new(shard: &[u64], subchunk: &[u64], element_size: usize) -> Result<Self, GridError> {
         if shard.len() != subchunk.len() {
             return Err(GridError::Dimensionality {
@@ -84,7 +84,7 @@ impl SubchunkGrid {
         let too_large = || GridError::TooLarge {
             shard: shard.to_vec(),
         };
-        // `isize::MAX` is the most that one allocation may have.
+        // One allocation may have at most `isize::MAX` bytes.
         let product = |factors: &[usize], first: usize| {
             factors
                 .iter()
@@ -129,15 +129,15 @@ impl SubchunkGrid {
         }
     }
 
-    /// Returns the grid of a shard of `num_subchunks` of these subchunks, one after the other.
+    /// Returns the grid of a shard that has `num_subchunks` of these subchunks along its first axis.
     ///
     /// # Errors
-    /// A [`GridError`] if that shard is not addressable.
+    /// A [`GridError`] if this machine cannot address that shard.
     pub fn stacked(&self, num_subchunks: usize) -> Result<Self, GridError> {
         let to_u64 = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
         let subchunk = to_u64(&self.subchunk);
         let mut shard = subchunk.clone();
-        // Without an axis there is just one subchunk.
+        // A shard without axes has just one subchunk.
         if let Some(first) = shard.first_mut() {
             *first = first.saturating_mul(num_subchunks as u64);
         }
@@ -186,15 +186,15 @@ impl SubchunkGrid {
         origin.map(|(at, extent)| at * extent).collect()
     }
 
-    /// Returns how many subchunks there are from subchunk `number` to the end of its row along the
-    /// last axis, itself among them.
+    /// Returns the number of subchunks from subchunk `number`, included, to the end of its row along the last
+    /// axis.
     pub(crate) fn neighbours(&self, number: usize) -> usize {
         let along_last_axis = self.counts.last().copied().unwrap_or(1).max(1);
         along_last_axis - number % along_last_axis
     }
 
-    /// Returns the numbers of the subchunks that the box from `start` of shape `shape` meets, in
-    /// elements, in C order.
+    /// Returns the numbers, in C order, of the subchunks that the box from `start` of shape `shape` meets.
+    /// Both are in elements.
     pub fn numbers_in(&self, start: &[usize], shape: &[usize]) -> Vec<usize> {
         if shape.contains(&0) {
             return Vec::new();

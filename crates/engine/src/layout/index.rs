@@ -12,10 +12,10 @@ pub const ENTRY_LEN: usize = 16;
 /// Both words of the index entry of a subchunk that is not stored.
 const EMPTY: u64 = u64::MAX;
 
-/// Where an encoded subchunk lies in the encoded shard, in bytes; `None` for an empty one.
+/// The range of bytes of an encoded subchunk in the encoded shard; `None` for an empty subchunk.
 pub type Extent = Option<Range<usize>>;
 
-/// An index entry that points outside the shard.
+/// An index entry whose bytes are outside of the shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexError {
     subchunk: usize,
@@ -56,7 +56,7 @@ impl ByteOrder {
     };
 
     fn words(self, entry: [u8; ENTRY_LEN]) -> [u64; 2] {
-        // An entry has two words.
+        // An entry has two words of 64 bits.
         let &[offset, nbytes] = entry.as_chunks().0 else {
             return [EMPTY; 2];
         };
@@ -80,11 +80,11 @@ impl ByteOrder {
     }
 }
 
-/// The entries of an index, as bytes. An entry is decoded when it is asked for, because a shard may
-/// have millions of subchunks, of which a call needs one.
+/// The entries of an index, as bytes. An entry is decoded when a caller asks for it, because a shard may have
+/// millions of subchunks, of which a call needs one.
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
-    /// One entry after the other, and then perhaps a checksum.
+    /// The encoded entries one after the other, and then perhaps a checksum.
     bytes: Cow<'a, [u8]>,
     len: usize,
     order: ByteOrder,
@@ -97,7 +97,7 @@ impl<'a> Entries<'a> {
         is_long_enough.then_some(Self { bytes, len, order })
     }
 
-    /// The entries of a shard whose `len` subchunks are all empty.
+    /// Returns the entries of a shard whose `len` subchunks are all empty.
     pub fn empty(len: usize, order: ByteOrder) -> Entries<'static> {
         Entries {
             bytes: Cow::Owned(vec![0xFF; len * ENTRY_LEN]),
@@ -106,7 +106,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the bytes that were given for the entries, with all that follows the entries.
+    /// Returns the bytes that the entries were made from, including the bytes behind the entries.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -120,7 +120,7 @@ impl<'a> Entries<'a> {
         &self.bytes.as_chunks().0[..self.len]
     }
 
-    /// Returns the offset and size of each subchunk, unchecked; `None` for an empty one.
+    /// Returns the offset and the size of each subchunk without checks; `None` for an empty subchunk.
     pub fn words(&self) -> impl Iterator<Item = Option<[u64; 2]>> {
         let order = self.order;
         let words = self.encoded().iter().map(move |&entry| order.words(entry));
@@ -129,13 +129,13 @@ impl<'a> Entries<'a> {
 
     /// Checks the entries against a shard of `limit` bytes.
     ///
-    /// Where the size of the shard is not known, `limit` is the largest that it could be.
+    /// If the size of the shard is not known, `limit` is the largest size that it may have.
     ///
     /// # Errors
-    /// An [`IndexError`] for the first entry that ends beyond `limit`, or has just one word of the
-    /// pair that marks an empty subchunk.
+    /// An [`IndexError`] for the first entry that ends beyond `limit`, or that has only one of the two words
+    /// that mark an empty subchunk.
     pub fn check(&self, limit: u64) -> Result<(), IndexError> {
-        // A subchunk that this machine cannot address is outside, too.
+        // A subchunk that this machine cannot address counts as outside.
         let most = limit.min(usize::MAX as u64);
         #[allow(clippy::needless_bitwise_bool, reason = "no branches")]
         let is_valid = |[offset, nbytes]: [u64; 2]| {
@@ -143,7 +143,7 @@ impl<'a> Entries<'a> {
             (!overflows & (end <= most)) | (offset & nbytes == EMPTY)
         };
         let entries = self.encoded();
-        // Without a branch for each of what may be millions of entries.
+        // Compare without a branch per entry, because there may be millions of entries.
         let all_are_valid = |order: ByteOrder| {
             let entries = entries.iter();
             entries.fold(true, |all, &entry| all & is_valid(order.words(entry)))
@@ -168,12 +168,12 @@ impl<'a> Entries<'a> {
         })
     }
 
-    /// Returns where subchunk `number` lies. The caller has [checked](Self::check) the entries.
+    /// Returns the extent of subchunk `number`. The caller has [checked](Self::check) the entries.
     pub fn get(&self, number: usize) -> Extent {
         extent(self.order.words(*self.encoded().get(number)?))
     }
 
-    /// Returns where each subchunk lies. The caller has [checked](Self::check) the entries.
+    /// Returns the extent of each subchunk. The caller has [checked](Self::check) the entries.
     pub fn iter(&self) -> impl Iterator<Item = Extent> {
         let order = self.order;
         self.encoded()
@@ -181,7 +181,7 @@ impl<'a> Entries<'a> {
             .map(move |&entry| extent(order.words(entry)))
     }
 
-    /// Returns the encoded entries after `changes`, with capacity for `spare` bytes behind them.
+    /// Returns the encoded entries with `changes` applied, and with capacity for `spare` more bytes.
     pub fn with(
         &self,
         changes: impl IntoIterator<Item = (usize, Extent)>,
@@ -198,8 +198,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Returns the encoded entries of subchunks that lie at `extents`, with capacity for `spare` bytes
-/// behind them.
+/// Returns the encoded entries of subchunks with these `extents`, with capacity for `spare` more bytes.
 pub fn encode_entries(extents: &[Extent], order: ByteOrder, spare: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(extents.len() * ENTRY_LEN + spare);
     for extent in extents {

@@ -1,29 +1,29 @@
-//! Where the elements of a slab lie among the slots of a batch.
+//! Computes where the elements of a slab lie among the slots of a batch.
 //!
-//! A *batch* is a box of the grid of subchunks; each of its subchunks has a *slot*, numbered in C
-//! order. A *slab* is a box of the batch's elements, stored densely in C order. Lifting replaces
-//! the index of an element by (slot, within), which makes every axis two digits of a mixed-radix
-//! counter over the slab: which subchunk, and where in it. Along each axis a slab covers whole
-//! subchunks or lies within one, so that all combinations of digits occur.
+//! A *batch* is a box of the grid of subchunks. Each subchunk of a batch has a *slot*, numbered in C order. A
+//! *slab* is a box of the batch's elements, stored densely in C order. Lifting replaces the index of an
+//! element by (slot, within). It makes each axis two digits of a mixed-radix counter over the slab: one for
+//! the subchunk, and one for the place within the subchunk. Along each axis, a slab covers whole subchunks or
+//! lies within one subchunk, so that all combinations of digits occur.
 
 use std::fmt;
 
-/// A box of subchunks, and how the slots hold them.
+/// A box of subchunks, and the layout of their slots.
 #[derive(Clone, Copy, Debug)]
 pub struct LiftBatch<'a> {
-    /// Subchunks along each axis.
+    /// The number of subchunks along each axis.
     pub counts: &'a [usize],
-    /// Elements of a subchunk along each axis.
+    /// The number of elements of a subchunk along each axis.
     pub subchunk: &'a [usize],
-    /// In bytes.
+    /// The size of an element in bytes.
     pub element_size: usize,
-    /// The axes as a slot holds them: `order[0]` is the slowest, `order[n - 1]` the fastest.
+    /// The order of the axes in a slot: `order[0]` is the slowest axis, `order[n - 1]` the fastest.
     pub order: &'a [usize],
-    /// Bytes from one slot to the next.
+    /// The number of bytes from one slot to the next.
     pub slot_stride: usize,
 }
 
-/// A box of elements, relative to the first element of the batch.
+/// A box of elements, whose `start` is relative to the first element of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct LiftSlab<'a> {
     pub start: &'a [usize],
@@ -33,16 +33,16 @@ pub struct LiftSlab<'a> {
 /// One digit of the counter over the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiftDigit {
-    /// How many values the digit takes; at least 2.
+    /// The number of values of the digit; at least 2.
     pub(crate) extent: usize,
-    /// Bytes between two neighbours within a slot; 0 for a digit that steps over slots.
+    /// The number of bytes between two neighbours within a slot; 0 for a digit that steps over slots.
     pub(crate) stride: usize,
-    /// Slots between two neighbours; 0 for a digit that steps within a slot.
+    /// The number of slots between two neighbours; 0 for a digit that steps within a slot.
     pub(crate) slot_step: usize,
 }
 
-/// The pieces of a slab: `digits` counts them in C order, slowest first, and each is `run`
-/// contiguous bytes of the slab and of a slot.
+/// The contiguous pieces of a slab. `digits`, slowest first, count the pieces in C order. Each piece is `run`
+/// contiguous bytes, both in the slab and in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lift {
     digits: Vec<LiftDigit>,
@@ -56,7 +56,7 @@ pub struct Lift {
     slot_stride: usize,
 }
 
-/// Why a slab cannot be lifted. All of them are the caller's mistakes, but for `TooLarge`.
+/// The reason why a slab cannot be lifted. Only `TooLarge` is not a mistake of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LiftError {
     /// The shapes have different ranks.
@@ -120,8 +120,8 @@ impl Lift {
                 subchunk: subchunk_len,
             });
         }
-        // Every slot, every element and every byte of the batch has a number that fits. What is
-        // computed below from numbers within the batch cannot overflow.
+        // The numbers of all slots, elements and bytes of the batch fit `usize`, so the arithmetic below
+        // cannot overflow.
         let (slot_steps, slots) = c_order(batch.counts, 1)?;
         times(slots, batch.slot_stride)?;
 
@@ -176,7 +176,7 @@ impl Lift {
         Ok(lift)
     }
 
-    /// Appends a digit that is faster than the others.
+    /// Appends a digit that is faster than all others.
     fn push(&mut self, digit: LiftDigit) {
         if digit.extent == 1 {
             return;
@@ -204,12 +204,12 @@ impl Lift {
         self.run
     }
 
-    /// Returns the slot of the slab's first element. No other element has a lower one.
+    /// Returns the slot of the slab's first element, the lowest slot of the slab.
     pub(crate) fn first_slot(&self) -> usize {
         self.first_slot
     }
 
-    /// Returns the slot of the slab's last element. No other element has a higher one.
+    /// Returns the slot of the slab's last element, the highest slot of the slab.
     pub(crate) fn last_slot(&self) -> usize {
         self.last_slot
     }
@@ -220,7 +220,8 @@ impl Lift {
         self.offset
     }
 
-    /// In every slot that the slab touches, the end of the last byte that it touches.
+    /// Returns the end of the last byte that the slab touches in a slot. It is the same in every slot that
+    /// the slab touches.
     pub(crate) fn end(&self) -> usize {
         self.end
     }
@@ -230,7 +231,7 @@ impl Lift {
         self.slab_len
     }
 
-    /// In bytes.
+    /// Returns the size of an element, in bytes.
     pub(crate) fn element_size(&self) -> usize {
         self.element_size
     }
@@ -241,12 +242,12 @@ impl Lift {
     }
 }
 
-/// For each axis, the bytes between two neighbours in a slot; and the size of a subchunk.
+/// Returns, for each axis, the bytes between two neighbours in a slot, and the size of a subchunk in bytes.
 fn strides_in_slot(batch: &LiftBatch<'_>) -> Result<(Vec<usize>, usize), LiftError> {
     let mut strides = vec![0; batch.order.len()];
     let mut len = batch.element_size;
     for &axis in batch.order.iter().rev() {
-        // A size is never 0, so 0 says that the axis has not come yet.
+        // A stride is never 0, so 0 marks an axis that has not come yet.
         match strides.get_mut(axis) {
             Some(stride) if *stride == 0 => *stride = len,
             _ => return Err(LiftError::Order),
@@ -256,7 +257,7 @@ fn strides_in_slot(batch: &LiftBatch<'_>) -> Result<(Vec<usize>, usize), LiftErr
     Ok((strides, len))
 }
 
-/// The strides of a C-order array whose fastest stride is `unit`, and its size.
+/// Returns the strides of a C-order array whose fastest axis has the stride `unit`, and the array's size.
 fn c_order(shape: &[usize], unit: usize) -> Result<(Vec<usize>, usize), LiftError> {
     let mut strides = vec![0; shape.len()];
     let mut len = unit;

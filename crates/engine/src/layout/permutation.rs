@@ -1,16 +1,16 @@
-//! The shard permutation: from the number of a subchunk to its place in shard-major order.
+//! The shard permutation: it maps the number of a subchunk to a place in shard-major order.
 //!
 //! The subchunks of a batch (an epoch, or whole shards) are numbered in C order over all its shards.
 //! Lifting each coordinate into (shard, within), and ordering by all the shard coordinates first,
 //! brings the subchunks of a shard together, in C order.
 //!
-//! Shards at the edge have fewer subchunks than they have room for, so the places are those of
-//! *padded slots*: every shard has all of its slots. 3 × 3 subchunks in shards of 2 × 2 are 9
-//! subchunks in 16 padded slots.
+//! A shard at the edge has fewer subchunks than a full shard. So places are numbers of *padded slots*, with
+//! which every shard has the slots of a full one. 3 × 3 subchunks in shards of 2 × 2 are 9 subchunks in 16
+//! padded slots.
 
 use std::fmt;
 
-/// Why there is no permutation.
+/// The reason why there is no permutation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PermutationError {
     /// The shapes differ in their number of dimensions.
@@ -44,38 +44,38 @@ impl fmt::Display for PermutationError {
 
 impl std::error::Error for PermutationError {}
 
-/// The digit of one axis, which determines what the axis adds to the place of a subchunk.
+/// The digit of one axis: it determines the summand of this axis in the place of a subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiftedDigit {
-    /// How many subchunks there are along the axis.
+    /// The number of subchunks along the axis.
     pub(crate) extent: u64,
-    /// How many of them a shard has.
+    /// The number of subchunks of a shard along the axis.
     pub(crate) per_shard: u64,
-    /// Padded slots from one shard to the next along the axis.
+    /// The number of padded slots from one shard to the next along the axis.
     pub(crate) shard_stride: u64,
-    /// Padded slots from one subchunk to the next in a shard.
+    /// The number of padded slots from one subchunk to the next within a shard.
     pub(crate) within_stride: u64,
 }
 
-/// Where in shard-major order each subchunk of a batch is.
+/// The place in shard-major order of each subchunk of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPermutation {
-    /// Fastest first, without the axes that have one subchunk.
+    /// The digits of the axes, fastest first, without axes that have one subchunk.
     digits: Vec<LiftedDigit>,
     subchunks: usize,
     padded_slots: usize,
 }
 
 impl ShardPermutation {
-    /// The most digits that a permutation has: each at least doubles the number of subchunks, of
-    /// which there are at most `u32::MAX`.
+    /// The most digits of a permutation: each digit at least doubles the number of subchunks, which is at
+    /// most `u32::MAX`.
     pub(crate) const MAX_DIGITS: usize = 31;
 
-    /// Returns the permutation of `subchunks` along each axis, slowest first, `per_shard` of which
-    /// are in one shard.
+    /// Returns the permutation for `subchunks` along each axis, slowest axis first. A shard has `per_shard`
+    /// subchunks along each axis.
     ///
     /// # Errors
-    /// A [`PermutationError`] if the shapes do not fit each other, or if there are too many slots.
+    /// A [`PermutationError`] if the shapes do not fit each other, or if there are too many padded slots.
     pub(crate) fn new(subchunks: &[usize], per_shard: &[usize]) -> Result<Self, PermutationError> {
         if subchunks.len() != per_shard.len() {
             return Err(PermutationError::Dimensionality {
@@ -137,7 +137,7 @@ impl ShardPermutation {
         self.subchunks
     }
 
-    /// Returns the number of slots in all shards; every place is below it.
+    /// Returns the number of slots in all shards, which is above every place.
     pub(crate) fn padded_slots(&self) -> usize {
         self.padded_slots
     }
@@ -153,7 +153,7 @@ impl ShardPermutation {
             place += coordinate / digit.per_shard * digit.shard_stride
                 + coordinate % digit.per_shard * digit.within_stride;
         }
-        // Below the padded slots, which are a `usize`.
+        // The place is below the number of padded slots, which is a `usize`.
         usize::try_from(place).unwrap_or(usize::MAX)
     }
 }

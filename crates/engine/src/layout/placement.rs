@@ -1,7 +1,7 @@
-//! Where an update puts changed subchunks, its record and its index.
+//! Finds places in a shard for the changed subchunks, the record and the index of an update.
 //!
-//! The kinds of update, and why they are safe, are in `docs/reference/updates.md`. In short: bytes that the
-//! old index leads to are only overwritten where the rule says so; an index that is rewritten in place
+//! `docs/reference/updates.md` has the kinds of updates, and the reasons why they are safe. In short: bytes
+//! of the old index's subchunks are only overwritten if the rule says so; an index that is rewritten in place
 //! is copied first; an object never gets shorter.
 
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use std::ops::Range;
 use super::space::{Gaps, Space};
 use super::{Extent, RECORD_LEN};
 
-/// Where changed subchunks may go.
+/// The places in a shard that changed subchunks may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementRule {
-    /// Subchunks go behind everything.
+    /// Subchunks go behind everything in the shard.
     Append,
-    /// Subchunks go into bytes that nothing uses, or behind everything.
+    /// Subchunks go into unused bytes, or behind everything.
     Reuse,
-    /// Subchunks go where they were, if they fit, and otherwise as by `Reuse`.
+    /// Subchunks go over their old bytes if they fit there, and otherwise as with `Reuse`.
     InPlace,
     /// Each subchunk goes into its own slot of `size` bytes.
     Slots { size: usize },
@@ -27,9 +27,9 @@ pub enum PlacementRule {
 #[derive(Clone, Copy, Debug)]
 pub struct ShardBeforeUpdate<'a> {
     pub num_subchunks: usize,
-    /// The bytes that its subchunks use; none if there is no shard.
+    /// The bytes that the subchunks of the shard use; none if the shard is not stored.
     pub space: &'a Space,
-    /// The size of the object; 0 if there is no shard.
+    /// The size of the object; 0 if the shard is not stored.
     pub size: usize,
     pub index_len: usize,
     pub index_at_end: bool,
@@ -39,55 +39,55 @@ pub struct ShardBeforeUpdate<'a> {
 #[derive(Clone, Debug)]
 pub struct ChangedSubchunk {
     pub number: usize,
-    /// Where it lies in the stored shard.
+    /// The extent of the subchunk in the stored shard.
     pub old: Extent,
     /// The new encoded size of the subchunk; `None` if the subchunk is empty.
     pub len: Option<usize>,
-    /// Whether it may overwrite its old bytes, if the rule would do that. A subchunk in a slot has no
-    /// other place.
+    /// Whether the subchunk may overwrite its old bytes, if the rule would do that. A subchunk in a slot has
+    /// no other place.
     pub may_overwrite: bool,
 }
 
-/// How an update becomes visible.
+/// The way in which an update becomes visible to readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// The index stays as it is.
+    /// The index does not change.
     DataOnly,
-    /// The object grows: a record at `record`, and the new index, or its copy, as its last bytes from
-    /// `index` on. Directly before those there is a record, too: the same one, or a second one.
+    /// The object grows. A record is written at `record`. The new index, or its copy, becomes the last bytes
+    /// of the object, from `index` on. A record lies directly before it: the same record, or a second one.
     Grow { record: usize, index: usize },
-    /// The object stays as long as it is: a record at `record`, and a copy of the new index at `copy`.
+    /// The object keeps its size. A record is written at `record`, and a copy of the new index at `copy`.
     Rewrite { record: usize, copy: usize },
 }
 
-/// Where everything goes.
+/// The places of all bytes that an update writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where the changed subchunks lie afterwards, in the order of the changes.
+    /// The new extents of the changed subchunks, in the order of the changes.
     pub extents: Vec<Extent>,
     pub commit: Commit,
-    /// The size of the object afterwards.
+    /// The size of the object after the update.
     pub size: usize,
 }
 
-/// The shard would be larger than this machine can address.
+/// The error that the shard would be larger than this machine can address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge;
 
 impl ShardBeforeUpdate<'_> {
-    /// Returns where subchunks may begin.
+    /// Returns the position at which the first subchunk may begin.
     fn first(&self) -> usize {
         if self.index_at_end { 0 } else { self.index_len }
     }
 
-    /// Returns the bytes at the end of an object that an index is rewritten with: the copy of the
-    /// new index, the record, and the index if it is at the end.
+    /// Returns the number of bytes that a rewrite of the index needs at the end of an object: the copy of the
+    /// new index, the record, and the index if it lies at the end.
     fn reserve(&self) -> usize {
         let indexes = if self.index_at_end { 2 } else { 1 };
         RECORD_LEN + indexes * self.index_len
     }
 
-    /// Returns the bytes of the old index, if it is at the end.
+    /// Returns the range of the old index if it lies at the end; otherwise an empty range.
     fn index_at_end(&self) -> Range<usize> {
         if self.index_at_end {
             self.size.saturating_sub(self.index_len)..self.size
@@ -97,13 +97,13 @@ impl ShardBeforeUpdate<'_> {
     }
 }
 
-/// Finds places for `changes` of the shard `stored`.
+/// Finds places for the `changes` of the shard `stored`.
 pub fn place(
     stored: &ShardBeforeUpdate<'_>,
     changes: &[ChangedSubchunk],
     rule: PlacementRule,
 ) -> Result<Placement, TooLarge> {
-    // Bytes that subchunks share have no single owner.
+    // If subchunks share bytes, overwriting one subchunk would change another.
     let rule = if stored.space.overlaps() {
         PlacementRule::Append
     } else {
@@ -124,7 +124,7 @@ pub fn place(
     };
     let within = match rule {
         PlacementRule::Append => None,
-        // One write is better than two.
+        // An append takes one write, and a rewrite of the index two.
         PlacementRule::Reuse if stored.index_at_end => None,
         _ => placing.within(),
     };
@@ -136,12 +136,12 @@ struct Placing<'a> {
     space: &'a Space,
     changes: &'a [ChangedSubchunk],
     rule: PlacementRule,
-    /// Where the last slot ends; 0 if there are none.
+    /// The end of the last slot; 0 if the rule has no slots.
     slots_end: usize,
 }
 
 impl Placing<'_> {
-    /// Returns the gaps in `limits`, if the rule uses them.
+    /// Returns the gaps in `limits`; none if the rule does not use gaps.
     fn gaps(&self, limits: Range<usize>) -> Gaps {
         match self.rule {
             PlacementRule::Append | PlacementRule::Slots { .. } => Gaps::default(),
@@ -149,12 +149,12 @@ impl Placing<'_> {
         }
     }
 
-    /// Finds places in the object as it is; `None` if there are not enough.
+    /// Finds places in the object without making it longer; `None` if there is not enough room.
     fn within(&self) -> Option<Placement> {
         let stored = self.stored;
         let reserved_from = stored.size.checked_sub(stored.reserve());
         let end = self.space.end();
-        // The bytes at the end stay for the record and the copy, if there are enough.
+        // Keep the bytes at the end free for the record and the copy of the index, if there are enough bytes.
         let limit = reserved_from.unwrap_or(0).max(end);
         let mut free = Free {
             gaps: self.gaps(stored.first()..limit),
@@ -196,7 +196,7 @@ impl Placing<'_> {
         })
     }
 
-    /// Finds places in an object that grows.
+    /// Finds places in an object that becomes longer.
     fn growing(&self) -> Result<Placement, TooLarge> {
         let stored = self.stored;
         let add = |a: usize, b: usize| {
@@ -204,7 +204,7 @@ impl Placing<'_> {
             sum.filter(|&n| isize::try_from(n).is_ok()).ok_or(TooLarge)
         };
         let with_slots = matches!(self.rule, PlacementRule::Slots { .. });
-        // Behind the slots there is always room to rewrite the index.
+        // If the index is at the end, keep room behind the slots to rewrite it later.
         let room_for_copy = if with_slots && stored.index_at_end {
             stored.index_len
         } else {
@@ -262,7 +262,7 @@ impl Placing<'_> {
             };
             let reserved = add(add(data_end, room_for_copy)?, RECORD_LEN)?;
             if reserved > behind_record {
-                // Room for a second record, which does not overlap the first one.
+                // Keep room for a second record, which does not overlap the first one.
                 reserved.max(add(behind_record, RECORD_LEN)?)
             } else {
                 behind_record
@@ -279,7 +279,8 @@ impl Placing<'_> {
         })
     }
 
-    /// Returns a place for the `len` bytes of `change`, other than behind everything.
+    /// Returns a place for the `len` bytes of `change` that is not behind everything; `None` if there is
+    /// none.
     fn find(&self, change: &ChangedSubchunk, len: usize, free: &mut Free) -> Option<usize> {
         let old = change.old.as_ref().filter(|extent| !extent.is_empty());
         match self.rule {
@@ -288,7 +289,7 @@ impl Placing<'_> {
             PlacementRule::InPlace => old
                 .filter(|_| change.may_overwrite)
                 .filter(|old| {
-                    // Into the gap behind it, too.
+                    // The subchunk may continue into the gap behind its old bytes.
                     len <= old.len() || free.gaps.take_at(old.end, len - old.len())
                 })
                 .map(|old| old.start)
@@ -298,8 +299,8 @@ impl Placing<'_> {
                 let slot = self.slot(change.number, size);
                 let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, old))
                     .then_some(slot);
-                // Where it is, if it is in its slot, or has the room of one: which it was given
-                // behind everything, because others were in its slot.
+                // Keep a subchunk in its old place if that is its slot, or has the size of a slot. An update
+                // chose such a place behind everything, because other subchunks were in the slot.
                 let here = old.map(|old| old.start..old.start.saturating_add(size));
                 let has_room =
                     |here: &Range<usize>| here.end <= free.limit && self.space.is_free(here, old);
@@ -313,10 +314,10 @@ impl Placing<'_> {
         }
     }
 
-    /// Returns the slot of subchunk `number`.
+    /// Returns the `size` bytes at the beginning of the slot of subchunk `number`.
     fn slot(&self, number: usize, size: usize) -> Range<usize> {
         match self.rule {
-            // Cannot overflow: the end of the last slot did not.
+            // The product cannot overflow, because the end of the last slot did not.
             PlacementRule::Slots { size: each } => {
                 let start = self.stored.first() + number * each;
                 start..start.saturating_add(size)
@@ -326,14 +327,14 @@ impl Placing<'_> {
     }
 }
 
-/// The room that an update may use.
+/// The free bytes that an update may use.
 struct Free {
     gaps: Gaps,
-    /// The end of the room for everything but slots.
+    /// The end of the free bytes for all subchunks that are not in slots.
     limit: usize,
-    /// The end of the room for slots.
+    /// The end of the free bytes for slots.
     slots_limit: usize,
-    /// The bytes that this update uses: start and end.
+    /// The ranges that this update uses: the start and the end of each.
     taken: BTreeMap<usize, usize>,
 }
 

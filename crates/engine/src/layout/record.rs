@@ -1,7 +1,7 @@
-//! The record of an update: what undoes or completes it when it is torn.
+//! The record of an update, with which a torn update is undone or completed.
 //!
-//! An update that moves the end of a shard, or rewrites its index where it is, first writes 64 bytes
-//! into space that nothing uses. All numbers are little-endian:
+//! An update that moves the end of a shard, or rewrites the index in place, first writes a record of 64 bytes
+//! into unused space. All numbers are little-endian:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -15,48 +15,48 @@
 //! | 56–60 | zero |
 //! | 60–64 | the CRC32C of the bytes before |
 //!
-//! The fields that are known before the update come first, so that even a torn record can be told from
-//! other bytes.
+//! The fields that are known before the update come first, so that the first bytes of a torn record can be
+//! recognised.
 //!
-//! The last `index_len` bytes of an updated object are the new index: the index itself if it is at the
-//! end, and a copy of it if it is at the start.
+//! The last `index_len` bytes of an updated object are the new index, if the index is at the end, and
+//! otherwise a copy of the new index.
 //!
-//! A [`fingerprint`] is no CRC32C: all bytes that end in their own CRC32C, as an index does, have the
-//! same CRC32C.
+//! A [`fingerprint`] is not a CRC32C: all byte strings that end in their own CRC32C, as an index does, have
+//! the same CRC32C.
 
 use twox_hash::XxHash3_64;
 
 /// The size of a record, in bytes.
 pub const RECORD_LEN: usize = 64;
 
-/// The first bytes of a record. No text, and no common format, begins so.
+/// The first bytes of a record. No text and no common file format begins with them.
 const MAGIC: [u8; 8] = *b"\x89zcupd\r\n";
 
-/// The intention of an update.
+/// The plan of an update, as it is stored before the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where the record lies.
+    /// The position of the record in the object.
     pub offset: u64,
-    /// Where the object ended before; 0 if there was no shard.
+    /// The end of the object before the update; 0 if the shard was not stored.
     pub old_end: u64,
-    /// The [`fingerprint`] of the encoded index before; 0 if there was none.
+    /// The [`fingerprint`] of the encoded index before the update; 0 if there was no index.
     pub old_index: u64,
-    /// The size of the encoded index.
+    /// The size of the encoded index in bytes.
     pub index_len: u64,
-    /// Where the object ends afterwards.
+    /// The end of the object after the update.
     pub new_end: u64,
-    /// The [`fingerprint`] of the encoded index afterwards.
+    /// The [`fingerprint`] of the encoded index after the update.
     pub new_index: u64,
 }
 
-/// Identifies an encoded index: XXH3 of 64 bits, without a seed, as the
-/// [specification of xxHash](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) has it.
+/// Returns a hash of an encoded index: XXH3 of 64 bits, without a seed, as in the [specification of
+/// xxHash](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
 pub fn fingerprint(index: &[u8]) -> u64 {
     XxHash3_64::oneshot(index)
 }
 
 impl Record {
-    /// The record as it is stored.
+    /// Returns the record as bytes, in the form in which it is stored.
     pub fn to_bytes(self) -> [u8; RECORD_LEN] {
         let mut bytes = [0; RECORD_LEN];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -79,8 +79,8 @@ impl Record {
         Self::parse(object.get(offset..)?, offset, index_len)
     }
 
-    /// Returns the record that lies directly before the index, or its copy, at the end of an object,
-    /// of which `end` is the end: it says where the object ends.
+    /// Returns the record directly before the index, or its copy, at the end of an object. `end` are the last
+    /// bytes of the object. The record tells where the object ends.
     pub fn before_index(end: &[u8], index_len: usize) -> Option<Self> {
         let start = end.len().checked_sub(RECORD_LEN + index_len)?;
         let record = Self::read(&end[start..])?;
@@ -89,7 +89,8 @@ impl Record {
         (is_there && record.index_len == index_len as u64).then_some(record)
     }
 
-    /// Returns the record that `bytes`, which lie at `offset`, begin with.
+    /// Returns the record at the beginning of `bytes`, whose position in the object is `offset`; `None` if
+    /// there is none.
     fn parse(bytes: &[u8], offset: usize, index_len: usize) -> Option<Self> {
         let record = Self::read(bytes)?;
         let here = record.offset == offset as u64 && record.index_len == index_len as u64;
@@ -97,7 +98,7 @@ impl Record {
         (here && record.new_end >= after).then_some(record)
     }
 
-    /// Returns the record that `bytes` begin with, wherever they lie.
+    /// Returns the record at the beginning of `bytes`, at any position in an object; `None` if there is none.
     fn read(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; RECORD_LEN] = bytes.first_chunk()?;
         if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != word(bytes, 60) {
@@ -114,12 +115,12 @@ impl Record {
         (record.to_bytes() == *bytes).then_some(record)
     }
 
-    /// Returns all records in `object`, the last one first.
+    /// Returns all records in `object`, the last one first. `index_len` is the size of its encoded index.
     pub fn all(object: &[u8], index_len: usize) -> impl Iterator<Item = Self> {
         Self::all_at(object, 0, index_len)
     }
 
-    /// Returns all records in `part`, which lies at `start` of an object; the last one first.
+    /// Returns all records in `part`, the last one first. `part` begins at the byte `start` of an object.
     pub fn all_at(part: &[u8], start: usize, index_len: usize) -> impl Iterator<Item = Self> {
         let mut end = part.len();
         std::iter::from_fn(move || {
@@ -133,8 +134,8 @@ impl Record {
         })
     }
 
-    /// Returns whether `bytes`, fewer than a record has, are how a record begins that is written at
-    /// `offset`, after a shard that ends at `old_end` and whose encoded index has the fingerprint
+    /// Returns whether `bytes`, which are shorter than a record, are the beginning of a record at `offset`.
+    /// Such a record follows a shard that ends at `old_end`, and whose encoded index has the fingerprint
     /// `old_index`.
     pub fn begins_with(bytes: &[u8], offset: u64, old_end: u64, old_index: u64) -> bool {
         let known = Self {
@@ -145,7 +146,7 @@ impl Record {
             new_end: 0,
             new_index: 0,
         };
-        // Up to here a record does not depend on the update.
+        // The number of bytes at the beginning of a record that do not depend on the update.
         const KNOWN: usize = 32;
         let len = bytes.len().min(KNOWN);
         bytes.len() < RECORD_LEN && bytes[..len] == known.to_bytes()[..len]
@@ -166,16 +167,16 @@ fn long(bytes: &[u8; RECORD_LEN], at: usize) -> u64 {
         .map_or(0, u64::from_le_bytes)
 }
 
-/// Returns the last place where `MAGIC` is in `bytes`.
+/// Returns the last position of `MAGIC` in `bytes`.
 fn rfind_magic(bytes: &[u8]) -> Option<usize> {
-    /// How many places are tried at once.
+    /// The number of positions that are tested at once.
     const BLOCK: usize = 1 << 10;
     let [first, second, ..] = MAGIC;
     let mut end = bytes.len().saturating_sub(MAGIC.len() - 1);
     while end > 0 {
         let start = end.saturating_sub(BLOCK);
         let pairs = bytes[start..end].iter().zip(&bytes[start + 1..=end]);
-        // Without a branch for each byte, so that many bytes are compared at once.
+        // Test without a branch per byte, so that the compiler compares many bytes at once.
         #[allow(clippy::needless_bitwise_bool, reason = "no branches")]
         let may_begin = pairs.fold(false, |any, (&a, &b)| any | ((a == first) & (b == second)));
         if may_begin && let Some(at) = (start..end).rfind(|&at| bytes[at..].starts_with(&MAGIC)) {

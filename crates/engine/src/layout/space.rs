@@ -1,27 +1,27 @@
-//! The used and the unused bytes of a shard.
+//! Finds the used and the unused bytes of a shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::Extent;
 
-/// The bytes that subchunks use.
+/// The bytes of a shard that subchunks use.
 #[derive(Debug, Default)]
 pub struct Space {
-    /// Sorted ranges that neither touch nor overlap. In a shard that has seldom been updated they are
-    /// few, even if subchunks are many.
+    /// Sorted ranges that neither touch nor overlap. A shard with few updates has few ranges, even with many
+    /// subchunks.
     areas: Vec<Range<usize>>,
     overlaps: bool,
     num_stored: usize,
 }
 
 impl Space {
-    /// Returns the bytes of subchunks that lie at `extents`.
+    /// Returns the bytes of subchunks with these `extents`.
     pub fn of(extents: impl IntoIterator<Item = Extent>) -> Self {
         let mut areas: Vec<Range<usize>> = Vec::new();
         let mut num_stored = 0;
         let mut is_sorted = true;
-        // The area of the last subchunk: most subchunks follow the one before.
+        // The area of the previous subchunk: most subchunks directly follow the previous one.
         let mut last = 0..0;
         for extent in extents.into_iter().flatten() {
             num_stored += 1;
@@ -43,7 +43,7 @@ impl Space {
         }
         let mut overlaps = false;
         if !is_sorted {
-            // Stable, because that is fast where sorted runs follow one another.
+            // A stable sort is fast if the ranges consist of sorted runs.
             areas.sort_by_key(|area| area.start);
             areas.dedup_by(|next, area| {
                 overlaps |= next.start < area.end;
@@ -61,7 +61,7 @@ impl Space {
         }
     }
 
-    /// Returns whether two subchunks share bytes. That is legal.
+    /// Returns whether two subchunks share bytes, which is legal.
     pub fn overlaps(&self) -> bool {
         self.overlaps
     }
@@ -71,23 +71,23 @@ impl Space {
         self.num_stored
     }
 
-    /// Returns how many bytes are used. What subchunks share counts once.
+    /// Returns the number of used bytes. Shared bytes count once.
     pub fn used(&self) -> usize {
         self.areas.iter().map(Range::len).sum()
     }
 
-    /// Returns where the first used byte is.
+    /// Returns the position of the first used byte; `usize::MAX` if there is none.
     pub fn start(&self) -> usize {
         self.areas.first().map_or(usize::MAX, |area| area.start)
     }
 
-    /// Returns where the last used byte ends.
+    /// Returns the end of the last used byte; 0 if there is none.
     pub fn end(&self) -> usize {
         self.areas.last().map_or(0, |area| area.end)
     }
 
-    /// Returns whether `range` has no used bytes except those of one subchunk, which lies at `own`.
-    /// Nothing may overlap.
+    /// Returns whether `range` has no used bytes except for those of one subchunk, whose extent is `own`. No
+    /// subchunks may overlap.
     pub fn is_free(&self, range: &Range<usize>, own: Option<&Range<usize>>) -> bool {
         let common = |other: &Range<usize>| {
             let (start, end) = (range.start.max(other.start), range.end.min(other.end));
@@ -102,7 +102,7 @@ impl Space {
         used == own.map_or(0, common)
     }
 
-    /// Returns the unused bytes in `limits`.
+    /// Returns the gaps between used bytes within `limits`.
     pub(crate) fn gaps(&self, limits: Range<usize>) -> Gaps {
         let mut gaps = Gaps::default();
         let mut free_from = limits.start;
@@ -115,7 +115,7 @@ impl Space {
     }
 }
 
-/// Unused bytes, which are taken.
+/// The gaps of a shard: unused bytes, which callers take.
 #[derive(Debug, Default)]
 pub(crate) struct Gaps {
     by_start: BTreeMap<usize, usize>,
@@ -136,10 +136,11 @@ impl Gaps {
         Some(len)
     }
 
-    /// Takes `len` bytes from the end of the last gap, or else from the smallest gap that has them.
+    /// Takes `len` bytes from the end of the last gap, or otherwise from the smallest gap that is large
+    /// enough. Returns their position; `None` if no gap is large enough.
     ///
-    /// The end of the last gap is near to the other bytes that an update writes, so that a disk is busy in
-    /// one place.
+    /// The end of the last gap is near the other bytes that an update writes, so that a disk works in one
+    /// place.
     pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
         let last = self.by_start.last_key_value();
         let last = last.filter(|&(_, &gap)| gap >= len);
@@ -154,7 +155,7 @@ impl Gaps {
         Some(start)
     }
 
-    /// Takes `len` bytes from the gap that begins at `start`; whether it has them.
+    /// Takes `len` bytes from the gap that begins at `start`. Returns whether the gap has them.
     pub(crate) fn take_at(&mut self, start: usize, len: usize) -> bool {
         if len == 0 {
             return true;

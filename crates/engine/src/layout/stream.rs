@@ -1,9 +1,9 @@
-//! An array that grows along its first axis: slices, epochs, batches and shard epochs.
+//! The grid of an array that grows along its first axis: its slices, epochs, batches and shard epochs.
 //!
-//! Words: a *slice* is everything at one index of the first axis. An *epoch* is all subchunks at one
-//! index along it, `subchunk[0]` slices; a *shard epoch* is all shards at one index along it,
-//! `shard[0] / subchunk[0]` epochs. A *batch* is the epochs that are encoded together: some of one
-//! shard epoch, or several whole ones.
+//! A *slice* is all elements at one index of the first axis. An *epoch* is all subchunks at one index of that
+//! axis, which are `subchunk[0]` slices. A *shard epoch* is all shards at one index of that axis, which are
+//! `shard[0] / subchunk[0]` epochs. A *batch* is the epochs that are encoded together: some epochs of one
+//! shard epoch, or several whole shard epochs.
 //!
 //! ```text
 //! subchunks along axis d > 0:   ceil(extent[d] / subchunk[d])             (the document's tile_count)
@@ -12,9 +12,9 @@
 //! shards in flight:             S = product over d > 0 of shards[d]
 //! ```
 //!
-//! The subchunks of a batch are lifted into (shard, within) along each axis and ordered by all the
-//! shard coordinates first. Shards at the edge of the array have fewer subchunks than they have room
-//! for; those that they have are a box, so each shard's part of a batch is a C-order box of its own.
+//! The coordinates of the subchunks of a batch are lifted to (shard, within) along each axis, and subchunks
+//! are ordered by all shard coordinates first. A shard at the edge of the array has fewer subchunks than a
+//! full one, but they form a box. So each shard's part of a batch is a box in C order.
 
 use std::fmt;
 
@@ -25,15 +25,15 @@ use super::{ShardPermutation, SubchunkGrid, c_order};
 /// An array that grows along its first axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamGrid {
-    /// How one shard divides into subchunks.
+    /// The grid of subchunks in a shard.
     shard: SubchunkGrid,
-    /// Elements of the array along each axis but the first.
+    /// The number of elements of the array along each axis except for the first.
     inner: Vec<usize>,
     slice_bytes: usize,
     epoch_bytes: usize,
 }
 
-/// Why an array cannot be written as a stream of slices.
+/// The reason why an array cannot be written as a stream of slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamGridError {
     /// The array has no axis.
@@ -42,7 +42,7 @@ pub enum StreamGridError {
     Rank { array: usize, shard: usize },
     /// An extent is zero: there are no elements in a slice.
     Empty { axis: usize },
-    /// A batch of its epochs is more than this machine can address.
+    /// A batch of this number of epochs has more bytes than this machine can address.
     TooLarge { epochs: usize },
 }
 
@@ -69,10 +69,11 @@ impl fmt::Display for StreamGridError {
 impl std::error::Error for StreamGridError {}
 
 impl StreamGrid {
-    /// Slices of `inner` elements (the extents of the array but the first), in shards of `shard`.
+    /// Returns the grid for shards of `shard`. `inner` are the extents of the array except for the first, in
+    /// elements.
     ///
     /// # Errors
-    /// A [`StreamGridError`] if the shapes do not fit, or slices are empty or not addressable.
+    /// A [`StreamGridError`] if the shapes do not fit, or if slices are empty or too large for this machine.
     pub fn new(shard: SubchunkGrid, inner: &[u64]) -> Result<Self, StreamGridError> {
         let too_large = StreamGridError::TooLarge { epochs: 1 };
         let rank = shard.shard().len();
@@ -93,7 +94,7 @@ impl StreamGrid {
             .map(|&extent| usize::try_from(extent).ok())
             .collect::<Option<Vec<_>>>()
             .ok_or(too_large.clone())?;
-        // Rounded up to whole subchunks, as an engine may hold them.
+        // Check the sizes of padded slices: engines may keep whole subchunks in memory.
         let padded = std::iter::zip(&inner, &shard.subchunk()[1..])
             .try_fold(shard.element_size(), |bytes, (&extent, &subchunk)| {
                 bytes.checked_mul(extent.checked_next_multiple_of(subchunk)?)
@@ -103,7 +104,7 @@ impl StreamGrid {
         if padded.is_none() {
             return Err(too_large);
         }
-        // These products do not overflow: they are at most the padded sizes, which were checked.
+        // These products cannot overflow: they are at most the padded sizes, which were checked.
         let slice_bytes = inner.iter().product::<usize>() * shard.element_size();
         let epoch_bytes = slice_bytes * shard.subchunk()[0];
         Ok(Self {
@@ -114,12 +115,12 @@ impl StreamGrid {
         })
     }
 
-    /// Returns how one shard divides into subchunks.
+    /// Returns the grid of subchunks in a shard.
     pub fn shard(&self) -> &SubchunkGrid {
         &self.shard
     }
 
-    /// Returns the number of elements along each axis but the first.
+    /// Returns the number of elements along each axis except for the first.
     pub(crate) fn inner(&self) -> &[usize] {
         &self.inner
     }
@@ -129,7 +130,7 @@ impl StreamGrid {
         self.slice_bytes
     }
 
-    /// Slices of an epoch.
+    /// Returns the number of slices in an epoch.
     pub fn epoch_slices(&self) -> usize {
         self.shard.subchunk()[0]
     }
@@ -139,32 +140,32 @@ impl StreamGrid {
         self.epoch_bytes
     }
 
-    /// Epochs of a shard epoch.
+    /// Returns the number of epochs in a shard epoch.
     pub fn epochs_per_shard(&self) -> usize {
         self.shard.counts()[0]
     }
 
-    /// Slices of a shard epoch.
+    /// Returns the number of slices in a shard epoch.
     pub fn shard_slices(&self) -> usize {
         self.shard.shard()[0]
     }
 
-    /// Returns the number of subchunks along each axis but the first.
+    /// Returns the number of subchunks along each axis except for the first.
     pub fn subchunks(&self) -> Vec<usize> {
         self.per_axis(&self.shard.subchunk()[1..])
     }
 
-    /// Returns the number of subchunks of an epoch.
+    /// Returns the number of subchunks in an epoch.
     pub fn subchunks_per_epoch(&self) -> usize {
         self.subchunks().iter().product()
     }
 
-    /// Shards along each axis but the first.
+    /// Returns the number of shards along each axis except for the first.
     pub fn shards(&self) -> Vec<usize> {
         self.per_axis(&self.shard.shard()[1..])
     }
 
-    /// Shards of a shard epoch: those in flight.
+    /// Returns the number of shards in a shard epoch, which are written at the same time.
     pub fn shards_per_epoch(&self) -> usize {
         self.shards().iter().product()
     }
@@ -175,15 +176,14 @@ impl StreamGrid {
             .collect()
     }
 
-    /// Returns the nearest number of epochs, at most `epochs` and at least 1, that a batch can have
-    /// so that none crosses the border of a shard epoch: a divisor of a shard epoch, or several
-    /// whole ones.
+    /// Returns the largest number of epochs, at most `epochs` but at least 1, with which no batch crosses the
+    /// border of a shard epoch: a divisor of a shard epoch, or several whole shard epochs.
     pub fn whole_batch(&self, epochs: usize) -> usize {
         let per_shard = self.epochs_per_shard();
         if epochs >= per_shard {
             return epochs / per_shard * per_shard;
         }
-        // Every divisor is one of a pair, and one of the two is at most the square root.
+        // Divisors come in pairs, and one of each pair is at most the square root.
         let mut best = 1;
         let pairs = (1..=per_shard.isqrt()).filter(|divisor| per_shard.is_multiple_of(*divisor));
         for divisor in pairs.flat_map(|small| [small, per_shard / small]) {
@@ -194,8 +194,8 @@ impl StreamGrid {
         best
     }
 
-    /// Returns how many subchunks a batch of `epochs` has, and of how many shards it has parts; `None`
-    /// if that cannot be said.
+    /// Returns the number of subchunks in a batch of `epochs`, and the number of shards of which it has
+    /// parts; `None` if a number is too large.
     pub(crate) fn batch_counts(&self, epochs: usize) -> Option<(usize, usize)> {
         let subchunks = self.subchunks_per_epoch().checked_mul(epochs)?;
         let shard_epochs = epochs.div_ceil(self.epochs_per_shard());
@@ -205,11 +205,11 @@ impl StreamGrid {
         ))
     }
 
-    /// Returns a batch of `epochs`: at most one shard epoch, or several whole ones with a last that
-    /// may be short.
+    /// Returns the grid of a batch of `epochs`: at most one shard epoch, or several whole shard epochs and
+    /// perhaps a short last one.
     ///
     /// # Errors
-    /// [`StreamGridError::TooLarge`] if they are not addressable.
+    /// [`StreamGridError::TooLarge`] if this machine cannot address the batch.
     pub fn batch(&self, epochs: usize) -> Result<BatchGrid, StreamGridError> {
         BatchGrid::new(self, epochs)
     }
@@ -221,18 +221,18 @@ impl StreamGrid {
         counts
     }
 
-    /// Returns the number of subchunks that a shard has in such a batch along each axis. A batch
-    /// that is shorter than a shard has no places for the epochs that are in others.
+    /// Returns the number of subchunks of a shard in a batch of `epochs`, along each axis. If a batch is
+    /// shorter than a shard, epochs of other batches are left out.
     pub(crate) fn batch_subchunks_per_shard(&self, epochs: usize) -> Vec<usize> {
         let mut per_shard = self.shard.counts().to_vec();
         per_shard[0] = per_shard[0].min(epochs);
         per_shard
     }
 
-    /// Returns the places of such a batch's subchunks: of the slots that its shards have in it.
+    /// Returns the places of the subchunks of a batch of `epochs`, among the slots of its shards.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many slots.
     pub(crate) fn batch_permutation(
         &self,
         epochs: usize,
@@ -241,10 +241,11 @@ impl StreamGrid {
         ShardPermutation::new(&counts, &self.batch_subchunks_per_shard(epochs))
     }
 
-    /// Such a batch as if it were one shard: its slices, padded to whole subchunks.
+    /// Returns the grid of a batch of `epochs` as if it were one shard: its slices, padded to whole
+    /// subchunks.
     ///
     /// # Errors
-    /// It is more than this machine can address.
+    /// This machine cannot address the padded batch.
     pub(crate) fn padded_batch(&self, epochs: usize) -> Result<SubchunkGrid, GridError> {
         let subchunk = self.shard.subchunk().iter().map(|&extent| extent as u64);
         let subchunk: Vec<u64> = subchunk.collect();
@@ -255,11 +256,11 @@ impl StreamGrid {
     }
 }
 
-/// Where the subchunks of a batch are, in shard-major order.
+/// The places of the subchunks of a batch, in shard-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchGrid {
     epochs: usize,
-    /// In C order of the shards.
+    /// The parts of the batch, in C order of their shards.
     parts: Vec<ShardPart>,
     subchunks: usize,
 }
@@ -267,11 +268,11 @@ pub struct BatchGrid {
 /// The part of a batch in one shard: a box of subchunks, in C order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPart {
-    /// The shard, along each axis; along the first one, counted from the first shard of the batch.
+    /// The coordinates of the shard. The first one is relative to the first shard of the batch.
     pub shard: Vec<usize>,
-    /// Subchunks along each axis.
+    /// The number of subchunks along each axis.
     pub counts: Vec<usize>,
-    /// How many subchunks of the batch come before it.
+    /// The number of subchunks of the batch in earlier parts.
     pub(crate) first: usize,
 }
 
@@ -321,12 +322,12 @@ impl BatchGrid {
         })
     }
 
-    /// Returns how many epochs it has.
+    /// Returns the number of epochs in the batch.
     pub fn epochs(&self) -> usize {
         self.epochs
     }
 
-    /// Its part of each shard, in C order of the shards.
+    /// Returns the part of the batch in each shard, in C order of the shards.
     pub fn parts(&self) -> &[ShardPart] {
         &self.parts
     }
@@ -336,8 +337,8 @@ impl BatchGrid {
         self.subchunks
     }
 
-    /// For each subchunk, in C order of (epoch, subchunks of an epoch): its place in shard-major
-    /// order, and the number of the part that it is in.
+    /// Returns, for each subchunk, its place in shard-major order, and the number of its part. Subchunks are
+    /// in C order of (epoch, subchunks of an epoch).
     pub(crate) fn places(&self, grid: &StreamGrid) -> Vec<(usize, usize)> {
         let mut subchunks = vec![self.epochs];
         subchunks.extend(grid.subchunks());

@@ -1,9 +1,9 @@
-//! A box of a C-order array, read in the order in which a subchunk's bytes are stored.
+//! A box of a C-order array, read in the order in which an encoded subchunk stores its elements.
 //!
-//! Lifting replaces the index of an element by (subchunk, within). This is the `within` half: a
-//! mixed-radix counter over the extents of the subchunk, in the order of its encoded axes, with the
-//! array's stride for each digit. Neighbouring digits that step through memory like one are
-//! merged, so that most boxes are a few digits over long contiguous runs.
+//! Lifting replaces the index of an element by (subchunk, within). This module computes `within`: a
+//! mixed-radix counter over the extents of the subchunk, in the order of its encoded axes. Each digit has the
+//! stride of its axis in the array. Neighbouring digits that step through memory like one digit are merged,
+//! so that most boxes have few digits over long contiguous runs.
 
 use super::SubchunkGrid;
 use super::subchunk_part::strides;
@@ -11,20 +11,20 @@ use super::subchunk_part::strides;
 /// One digit of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digit {
-    /// How many values the digit takes.
+    /// The number of values of the digit.
     pub(crate) extent: usize,
-    /// Bytes between two neighbours in the array.
+    /// The number of bytes between two neighbours in the array.
     pub(crate) stride: usize,
 }
 
-/// The pieces of a box: `digits` counts them, slowest first, and each is `run` contiguous bytes of
-/// the array. In the subchunk's buffer the pieces lie one after the other.
+/// The contiguous pieces of a box: `digits`, slowest first, count them. Each piece is `run` contiguous bytes
+/// of the array. In the buffer of the subchunk, the pieces lie one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StridedBox {
     digits: Vec<Digit>,
     run: usize,
-    /// How the number of a subchunk becomes the offset of its first byte: for each axis of the
-    /// grid, how many subchunks it has, and the bytes from one to the next.
+    /// For each axis of the grid, the number of subchunks, and the bytes from one subchunk to the next. They
+    /// turn the number of a subchunk into the offset of its first byte.
     steps: Vec<Digit>,
 }
 
@@ -72,7 +72,7 @@ impl StridedBox {
         Self { digits, run, steps }
     }
 
-    /// Returns the box in C order: how a decoded subchunk lies in a decoded shard.
+    /// Returns the box in C order, which is the order of a decoded subchunk in a decoded shard.
     pub(crate) fn in_c_order(grid: &SubchunkGrid) -> Self {
         let order: Vec<usize> = (0..grid.shard().len()).collect();
         Self::new(grid, &order)
@@ -83,7 +83,7 @@ impl StridedBox {
         &self.digits
     }
 
-    /// Returns the size of a piece, in bytes.
+    /// Returns the size of each piece, in bytes.
     pub(crate) fn run(&self) -> usize {
         self.run
     }
@@ -112,8 +112,8 @@ impl StridedBox {
             * self.run
     }
 
-    /// Calls `f` with the offset of each piece from the first byte of the box, in order, until it
-    /// returns `false`. Returns whether it never did.
+    /// Calls `f` with the offset of each piece from the first byte of the box, in order, until `f` returns
+    /// `false`. Returns whether `f` returned `true` for all pieces.
     pub(crate) fn all_pieces(&self, mut f: impl FnMut(usize) -> bool) -> bool {
         let mut counter = vec![0; self.digits.len()];
         let mut offset = 0;

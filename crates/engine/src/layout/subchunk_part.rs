@@ -1,13 +1,13 @@
-//! The elements that a subchunk and a window of its shard have in common.
+//! The elements that a subchunk shares with a window of its shard.
 
 use super::SubchunkGrid;
 
-/// The elements that a subchunk and a window share: a box, seen from both.
+/// The box of elements that a subchunk and a window share, with coordinates in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubchunkPart {
-    /// The first shared element, in the subchunk.
+    /// The coordinates in the subchunk of the first shared element.
     in_subchunk: Vec<usize>,
-    /// The first shared element, in the window.
+    /// The coordinates in the window of the first shared element.
     in_window: Vec<usize>,
     shape: Vec<usize>,
     subchunk: Vec<usize>,
@@ -15,8 +15,7 @@ pub struct SubchunkPart {
 }
 
 impl SubchunkPart {
-    /// Returns the elements that subchunk `number` and the window from `start` of shape `shape`
-    /// share.
+    /// Returns the elements that subchunk `number` shares with the window from `start` of shape `shape`.
     pub fn new(grid: &SubchunkGrid, number: usize, start: &[usize], shape: &[usize]) -> Self {
         let origin = grid.origin(number);
         let mut part = Self {
@@ -43,12 +42,12 @@ impl SubchunkPart {
         &self.shape
     }
 
-    /// Returns the first element of the part, in the subchunk.
+    /// Returns the coordinates in the subchunk of the part's first element.
     pub fn start_in_subchunk(&self) -> &[usize] {
         &self.in_subchunk
     }
 
-    /// Returns the first element of the part, in the window.
+    /// Returns the coordinates in the window of the part's first element.
     pub fn start_in_window(&self) -> &[usize] {
         &self.in_window
     }
@@ -68,12 +67,12 @@ impl SubchunkPart {
         self.shape.iter().product::<usize>() * self.element_size
     }
 
-    /// Returns the length of a row of the part, in bytes: along the last axis.
+    /// Returns the length in bytes of a row of the part, along the last axis.
     pub fn row_len(&self) -> usize {
         self.shape.last().map_or(1, |&extent| extent) * self.element_size
     }
 
-    /// Returns the rows of the part: the offset of each in the decoded subchunk and in a window of
+    /// Returns, for each row of the part, its offset in the decoded subchunk, and its offset in a window of
     /// shape `window`, in bytes.
     pub fn rows(&self, window: &[usize]) -> impl Iterator<Item = (usize, usize)> {
         let outer = self.shape.len().saturating_sub(1);
@@ -99,12 +98,12 @@ impl SubchunkPart {
         })
     }
 
-    /// Returns the offset of the part in the decoded subchunk, whose axes have `strides`, in bytes.
+    /// Returns the offset in bytes of the part in the decoded subchunk, whose axes have these `strides`.
     pub(crate) fn offset_in_subchunk(&self, strides: &[usize]) -> usize {
         dot(&self.in_subchunk, strides)
     }
 
-    /// Returns the offset of the part in the window, whose axes have `strides`, in bytes.
+    /// Returns the offset in bytes of the part in the window, whose axes have these `strides`.
     pub(crate) fn offset_in_window(&self, strides: &[usize]) -> usize {
         dot(&self.in_window, strides)
     }
@@ -114,7 +113,7 @@ fn dot(a: &[usize], b: &[usize]) -> usize {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The strides of an array whose axes are stored in `order`, by axis, in bytes.
+/// Returns the stride in bytes of each axis of an array that is stored with its axes in `order`.
 pub fn strides_in(order: &[usize], shape: &[usize], element_size: usize) -> Vec<usize> {
     let mut strides = vec![0; shape.len()];
     let mut step = element_size;

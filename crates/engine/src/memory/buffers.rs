@@ -1,4 +1,4 @@
-//! Pools of host buffers of one size, which come back after use.
+//! Pools of host buffers of one size, to which used buffers come back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,15 +9,15 @@ use crate::contract::stream::{BatchOutput, Returned};
 use crate::memory::allocate;
 use crate::process::account::{Debtor, Lender};
 
-/// Buffers of one size, allocated when they are first needed, and kept.
+/// A pool of buffers of one size. Buffers are allocated when they are first needed, and kept.
 #[derive(Debug)]
 pub struct Pool {
-    /// In bytes.
+    /// The size of each buffer in bytes.
     len: usize,
     contents: Contents,
-    /// The most buffers that can be in use at once.
+    /// The most buffers that can be in use at the same time.
     most: usize,
-    /// How many of them are its own; the others are lent by this lender.
+    /// The number of buffers that the pool owns, and the lender of the others; `None` if it owns all.
     own: Option<(usize, Lender)>,
     huge_pages: bool,
     state: Mutex<PoolState>,
@@ -28,34 +28,34 @@ pub struct Pool {
 struct PoolState {
     free: Vec<Vec<u8>>,
     in_use: usize,
-    /// How many buffers are lent, in use or free.
+    /// The number of buffers that are lent to the pool, in use or free.
     lent: usize,
-    /// Whether a store kept the last buffer that was done with. Then waiting for the next one is
-    /// probably in vain.
+    /// Whether a store kept the last buffer that came out of use. Then the next buffer in use will probably
+    /// not come back, either.
     kept: bool,
 }
 
 /// The contents of a new buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Zeros, as many as it has room for. A used buffer keeps its contents.
+    /// Zeros, as many as the capacity. A used buffer keeps its contents.
     Zeros,
-    /// No bytes: a used buffer is emptied. The buffer may grow beyond its room.
+    /// No bytes. A used buffer is emptied. The buffer may grow beyond its first capacity.
     Nothing,
 }
 
-/// A buffer in use. It goes back to the pool on drop.
+/// A buffer in use. Dropping it gives it back to the pool.
 #[derive(Debug)]
 pub struct Lease {
     buffer: Vec<u8>,
     pool: Arc<Pool>,
     is_new: bool,
-    /// Whether the buffer does not go back to the pool.
+    /// Whether a store keeps the buffer, so that it does not go back to the pool.
     forgotten: AtomicBool,
 }
 
 impl Pool {
-    /// Returns a pool that has all of its buffers as its own.
+    /// Returns a pool that owns all of its buffers.
     #[cfg(any(test, feature = "fakes"))]
     pub fn new(
         len: usize,
@@ -67,8 +67,7 @@ impl Pool {
         Self::lending(len, contents, most, None, huge_pages, returned)
     }
 
-    /// Returns a pool that has some of its buffers as its `own`, and is lent the others, if there is
-    /// memory.
+    /// Returns a pool that owns `own` buffers. Others are lent to it while there is memory.
     pub fn lending(
         len: usize,
         contents: Contents,
@@ -97,8 +96,9 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a buffer; `None` if all are in use, or there is no memory to lend another one. Unless `new`, no buffer is allocated while another
-    /// one is in use that will probably come back; the result is `None` then, too.
+    /// Takes a buffer; returns `None` if all are in use, or there is no memory to lend another one. Unless
+    /// `new`, it also returns `None` instead of allocating a buffer, if one is in use that will probably come
+    /// back.
     pub fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
         let mut has_called = false;
         let free = loop {
@@ -147,7 +147,8 @@ impl Pool {
         Ok(Some(lease))
     }
 
-    /// Notes that there are fewer buffers now: those that were lent go first.
+    /// Gives memory back to the lender after the number of buffers became smaller. Lent buffers count as gone
+    /// before owned ones.
     fn settle(&self, state: &mut PoolState) {
         let Some((own, lender)) = self.own else {
             return;
@@ -157,7 +158,7 @@ impl Pool {
         state.lent = state.lent.min(lent);
     }
 
-    /// Frees buffers that are not in use, until there are at most `most`.
+    /// Frees unused buffers, until the pool has at most `most` buffers.
     fn shrink(&self, most: usize) {
         let mut state = self.state();
         let surplus = (state.in_use + state.free.len()).saturating_sub(most);
@@ -168,9 +169,9 @@ impl Pool {
         drop(freed);
     }
 
-    /// Takes a buffer; blocks until there is one. A new buffer is allocated rather than waiting, if
-    /// the pool may have one more. The buffers in use belong to the caller or to a store, which may
-    /// keep them for any time.
+    /// Takes a buffer; blocks until one is free. Allocates a new buffer instead of blocking, if the pool may
+    /// have one more: the buffers in use belong to the caller or to a store, which may keep them for any
+    /// time.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
@@ -186,8 +187,8 @@ impl Pool {
     }
 }
 
-/// How long to wait for a used buffer before another one is allocated. This is about as long as a
-/// new buffer takes, since the system makes each of its pages when it is first written.
+/// The time to wait for a used buffer before a new one is allocated. It is about as long as the first writes
+/// to a new buffer take, because the system makes each page at the first write.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     begin: Instant,
@@ -195,9 +196,9 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// For a buffer of `bytes`.
+    /// Returns the time for a buffer of `bytes` bytes, which begins now.
     pub fn for_bytes(bytes: usize) -> Self {
-        /// Bytes of fresh memory that the system makes in a microsecond.
+        /// The bytes of new pages that the system makes in a microsecond.
         const RATE: usize = 4000;
         Self {
             begin: Instant::now(),
@@ -251,7 +252,7 @@ impl Lease {
         &mut self.buffer
     }
 
-    /// Marks the buffer as kept: it does not come back, and the pool may allocate another one.
+    /// Marks the buffer as kept by a store: it does not go back to the pool, which may allocate another one.
     pub(crate) fn forget(&self) {
         if !self.forgotten.swap(true, Ordering::Relaxed) {
             let mut state = self.pool.state();
@@ -272,7 +273,7 @@ impl Drop for Lease {
         let mut state = self.pool.state();
         state.in_use -= 1;
         state.kept = false;
-        // A buffer that could not be allocated does not go back.
+        // Only a buffer whose allocation succeeded goes back to the pool.
         if self.buffer.capacity() >= self.pool.len && self.pool.len > 0 {
             state.free.push(std::mem::take(&mut self.buffer));
         }

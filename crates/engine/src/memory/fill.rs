@@ -1,20 +1,20 @@
-//! Fills memory with a fill value, as fast as memory takes it.
+//! Fills memory with a fill value, on several threads.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 use crate::process::crew::Crew;
 
-/// A thread fills about this many bytes at once.
+/// The number of bytes that a thread fills at once, about.
 const SHARE: usize = 256 << 10;
 
-/// Elements are repeated up to about this many bytes, which stay in the processor's nearest cache
-/// while they are copied.
+/// The number of bytes, about, of the pattern of repeated elements. It stays in the processor's nearest cache
+/// while it is copied.
 const PATTERN: usize = 8 << 10;
 
-/// Repeats `element` in each of `pieces`, from its beginning on, on at most `threads` threads of
-/// `crew`, including the calling thread. If the last element of a piece does not fit, it is cut off.
-/// An empty element fills nothing.
+/// Repeats `element` in each of `pieces`, from the beginning of the piece, on at most `threads` threads of
+/// `crew`, including the calling thread. The last element of a piece is cut off if it does not fit. An empty
+/// element fills nothing.
 pub(crate) fn fill<'a>(
     pieces: impl IntoIterator<Item = &'a mut [u8]>,
     element: &[u8],
@@ -24,7 +24,7 @@ pub(crate) fn fill<'a>(
     if element.is_empty() {
         return;
     }
-    // Shares begin with whole elements.
+    // Each share begins with a whole element.
     let share = (SHARE / element.len()).max(1) * element.len();
     let shares: Vec<_> = pieces
         .into_iter()

@@ -1,13 +1,13 @@
-//! Fresh memory, whose pages are made a little ahead of what is written.
+//! Makes the pages of new memory a little ahead of the writes to it.
 //!
-//! The system makes a page when it is first written to. Threads that first write to the same huge
-//! page at the same time each zero one, and all but one of these are dropped. So each huge page is
-//! made by one thread, before the threads write to it. Memory on small pages gains as well: making
-//! many of them with one call is faster than one fault for each.
+//! The system makes a page at the first write to it. If several threads first write to the same huge page at
+//! the same time, each zeroes a page, and all but one of these pages are dropped. So each huge page is made
+//! by one thread, before other threads write to it. Small pages become faster, too: one call makes many pages
+//! faster than one page fault for each.
 //!
-//! A huge page is made by its last byte. Linux zeroes the small page last that the fault was in, and
-//! the others towards it. So a fault in the first one lets it go backwards, which took 2.3 times as
-//! long where this was measured (Linux 6.18, AMD EPYC: 12.9 and 30 GB/s).
+//! A huge page is made by a write to its last byte. Linux zeroes the small page of the fault last, and the
+//! other small pages towards it. After a fault in the first small page, it goes backwards, which took 2.3
+//! times as long in a measurement (Linux 6.18, AMD EPYC: 12.9 and 30 GB/s).
 
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
@@ -15,39 +15,39 @@ use std::ops::Range;
 
 use crate::memory::allocate::HUGE_PAGE;
 
-/// The smallest pages of the systems that this crate runs on.
+/// The size of the smallest pages on the systems that this crate supports.
 const PAGE: usize = 4096;
 
-/// Output memory that is written from its start on, not strictly in order.
+/// Output memory that is written from its start on, but not strictly in order.
 ///
-/// Only memory whose pages were [made](Self::ahead) is written. So making them never changes what
-/// was written.
+/// Code writes only to memory whose pages were [made](Self::ahead), so making pages never changes written
+/// bytes.
 #[derive(Debug)]
 pub struct Fresh {
     start: *mut u8,
-    /// In bytes from `start` on, as are all places.
+    /// The size of the memory in bytes. This and all positions count from `start`.
     len: usize,
-    /// Where the memory begins whose pages were not made yet.
+    /// The end of the memory whose pages were made.
     made: usize,
-    /// Where the last byte ends that was announced.
+    /// The end of the memory whose writes were announced.
     written: usize,
 }
 
 impl Default for Fresh {
-    /// No memory.
+    /// Returns memory of no bytes.
     fn default() -> Self {
         Self::over(std::ptr::null_mut(), 0, 0)
     }
 }
 
 impl Fresh {
-    /// Returns the memory of `vec` behind its contents. Short memory counts as made: it is not on
-    /// huge pages.
+    /// Returns the memory of `vec` behind its contents. The pages of short memory count as made, because it
+    /// is not on huge pages.
     pub fn of(vec: &mut Vec<u8>) -> Self {
         Self::over(vec.as_mut_ptr(), vec.len(), vec.capacity())
     }
 
-    /// Returns the `len` bytes from `start` on, of which the first ones are `written`.
+    /// Returns the `len` bytes from `start` on, whose first `written` bytes are written.
     fn over(start: *mut u8, written: usize, len: usize) -> Self {
         let made = if len - written < 2 * HUGE_PAGE {
             len
@@ -62,36 +62,35 @@ impl Fresh {
         }
     }
 
-    /// Returns where the memory begins whose pages were not made yet.
+    /// Returns the end of the memory whose pages were made.
     #[cfg(test)]
     pub(crate) fn made(&self) -> usize {
         self.made
     }
 
-    /// Returns where the `len` bytes at `to` lie in this memory; `None` if they are elsewhere.
+    /// Returns the range of the `len` bytes at `to` in this memory; `None` if they lie elsewhere.
     pub fn place(&self, to: *const u8, len: usize) -> Option<Range<usize>> {
         let start = to.addr().checked_sub(self.start.addr())?;
         let end = start.checked_add(len)?;
         (end <= self.len).then_some(start..end)
     }
 
-    /// Announces that everything written next ends at `end` or before. Returns the pages that have
-    /// to be made first.
+    /// Announces that the next writes end at `end` or before. Returns the pages that have to be made before
+    /// these writes.
     ///
     /// # Safety
-    /// As for [`Pages`].
+    /// The requirements of [`Pages`].
     pub unsafe fn before<'m>(&mut self, end: usize, threads: NonZeroUsize) -> Pages<'m> {
         self.written = self.written.max(end);
         self.make(self.written, self.written, threads)
     }
 
-    /// Pages for what is probably written soon: `soon` bytes behind everything that was announced.
-    /// If some of these pages are missing, there is at least one huge page for each of `threads`,
-    /// for a huge page is made by one thread. Nothing is made from `end` on, the end of what
-    /// is known to be written.
+    /// Returns pages that will probably be written soon: `soon` bytes behind all announced writes. If some of
+    /// them are not made, it returns at least one huge page for each of `threads`, because one thread makes a
+    /// huge page. It returns no page behind `end`, the end of the bytes that will certainly be written.
     ///
     /// # Safety
-    /// As for [`Pages`].
+    /// The requirements of [`Pages`].
     pub unsafe fn ahead<'m>(
         &mut self,
         soon: usize,
@@ -107,7 +106,7 @@ impl Fresh {
         if begin < needed.min(end) {
             let for_all = threads.get().saturating_mul(HUGE_PAGE);
             let until = needed.max(begin.saturating_add(for_all)).min(end);
-            // Whole huge pages.
+            // Round up to whole huge pages.
             let address = self.start.addr() + until;
             let until = address.next_multiple_of(HUGE_PAGE) - self.start.addr();
             self.made = until.min(end);
@@ -120,10 +119,10 @@ impl Fresh {
     }
 }
 
-/// Memory whose pages are to be made. Each share is what lies on one huge page.
+/// Memory whose pages have to be made. A share is the part of the memory on one huge page.
 ///
-/// The code that asks for pages promises: during `'m` the memory is allocated, it has no content
-/// that is needed, and nothing else uses it before its pages are made.
+/// The code that creates `Pages` promises: during `'m`, the memory is allocated, its contents are not needed,
+/// and nothing else uses it before its pages are made.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'m> {
     start: *mut u8,
@@ -133,12 +132,12 @@ pub struct Pages<'m> {
 
 // SAFETY: by the promise to `Pages`, any thread may use the memory, and nothing else does.
 unsafe impl Send for Pages<'_> {}
-// SAFETY: as above. Threads that share pages make different ones.
+// SAFETY: as for `Send`. Threads that share a `Pages` make different pages.
 unsafe impl Sync for Pages<'_> {}
 
 impl Pages<'_> {
-    /// Returns the pages of the next `len` bytes of `vec`, as far as it has room for them. There are
-    /// none to make in short memory, as for [`Fresh::of`].
+    /// Returns the pages of the next `len` bytes of `vec`, as far as its capacity has them. Short memory has
+    /// no pages to make, as for [`Fresh::of`].
     pub(crate) fn behind(vec: &mut Vec<u8>, len: usize) -> Pages<'_> {
         let spare = vec.spare_capacity_mut();
         let len = len.min(spare.len());
@@ -149,7 +148,7 @@ impl Pages<'_> {
         }
     }
 
-    /// Returns how many shares there are.
+    /// Returns the number of shares.
     pub fn shares(&self) -> usize {
         if self.len == 0 {
             return 0;
@@ -163,8 +162,8 @@ impl Pages<'_> {
         self.make_with(number, populate);
     }
 
-    /// Makes the pages of share `number` like [`make`](Self::make), with `populate`. `populate`
-    /// makes the pages that the given range touches, and returns whether it did.
+    /// Makes the pages of share `number` like [`make`](Self::make), with the function `populate`. `populate`
+    /// makes the pages of a range, and returns whether it succeeded.
     fn make_with(&self, number: usize, populate: impl Fn(*mut u8, usize) -> bool) {
         let first = self.start.addr() / HUGE_PAGE * HUGE_PAGE;
         let place = |address: usize| address.saturating_sub(self.start.addr()).min(self.len);
@@ -172,19 +171,19 @@ impl Pages<'_> {
         let end = place(first + (number + 1) * HUGE_PAGE);
         let start = self.start.wrapping_add(begin);
         if begin < end && !populate(start, end - begin) {
-            // SAFETY: a part of the memory, of which the promise to `Pages` says that it has no
-            // content and is this share's alone.
+            // SAFETY: by the promise of `Pages`, the contents of this range are not needed, and nothing else
+            // uses it.
             unsafe { touch(start, end - begin) };
         }
     }
 }
 
-/// Makes the pages of a range as writing to it would, and keeps their contents. Returns `false` on
-/// any error: kernels before Linux 5.14 cannot do this, nor can those with other sizes of pages
-/// where the range does not start with a page.
+/// Makes the pages of a range as a write would, without changing their contents. Returns `false` on any
+/// error: before Linux 5.14 the call does not exist, and with another page size it fails if the range does
+/// not begin with a page.
 ///
-/// If the last page is there, all are taken to be: the allocator has used this memory before. Making
-/// small pages that are there would take almost as long as copying to them.
+/// If the last page exists, all pages count as made, because the allocator has used this memory before.
+/// Making small pages that exist would take almost as long as copying to them.
 #[cfg(target_os = "linux")]
 fn populate(start: *mut u8, len: usize) -> bool {
     if is_there(start.wrapping_add(len - 1)) {
@@ -205,12 +204,12 @@ fn populate(start: *mut u8, len: usize) -> bool {
     from(len - 1) && from(0)
 }
 
-/// Returns whether a page of this process is there. `false` on any error.
+/// Returns whether a page of this process is in memory; `false` on any error.
 #[cfg(target_os = "linux")]
 fn is_there(byte: *const u8) -> bool {
     let page = byte.wrapping_sub(byte.addr() % PAGE);
     let mut there = 0;
-    // SAFETY: writes one byte, for one page.
+    // SAFETY: the call writes one byte for one page.
     let result = unsafe { libc::mincore(page.cast_mut().cast(), 1, &raw mut there) };
     result == 0 && there & 1 == 1
 }
@@ -220,17 +219,17 @@ fn populate(_start: *mut u8, _len: usize) -> bool {
     false
 }
 
-/// Writes to each page of a range.
+/// Writes a byte to each page of a range, so that the system makes the page.
 ///
 /// # Safety
 /// The range is allocated and not empty, nothing else uses it, and its content is not needed.
 unsafe fn touch(start: *mut u8, len: usize) {
-    // SAFETY: the last byte of the range.
+    // SAFETY: this is the last byte of the range.
     unsafe { start.wrapping_add(len - 1).write_volatile(0) };
     let mut at = 0;
     while at < len {
         let byte = start.wrapping_add(at);
-        // SAFETY: inside the range.
+        // SAFETY: `byte` is inside the range.
         unsafe { byte.write_volatile(0) };
         at += PAGE - byte.addr() % PAGE;
     }

@@ -1,4 +1,4 @@
-//! Buffers, and parts of them that several threads write.
+//! Allocates buffers, and gives parts of them to several threads.
 
 #[allow(unsafe_code)]
 pub mod allocate;

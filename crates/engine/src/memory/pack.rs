@@ -1,4 +1,4 @@
-//! Packs encoded subchunks one after the other: aggregation without encoding.
+//! Packs encoded subchunks one after the other, without encoding them.
 
 use std::num::NonZeroUsize;
 
@@ -7,11 +7,11 @@ use crate::contract::EngineError;
 use crate::layout::Extent;
 use crate::memory::allocate;
 
-/// Fewer bytes than this are copied by one thread.
+/// The number of bytes up to which one thread copies alone.
 const ALONE: usize = 4 << 20;
 
-/// Returns the bytes of `subchunks` in order, after `head` zeros and before `tail` zeros, and where
-/// each subchunk is.
+/// Returns a buffer with `head` zeros, the bytes of `subchunks` in order, and `tail` zeros. Also returns the
+/// extent of each subchunk in the buffer.
 pub fn pack(
     subchunks: &[Option<&[u8]>],
     (head, tail): (usize, usize),

@@ -1,4 +1,4 @@
-//! Copies the pieces of encoded batches to where they are put together.
+//! Copies the pieces of encoded batches into the buffer of a shard.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -6,14 +6,14 @@ use std::sync::{Mutex, PoisonError};
 use crate::contract::EngineError;
 use crate::process::crew::of_slices;
 
-/// A thread takes at most this many bytes at once.
+/// The most bytes that a thread takes at once.
 const SHARE: usize = 512 << 10;
 
-/// Copies each piece to its place, which is as long, on at most `threads` threads, including the
+/// Copies each piece to its destination of the same length, on at most `threads` threads, including the
 /// calling thread.
 ///
 /// # Errors
-/// [`EngineError::Internal`] if a place is not as long as its piece; nothing was copied then.
+/// [`EngineError::Internal`] if a destination has another length than its piece. Then nothing was copied.
 pub fn copy(pieces: Vec<(&mut [u8], &[u8])>, threads: NonZeroUsize) -> Result<(), EngineError> {
     if pieces.iter().any(|(to, from)| to.len() != from.len()) {
         return Err(EngineError::Internal("a place is not as long as its piece"));

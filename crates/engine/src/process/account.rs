@@ -1,11 +1,11 @@
-//! The host memory of the open writers of this process.
+//! The account of the host memory of all open writers of this process.
 //!
-//! A writer *reserves* its smallest buffers when it is made: with these it can always go on alone.
-//! Further buffers are *lent* to it from the rest of the memory that its options allow, when there is
-//! any, and given back. So no writer waits for the buffers of another one.
+//! A writer *reserves* its smallest buffers when it is made, and can always go on with them alone. It may be
+//! *lent* further buffers, which it gives back, from the rest of the memory that its options allow. So no
+//! writer waits for the buffers of another one.
 //!
-//! Lent buffers are not called back while they are in use. A writer that is made meanwhile may let all
-//! writers have more than the limit, until these buffers come back.
+//! A lent buffer in use cannot be called back. If another writer is made meanwhile, all writers together may
+//! have more than the limit until the buffer comes back.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +14,7 @@ use crate::process::per_process::PerProcess;
 
 static ACCOUNT: PerProcess<Mutex<Account>> = PerProcess::new(Mutex::default);
 
-/// The memory of all open writers, in bytes.
+/// The memory of all open writers: what they have reserved, what they are lent, and their pools.
 #[derive(Default)]
 struct Account {
     writers: usize,
@@ -23,9 +23,9 @@ struct Account {
     debtors: Vec<Weak<dyn Debtor>>,
 }
 
-/// A pool with buffers that were lent.
+/// A pool that may have lent buffers.
 pub trait Debtor: fmt::Debug + Send + Sync {
-    /// Returns whether buffers are lent to it.
+    /// Returns whether the pool has buffers that were lent to it.
     fn has_lent(&self) -> bool;
 
     /// Frees the lent buffers that are not in use.
@@ -39,11 +39,11 @@ pub trait Debtor: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserved {
     pub writers: usize,
-    /// In bytes.
+    /// The number of bytes that they have reserved.
     pub bytes: usize,
 }
 
-/// Returns the memory that open writers have reserved.
+/// Returns the number of open writers, and the memory that they have reserved.
 pub fn reserved() -> Reserved {
     let account = lock();
     Reserved {
@@ -52,7 +52,7 @@ pub fn reserved() -> Reserved {
     }
 }
 
-/// The memory that a writer has reserved, until this is dropped.
+/// The memory that a writer has reserved. Dropping the value frees it.
 #[derive(Debug)]
 pub struct Reservation {
     bytes: usize,
@@ -60,10 +60,10 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Reserves `bytes`, if all open writers then have at most `limit` bytes.
+    /// Reserves `bytes`, if all open writers together then have reserved at most `limit` bytes.
     ///
     /// # Errors
-    /// They would have more: what they have now.
+    /// The writers would have more than `limit`. The error is the memory that they have reserved so far.
     pub fn take(bytes: usize, limit: usize) -> Result<Self, Reserved> {
         let mut account = lock();
         let sum = account.reserved.checked_add(bytes);
@@ -81,24 +81,24 @@ impl Reservation {
         })
     }
 
-    /// Lets it be at least `bytes`.
+    /// Increases the reservation to `bytes`, if it is smaller.
     ///
     /// # Errors
-    /// As for [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn extend(&mut self, bytes: usize, limit: usize) -> Result<(), Reserved> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
             return Ok(());
         };
         let mut more = Self::take(more, limit)?;
         self.bytes += std::mem::take(&mut more.bytes);
-        // The writer that `more` counts is this one.
+        // `more` counts a second writer, and subtracts it again when it is dropped here.
         Ok(())
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // A forked child has an account of its own.
+        // A forked child has its own account.
         if self.process == std::process::id() {
             let mut account = lock();
             account.reserved -= self.bytes;
@@ -110,7 +110,7 @@ impl Drop for Reservation {
 /// Lends buffers to the pools of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Lender {
-    /// The most bytes of all open writers for which this one is lent a buffer.
+    /// The most bytes that all open writers together may have after a buffer is lent.
     limit: usize,
     process: u32,
 }
@@ -123,7 +123,7 @@ impl Lender {
         }
     }
 
-    /// Notes a pool that gives back what it does not use when another one wants it.
+    /// Remembers a pool, which [`call_back`](Self::call_back) asks to give back unused buffers.
     pub(crate) fn note(debtor: Weak<dyn Debtor>) {
         let mut account = lock();
         account.debtors.retain(|debtor| debtor.strong_count() > 0);
@@ -143,15 +143,15 @@ impl Lender {
         fits
     }
 
-    /// Takes back `bytes` that were lent.
+    /// Takes back `bytes` bytes that were lent.
     pub(crate) fn take_back(&self, bytes: usize) {
-        // A forked child has an account of its own.
+        // A forked child has its own account.
         if bytes > 0 && self.process == std::process::id() {
             lock().lent -= bytes;
         }
     }
 
-    /// Lets all pools give back what they do not use. No pool may be locked.
+    /// Makes all pools give back their unused lent buffers. The caller holds no lock of a pool.
     pub(crate) fn call_back() {
         let debtors: Vec<_> = lock().debtors.iter().filter_map(Weak::upgrade).collect();
         for debtor in debtors {

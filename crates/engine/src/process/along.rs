@@ -1,4 +1,4 @@
-//! Work that is done along with a copy of its input, while the input is in a cache.
+//! Work that is done while its input is copied, so that the input is still in a cache.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -6,26 +6,27 @@ use std::sync::{Mutex, PoisonError};
 
 use super::crew::of_slices;
 
-/// Output in shares. A share is made by the thread that has read all that it depends on, or in the end.
+/// An output in shares. The thread that has just read the input of a share makes the share; the other shares
+/// are made at the end.
 pub struct Along<'a> {
-    /// In the order of the input.
+    /// The shares, in the order of their input.
     shares: Vec<Share<'a>>,
     make: Box<Make<'a>>,
 }
 
-/// Makes the share with a number.
+/// A function that makes the share with this number.
 type Make<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
 
 struct Share<'a> {
-    /// The bytes of the input on which the share depends.
+    /// The range of the input's bytes from which the share is made.
     from: Range<usize>,
-    /// The place of the share, until the share is made.
+    /// The memory of the share; `None` after the share was made.
     place: Mutex<Option<&'a mut [u8]>>,
 }
 
 impl<'a> Along<'a> {
-    /// Returns the bytes of the input that each share depends on, and its place. `make` makes a share, by its
-    /// number. The ranges begin, and end, in ascending order.
+    /// Makes the work from `shares`: for each share, the range of the input on which it depends, and its
+    /// memory. `make` makes the share with a number. The starts of the ranges ascend, and so do their ends.
     pub(crate) fn new(
         shares: impl Iterator<Item = (Range<usize>, &'a mut [u8])>,
         make: impl Fn(usize, &mut [u8]) + Sync + 'a,
@@ -40,9 +41,9 @@ impl<'a> Along<'a> {
         }
     }
 
-    /// Copies `from` to `to`, which is as long.
+    /// Returns work that copies `from` to `to`, which has the same length.
     pub fn copying(from: &'a [u8], to: &'a mut [u8]) -> Self {
-        /// Bytes of a share.
+        /// The number of bytes of a share.
         const SHARE: usize = 64 << 10;
         let bytes = move |number: usize, len: usize| number * SHARE..number * SHARE + len;
         let shares = to.chunks_mut(SHARE).enumerate();
@@ -52,7 +53,7 @@ impl<'a> Along<'a> {
         )
     }
 
-    /// Makes the shares that depend on nothing but `bytes` of the input, which this thread has just read.
+    /// Makes the shares that depend only on `bytes` of the input, which this thread has just read.
     pub fn read(&self, bytes: &Range<usize>) {
         let first = self
             .shares
@@ -65,7 +66,7 @@ impl<'a> Along<'a> {
         }
     }
 
-    /// Makes all other shares, on at most `threads` threads, including the calling thread.
+    /// Makes the shares that are not made yet, on at most `threads` threads, including the calling thread.
     pub fn finish(&self, threads: NonZeroUsize) {
         let is_left = |share: &Share<'_>| share.place().is_some();
         let left: Vec<usize> = (0..self.shares.len())

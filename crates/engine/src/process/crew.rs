@@ -1,9 +1,9 @@
-//! Threads that help a caller with work that it has cut into shares.
+//! Threads that help a caller with work that the caller has divided into shares.
 //!
-//! The threads are not rayon's. While a caller holds something that others wait for (a lane, a
-//! batch), nothing may run on rayon: its threads could pick up other work of the application, and
-//! wait for something that their own stack holds. The thread that asks for help takes part, so work
-//! completes even if no thread could be started.
+//! The threads do not belong to rayon. While a caller holds a lane or a batch for which others wait, it must
+//! not run anything on rayon: rayon's thread could start other work of the application, which waits for the
+//! lane or the batch that this thread's own stack holds. The calling thread takes part in the work, so that
+//! the work completes even if no thread can be started.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,40 +15,40 @@ use std::time::{Duration, Instant};
 
 use super::per_process::PerProcess;
 
-/// The most threads that work at the same time for one caller, including itself. All callers share
-/// the helping threads, so there are more of them than one caller needs.
+/// The most threads that work at the same time for one caller, including the caller. All callers share the
+/// helping threads, so a crew may have more threads than one caller needs.
 const MOST_THREADS: usize = 16;
 
-/// How long a thread of a [spinning](Crew::spinning) crew looks for more work before it sleeps, and
-/// its caller for the end of the work. Waking a thread takes as long, or longer.
+/// The time for which a thread of a [spinning](Crew::spinning) crew looks for more work before it sleeps, and
+/// for which a caller looks for the end of its work. Waking a thread takes at least as long.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How long a thread waits for work before it ends.
+/// The time for which a thread waits for work before it ends.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The work for each share. It lives as long as the call that made it: see [`Crew::run`].
+/// A pointer to the function that does one share. It is valid until the call that made it returns: see
+/// [`Crew::run`].
 #[derive(Clone, Copy)]
 struct Share(*const (dyn Fn(usize) + Sync));
 
-// SAFETY: it points to something `Sync`, which outlives every use: see `Crew::run`.
+// SAFETY: the pointer leads to a `Sync` function that outlives every use: see `Crew::run`.
 unsafe impl Send for Share {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Share {}
 
-/// Work that was asked for, in shares that threads take one after the other.
+/// The work of one call, in shares that threads take one after the other.
 ///
-/// Two locks order the accesses to the memory that is worked on. A helping thread finds the work in
-/// the queue, under its lock; the caller put it there after it had written what the shares read.
-/// And the caller returns after it saw, under the lock of `done`, that every share was added there
-/// by the thread that did it. So `next`, `seats` and `added` are only numbers and order nothing:
-/// they are relaxed.
+/// Two locks order the accesses to the memory of the work. A helping thread finds the work in the queue,
+/// under the lock of the queue; the caller put it there after it had written the inputs of the shares. The
+/// caller returns after it saw, under the lock of `done`, that threads have added every share they did. So
+/// `next`, `seats` and `added` are only numbers that order nothing, and accesses to them are relaxed.
 struct CrewWork {
     share: Share,
     total: usize,
     next: AtomicUsize,
-    /// How many threads besides the one that asked may still join.
+    /// The number of threads besides the caller that may still join.
     seats: AtomicUsize,
-    /// `Done::shares`, to look at without the lock.
+    /// A copy of `Done::shares`, which can be read without the lock.
     added: AtomicUsize,
     done: Mutex<Done>,
     all_done: Condvar,
@@ -57,9 +57,9 @@ struct CrewWork {
 #[derive(Default)]
 struct Done {
     shares: usize,
-    /// Whether the caller sleeps until all are done.
+    /// Whether the caller sleeps until all shares are done.
     awaited: bool,
-    /// The first panic, for the caller.
+    /// The first panic of a share, which the caller will resume.
     panic: Option<Box<dyn Any + Send>>,
 }
 
@@ -76,7 +76,7 @@ impl CrewWork {
         }
     }
 
-    /// Takes shares until there are none.
+    /// Takes and does shares until none are left.
     fn help(&self) {
         let mut completed = 0;
         let mut panic = None;
@@ -85,7 +85,7 @@ impl CrewWork {
             if number >= self.total {
                 break;
             }
-            // SAFETY: the share is not done, so the call that made it has not returned.
+            // SAFETY: this share is not done yet, so the call that made the pointer has not returned.
             let share = unsafe { &*self.share.0 };
             if let Err(why) = catch_unwind(AssertUnwindSafe(|| share(number))) {
                 panic.get_or_insert(why);
@@ -105,7 +105,7 @@ impl CrewWork {
         }
     }
 
-    /// Blocks until all shares are done, at first for up to `spin` without sleeping.
+    /// Blocks until all shares are done. For the first `spin`, it does not sleep.
     fn wait(&self, spin: Duration) -> MutexGuard<'_, Done> {
         if !spin.is_zero() {
             spin_while(Instant::now() + spin, || {
@@ -124,7 +124,8 @@ impl CrewWork {
     }
 }
 
-/// Threads that wait for work in one way, and how many of them were called and have not come yet.
+/// The threads that wait for work by spinning, or by sleeping: `threads` that were not called, and `called`
+/// ones that have not come back yet.
 #[derive(Default)]
 struct Waiting {
     threads: usize,
@@ -136,7 +137,7 @@ impl Waiting {
         self.threads += 1;
     }
 
-    /// Calls up to `most` threads that were not called before. Returns how many.
+    /// Calls up to `most` threads that were not called before. Returns the number of called threads.
     fn call(&mut self, most: usize) -> usize {
         let called = self.threads.min(most);
         self.threads -= called;
@@ -144,7 +145,7 @@ impl Waiting {
         called
     }
 
-    /// A thread comes back. Which one was called does not matter.
+    /// Notes that a thread comes back. If any thread was called, this one counts as called.
     fn leave(&mut self) {
         if self.called > 0 {
             self.called -= 1;
@@ -160,23 +161,23 @@ struct Queue {
     threads: usize,
     spinning: Waiting,
     sleeping: Waiting,
-    /// There will be no more work.
+    /// Whether the crew was dropped, so that there will be no more work.
     closed: bool,
 }
 
 struct CrewState {
     queue: Mutex<Queue>,
     arrived: Condvar,
-    /// How often work was queued. Threads that spin look at it without the lock. It changes under
-    /// the lock, which orders everything else.
+    /// The number of times that work was queued. Spinning threads read it without the lock. It changes only
+    /// under the lock, which orders everything else.
     calls: AtomicUsize,
-    /// How long threads spin.
+    /// The time for which threads spin.
     spin: Duration,
-    /// The function that each thread calls first.
+    /// The function that each thread calls when it starts.
     start: Option<Box<dyn Fn() + Send + Sync>>,
-    /// The process that made the crew.
+    /// The identifier of the process that made the crew.
     process: u32,
-    /// How often a thread woke up.
+    /// The number of times that a thread woke up.
     #[cfg(test)]
     woken: AtomicUsize,
 }
@@ -195,8 +196,8 @@ impl CrewState {
         })
     }
 
-    /// Returns how long threads of this process spin. In a forked child, the threads that would be
-    /// waited for may not exist.
+    /// Returns the time for which threads of this process spin. It is 0 in a forked child, which may lack the
+    /// threads for which it would spin.
     fn spin(&self) -> Duration {
         if self.spin.is_zero() || self.process != std::process::id() {
             return Duration::ZERO;
@@ -205,7 +206,7 @@ impl CrewState {
     }
 }
 
-/// The threads. They start when there is work, and end when there was none for a while.
+/// A crew of threads. They start when there is work, and end after [`PATIENCE`] without work.
 pub struct Crew {
     name: &'static str,
     shared: Arc<CrewState>,
@@ -229,19 +230,19 @@ impl Drop for Crew {
 }
 
 impl Crew {
-    /// Returns a crew with as many threads as this process may use processors, the caller among
-    /// them, up to a limit.
+    /// Returns a crew with as many threads, including the caller, as this process may use processors, up to a
+    /// limit.
     pub fn new(name: &'static str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self::for_processors(name, cores)
     }
 
-    /// Returns a crew with `processors` threads, the caller among them, up to a limit.
+    /// Returns a crew with `processors` threads, including the caller, up to a limit.
     pub(crate) fn for_processors(name: &'static str, processors: usize) -> Self {
         Self::of(name, processors.clamp(1, MOST_THREADS) - 1)
     }
 
-    /// At most `most` threads besides the caller.
+    /// Returns a crew with at most `most` threads besides the caller.
     pub fn of(name: &'static str, most: usize) -> Self {
         Self {
             name,
@@ -250,9 +251,9 @@ impl Crew {
         }
     }
 
-    /// Returns the crew, but its threads look for more work for [`SPIN`] before they sleep, and
-    /// callers as long for the end of their work. This is for short shares of work that come one
-    /// after the other. On one processor nothing spins.
+    /// Returns the crew as a spinning one. Its threads look for more work for [`SPIN`] before they sleep, and
+    /// callers look as long for the end of their work. This is for short shares of work that come one after
+    /// the other. On one processor, nothing spins.
     pub(crate) fn spinning(self) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.spinning_on(cores)
@@ -267,7 +268,7 @@ impl Crew {
         self
     }
 
-    /// Returns the crew, but each of its threads calls `start` first.
+    /// Returns the crew with a function that each of its threads calls when it starts.
     pub(crate) fn starting(mut self, start: impl Fn() + Send + Sync + 'static) -> Self {
         if let Some(shared) = self.without_threads() {
             shared.start = Some(Box::new(start));
@@ -275,25 +276,25 @@ impl Crew {
         self
     }
 
-    /// Returns the state that the threads will share, before there are any threads.
+    /// Returns the state that threads will share; `None` if a thread has started already.
     fn without_threads(&mut self) -> Option<&mut CrewState> {
         Arc::get_mut(&mut self.shared)
     }
 
-    /// Does `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
-    /// Returns when all are done.
+    /// Calls `share(0)`, …, `share(total - 1)`, on at most `threads` threads, including this one. Returns
+    /// when all calls have returned.
     ///
     /// # Panics
-    /// If `share` does.
+    /// If a call of `share` panics.
     pub fn run(&self, total: usize, threads: NonZeroUsize, share: &(dyn Fn(usize) + Sync)) {
         self.run_while(total, threads, share, || ());
     }
 
-    /// Does the shares like [`run`](Self::run), but this thread does `work` first, and helps when
-    /// `work` is done. Returns the result of `work`.
+    /// Does the shares like [`run`](Self::run), but this thread first does `work`, and then helps with the
+    /// shares. Returns the result of `work`.
     ///
     /// # Panics
-    /// If `share` or `work` does, when all shares are done.
+    /// If `share` or `work` panics. The panic is resumed after all shares are done.
     pub(crate) fn run_while<T>(
         &self,
         total: usize,
@@ -310,13 +311,13 @@ impl Crew {
             (0..total).for_each(share);
             return result;
         }
-        // SAFETY: only the lifetime changes. It is over for others when this function returns or
-        // unwinds: before that it waits until every share was done, and a thread that still has the
-        // `CrewWork` finds no share in it.
+        // SAFETY: only the lifetime changes. No other thread uses the function after this one returns or
+        // unwinds: before that, this function waits until every share is done, and a thread that still has
+        // the `CrewWork` finds no share in it.
         let share: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(share) };
         let shares = Arc::new(CrewWork::new(Share(share), total, helpers));
         self.call(&shares, helpers);
-        // A panic of `work` must not free what the shares use.
+        // Catch a panic of `work`, which would otherwise free memory that the shares use.
         let result = catch_unwind(AssertUnwindSafe(work));
         shares.help();
         let mut done = shares.wait(self.shared.spin());
@@ -328,8 +329,8 @@ impl Crew {
         }
     }
 
-    /// Queues `work` for up to `helpers` threads. Calls those that spin, wakes as many sleeping
-    /// ones as are missing, and starts others.
+    /// Queues `work` for up to `helpers` threads. Calls spinning threads first, then wakes sleeping ones, and
+    /// starts new ones if there are still too few.
     fn call(&self, work: &Arc<CrewWork>, helpers: usize) {
         let mut queue = lock(&self.shared.queue);
         queue.work.push_back(work.clone());
@@ -359,7 +360,7 @@ impl Crew {
     }
 }
 
-/// Runs a thread until there is no more work.
+/// Runs a thread of the crew until there is no more work for it.
 fn serve(shared: &Weak<CrewState>) {
     let spin = match shared.upgrade() {
         Some(shared) => {
@@ -378,12 +379,12 @@ fn serve(shared: &Weak<CrewState>) {
     }
 }
 
-/// Blocks until there is work, at first for up to `spin` without sleeping. `None` if there was none
-/// for a while, and the thread is not counted any more.
+/// Blocks until there is work, and returns it. For the first `spin`, it does not sleep. Returns `None` if
+/// there was no work for [`PATIENCE`]; then the thread does not count any more.
 ///
-/// No thread misses work that it could join. A caller that queues work calls threads that spin or
-/// sleep, each for one work. No thread spins or sleeps before it looked at the queue, and busy
-/// threads look when they are done.
+/// No thread misses work that it could join. A caller that queues work calls threads that spin or sleep, each
+/// for one work. A thread looks at the queue before it spins or sleeps, and busy threads look at it when they
+/// are done.
 fn next_work(shared: &CrewState, spin: Duration) -> Option<Arc<CrewWork>> {
     let mut queue = lock(&shared.queue);
     let mut spin_until = (!spin.is_zero()).then(|| Instant::now() + spin);
@@ -401,7 +402,7 @@ fn next_work(shared: &CrewState, spin: Duration) -> Option<Arc<CrewWork>> {
             queue.spinning.enter();
             let calls = shared.calls.load(Ordering::Relaxed);
             drop(queue);
-            // All that spin see the call at once. They do not sleep to get the lock.
+            // All spinning threads see the call at once. They try the lock, and do not sleep for it.
             let mut locked = None;
             let in_time = spin_while(until, || {
                 if shared.calls.load(Ordering::Relaxed) != calls {
@@ -436,9 +437,10 @@ fn next_work(shared: &CrewState, spin: Duration) -> Option<Arc<CrewWork>> {
     }
 }
 
-/// Spins while `waits` says so, until some time. Returns whether that was early enough.
+/// Spins while `waits` returns true, but at most until the time `until`. Returns whether `waits` returned
+/// false in time.
 fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
-    /// Asking for the time takes longer than looking.
+    /// The number of calls of `waits` between two readings of the clock, which take longer.
     const LOOKS: usize = 16;
     loop {
         for _ in 0..LOOKS {
@@ -453,7 +455,7 @@ fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Returns whether one more thread may join.
+/// Takes a seat for one more thread in `work`. Returns whether there was one.
 fn take_seat(work: &CrewWork) -> bool {
     work.seats
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seats| {
@@ -466,7 +468,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the threads that copy slices and pieces, shared by all streams of the process.
+/// Returns the crew that copies slices and pieces, which all streams of the process share.
 pub(crate) fn of_slices() -> &'static Crew {
     static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda slices").spinning());
     CREW.get()

@@ -1,5 +1,5 @@
-//! State that a process has once: its threads, its account of memory, and values that a forked
-//! child has anew.
+//! State that exists once per process: its threads, its account of memory, and values that a forked child
+//! makes anew.
 
 pub mod account;
 pub mod along;

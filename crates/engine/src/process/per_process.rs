@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value of each process. A forked child gets another one when it first asks: the threads behind the
-/// value of its parent are not in the child, and its locks may be held for ever.
+/// A value that each process has for itself. A forked child makes another value when it first needs one: the
+/// child does not have the threads behind its parent's value, and the locks in that value may be held for
+/// ever.
 pub struct PerProcess<T> {
     make: fn() -> T,
-    /// With the process that it belongs to.
+    /// The value, and the identifier of the process to which it belongs.
     value: AtomicPtr<(u32, T)>,
 }
 
@@ -18,7 +19,7 @@ impl<T> fmt::Debug for PerProcess<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// Returns a value that `make` makes when it is first needed.
+    /// Makes a holder whose value `make` makes when it is first needed.
     pub const fn new(make: fn() -> T) -> Self {
         Self {
             make,
@@ -31,19 +32,19 @@ impl<T: Send + Sync> PerProcess<T> {
         let this = std::process::id();
         loop {
             let known = self.value.load(Ordering::Acquire);
-            // SAFETY: null, or a value that is dropped with `self` at the earliest.
+            // SAFETY: the pointer is null, or leads to a value that lives at least as long as `self`.
             if let Some((process, value)) = unsafe { known.as_ref() }
                 && *process == this
             {
                 return value;
             }
             let made = Box::into_raw(Box::new((this, (self.make)())));
-            // The value of the parent is never dropped: this copy of the parent may be using it.
+            // A child never drops the value of its parent: code that was running at the fork may be using it.
             let stored =
                 self.value
                     .compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire);
             if stored.is_err() {
-                // SAFETY: made above, and not stored.
+                // SAFETY: `made` was made above, and was not stored.
                 drop(unsafe { Box::from_raw(made) });
             }
         }
@@ -53,11 +54,11 @@ impl<T: Send + Sync> PerProcess<T> {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let known = *self.value.get_mut();
-        // SAFETY: null, or stored by `get`; nothing borrows from `self` any more.
+        // SAFETY: the pointer is null, or was stored by `get`. Nothing borrows from `self` any more.
         if let Some((process, _)) = unsafe { known.as_ref() }
             && *process == std::process::id()
         {
-            // SAFETY: as above.
+            // SAFETY: `get` stored the pointer, and nothing borrows from `self` any more.
             drop(unsafe { Box::from_raw(known) });
         }
     }

@@ -1,4 +1,4 @@
-//! The kinds of elements, and what can be done with each.
+//! The data types of elements, and the reductions that each supports.
 
 use half::{bf16, f16};
 
@@ -23,12 +23,12 @@ pub enum Elements {
     Float64,
     Complex64,
     Complex128,
-    /// Anything else of so many bytes: 1, 2, 4, 8 or 16.
+    /// Any other data type whose elements have this number of bytes: 1, 2, 4, 8 or 16.
     Bytes(usize),
 }
 
 impl Elements {
-    /// Returns the bytes of an element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::Int8 | Self::UInt8 => 1,
@@ -40,7 +40,7 @@ impl Elements {
         }
     }
 
-    /// Returns whether they can be reduced so.
+    /// Returns whether elements of this data type have the reduction.
     pub fn can(self, reduction: Reduction) -> bool {
         match reduction {
             Reduction::Mode | Reduction::Decimate => matches!(self.size(), 1 | 2 | 4 | 8 | 16),
@@ -51,7 +51,7 @@ impl Elements {
         }
     }
 
-    /// Reduces `rows` to `reduced`.
+    /// Reduces the windows of `rows` to elements, which become `reduced`.
     pub(super) fn reduce(self, reduction: Reduction, rows: &Rows<'_>, reduced: &mut [u8]) {
         macro_rules! of_numbers {
             ($fold:ident) => {
@@ -68,7 +68,7 @@ impl Elements {
                     Self::Float16 => rows.fold::<f16, $fold>(reduced),
                     Self::Float32 => rows.fold::<f32, $fold>(reduced),
                     Self::Float64 => rows.fold::<f64, $fold>(reduced),
-                    // Refused when the reducer was made.
+                    // The reducer refused these data types when it was made.
                     Self::Complex64 | Self::Complex128 | Self::Bytes(_) => {}
                 }
             };

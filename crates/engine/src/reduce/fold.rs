@@ -1,4 +1,4 @@
-//! The elements of many windows side by side, so that the compiler makes vectors of them.
+//! Reduces many windows side by side, so that the compiler uses vector instructions.
 
 #![allow(
     clippy::inline_always,
@@ -9,28 +9,28 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-/// How many windows are reduced together.
+/// The number of windows that are reduced together.
 const LANES: usize = 64;
 
-/// The elements of a window of up to three axes.
+/// The most elements of a window for which no memory is allocated: those of a window of three axes.
 const FEW: usize = 8;
 
-/// The elements of one place in each window.
+/// The elements at one place in each of `LANES` windows.
 pub(super) type Lane<T> = [T; LANES];
 
-/// The rows of a row of windows.
+/// The rows of the input that become one row of the output.
 pub(super) struct Rows<'r> {
-    /// In C order, all of one length.
+    /// The rows in C order, all of the same length.
     pub(super) rows: &'r [&'r [u8]],
-    /// How many elements of each row a window has.
+    /// The number of elements of each row in a window.
     pub(super) factor: usize,
 }
 
 impl Rows<'_> {
-    /// Makes an element of `reduced` of each window.
+    /// Reduces each window to an element of `reduced`.
     #[inline]
     pub(super) fn fold<T: Element, F: Fold<T>>(&self, reduced: &mut [u8]) {
-        // Wider elements gain less than it takes to compile all of it once more.
+        // For wider elements, AVX2 gains less than a second copy of the code costs in compile time.
         #[cfg(target_arch = "x86_64")]
         if const { T::SIZE <= 4 } && std::arch::is_x86_feature_detected!("avx2") {
             #[target_feature(enable = "avx2")]
@@ -47,7 +47,7 @@ impl Rows<'_> {
     fn fold_here<T: Element, F: Fold<T>>(&self, reduced: &mut [u8]) {
         let zero = [T::default(); LANES];
         let count = self.rows.len() * self.factor;
-        // Most windows have few elements, and a row may be made faster than memory is found.
+        // Most windows have few elements. For them, an allocation may take longer than the row.
         let (mut few, mut many) = ([zero; FEW], Vec::new());
         let lanes = if let Some(lanes) = few.get_mut(..count) {
             lanes
@@ -73,7 +73,7 @@ impl Rows<'_> {
                 }
             }
             if here < block.len() / T::SIZE {
-                // The last window has one element of each row, because the extent is odd.
+                // If the extent is odd, the last window has only one element of each row.
                 let last = (row - 1) * T::SIZE;
                 for (row, lane) in self.rows.iter().zip(&mut *lanes) {
                     lane[here] = T::read(&row[last..last + T::SIZE]);
@@ -83,7 +83,7 @@ impl Rows<'_> {
                 made[here] = at_end[here];
             }
             if block.len() == LANES * T::SIZE {
-                // The compiler knows the number of elements here: it is `LANES`.
+                // The compiler knows the number of iterations here, `LANES`.
                 for (number, made) in made.into_iter().enumerate() {
                     made.write(&mut block[number * T::SIZE..(number + 1) * T::SIZE]);
                 }
@@ -96,7 +96,7 @@ impl Rows<'_> {
     }
 }
 
-/// Divides a row among lanes: one, or two in turns.
+/// Divides the elements of a row among `lanes`: one lane, or two lanes in turns.
 #[inline(always)]
 fn load<T: Element>(row: &[u8], lanes: &mut [Lane<T>]) {
     match lanes {
@@ -116,12 +116,12 @@ fn load<T: Element>(row: &[u8], lanes: &mut [Lane<T>]) {
     }
 }
 
-/// Makes one element of each window. `lanes` may be changed; there is a power of two of them.
+/// A reduction. It makes one element of each window, and may change `lanes`, whose number is a power of two.
 pub(super) trait Fold<T: Element> {
     fn fold(lanes: &mut [Lane<T>], made: &mut Lane<T>);
 
-    /// Makes elements of windows that have two elements of each row, the bytes `windows` of it, without dividing
-    /// the rows among lanes. Returns false if there is no such way.
+    /// Reduces windows that have two elements of each row without dividing the rows among lanes. `windows` is
+    /// the range of bytes of the windows in each row. Returns false if the reduction cannot do this.
     #[inline(always)]
     fn fold_pairs(_rows: &[&[u8]], _windows: &Range<usize>, _made: &mut Lane<T>) -> bool {
         false
@@ -132,33 +132,33 @@ pub(super) trait Fold<T: Element> {
 pub(super) trait Element: Copy + Default {
     const SIZE: usize;
 
-    /// Reads `SIZE` bytes.
+    /// Reads an element from `SIZE` bytes.
     fn read(bytes: &[u8]) -> Self;
 
     fn write(self, bytes: &mut [u8]);
 }
 
-/// Elements that have an order, and a mean.
+/// An element that has an order and a mean.
 pub(super) trait Number: Element + PartialEq {
     fn less(self, other: Self) -> Self;
 
     fn more(self, other: Self) -> Self;
 
-    /// The mean of as many elements as two to the power of `power`.
+    /// Makes the mean of each window, which has `2.pow(power)` elements.
     fn mean(lanes: &[Lane<Self>], power: u32, made: &mut Lane<Self>);
 
-    /// See [`Fold::fold_pairs`].
+    /// Makes means without lanes: see [`Fold::fold_pairs`].
     #[inline(always)]
     fn mean_of_pairs(_rows: &[&[u8]], _windows: &Range<usize>, _made: &mut Lane<Self>) -> bool {
         false
     }
 
-    /// Returns whether it is not a number.
+    /// Returns whether this element is a NaN.
     fn is_nan(self) -> bool {
         false
     }
 
-    /// Returns the one bit pattern that a result has if it is not a number.
+    /// Returns the NaN that every reduction gives.
     fn nan() -> Self {
         Self::default()
     }
@@ -206,7 +206,7 @@ fn each<T: Number>(lanes: &[Lane<T>], made: &mut Lane<T>, of: impl Fn(T, T) -> T
                 *made = of(*made, *element);
             }
         }
-        // The same NaN even if it is alone.
+        // A window of one element gives the same NaN, too.
         for made in made {
             *made = if made.is_nan() { T::nan() } else { *made };
         }
@@ -236,7 +236,8 @@ impl<T: Number> Fold<T> for Median {
     }
 }
 
-/// Sorts the elements of each window: Batcher's odd-even merge sort, whose comparisons are always the same.
+/// Sorts the elements of each window by Batcher's odd-even merge sort, whose comparisons do not depend on the
+/// elements.
 #[inline(always)]
 fn sort<T: Number>(lanes: &mut [Lane<T>]) {
     let count = lanes.len();
@@ -259,7 +260,7 @@ fn sort<T: Number>(lanes: &mut [Lane<T>]) {
     }
 }
 
-/// Puts the smaller elements first.
+/// Exchanges the elements of two lanes where the second element is smaller.
 #[inline(always)]
 fn exchange<T: Number>(lanes: &mut [Lane<T>], one: usize, two: usize) {
     let (before, behind) = lanes.split_at_mut(two);
@@ -323,13 +324,13 @@ element!(
     u8, i8, u16, i16, u32, i32, u64, i64, u128, bf16, f16, f32, f64
 );
 
-/// Divides `sums` by two to the power of `power`, which is not 0.
+/// Divides `sums` by `2.pow(power)`, where `power` is not 0, and rounds half to even.
 macro_rules! divide {
     ($type:ty, $wide:ty, $sums:expr, $power:expr, $made:expr) => {
         let power = $power;
         let half: $wide = (1 << (power - 1)) - 1;
         for (made, sum) in $made.iter_mut().zip($sums) {
-            // A half goes up if the integer below is odd.
+            // Exactly half is rounded up if the integer below is odd.
             let mean = (sum + half + ((sum >> power) & 1)) >> power;
             *made = mean as $type;
         }
@@ -371,7 +372,7 @@ macro_rules! integer {
                 for row in rows {
                     let (pairs, _) = row[windows.clone()].as_chunks();
                     for (sum, pair) in sums.iter_mut().zip(pairs) {
-                        // In any order: their sum is the same.
+                        // The order of the two elements in the integer does not matter for their sum.
                         let pair = <$pair>::from_ne_bytes(*pair);
                         let other = (pair >> <$type>::BITS) as $type;
                         *sum += <$wide>::from(pair as $type) + <$wide>::from(other);
@@ -405,7 +406,7 @@ macro_rules! float {
             #[inline(always)]
             fn less(self, other: Self) -> Self {
                 if self == other {
-                    // Equal ones differ in the sign of zero at most.
+                    // Equal numbers may only differ in the sign of zero.
                     Self::from_bits(self.to_bits() | other.to_bits())
                 } else if self < other || self.is_nan() {
                     self
@@ -461,8 +462,8 @@ macro_rules! float {
 mod floats {
     use super::{Lane, Number, bf16, f16};
 
-    /// `wide` in 32 bits, rounded to odd. Rounded again, to 16 bits, it is what `wide` is if it is rounded
-    /// once; `from_f64` of the crate is not.
+    /// Returns `wide` as `f32`, rounded to odd. Rounding that again, to 16 bits, gives the same result as
+    /// rounding `wide` once. `from_f64` of the crate `half` does not.
     #[inline(always)]
     fn to_odd(wide: f64) -> f32 {
         let near = wide as f32;
@@ -482,7 +483,7 @@ mod floats {
     }
 }
 
-/// A complex number. The means of its two parts are made by themselves.
+/// A complex number. Its mean consists of the mean of the real parts and that of the imaginary parts.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Complex<T>([T; 2]);
 

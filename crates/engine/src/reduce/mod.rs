@@ -1,18 +1,18 @@
 //! Reduces slices to slices of half the extent: one element for each window of the level above.
 //!
-//! Along an axis of factor 2 a window has two elements, or one where the extent is odd and ends. So a window
-//! has a power of two of elements, and these are taken in C order:
+//! Along an axis of factor 2, a window has two elements, or one at the end of an odd extent. So the number of
+//! elements of a window is a power of two. They are taken in C order:
 //!
 //! | reduction | element of the level below |
 //! |---|---|
 //! | mean | the sum over the count. Integers: exact, and rounded to the nearest, half to even. `float16` and `float32`: summed in 64 bits, in order, and rounded once. `float64`: summed in order |
 //! | minimum, maximum | -0.0 is less than 0.0 |
-//! | median | the middle one, or the mean of the two in the middle, rounded as a mean |
-//! | mode | the bits that are there most often; the first of those that are as often there |
-//! | decimate | the first |
+//! | median | the middle element, or the mean of the two in the middle, rounded like a mean |
+//! | mode | the most frequent bits; if several are equally frequent, those that come first |
+//! | decimate | the first element |
 //!
-//! A NaN anywhere in a window makes a mean, minimum, maximum or median the quiet NaN without sign and
-//! payload. A boolean is the integer 0 or 1.
+//! If an element of a window is a NaN, its mean, minimum, maximum and median are the quiet NaN without sign
+//! and payload. A boolean counts as the integer 0 or 1.
 
 mod elements;
 mod fold;
@@ -27,7 +27,7 @@ use crate::contract::EngineError;
 use crate::process::along::Along;
 use fold::Rows;
 
-/// How a window becomes one element.
+/// The function that makes one element from a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -39,14 +39,14 @@ pub enum Reduction {
     Maximum,
     /// The middle element, or the mean of the two in the middle.
     Median,
-    /// The element that is there most often, for labels.
+    /// The most frequent element, for labels.
     Mode,
     /// The first element.
     Decimate,
 }
 
 impl Reduction {
-    /// All of them.
+    /// All reductions.
     pub const ALL: [Self; 6] = [
         Self::Mean,
         Self::Minimum,
@@ -56,7 +56,7 @@ impl Reduction {
         Self::Decimate,
     ];
 
-    /// Returns the name, in lower case.
+    /// Returns the name of the reduction, in lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,31 +70,31 @@ impl Reduction {
     }
 }
 
-/// The most axes along which windows have two elements: sums of 2⁸ elements of 16 bits fit 32 bits.
+/// The most axes along which a window has two elements. With 8, a sum of 2⁸ elements of 16 bits fits 32 bits.
 pub(crate) const MOST_AXES: usize = 8;
 
-/// About as many bytes are made at once. Their input stays in the cache of a thread, and is less than it copies at
-/// once (`disjoint/slices.rs`).
+/// The number of output bytes that are made at once, about. Their input stays in the cache of a thread, and
+/// is smaller than a share that the thread copies (`disjoint/slices.rs`).
 const SHARE: usize = 16 << 10;
 
-/// Reduces slices of one shape.
+/// Reduces slices of one shape to slices of the level below.
 #[derive(Clone, Debug)]
 pub struct Reducer {
     reduction: Reduction,
     elements: Elements,
-    /// The extents of a given slice along all axes but the last: its rows follow one another.
+    /// The extents of an input slice along all axes except for the last. They are the numbers of rows.
     rows: Vec<usize>,
     row: usize,
-    /// The extents of a window, without the axis that slices are appended along.
+    /// The extents of a window along these axes, without the axis along which slices are appended.
     factors: Vec<usize>,
     row_factor: usize,
 }
 
 impl Reducer {
-    /// Returns a reducer of slices of `shape`, all of whose axes have a factor of 1 or 2.
+    /// Returns a reducer for slices of `shape`. Each of `factors` is 1 or 2.
     ///
     /// # Errors
-    /// Why not, if elements of this kind have no such reduction, or there are too many axes.
+    /// The reason, if these elements have no such reduction, or if there are too many axes.
     pub fn new(
         reduction: Reduction,
         elements: Elements,
@@ -115,7 +115,7 @@ impl Reducer {
         if factors.iter().any(|factor| !(1..=2).contains(factor)) {
             return Err(format!("factors are 1 or 2, and not {factors:?}"));
         }
-        // One more for the axis that slices are appended along.
+        // The axis along which slices are appended is one more.
         if factors.iter().filter(|factor| **factor == 2).count() >= MOST_AXES {
             return Err(format!("more than {MOST_AXES} axes are halved"));
         }
@@ -131,7 +131,7 @@ impl Reducer {
         })
     }
 
-    /// Returns how windows are reduced.
+    /// Returns the reduction.
     pub(crate) fn reduction(&self) -> Reduction {
         self.reduction
     }
@@ -141,19 +141,18 @@ impl Reducer {
         self.elements
     }
 
-    /// Returns the extent of a given slice along each axis, and the extent of a window along this
-    /// axis.
+    /// Returns, for each axis, the extent of an input slice and the extent of a window.
     pub(crate) fn axes(&self) -> impl Iterator<Item = (usize, usize)> {
         let rows = self.rows.iter().copied().zip(self.factors.iter().copied());
         rows.chain([(self.row, self.row_factor)])
     }
 
-    /// Returns the bytes of a slice that is given.
+    /// Returns the number of bytes of an input slice.
     pub fn bytes(&self) -> usize {
         self.rows.iter().product::<usize>() * self.row * self.elements.size()
     }
 
-    /// Returns the bytes of a slice that is made.
+    /// Returns the number of bytes of an output slice.
     pub fn reduced_bytes(&self) -> usize {
         self.reduced_rows().product::<usize>() * self.reduced_row()
     }
@@ -163,16 +162,16 @@ impl Reducer {
         axes.map(|(extent, factor)| extent.div_ceil(*factor))
     }
 
-    /// Returns the bytes of a row that is made.
+    /// Returns the number of bytes of a row of an output slice.
     fn reduced_row(&self) -> usize {
         self.row.div_ceil(self.row_factor) * self.elements.size()
     }
 
-    /// Reduces `slices`, one or two that follow each other, to `reduced`, on at most `threads` threads,
-    /// including the calling thread.
+    /// Reduces `slices`, one or two consecutive slices, to `reduced`, on at most `threads` threads, including
+    /// the calling thread.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if a slice has another size.
+    /// [`EngineError::Internal`] if a slice has a wrong size.
     pub fn reduce(
         &self,
         slices: &[&[u8]],
@@ -183,10 +182,10 @@ impl Reducer {
         Ok(())
     }
 
-    /// Reduces `slices` to `reduced` along with a copy of the last one.
+    /// Returns work that reduces `slices` to `reduced`, while another function copies the last slice.
     ///
     /// # Errors
-    /// As for [`reduce`](Self::reduce).
+    /// The errors of [`reduce`](Self::reduce).
     pub fn along<'a>(
         &'a self,
         slices: &'a [&'a [u8]],
@@ -200,7 +199,7 @@ impl Reducer {
             return Err(EngineError::Internal("a slice of another size is reduced"));
         }
         let row = self.row * self.elements.size();
-        // A power of two, so that shares end where subchunks usually do.
+        // Use a power of two, so that most shares end at borders of subchunks.
         let each = 1 << (SHARE / self.reduced_row().max(1)).max(1).ilog2();
         let mut window = Window::default();
         let shares = reduced
@@ -219,7 +218,7 @@ impl Reducer {
         }))
     }
 
-    /// Makes the rows of `reduced`, from row `first` on.
+    /// Makes the rows of the output slice from row `first` on. They become `reduced`.
     fn reduce_rows(&self, slices: &[&[u8]], first: usize, reduced: &mut [u8]) {
         let row = self.row * self.elements.size();
         let mut window = Window::default();
@@ -239,7 +238,7 @@ impl Reducer {
         }
     }
 
-    /// Sets `window` to the rows of a slice that become the row `number`, in C order.
+    /// Sets `window` to the rows of an input slice that become the output row `number`, in C order.
     fn window(&self, number: usize, window: &mut Window) {
         let axes = || self.rows.iter().zip(&self.factors);
         window.at.clear();
@@ -251,12 +250,12 @@ impl Reducer {
         }
         window.rows.clear();
         window.rows.push(0);
-        // Each axis, from the first, divides what was there.
+        // Divide the rows of the window by each axis in turn, from the first on.
         for ((&extent, &factor), &at) in axes().zip(window.at.iter().rev()) {
             let inside = at * factor..((at + 1) * factor).min(extent);
             let before = window.rows.len();
             window.rows.resize(before * inside.len(), 0);
-            // From the end, so that none is replaced before it was divided.
+            // Go from the end, so that each row is divided before its place is overwritten.
             for number in (0..before).rev() {
                 let start = window.rows[number] * extent;
                 for (place, at) in inside.clone().enumerate() {
@@ -267,11 +266,11 @@ impl Reducer {
     }
 }
 
-/// The rows of a slice that become one row.
+/// The rows of an input slice that become one output row.
 #[derive(Default)]
 struct Window {
     rows: Vec<usize>,
-    /// Where the row that is made is, along the axes from the last one on.
+    /// The coordinates of the output row, from the last axis to the first.
     at: Vec<usize>,
 }
 

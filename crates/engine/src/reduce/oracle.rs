@@ -1,4 +1,4 @@
-//! The naive oracle of reductions: one window at a time, in exact integers or wide numbers.
+//! A naive oracle of reductions: it reduces one window at a time, in exact integers or wide floats.
 
 #![allow(clippy::cast_precision_loss, reason = "counts of few elements")]
 
@@ -10,7 +10,7 @@ use proptest::strategy::Strategy;
 use super::{Elements, Reduction};
 use crate::layout::c_order;
 
-/// All kinds of elements.
+/// All data types of elements.
 pub const KINDS: [Elements; 18] = [
     Elements::Bool,
     Elements::Int8,
@@ -31,8 +31,8 @@ pub const KINDS: [Elements; 18] = [
     Elements::Bytes(4),
     Elements::Bytes(16),
 ];
-/// Returns an element of the level below, from exact integers, or floating point numbers and how they are
-/// rounded.
+/// Returns the element that a window becomes. It computes with exact integers, or with wide floats that are
+/// rounded once.
 pub(super) fn of_window(kind: Elements, reduction: Reduction, window: &[Vec<u8>]) -> Vec<u8> {
     match reduction {
         Reduction::Decimate => return window[0].clone(),
@@ -123,8 +123,8 @@ impl Narrow for f32 {
     }
 }
 
-/// Returns the nearest of some numbers around `near`, by their bits. Of two that are as near, the
-/// even one.
+/// Returns the bits of the 16-bit float that is nearest to `wide`, among the neighbours of `near`. Of two
+/// equally near floats, it returns the even one.
 fn nearest(wide: f64, near: u16, value: impl Fn(u16) -> f64) -> u16 {
     if !wide.is_finite() {
         return near;
@@ -198,8 +198,8 @@ fn of_floats(reduction: Reduction, mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Returns a strategy for `count` elements. Most have one of a few values, so that there are ties,
-/// and some of these values are error-prone. The other elements are random.
+/// Returns a strategy for `count` elements. Most of them have one of a few values, so that there are ties;
+/// some of these values are error-prone. The other elements are random.
 pub fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> {
     let size = kind.size();
     let float = |bits: &[u64], width: usize| -> Vec<Vec<u8>> {
@@ -256,7 +256,7 @@ pub fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> 
             2,
         ),
         Elements::BFloat16 => float(
-            // 8, 2⁻⁵ and 2⁻³⁰, as above.
+            // 8, 2⁻⁵ and 2⁻³⁰: the mean with zeros is just above the middle of two numbers.
             &[
                 0, 0x8000, 0x3F80, 0x3F81, 0x7F7F, 0x7F80, 0xFFC1, 1, 0x4100, 0x3D00, 0x3080,
             ],
@@ -300,7 +300,7 @@ pub(super) fn window(
         .collect()
 }
 
-/// Returns an array of `shape` reduced along all its axes, and the shape that it has then.
+/// Returns `array`, an array of `shape`, reduced along all of its axes, and its new shape.
 pub fn reduced(
     kind: Elements,
     reduction: Reduction,

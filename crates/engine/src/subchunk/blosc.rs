@@ -1,8 +1,7 @@
-//! The Blosc stage: C-Blosc 1.21, the library that zarrs links, but for two things. C-Blosc makes a new
-//! Zstandard context for every block, which costs a good part of compressing a small one; and it
-//! shuffles with the instructions that every processor of an architecture has, which takes half as long
-//! as compressing with LZ4. So frames of these are laid out here ([`frame`]), byte for byte as C-Blosc
-//! does.
+//! The Blosc stage, by C-Blosc 1.21, the library that zarrs links. For two kinds of frames, C-Blosc is slow.
+//! It makes a new Zstandard context for every block, which takes much of the time for a small block. And it
+//! shuffles with the instructions of the oldest processors of an architecture, which takes half as long as
+//! compressing with LZ4. So [`frame`] writes these frames, byte for byte like C-Blosc.
 
 mod frame;
 mod lz4;
@@ -20,18 +19,18 @@ use crate::contract::{BloscStage, Cname, Shuffle};
 use super::not_decoded::{NotDecoded, check_memory};
 use frame::BloscFrame;
 
-/// Blosc's state.
+/// The buffers and contexts of the Blosc stage.
 #[derive(Default)]
 pub(super) struct Blosc {
     frame: BloscFrame,
 }
 
-/// Returns the most bytes that a frame of `len` bytes can have.
+/// Returns the most bytes that a frame with a content of `len` bytes can have.
 pub(super) fn bound(len: usize) -> usize {
     len.saturating_add(BLOSC_MAX_OVERHEAD as usize)
 }
 
-/// Returns the number of bytes that the frame `from` has as content, by its header.
+/// Returns the number of bytes of the content of the frame `from`, according to its header.
 pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
     let mut len = 0;
     // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
@@ -44,7 +43,7 @@ pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
 }
 
 impl Blosc {
-    /// Compresses `from` into `to`, as one frame. Returns the frame's size.
+    /// Compresses `from` into `to`, as one frame. Returns the size of the frame.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,
@@ -57,10 +56,10 @@ impl Blosc {
         }
     }
 
-    /// Decompresses the frame `from` into `to`. Returns the number of bytes.
+    /// Decompresses the frame `from` into `to`. Returns the size of the content.
     ///
     /// # Errors
-    /// The reason, also if the content is longer than `to`; or that there is no memory.
+    /// The frame is invalid, its content is longer than `to`, or memory cannot be allocated.
     pub(super) fn decompress(from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
         let len = content_len(from)?;
         if len > to.len() {
@@ -71,25 +70,26 @@ impl Blosc {
         if len == 0 {
             return Ok(0);
         }
-        // C-Blosc uses the address without looking at it.
+        // C-Blosc does not check whether its allocation succeeded.
         check_memory("blocks of Blosc", block_memory(from, to.len()))?;
-        // SAFETY: the frame's header was checked against the length of `from`, which is what the
-        // function reads by; it writes at most `len` bytes to `to`, which has as many. It refuses
-        // blocks larger than that, so that what is valid does not depend on the room there is.
+        // SAFETY: the function reads as many bytes as the frame's header says, which was checked against the
+        // length of `from`. It writes at most `len` bytes to `to`, which has as many. It refuses blocks that
+        // are larger than `len`, so that the length of `to` does not decide whether a frame is valid.
         let written =
             unsafe { blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), len, 1) };
         usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}").into())
     }
 }
 
-/// Returns the memory that C-Blosc takes to decompress the frame `from`, whose header was checked, to `room`
-/// bytes, in bytes. A frame with larger blocks is invalid, and C-Blosc takes no memory for it.
+/// Returns the bytes of memory that C-Blosc allocates to decompress the frame `from`, whose header was
+/// checked, into `room` bytes. It allocates none for a frame with blocks larger than `room`, which is
+/// invalid.
 fn block_memory(from: &[u8], room: usize) -> usize {
-    /// The bytes beside each block: four for each byte of an element.
+    /// The extra bytes that C-Blosc allocates for a block: four for each of at most 255 bytes of an element.
     const EXTRA: usize = 4 * 255;
     let (mut content, mut frame, mut block) = (0, 0, 0);
-    // SAFETY: the header was checked, so `from` has its 16 bytes, and the function reads no more. It writes
-    // one integer to each of the others.
+    // SAFETY: the header was checked, so `from` has 16 bytes, and the function reads no more. It writes one
+    // integer through each of the other pointers.
     unsafe {
         blosc_cbuffer_sizes(
             from.as_ptr().cast(),
@@ -101,15 +101,15 @@ fn block_memory(from: &[u8], room: usize) -> usize {
     block.min(room).saturating_mul(2).saturating_add(EXTRA)
 }
 
-/// Compresses with C-Blosc.
+/// Compresses `from` into `to` with C-Blosc. Returns the size of the frame.
 fn compress(parameters: &BloscStage, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
     let shuffle = match parameters.shuffle {
         Shuffle::None => BLOSC_NOSHUFFLE,
         Shuffle::Byte => BLOSC_SHUFFLE,
         Shuffle::Bit => BLOSC_BITSHUFFLE,
     };
-    // SAFETY: the pointers and lengths are those of `from` and `to`, and the name is a
-    // NUL-terminated constant. The function keeps nothing.
+    // SAFETY: the pointers and lengths are those of `from` and `to`, and the name is a NUL-terminated
+    // constant. The function keeps no pointer.
     let written = unsafe {
         blosc_compress_ctx(
             c_int::from(parameters.level),

@@ -1,4 +1,4 @@
-//! One compressed value, decompressed into no more memory than it may have.
+//! Decompresses one value into bounded memory.
 
 use super::blosc::{self, Blosc};
 use super::not_decoded::NotDecoded;
@@ -6,7 +6,7 @@ use super::scratch::Scratch;
 use super::zstd;
 use crate::memory::allocate::at_least;
 
-/// A format that this engine decompresses.
+/// A format of compressed values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecompressedFormat {
     /// Zstandard frames.
@@ -20,35 +20,35 @@ pub enum DecompressedFormat {
 }
 
 impl DecompressedFormat {
-    /// Returns whether a value says how long its content is, before it is decompressed.
+    /// Returns whether a value in this format tells the length of its content before it is decompressed.
     pub fn says_how_long(self) -> bool {
         matches!(self, Self::Zstd | Self::Blosc)
     }
 
-    /// Returns the most bytes that `len` bytes of this format can be decompressed to, whatever they
-    /// say.
+    /// Returns the most bytes that any `len` bytes of this format can be decompressed to, whatever length
+    /// they tell.
     fn most(self, len: usize) -> usize {
         let (content, encoded) = match self {
-            // A match of 258 bytes takes two bits at least, and a dynamic block has a header.
+            // A match of 258 bytes takes at least two bits, and a dynamic block has a header.
             Self::Gzip | Self::Zlib => (1032, 1),
-            // A block has at most 128 KiB, and a header of 3 bytes. Of the compressors inside Blosc
-            // zstd is the one that compresses best.
+            // A block decompresses to at most 128 KiB, and has a header of 3 bytes. Of the compressors inside
+            // Blosc, zstd reaches the highest ratio.
             Self::Zstd | Self::Blosc => (128 << 10, 3),
         };
         len.div_ceil(encoded).saturating_mul(content)
     }
 
-    /// Decompresses `from`, which has at most `most` bytes as content. Memory is allocated for the
-    /// least of `most`, what the value says, and what its format can make of so many bytes.
+    /// Decompresses `from`, whose content has at most `most` bytes. It allocates the smallest of `most`, the
+    /// length that `from` tells, and the most that `from` can be decompressed to.
     ///
     /// # Errors
-    /// [`NotDecoded::Invalid`] if the content is longer than that, or `from` is invalid.
-    /// [`NotDecoded::Memory`] if memory cannot be had.
+    /// - [`NotDecoded::Invalid`] if the content is longer than that, or if `from` is invalid.
+    /// - [`NotDecoded::Memory`] if memory cannot be allocated.
     pub fn decompress(self, from: &[u8], most: usize) -> Result<Vec<u8>, NotDecoded> {
         let most = most.min(self.most(from.len()));
         let len = match self {
             Self::Gzip | Self::Zlib => most,
-            // Frames may leave out how long their content is. Then this is a bound of it.
+            // A frame may leave out the length of its content. Then this is an upper bound of the length.
             Self::Zstd => zstd::content_bound(from)?.min(most),
             Self::Blosc => {
                 let len = blosc::content_len(from)?;

@@ -1,4 +1,4 @@
-//! The CRC32C stage: the bytes, then four bytes of checksum, little-endian.
+//! The CRC32C stage, which appends a checksum of four bytes, little-endian.
 //!
 //! Source: the Zarr v3 `crc32c` codec, version 1.0; the polynomial of RFC 3720.
 
@@ -10,16 +10,16 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; LEN] {
     crc32c::crc32c(bytes).to_le_bytes()
 }
 
-/// The end of an encoded subchunk is invalid: why.
+/// The reason why the end of an encoded subchunk is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Invalid {
-    /// There is no room for a checksum.
+    /// The subchunk is shorter than a checksum.
     Truncated,
-    /// The checksum is another.
+    /// The stored checksum is not that of the bytes.
     Mismatch,
 }
 
-/// Returns the bytes before the checksum, which is compared if `validate`.
+/// Returns `encoded` without the checksum at its end. Compares the checksum if `validate`.
 pub(crate) fn strip(encoded: &[u8], validate: bool) -> Result<&[u8], Invalid> {
     let (bytes, stored) = encoded
         .split_last_chunk::<LEN>()

@@ -1,4 +1,4 @@
-//! One subchunk, encoded on this thread alone.
+//! Encodes one subchunk on the calling thread alone.
 
 use super::scatter::ShardScatter;
 use super::scratch::Scratch;
@@ -6,7 +6,7 @@ use super::stages;
 use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::memory::allocate;
 
-/// Subchunk number `subchunk` of the decoded shard `decoded`, encoded, whether or not it is empty.
+/// Encodes the subchunk with the number `subchunk` of the decoded shard `decoded`, even if it is empty.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`], or [`EngineError::Encode`] from a stage.
@@ -29,8 +29,8 @@ pub(crate) fn encode_subchunk(
     Ok(encoded)
 }
 
-/// Encodes a subchunk like [`encode_subchunk`]. Returns `None` if the subchunk is empty, and the
-/// job does not store empty subchunks.
+/// Encodes a subchunk like [`encode_subchunk`]. Returns `None` for an empty subchunk, unless the job stores
+/// empty subchunks.
 pub(crate) fn encode_stored_subchunk(
     job: &ShardJob<'_>,
     chain: &KnownChain,

@@ -1,31 +1,32 @@
-//! The gzip stage, by libdeflate: whole buffers in, one gzip member out. Zlib streams are decompressed
-//! here, too: they are the same but for their headers and checksums.
+//! The gzip stage, by libdeflate, which compresses a whole buffer to one gzip member. It also decompresses
+//! zlib streams, which have the same compressed data with another header and checksum.
 
 use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
 use super::not_decoded::{NotDecoded, check_memory};
 
-/// libdeflate's contexts.
+/// The contexts of libdeflate.
 #[derive(Default)]
 pub(super) struct Gzip {
-    /// The compressor, and the level that it was made for.
+    /// The compressor, and its level.
     compressor: Option<(Compressor, u32)>,
     decompressor: Option<Decompressor>,
 }
 
-/// Returns the most bytes that a member of `len` bytes can have.
+/// Returns the most bytes that a member with a content of `len` bytes can have.
 ///
-/// libdeflate's own bound: stored blocks of at least 5 000 bytes, 5 bytes each, one more of slack,
-/// and 18 bytes of header and trailer.
+/// This is the bound of libdeflate: stored blocks of at least 5 000 bytes, 5 bytes for each block, one byte
+/// of slack, and 18 bytes of header and trailer.
 pub(super) fn bound(len: usize) -> usize {
     let blocks = len.div_ceil(5_000).max(1);
     len.saturating_add(5 * blocks + 1 + 18 + 8)
 }
 
 impl Gzip {
-    /// Compresses `from` into `to`, as one member. Returns the member's size.
+    /// Compresses `from` into `to`, as one member. Returns the size of the member.
     ///
-    /// Level 0 to 9. libdeflate's levels mean what zlib's do, a little smaller and much faster.
+    /// `level` is 0 to 9. Compared to zlib's, libdeflate's members of the same level are a little smaller,
+    /// and much faster to make.
     pub(super) fn compress(
         &mut self,
         level: u32,
@@ -47,17 +48,17 @@ impl Gzip {
             .map_err(|_| "the output buffer is too small".to_string())
     }
 
-    /// Decompresses the member at the start of `from` into `to`. Returns the number of bytes.
+    /// Decompresses the member at the start of `from` into `to`. Returns the size of the content.
     ///
     /// # Errors
-    /// The reason, also if the content is longer than `to`; or that there is no memory.
+    /// The member is invalid, its content is longer than `to`, or memory cannot be allocated.
     pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
         self.decompressor()?
             .gzip_decompress(from, to)
             .map_err(|error| reason(&error, "gzip member").into())
     }
 
-    /// Decompresses the zlib stream at the start of `from` into `to`. Returns the number of bytes.
+    /// Decompresses the zlib stream at the start of `from` into `to`. Returns the size of the content.
     ///
     /// # Errors
     /// The errors of [`decompress`](Self::decompress).
@@ -72,12 +73,12 @@ impl Gzip {
     }
 
     fn decompressor(&mut self) -> Result<&mut Decompressor, NotDecoded> {
-        /// The bytes that it takes, at most.
+        /// The most bytes that a decompressor takes.
         const LEN: usize = 64 << 10;
         Ok(match &mut self.decompressor {
             Some(decompressor) => decompressor,
             none => {
-                // The library panics without memory.
+                // Check the memory first: the library panics if its allocation fails.
                 check_memory("libdeflate's decompressor", LEN)?;
                 none.insert(Decompressor::new())
             }

@@ -1,15 +1,16 @@
-//! One subchunk on one thread of the host. Both engines use it: a device leaves to it the subchunks
-//! that its compressor cannot encode.
+//! Encodes and decodes one subchunk on one thread of the host. Both engines use this module: a device leaves
+//! to it the subchunks that the device's compressor cannot encode.
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `scatter` | a subchunk out of the shard and back: copy, byte order, transpose, fill-value test |
-//! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
-//! | `bounded` | one compressed value, decompressed into bounded memory |
-//! | `not_decoded` | whether the bytes or the machine kept a value from being decompressed |
-//! | `stages` | those stages one after the other, in the buffers of one thread |
-//! | `encode` | all of that, for one subchunk of a shard |
-//! | `scratch` | per-thread buffers and contexts, kept between calls |
+//! | `scatter` | copies a subchunk out of the shard: order of axes, byte order, comparison with the fill
+//! value |
+//! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, for whole buffers |
+//! | `bounded` | decompresses one value into bounded memory |
+//! | `not_decoded` | the reason why a value was not decompressed: its bytes, or missing memory |
+//! | `stages` | runs the stages of a chain, in the buffers of one thread |
+//! | `encode` | encodes one subchunk of a shard with its whole chain |
+//! | `scratch` | buffers and contexts of a thread, kept between calls |
 
 #[allow(unsafe_code)]
 mod blosc;

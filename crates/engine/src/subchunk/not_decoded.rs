@@ -1,19 +1,19 @@
-//! Why a value was not decompressed: its bytes, or the machine.
+//! The reason why a value was not decompressed: its bytes, or missing memory.
 
 use crate::contract::EngineError;
 use crate::memory::allocate;
 
-/// Why a value was not decompressed.
+/// The reason why a value was not decompressed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotDecoded {
-    /// The bytes are not what the compressor writes.
+    /// The bytes are invalid in the format of the compressor.
     Invalid(String),
-    /// Memory could not be had. The bytes may be right.
+    /// Memory could not be allocated. The bytes may be valid.
     Memory { what: &'static str, bytes: usize },
 }
 
 impl NotDecoded {
-    /// Returns the error of `stage` for the subchunk of this number.
+    /// Returns the error of the stage `stage` for the subchunk with this number.
     pub(super) fn at(self, subchunk: usize, stage: &'static str) -> EngineError {
         match self {
             Self::Invalid(reason) => EngineError::Decode {
@@ -32,11 +32,11 @@ impl From<String> for NotDecoded {
     }
 }
 
-/// Checks that `bytes` can be had for `what`, where a library allocates them that does not return an
+/// Checks that `bytes` can be allocated for `what`, before a library allocates them that would not return an
 /// error.
 ///
 /// # Errors
-/// [`NotDecoded::Memory`].
+/// [`NotDecoded::Memory`] if the bytes cannot be allocated.
 pub(super) fn check_memory(what: &'static str, bytes: usize) -> Result<(), NotDecoded> {
     let room = allocate::with_capacity(bytes, what, false);
     room.map(drop)

@@ -1,4 +1,4 @@
-//! Subchunks out of a shard: copied in any order of axes, byte order, and the fill-value test.
+//! Copies subchunks out of a shard, with any order of axes and bytes, and compares them with the fill value.
 
 use crate::contract::{EngineError, KnownChain};
 use crate::layout::{StridedBox, SubchunkGrid};
@@ -6,7 +6,7 @@ use crate::memory::allocate::at_least;
 use crate::memory::disjoint;
 use crate::memory::disjoint::{Row, Segment};
 
-/// How the subchunks of one shard are cut out of it, and put back.
+/// The description of how the subchunks of a shard are copied out of it, and back.
 #[derive(Debug)]
 pub(crate) struct ShardScatter<'a> {
     grid: &'a SubchunkGrid,
@@ -16,8 +16,7 @@ pub(crate) struct ShardScatter<'a> {
 }
 
 impl<'a> ShardScatter<'a> {
-    /// Describes subchunks as `chain` stores them: the axes in the order of the chain, the bytes in the byte
-    /// order of the chain.
+    /// Describes encoded subchunks: their axes and bytes are in the orders of `chain`.
     pub(crate) fn of_chain(
         grid: &'a SubchunkGrid,
         chain: &KnownChain,
@@ -32,7 +31,7 @@ impl<'a> ShardScatter<'a> {
         }
     }
 
-    /// Describes subchunks as they are in memory, in C order.
+    /// Describes decoded subchunks, in C order and native byte order.
     pub(crate) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
         let boxed = StridedBox::in_c_order(grid);
         Self {
@@ -53,12 +52,13 @@ impl<'a> ShardScatter<'a> {
         })
     }
 
-    /// Returns whether subchunks are stored as they are in memory.
+    /// Returns whether the bytes of a subchunk in the shard are already in the order in which they are
+    /// encoded.
     pub(crate) fn is_identity(&self) -> bool {
         self.boxed.is_contiguous() && self.swap == 1
     }
 
-    /// Returns how many subchunks from `first` on, at most `count`, are worth copying together.
+    /// Returns the number of subchunks from `first` on, at most `count`, that are worth copying together.
     pub(crate) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
@@ -68,8 +68,9 @@ impl<'a> ShardScatter<'a> {
             .ok_or(EngineError::Internal("subchunks are no neighbours"))
     }
 
-    /// Returns the bytes of subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they
-    /// lie there as they are stored, else copied to `buffer`, which is made long enough.
+    /// Returns the elements of the neighbouring subchunks `first..first + count` of `shard`, in the order in
+    /// which they are encoded. Borrows them from `shard` if they have this order there, and otherwise copies
+    /// them to `buffer`, which becomes long enough.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk is not in the shard, and
@@ -94,11 +95,11 @@ impl<'a> ShardScatter<'a> {
         Ok(buffer)
     }
 
-    /// Appends subchunks `first..first + count` of `shard`, which are neighbours, to `segment`, as
-    /// they are stored. Each is followed by `trailer` bytes, and `finish` may change both.
+    /// Appends the neighbouring subchunks `first..first + count` of `shard` to `segment`, in the order in
+    /// which they are encoded. A trailer of `trailer` bytes follows each, and `finish` may change both.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if a subchunk is not in the shard, or does not fit.
+    /// [`EngineError::Internal`] if a subchunk is not in the shard, or does not fit the segment.
     pub(crate) fn append(
         &self,
         shard: &[u8],
@@ -115,7 +116,7 @@ impl<'a> ShardScatter<'a> {
     }
 }
 
-/// Reverses every `unit` bytes.
+/// Reverses the bytes of each group of `unit` bytes.
 pub(crate) fn swap_bytes(bytes: &mut [u8], unit: usize) {
     fn swap<const N: usize>(bytes: &mut [u8]) {
         for unit in bytes.as_chunks_mut::<N>().0 {
@@ -132,16 +133,17 @@ pub(crate) fn swap_bytes(bytes: &mut [u8], unit: usize) {
     }
 }
 
-/// Compares pieces with the fill value, bit by bit: −0.0 is not 0.0, and a NaN is its payload.
+/// Compares pieces of subchunks with the fill value bit by bit, so that −0.0 is not 0.0, and NaNs with
+/// different payloads differ.
 #[derive(Debug)]
 struct FillTest<'a> {
     element: &'a [u8],
-    /// The fill value repeated: whole elements, at most a piece.
+    /// The fill value, repeated for at most the length of a piece, as whole elements.
     pattern: Vec<u8>,
 }
 
 impl<'a> FillTest<'a> {
-    /// Long enough that comparing is one call for most pieces, short enough to stay in cache.
+    /// The most bytes of the pattern: enough to compare most pieces at once, and few enough to stay in cache.
     const PATTERN: usize = 512;
 
     fn new(element: &'a [u8], piece: usize) -> Self {
@@ -153,7 +155,7 @@ impl<'a> FillTest<'a> {
     }
 
     fn matches(&self, piece: &[u8]) -> bool {
-        // Most subchunks are not empty, and most of those show it in their first element.
+        // Compare the first element first: most subchunks are not empty, and most of these differ there.
         piece.starts_with(self.element)
             && piece
                 .chunks(self.pattern.len().max(1))

@@ -1,4 +1,4 @@
-//! Buffers and contexts of one thread, kept from one shard to the next.
+//! The buffers and contexts of one thread, which are kept from one shard to the next.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -10,16 +10,16 @@ use super::zstd::Zstd;
 /// The memory that a thread needs to encode or decode subchunks.
 #[derive(Default)]
 pub(crate) struct ThreadBuffers {
-    /// A subchunk as it is stored, before any compression.
+    /// A subchunk with its axes and bytes in encoded order, before any compression.
     pub(crate) subchunk: Vec<u8>,
-    /// Parts of neighbouring subchunks, side by side.
+    /// Parts of neighbouring subchunks, which were copied side by side.
     pub(crate) row: Vec<u8>,
-    /// The buffers in which the stages work; two, because they take turns.
+    /// The two buffers for the input and the output of a stage, which take turns.
     pub(crate) stages: [Vec<u8>; 2],
     pub(crate) contexts: Contexts,
 }
 
-/// The compressors' own state.
+/// The contexts of the compressors.
 #[derive(Default)]
 pub(crate) struct Contexts {
     pub(super) zstd: Zstd,
@@ -28,7 +28,7 @@ pub(crate) struct Contexts {
 }
 
 impl ThreadBuffers {
-    /// Buffers for subchunks that a thread keeps between shards, beside its contexts.
+    /// The most bytes of buffers that a thread keeps between shards, besides its contexts.
     const KEEP: usize = 32 << 20;
 
     fn forget_large_buffers(&mut self) {
@@ -54,15 +54,16 @@ impl ThreadBuffers {
 }
 
 thread_local! {
-    /// More than one only if shards were encoded inside each other on this thread.
+    /// The idle buffers of this thread. There are several only if the thread encoded one shard within
+    /// another.
     static IDLE: RefCell<Vec<ThreadBuffers>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The buffers of this thread, as long as they are in use.
+/// The buffers of this thread while they are in use.
 pub(crate) struct Scratch(ThreadBuffers);
 
 impl Scratch {
-    /// Takes idle buffers of this thread, or else makes new ones.
+    /// Takes idle buffers of this thread, or makes new ones.
     pub(crate) fn take() -> Self {
         let idle = IDLE.with_borrow_mut(Vec::pop);
         Self(idle.unwrap_or_default())
@@ -73,7 +74,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let mut buffers = std::mem::take(&mut self.0);
         buffers.forget_large_buffers();
-        // The thread may be ending, and its storage gone: then the buffers go too.
+        // If the thread is ending, its storage may be gone. Then the buffers are dropped.
         let _ = IDLE.try_with(|idle| idle.borrow_mut().push(buffers));
     }
 }

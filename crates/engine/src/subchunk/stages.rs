@@ -1,4 +1,4 @@
-//! The bytes-to-bytes stages of a chain, one after the other, in the buffers of one thread.
+//! Runs the bytes-to-bytes stages of a chain one after the other, in the buffers of one thread.
 
 use super::blosc::{self, Blosc};
 use super::not_decoded::NotDecoded;
@@ -7,7 +7,7 @@ use super::{crc32c, gzip, zstd};
 use crate::contract::{EngineError, KnownChain, Stage};
 use crate::memory::allocate::at_least;
 
-/// Returns the most bytes that `stage` makes of `len` bytes; `None` if no machine has that many.
+/// Returns the most bytes that `stage` can make from `len` bytes; `None` if no machine has that many.
 fn bound(stage: &Stage, len: usize) -> Option<usize> {
     match stage {
         Stage::Zstd { .. } => Some(zstd::bound(len)),
@@ -27,14 +27,14 @@ pub(crate) fn encoded_bound(chain: &KnownChain, len: usize) -> Option<usize> {
         .try_fold(len, |len, stage| bound(stage, len))
 }
 
-/// Where the bytes are between two stages.
+/// The place of the current bytes between two stages.
 #[derive(Clone, Copy)]
 enum At {
     Input,
     Buffer { which: usize, len: usize },
 }
 
-/// Two buffers and an input that take turns.
+/// An input and two buffers: each stage reads from one, and writes to a buffer that is free.
 struct AlternatingBuffers<'a> {
     input: &'a [u8],
     buffers: &'a mut [Vec<u8>; 2],
@@ -42,7 +42,7 @@ struct AlternatingBuffers<'a> {
 }
 
 impl<'a> AlternatingBuffers<'a> {
-    /// Returns the current bytes, and the buffer that is free with room for `len`.
+    /// Returns the current bytes, and the free buffer with room for `len` bytes.
     fn next(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), EngineError> {
         let [first, second] = &mut *self.buffers;
         Ok(match self.at {
@@ -52,7 +52,7 @@ impl<'a> AlternatingBuffers<'a> {
         })
     }
 
-    /// The free buffer was filled with `len` bytes.
+    /// Makes the first `len` bytes of the free buffer the current bytes.
     fn turn(&mut self, len: usize) {
         let which = match self.at {
             At::Buffer { which: 0, .. } => 1,
@@ -68,7 +68,7 @@ impl<'a> AlternatingBuffers<'a> {
         }
     }
 
-    /// Drops the checksum from the current bytes, without copying them.
+    /// Removes the checksum at the end of the current bytes, without copying them.
     fn strip(&mut self, subchunk: usize, validate: bool) -> Result<(), EngineError> {
         match &mut self.at {
             At::Input => self.input = strip(subchunk, self.input, validate)?,
@@ -87,8 +87,8 @@ impl<'a> AlternatingBuffers<'a> {
     }
 }
 
-/// Encodes subchunk number `subchunk`, whose stored elements are `input`, to the start of `output`,
-/// which has [`encoded_bound`] bytes. Returns the encoded size.
+/// Encodes the subchunk with the number `subchunk`, whose elements in encoded order are `input`. Writes it to
+/// the start of `output`, which has [`encoded_bound`] bytes. Returns the encoded size.
 ///
 /// # Errors
 /// [`EngineError::Encode`] if a stage fails.
@@ -100,7 +100,7 @@ pub(crate) fn encode(
     buffers: &mut [Vec<u8>; 2],
     contexts: &mut Contexts,
 ) -> Result<usize, EngineError> {
-    // The checksums at the end of the chain are appended in place.
+    // Append the checksums at the end of the chain in place.
     let checksums = chain
         .stages
         .iter()
@@ -133,7 +133,7 @@ pub(crate) fn encode(
                 turns.turn(written);
             }
             let from = turns.current();
-            // The stage gets at most the room of its bound, because Blosc would use more room.
+            // Give the stage at most the room of its bound, because Blosc would use more room.
             let to = &mut output[..bound_of(last, from.len())?];
             run(last, subchunk, from, to, contexts)?
         }
@@ -146,7 +146,7 @@ pub(crate) fn encode(
     Ok(written)
 }
 
-/// Runs one stage, and returns how many bytes it wrote.
+/// Runs one stage. Returns the number of bytes that it wrote to `to`.
 fn run(
     stage: &Stage,
     subchunk: usize,
@@ -172,7 +172,7 @@ fn run(
     })
 }
 
-/// Decodes subchunk number `subchunk`, whose stored elements fill `stored`.
+/// Decodes the subchunk with the number `subchunk` into `stored`, whose length is that of its elements.
 ///
 /// # Errors
 /// [`EngineError::Decode`], [`EngineError::DecodedLength`] or [`EngineError::Checksum`] if the
@@ -231,8 +231,8 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Decodes a subchunk like [`decode`], for a fixed-size chain. Returns the stored elements, which
-/// lie in the encoded subchunk.
+/// Decodes a subchunk like [`decode`], for a fixed-size chain. Returns the elements, which lie in the encoded
+/// subchunk.
 pub(crate) fn decode_fixed_size<'b>(
     chain: &KnownChain,
     subchunk: usize,
@@ -255,10 +255,10 @@ pub(crate) fn decode_fixed_size<'b>(
     }
 }
 
-/// Drops the checksum from `encoded`, and compares it if `validate`.
+/// Returns `encoded` without the checksum at its end. Compares the checksum if `validate`.
 ///
 /// # Errors
-/// [`EngineError::Checksum`], or [`EngineError::Decode`] if there is none.
+/// [`EngineError::Checksum`] if the checksum differs, or [`EngineError::Decode`] if there is no checksum.
 pub(crate) fn strip(subchunk: usize, encoded: &[u8], validate: bool) -> Result<&[u8], EngineError> {
     crc32c::strip(encoded, validate).map_err(|invalid| match invalid {
         crc32c::Invalid::Mismatch => EngineError::Checksum { subchunk },
@@ -270,9 +270,9 @@ pub(crate) fn strip(subchunk: usize, encoded: &[u8], validate: bool) -> Result<&
     })
 }
 
-/// Returns the most bytes that a stage may decode to, if `inner` are the stages before it (in the
-/// order of encoding) and `expected` is the size of a subchunk. Exact unless a compressor is among
-/// them; then twice what ours would need, since another writer's may need more.
+/// Returns the most bytes that a stage may decode to. `inner` are the stages before it in the order of
+/// encoding, and `expected` is the size of a subchunk. With a compressor among `inner`, it is twice the bound
+/// of our compressor, because other writers may need more; otherwise it is exact.
 fn decoded_limit(inner: &[Stage], expected: usize) -> Option<usize> {
     const SLACK: usize = 4096;
     inner.iter().try_fold(expected, |len, stage| {

@@ -1,39 +1,39 @@
-//! The zstd stage, with contexts that are made once per thread.
+//! The zstd stage, whose contexts each thread makes once.
 
 use zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, get_error_name};
 
 use super::not_decoded::NotDecoded;
 
-/// The bytes that a context to decompress with takes, at most.
+/// The most bytes that a decompression context takes.
 const DECOMPRESSOR_LEN: usize = 192 << 10;
 
-/// Zstandard contexts.
+/// The contexts of Zstandard.
 #[derive(Default)]
 pub(super) struct Zstd {
-    /// The context, and the level and checksum flag that it is set to.
+    /// The compression context, and its level and checksum flag.
     compressor: Option<(CCtx<'static>, i32, bool)>,
     decompressor: Option<DCtx<'static>>,
 }
 
-/// Returns the most bytes that a frame of `len` bytes can have.
+/// Returns the most bytes that a frame with a content of `len` bytes can have.
 pub(super) fn bound(len: usize) -> usize {
     zstd_safe::compress_bound(len)
 }
 
-/// Returns the most bytes that the frames in `from` can have as content, by their headers.
+/// Returns the most bytes that the content of the frames in `from` can have, according to their headers.
 ///
 /// # Errors
-/// The library's reason, if they are no complete frames.
+/// The reason of the library, if `from` does not consist of complete frames.
 pub(super) fn content_bound(from: &[u8]) -> Result<usize, String> {
     let bound = zstd_safe::decompress_bound(from).map_err(reason)?;
     usize::try_from(bound).map_err(|_| format!("{bound} bytes are more than there are addresses"))
 }
 
 impl Zstd {
-    /// Compresses `from` into `to`, as one frame with its content size. Returns the frame's size.
+    /// Compresses `from` into `to`, as one frame that has its content size. Returns the size of the frame.
     ///
     /// # Errors
-    /// The library's reason.
+    /// The reason of the library.
     pub(super) fn compress(
         &mut self,
         level: i32,
@@ -55,10 +55,10 @@ impl Zstd {
         context.compress2(to, from).map_err(reason)
     }
 
-    /// Decompresses the frames in `from` into `to`. Returns the number of bytes.
+    /// Decompresses the frames in `from` into `to`. Returns the size of the content.
     ///
     /// # Errors
-    /// The library's reason, also if the content is longer than `to`; or that there is no memory.
+    /// The frames are invalid, their content is longer than `to`, or memory cannot be allocated.
     pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, NotDecoded> {
         let no_memory = || NotDecoded::Memory {
             what: "a context of zstd",
@@ -76,7 +76,7 @@ impl Zstd {
     }
 }
 
-/// The library's `ZSTD_error_memory_allocation`, as its functions return it.
+/// The error `ZSTD_error_memory_allocation` of the library, in the form in which its functions return it.
 const NO_MEMORY: ErrorCode = 0_usize.wrapping_sub(64);
 
 fn reason(code: ErrorCode) -> String {

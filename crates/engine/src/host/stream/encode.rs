@@ -1,4 +1,4 @@
-//! A batch of a stream, encoded on the threads of the current rayon pool.
+//! Encodes a batch of a stream on the threads of the current rayon pool.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::memory::buffers::Lease;
 use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
-/// Decoded bytes of subchunks that one thread compresses before it looks for more.
+/// The bytes of decoded subchunks that one thread compresses before it takes more.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// Encodes what `input` holds of `batch`: to `output`, or in place if there is none.
+/// Encodes `batch`, whose slices are in `input`: into `output`, or in place if there is no output.
 pub(super) fn encode(
     stream: &HostStream,
     input: &mut HostInput,
@@ -47,7 +47,7 @@ pub(super) fn encode(
     }
 }
 
-/// Returns the slots of `batch`, in shard-major order.
+/// Returns the range of each slot of `batch` in the input, in shard-major order.
 fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
     let len = stream.slots.stride;
     std::iter::zip(batch.parts(), &stream.slots.starts)
@@ -57,10 +57,10 @@ fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// A buffer in pieces, each of which one thread takes.
+/// A buffer divided into pieces. A thread takes a piece out of its lock.
 type Pieces<'a> = Vec<Mutex<Option<&'a mut [u8]>>>;
 
-/// Divides `buffer` into `ranges`, which ascend.
+/// Divides `buffer` into the ascending `ranges`; returns `None` if they do not fit.
 fn divide(buffer: &mut [u8], ranges: impl Iterator<Item = Range<usize>>) -> Option<Pieces<'_>> {
     let mut rest = buffer;
     let mut end = 0;
@@ -83,7 +83,7 @@ fn take<'a>(piece: &Mutex<Option<&'a mut [u8]>>) -> Result<&'a mut [u8], EngineE
 
 const LEAVES: EngineError = EngineError::Internal("a slot leaves its buffer");
 
-/// Chains without a compressor: each slot becomes its encoded subchunk.
+/// Encodes with a chain without a compressor: each slot becomes its encoded subchunk in place.
 fn encode_in_place(
     stream: &HostStream,
     chain: &KnownChain,
@@ -120,7 +120,8 @@ fn encode_in_place(
                 continue;
             }
             if !scatter.is_identity() {
-                // Never borrowed, since the elements do not lie there as they are stored.
+                // The subchunk is copied to the buffer, because in the slot its elements are not in encoded
+                // order.
                 scatter.subchunks(&slot[..len], 0, 1, &mut scratch.subchunk)?;
                 slot[..len].copy_from_slice(&scratch.subchunk[..len]);
             }
@@ -162,8 +163,8 @@ fn encode_in_place(
     Ok(parts)
 }
 
-/// Chains with a compressor: groups of subchunks at the bounds of their encoded sizes. They stay there,
-/// because the assembler copies them anyway.
+/// Encodes with a chain that has a compressor. Each group of subchunks lies at the bound of the sizes before
+/// it, and stays there, because the thread that assembles shards copies it anyway.
 fn compress(
     stream: &HostStream,
     chain: &KnownChain,
@@ -211,7 +212,7 @@ fn compress(
     })?;
     drop(pieces);
 
-    // Encoded subchunks lie densely in each group.
+    // Within a group, encoded subchunks lie densely.
     let encoded = std::iter::zip(&groups, sizes).flat_map(|(group, sizes)| {
         let mut end = place(group).start;
         let sizes = sizes.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +240,8 @@ fn compress(
     Ok(parts.collect())
 }
 
-/// Chains of the layer above, which do not say how large their output is: collect, then copy.
+/// Encodes with a chain of the layer above, whose output size is not bounded: collects all subchunks, then
+/// copies them.
 fn encode_foreign(
     stream: &HostStream,
     codec: &dyn SubchunkCodec,

@@ -1,4 +1,4 @@
-//! Streams on the host.
+//! Encodes streams on the host.
 //!
 //! ```text
 //! slices -> slots of their subchunks             the caller's thread and a crew, as they come
@@ -10,8 +10,8 @@
 //! pieces -> where a shard is put together        the assembling thread, and the crew (`memory/pieces.rs`)
 //! ```
 //!
-//! So without a compressor a byte is copied once, and the buffer that was filled is what the store is
-//! given.
+//! So without a compressor, a byte is copied once, and the store gets the buffer that the slices were written
+//! to.
 
 mod encode;
 mod padded;
@@ -31,8 +31,8 @@ use crate::process::account::Debtor;
 use crate::process::per_process::PerProcess;
 use slots::HostInput;
 
-/// Returns the threads that encode streams. They are not rayon's global ones: all of those may be
-/// waiting for a stream to take what they append.
+/// Returns the threads that encode streams. They are not rayon's global threads, because all of those may be
+/// waiting until a stream takes the slices that they append.
 ///
 /// # Errors
 /// [`EngineError::Unsuitable`] if no threads can be started.
@@ -59,7 +59,8 @@ impl StreamEngine for Arc<HostStream> {
         let Some(mut lease) = self.inputs.take(new)? else {
             return Ok(None);
         };
-        // Encoding in place leaves the edges as they were stored.
+        // If inputs become outputs, a used buffer has encoded bytes at the edges of the array: fill the edges
+        // again.
         if lease.is_new() || self.outputs.is_none() {
             self.fill_edges(lease.bytes());
         }
@@ -92,12 +93,12 @@ impl StreamEngine for Arc<HostStream> {
     }
 }
 
-/// Encodes one batch at a time.
+/// Encodes batches, one at a time.
 #[derive(Debug)]
 struct HostEncoder {
     stream: Arc<HostStream>,
     submitted: Option<(Box<dyn BatchInput>, Arc<BatchGrid>)>,
-    /// The output for it.
+    /// The output buffer for the next batch, if it was taken already.
     output: Option<Lease>,
 }
 
@@ -118,7 +119,7 @@ impl Encoder for HostEncoder {
                 self.output = output;
                 self.output.is_some()
             }
-            // The batch fails for the same reason.
+            // Report success: `complete` then returns this error.
             Err(_) => true,
         }
     }
@@ -132,7 +133,8 @@ impl Encoder for HostEncoder {
         let Ok(mut input) = input.into_any().downcast::<HostInput>() else {
             return None;
         };
-        // Before a thread is taken: other streams need the threads, whatever this one waits for.
+        // Take the output before a thread: while this stream waits for a buffer, other streams need the
+        // threads.
         super::count_coding();
         let output = match (self.output.take(), &self.stream.outputs) {
             (Some(output), _) => Ok(Some(output)),

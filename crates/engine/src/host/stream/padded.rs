@@ -1,6 +1,6 @@
-//! A batch of a stream in memory that is padded to whole subchunks, as another engine holds it.
+//! Encodes a batch of a stream from memory that is padded to whole subchunks, the form of other engines.
 //!
-//! Speed does not matter here. The threads are not those of rayon: they begin and end with the batch.
+//! Speed does not matter here. The threads do not belong to rayon: they begin and end with the batch.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +10,13 @@ use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::layout::BatchGrid;
 use crate::subchunk::encode::encode_stored_subchunk;
 
-/// Decoded bytes that are encoded before they are put into their places: what they take beside the
-/// stream's own buffers is about that.
+/// The decoded bytes that are encoded together, before they are copied into their places. This is about the
+/// memory that the function takes beside the stream's own buffers.
 const TOGETHER: usize = 4 << 20;
 
-/// Encodes `batch`, which is `padded` to a box of whole subchunks, to the begin of `output`.
-/// Returns its parts, one piece each, and the bytes that they take, with the room around them.
+/// Encodes `batch`, which is `padded` to a box of whole subchunks, to the beginning of `output`. Returns the
+/// parts of the batch, each in one piece, and the number of bytes that they take, including the room around
+/// them.
 ///
 /// # Errors
 /// - [`EngineError::Internal`] if the engines do not know the job's chain, the batch is not one of the
@@ -76,7 +77,7 @@ pub fn encode_padded(
 /// The bytes of an encoded subchunk; `None` if the subchunk is not stored.
 type Encoded = Option<Vec<u8>>;
 
-/// Encodes some subchunks, in their order, on as many threads as the job allows.
+/// Encodes some subchunks, on as many threads as the job allows. Returns them in the same order.
 fn encode_all(
     job: &ShardJob<'_>,
     chain: &KnownChain,

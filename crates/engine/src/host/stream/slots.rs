@@ -1,4 +1,4 @@
-//! The memory of a stream on the host: the slots of a batch, to which slices are copied.
+//! The buffers of a stream on the host: slices are copied to the slots of a batch.
 
 use std::sync::Arc;
 
@@ -18,27 +18,28 @@ use crate::subchunk::crc32c;
 #[derive(Debug)]
 pub struct HostStream {
     pub(super) job: Arc<StreamJob>,
-    /// A batch of all its epochs. Shorter ones use the first slots of each part.
+    /// The grid of a batch with all of its epochs. Batches with fewer epochs use the first slots of each
+    /// part.
     pub(super) batch: BatchGrid,
     pub(super) slots: SlotLayout,
     pub(super) slices: BatchSlices,
     pub(super) inputs: Arc<Pool>,
-    /// `None` if inputs become outputs.
+    /// The pool of output buffers; `None` if inputs become outputs.
     pub(super) outputs: Option<Arc<Pool>>,
 }
 
-/// Where the slots of a batch are in an input.
+/// The positions of the slots of a batch in an input.
 #[derive(Debug)]
 pub(super) struct SlotLayout {
-    /// Bytes from one slot of a part to the next.
+    /// The number of bytes from one slot of a part to the next.
     pub(super) stride: usize,
-    /// Where the first slot of each part begins.
+    /// The position of the first slot of each part, in bytes.
     pub(super) starts: Vec<usize>,
     pub(super) len: usize,
 }
 
 impl SlotLayout {
-    /// `None` if it is more than this machine can address.
+    /// Returns the layout; `None` if it has more bytes than this machine can address.
     fn new(job: &StreamJob, batch: &BatchGrid) -> Option<Self> {
         let stride = slot_stride(job)?;
         let Room { head, tail } = job.room;
@@ -59,8 +60,8 @@ impl SlotLayout {
     }
 }
 
-/// Returns the number of bytes from one slot of a part to the next: a subchunk, and its checksums if
-/// it is encoded in place.
+/// Returns the number of bytes from one slot of a part to the next: those of a subchunk and, if it is encoded
+/// in place, of its checksums.
 fn slot_stride(job: &StreamJob) -> Option<usize> {
     let subchunk = job.grid.shard().subchunk_bytes();
     match &job.chain {
@@ -78,8 +79,8 @@ pub(super) fn too_large() -> EngineError {
     }
 }
 
-/// Tables that are kept, or made while a batch is encoded, in bytes: for each subchunk, and for each
-/// part of a shard. About.
+/// The approximate bytes of tables that are kept, or made while a batch is encoded: for each subchunk, and
+/// for each part of a shard.
 const TABLES: (usize, usize) = (160, 320);
 
 /// Returns the number of bytes of an input, of an output (`None` if inputs become outputs), and of
@@ -99,14 +100,14 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let tables = subchunks.checked_mul(of_subchunk)?;
     let mut tables = tables.checked_add(parts.checked_mul(of_part)?)?;
     if let StreamChain::Foreign(_) = &job.chain {
-        // The encoded subchunks of a foreign chain are collected before they are copied.
+        // All encoded subchunks of a foreign chain are in memory before they are copied.
         tables = tables.checked_add(subchunks.checked_mul(subchunk)?)?;
     }
     Some((input, output, tables))
 }
 
-/// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine has
-/// that many. A foreign chain does not say: it may need more than its subchunk has.
+/// Returns the bytes of room that the encoding of a subchunk of `len` bytes needs; `None` if no machine has
+/// that many. The output of a foreign chain is not bounded: it may need more.
 pub fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
     match chain {
         StreamChain::Known(chain) => crate::subchunk::stages::encoded_bound(chain, len),
@@ -117,7 +118,7 @@ pub fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
 /// Returns the bytes that the buffers of a stream take on the host.
 ///
 /// # Errors
-/// [`EngineError::OutOfMemory`] if they are more than this machine can address.
+/// [`EngineError::OutOfMemory`] if the buffers have more bytes than this machine can address.
 pub fn stream_memory(job: &StreamJob) -> Result<BufferBytes, EngineError> {
     let host = || {
         let (input, output, tables) = sizes(job)?;
@@ -132,7 +133,7 @@ pub fn stream_memory(job: &StreamJob) -> Result<BufferBytes, EngineError> {
 }
 
 impl HostStream {
-    /// Sets up for a stream. Nothing is allocated yet.
+    /// Sets up a stream. Allocates no buffers yet.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
@@ -168,7 +169,7 @@ impl HostStream {
         }))
     }
 
-    /// Fills what the edge of the array leaves of slots.
+    /// Writes the fill value to the parts of slots that lie beyond the edge of the array.
     pub(super) fn fill_edges(&self, buffer: &mut [u8]) {
         let len = self.job.grid.shard().subchunk_bytes();
         let mut starts: Vec<usize> = self.slices.cut_slots().collect();
@@ -184,13 +185,13 @@ impl HostStream {
     }
 }
 
-/// Slots that are being filled.
+/// The slots of a batch, to which slices are written.
 #[derive(Debug)]
 pub(super) struct HostInput {
     pub(super) stream: Arc<HostStream>,
     pub(super) lease: Lease,
-    /// Whether each slot was encoded in place, by an attempt that failed for other slots. Empty
-    /// before the first attempt.
+    /// Whether each slot was already encoded in place, by an attempt that failed at other slots. Empty before
+    /// the first attempt.
     pub(super) in_place: Vec<bool>,
 }
 

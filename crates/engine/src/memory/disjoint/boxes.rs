@@ -1,4 +1,4 @@
-//! A C-order array that many threads write, each subchunk once.
+//! A C-order array that many threads write, one subchunk at a time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +8,7 @@ use crate::contract::{EngineError, NeighbourSink};
 use crate::layout::{StridedBox, SubchunkGrid};
 use crate::memory::allocate;
 
-/// A C-order array that is written subchunk by subchunk.
+/// A C-order array to which each subchunk is written once.
 #[derive(Debug)]
 pub(crate) struct Boxes<'a> {
     vec: Vec<u8>,
@@ -24,8 +24,8 @@ pub(crate) struct Boxes<'a> {
 unsafe impl Sync for Boxes<'_> {}
 
 impl<'a> Boxes<'a> {
-    /// Writes the array of `grid` into `vec`, which is empty and has capacity for it, from
-    /// subchunks whose axes are in `order`.
+    /// Returns an array of `grid` in the memory of `vec`, which is empty and has enough capacity. Subchunks
+    /// will have their axes in `order`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the capacity is too small, or `order` is no permutation.
@@ -38,7 +38,7 @@ impl<'a> Boxes<'a> {
         if vec.capacity() < grid.shard_bytes() {
             return Err(EngineError::Internal("the output does not fit the shard"));
         }
-        // A permutation makes the boxes of different subchunks disjoint.
+        // Because `order` is a permutation, the boxes of different subchunks do not overlap.
         check_order(order, grid)?;
         let boxed = StridedBox::new(grid, order);
         Ok(Self {
@@ -51,14 +51,14 @@ impl<'a> Boxes<'a> {
         })
     }
 
-    /// Claims the box of subchunk `number` for this caller alone, and returns its first byte.
+    /// Gives the box of subchunk `number` to this call alone, and returns a pointer to its first byte.
     fn claim(&self, number: usize) -> Result<*mut u8, EngineError> {
         self.claims.claim(number)?;
         let offset = self.boxed.offset(number);
         if offset + self.boxed.span() > self.grid.shard_bytes() {
             return Err(EngineError::Internal("a subchunk leaves the shard"));
         }
-        // SAFETY: within the capacity, by the checks here and in `new`.
+        // SAFETY: `offset` is within the capacity, by the checks here and in `new`.
         Ok(unsafe { self.start.add(offset) })
     }
 
@@ -70,7 +70,7 @@ impl<'a> Boxes<'a> {
         if self.written.into_inner() != self.grid.num_subchunks() {
             return Err(EngineError::Internal("a subchunk was not decoded"));
         }
-        // SAFETY: every subchunk was written once, and together they are the array.
+        // SAFETY: every subchunk was written once, and all subchunks together are the array.
         Ok(unsafe { allocate::assume_filled(self.vec, self.grid.shard_bytes()) })
     }
 

@@ -1,10 +1,10 @@
-//! Claims on subchunks: each subchunk is given to a writer once.
+//! Claims on subchunks: only one writer can claim each subchunk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contract::EngineError;
 
-/// A flag for every subchunk of a shard.
+/// A flag for every subchunk of a shard: whether it is claimed.
 #[derive(Debug)]
 pub(crate) struct Claims {
     num_subchunks: usize,
@@ -12,7 +12,7 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// None of `num_subchunks` is claimed.
+    /// Returns the flags of `num_subchunks` subchunks, none of which is claimed.
     pub(crate) fn new(num_subchunks: usize) -> Self {
         let words = num_subchunks.div_ceil(64);
         Self {
@@ -21,10 +21,10 @@ impl Claims {
         }
     }
 
-    /// Claims subchunk `number`: this succeeds once.
+    /// Claims subchunk `number`. This succeeds only once.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was claimed before, or there is no such subchunk.
+    /// [`EngineError::Internal`] if the subchunk was claimed before, or does not exist.
     pub(crate) fn claim(&self, number: usize) -> Result<(), EngineError> {
         let bit = 1 << (number % 64);
         let free = number < self.num_subchunks

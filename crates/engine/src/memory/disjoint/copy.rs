@@ -1,29 +1,30 @@
-//! Copies boxes of an array to contiguous bytes and back.
+//! Copies boxes of an array to contiguous bytes, and back.
 
 use crate::contract::EngineError;
 use crate::layout::{Digit, StridedBox, SubchunkGrid, SubchunkPart};
 
-/// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
-/// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
-/// processor is slow to fetch them. The pieces of neighbours lie together, like one long piece.
+/// Neighbouring subchunks along the last axis, which are copied side by side: the first piece of each
+/// subchunk, then the second piece of each, and so on. The short pieces of one subchunk lie far apart in the
+/// array, so that the processor is slow to fetch them. The pieces of neighbours lie together, like one long
+/// piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     pub(super) boxed: &'a StridedBox,
-    /// The offset in the array of the first box.
+    /// The offset in the array of the first box, in bytes.
     start: usize,
-    /// Bytes from one box to the next.
+    /// The number of bytes from one box to the next.
     step: usize,
     pub(super) count: usize,
 }
 
 impl<'a> Row<'a> {
-    /// The most neighbours in a row.
+    /// The most subchunks in a row.
     pub(crate) const MOST: usize = 16;
 
-    /// Pieces side by side add up to about this many bytes.
+    /// The number of bytes that pieces side by side add up to, about.
     const BYTES: usize = 1024;
 
-    /// Returns how many subchunks from `first` on, at most `count`, are worth copying side by side.
+    /// Returns the number of subchunks from `first` on, at most `count`, that are worth copying side by side.
     pub(crate) fn len(
         grid: &SubchunkGrid,
         boxed: &StridedBox,
@@ -52,14 +53,14 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// Returns the first byte of the first box, if all of them lie in `array`.
+    /// Returns a pointer to the first byte of the first box. Checks that all boxes lie in `array`.
     pub(super) fn start_in(&self, array: &[u8]) -> Result<*const u8, EngineError> {
         box_in(array, self.start + (self.count - 1) * self.step, self.boxed)?;
         box_in(array, self.start, self.boxed)
     }
 }
 
-/// Copies the boxes of `row`, piece after piece, into `buffer`: one after the other.
+/// Copies the boxes of `row` into `buffer`, one box after the other.
 ///
 /// # Errors
 /// [`EngineError::Internal`] if a box leaves the array, or `buffer` has another length.
@@ -74,17 +75,17 @@ pub(crate) fn scatter(array: &[u8], row: Row<'_>, buffer: &mut [u8]) -> Result<(
         for (pointer, buffer) in buffers.iter_mut().zip(buffer.chunks_exact_mut(len)) {
             *pointer = buffer.as_mut_ptr();
         }
-        // SAFETY: `start_in` checked the sources; the destinations are chunks of `buffer`, as long
-        // as a box.
+        // SAFETY: `start_in` checked the sources. The destinations are parts of `buffer`, each as long as a
+        // box.
         unsafe { scatter_pieces(&row, from, &buffers[..row.count]) };
     }
     Ok(())
 }
 
-/// Copies `buffer`, piece after piece, into the box of a subchunk-sized C-order `array`.
+/// Copies `buffer` into the box `boxed` of the C-order `array`, which has the size of a subchunk.
 ///
 /// # Errors
-/// [`EngineError::Internal`] if the box is not as long as both.
+/// [`EngineError::Internal`] if `buffer` or `array` has another length than the box.
 pub(crate) fn unscatter(
     buffer: &[u8],
     boxed: &StridedBox,
@@ -107,7 +108,7 @@ pub(crate) fn unscatter(
     Ok(())
 }
 
-/// Returns the first byte of the box at `offset`, if all of it lies in `array`.
+/// Returns a pointer to the first byte of the box at `offset`. Checks that the whole box lies in `array`.
 fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, EngineError> {
     match offset.checked_add(boxed.span()) {
         // SAFETY: `offset` is within `array`, by the check.
@@ -116,9 +117,11 @@ fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, 
     }
 }
 
+/// Copies each box of `row` to its buffer.
+///
 /// # Safety
-/// The boxes of `row`, the first at `array`, are readable. As many bytes as a box has are writable
-/// at each of `buffers`, one per box. None of them overlaps the boxes.
+/// The boxes of `row` are readable, the first of them at `array`. Each of `buffers` has as many writable
+/// bytes as a box. No buffer overlaps a box.
 pub(super) unsafe fn scatter_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
@@ -141,8 +144,8 @@ pub(super) unsafe fn scatter_pieces(row: &Row<'_>, array: *const u8, buffers: &[
     });
 }
 
-/// Copies a row of pieces of `N` bytes of each neighbour to its buffer, from `at` on. Neighbours
-/// are `step` bytes apart in the array.
+/// Copies one row of pieces of `N` bytes for each neighbour to its buffer, from byte `at` on. The boxes of
+/// neighbours are `step` bytes apart in the array.
 ///
 /// # Safety
 /// Every piece is readable in the array, and writable in its buffer, which does not overlap the
@@ -158,35 +161,37 @@ pub(super) unsafe fn scatter_row<const N: usize>(
         for (neighbour, buffer) in buffers.iter().enumerate() {
             let piece = array.wrapping_add(i * digit.stride + neighbour * step);
             prefetch::<N>(piece.wrapping_add(AHEAD * digit.stride));
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the contract of this function.
             unsafe { std::ptr::copy_nonoverlapping(piece, buffer.add(at + i * N), N) };
         }
     }
 }
 
-/// How many pieces ahead to prefetch: the pieces are too far apart for the processor to guess the
-/// next one. Copying slices of 2 KiB to slots became 1.2 times as fast with pieces of 128 bytes,
-/// and 1.4 times with 64, where this was measured. Prefetching 2 or 8 pieces ahead was about as
+/// The number of pieces by which prefetching is ahead: the processor cannot guess the next piece, because
+/// pieces lie far apart. In a measurement, copies of slices of 2 KiB to slots became 1.2 times as fast with
+/// pieces of 128 bytes, and 1.4 times with pieces of 64 bytes. Prefetching 2 or 8 pieces ahead was about as
 /// fast.
 const AHEAD: usize = 4;
 
-/// Tells the processor that the `N` bytes at `address` are probably read soon. The address may be
+/// Tells the processor that the `N` bytes at `address` will probably be read soon. The address may be
 /// invalid.
 #[inline]
 fn prefetch<const N: usize>(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..N).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, which reads nothing and does not fault, whatever the address.
+        // SAFETY: this is a hint: it reads nothing, and does not fault for any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.wrapping_add(line).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
 
+/// Copies each buffer to its box of `row`.
+///
 /// # Safety
-/// As many bytes as a box has are readable at each of `buffers`, and the boxes of `row`, the first
-/// at `array`, are writable. They do not overlap.
+/// Each of `buffers` has as many readable bytes as a box. The boxes of `row` are writable, the first of them
+/// at `array`. No buffer overlaps a box.
 pub(super) unsafe fn unscatter_pieces(row: &Row<'_>, buffers: &[*const u8], array: *mut u8) {
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
@@ -209,8 +214,10 @@ pub(super) unsafe fn unscatter_pieces(row: &Row<'_>, buffers: &[*const u8], arra
     });
 }
 
+/// Copies one row of pieces of `N` bytes from each buffer to its box.
+///
 /// # Safety
-/// As [`unscatter_pieces`], for one row of pieces of `N` bytes.
+/// The requirements of [`unscatter_pieces`], for this row of pieces.
 unsafe fn unscatter_row<const N: usize>(
     buffers: &[*const u8],
     at: usize,
@@ -220,7 +227,7 @@ unsafe fn unscatter_row<const N: usize>(
 ) {
     for i in 0..digit.extent {
         for (neighbour, buffer) in buffers.iter().enumerate() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller keeps the contract of this function.
             unsafe {
                 let to = array.add(i * digit.stride + neighbour * step);
                 std::ptr::copy_nonoverlapping(buffer.add(at + i * N), to, N);
@@ -229,8 +236,8 @@ unsafe fn unscatter_row<const N: usize>(
     }
 }
 
-/// Calls `f` for each row of pieces (the fastest digit): its offset in the box, its offset in the
-/// buffer, and the digit.
+/// Calls `f` for each row of pieces along the fastest digit, with the offset of the row in the box, its
+/// offset in the buffer, and the digit.
 fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
     let one = Digit {
         extent: 1,
@@ -272,7 +279,7 @@ fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
     }
 }
 
-/// Copies `count` pieces of `len` bytes from one stride to another.
+/// Copies `count` pieces of `len` bytes. `from` and `to` are the first pieces and the strides in bytes.
 ///
 /// # Safety
 /// Each piece is readable at the source and writable at the destination, and they do not overlap.
@@ -282,7 +289,7 @@ pub(super) unsafe fn copy_rows(
     count: usize,
     len: usize,
 ) {
-    // A length that the compiler knows becomes a few moves instead of a call.
+    // With a length that the compiler knows, a copy becomes a few moves instead of a call.
     // SAFETY: the caller's contract, with `len` as the constant.
     unsafe {
         match len {
@@ -304,36 +311,39 @@ pub(super) unsafe fn copy_rows(
     }
 }
 
+/// Copies pieces of `N` bytes like [`copy_rows`].
+///
 /// # Safety
-/// As [`copy_rows`], with `N` for `len`.
+/// The requirements of [`copy_rows`], with `N` for `len`.
 unsafe fn copy_rows_of<const N: usize>(
     from: (*const u8, usize),
     to: (*mut u8, usize),
     count: usize,
 ) {
     for i in 0..count {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe {
             std::ptr::copy_nonoverlapping(from.0.add(i * from.1), to.0.add(i * to.1), N);
         }
     }
 }
 
-/// A box that is read with one set of strides and written with another: its digits, slowest first,
-/// over contiguous runs.
+/// A box that is read with one set of strides and written with another: digits, slowest first, that count
+/// contiguous runs.
 #[derive(Debug)]
 struct TwoStrides {
-    /// Extent, and the strides of both sides in bytes.
+    /// For each digit, its extent, and its strides in bytes in the source and in the destination.
     digits: Vec<(usize, usize, usize)>,
     run: usize,
 }
 
 impl TwoStrides {
-    /// Returns a box of shape `shape`, in elements of `element_size` bytes; strides in bytes.
+    /// Returns the box of shape `shape`, in elements of `element_size` bytes. `from` and `to` are strides in
+    /// bytes.
     fn new(shape: &[usize], from: &[usize], to: &[usize], element_size: usize) -> Self {
         let mut run = element_size;
         let mut dimensions = shape.len();
-        // Fast axes that both sides step through without a gap are part of the run.
+        // Fast axes without gaps on both sides become part of the run.
         while dimensions > 0 {
             let d = dimensions - 1;
             if shape[d] != 1 && (from[d] != run || to[d] != run) {
@@ -348,7 +358,7 @@ impl TwoStrides {
         Self { digits, run }
     }
 
-    /// Returns the number of bytes from the first that is read to the last, inclusive.
+    /// Returns the number of bytes from the first byte that is read to the last one, inclusive.
     fn span_from(&self) -> usize {
         let steps = self
             .digits
@@ -357,20 +367,20 @@ impl TwoStrides {
         self.run + steps.sum::<usize>()
     }
 
-    /// Returns the number of bytes from the first that is written to the last, inclusive.
+    /// Returns the number of bytes from the first byte that is written to the last one, inclusive.
     fn span_to(&self) -> usize {
         let steps = self.digits.iter().map(|(extent, _, to)| (extent - 1) * to);
         self.run + steps.sum::<usize>()
     }
 }
 
-/// Copies a box.
+/// Copies the box `digits` from `from` to `to`.
 ///
 /// # Safety
 /// No extent is zero, `span_from` bytes at `from` are readable, `span_to` bytes at `to` are
 /// writable, and they do not overlap.
 unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut u8) {
-    // SAFETY: every offset below is at most the offset of the last run, which ends at the spans.
+    // SAFETY: every offset below is at most the offset of the last run, which ends within both spans.
     unsafe {
         match digits.digits.as_slice() {
             [] => copy_rows((from, 0), (to, 0), 1, digits.run),
@@ -407,8 +417,7 @@ unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut u8) {
     }
 }
 
-/// Memory that has an array: `len` bytes from `start` on, in which the axes have `strides`, in
-/// bytes.
+/// The memory of an array: `len` bytes from `start` on, in which the axes have these strides in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strided<'m> {
     start: *mut u8,
@@ -418,7 +427,7 @@ pub(super) struct Strided<'m> {
 
 impl<'m> Strided<'m> {
     /// # Safety
-    /// `len` bytes at `start` are allocated as long as this is used.
+    /// `len` bytes at `start` stay allocated while this value is used.
     pub(super) unsafe fn new(start: *mut u8, len: usize, strides: &'m [usize]) -> Self {
         Self {
             start,
@@ -438,22 +447,23 @@ impl<'m> Strided<'m> {
             return Err(EngineError::Internal("a subchunk leaves the window"));
         }
         Ok(Self {
-            // SAFETY: within the allocation, by the check.
+            // SAFETY: `offset` is within the allocation, by the check.
             start: unsafe { self.start.add(offset) },
             len: self.len - offset,
             ..self
         })
     }
 
-    /// Writes `part`, whose place in the array is its place in a window. Its elements are in
-    /// `from`, the first one first, with the strides `from_strides` in bytes: zeros repeat one
-    /// element. Returns how many bytes were written.
+    /// Writes `part`. Its place in this array is its place in the window. `from` has its elements, the first
+    /// one first, with the strides `from_strides` in bytes; zero strides repeat one element. Returns the
+    /// number of bytes that were written.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if an element is not in `from`, or its place not in the memory.
+    /// [`EngineError::Internal`] if an element is not in `from`, or the place of an element is outside of the
+    /// memory.
     ///
     /// # Safety
-    /// Nothing else uses the places of the elements. They do not overlap `from`.
+    /// Nothing else uses the places of the elements, and `from` does not overlap them.
     pub(super) unsafe fn write(
         self,
         part: &SubchunkPart,
@@ -467,7 +477,8 @@ impl<'m> Strided<'m> {
             if digits.span_from() > from.len() || to + digits.span_to() > self.len {
                 return Err(EngineError::Internal("a subchunk leaves the window"));
             }
-            // SAFETY: both spans were checked; the rest is the caller's contract.
+            // SAFETY: both spans were checked. The caller guarantees that nothing else uses these places, and
+            // that `from` does not overlap them.
             unsafe { copy_digits(&digits, from.as_ptr(), self.start.add(to)) };
         }
         Ok(part.len())

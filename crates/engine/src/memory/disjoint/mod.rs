@@ -1,13 +1,13 @@
-//! Many threads write into one buffer, each into bytes that no other thread writes.
+//! Lets many threads write into one buffer, each into bytes that no other thread writes.
 //!
-//! Three ways to keep the bytes disjoint, each with a safe interface that checks it:
+//! Three types keep the bytes disjoint. Each has a safe interface that checks this:
 //!
 //! - [`Segments`]: the buffer is handed out from front to back, so segments cannot overlap;
 //! - [`Boxes`]: each subchunk's box of a C-order array can be claimed once, and the boxes of
 //!   different subchunks do not overlap, because lifting an element gives exactly one subchunk;
-//! - [`Window`]: the same for a part of the array.
+//! - [`Window`]: like [`Boxes`], for a part of the array.
 //!
-//! The buffers start uninitialised. All types count what was written, and return their vector only
+//! The buffers start uninitialised. All types count the bytes that were written, and return their vector only
 //! when it is complete.
 
 mod boxes;

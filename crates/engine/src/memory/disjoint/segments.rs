@@ -1,4 +1,4 @@
-//! A buffer that is handed out from front to back.
+//! A buffer whose bytes are given to writers from front to back.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use super::copy::{Row, scatter_pieces};
 use crate::contract::EngineError;
 use crate::memory::allocate;
 
-/// A buffer that is handed out in segments, front to back.
+/// A buffer that is divided into segments, from front to back, while it is written.
 #[derive(Debug)]
 pub(crate) struct Segments {
     vec: Vec<u8>,
@@ -17,12 +17,12 @@ pub(crate) struct Segments {
     written: AtomicUsize,
 }
 
-// SAFETY: `start` points into `vec`'s allocation, and is only used to derive segments, which do
-// not overlap. Nothing touches `vec` itself before `finish` takes `self`.
+// SAFETY: `start` points into the allocation of `vec`, and is only used to derive segments, which do not
+// overlap. Nothing touches `vec` itself before `finish` takes `self`.
 unsafe impl Sync for Segments {}
 
 impl Segments {
-    /// Hands out the capacity of `vec`, which is empty.
+    /// Returns a buffer that gives out the capacity of `vec`, whose contents are removed.
     pub(crate) fn new(mut vec: Vec<u8>) -> Self {
         vec.clear();
         Self {
@@ -33,10 +33,10 @@ impl Segments {
         }
     }
 
-    /// Returns the next `len` bytes.
+    /// Returns the next `len` bytes of the buffer as a segment.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the capacity does not have them.
+    /// [`EngineError::Internal`] if the capacity has fewer bytes left.
     pub(crate) fn reserve(&self, len: usize) -> Result<Segment<'_>, EngineError> {
         let offset = self
             .reserved
@@ -57,7 +57,7 @@ impl Segments {
         })
     }
 
-    /// Returns the buffer, with the reserved bytes as its length.
+    /// Returns the buffer with all reserved bytes.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a segment was not filled.
@@ -73,7 +73,7 @@ impl Segments {
     }
 }
 
-/// Some bytes of a [`Segments`], filled from front to back.
+/// A segment of [`Segments`], which its owner fills from front to back.
 #[derive(Debug)]
 pub(crate) struct Segment<'a> {
     start: *mut u8,
@@ -84,11 +84,11 @@ pub(crate) struct Segment<'a> {
     buffer: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
-// SAFETY: a segment is the only way to its bytes.
+// SAFETY: the bytes of a segment can only be reached through it.
 unsafe impl Send for Segment<'_> {}
 
 impl Segment<'_> {
-    /// Returns where the segment starts in the buffer.
+    /// Returns the position of the segment in the buffer.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
@@ -96,7 +96,7 @@ impl Segment<'_> {
     /// Appends `bytes`.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if they do not fit.
+    /// [`EngineError::Internal`] if `bytes` do not fit.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
         let to = self.advance(bytes.len())?;
         // SAFETY: `advance` checked the length; the segment is the only way to these bytes.
@@ -104,11 +104,11 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// Appends the boxes of `row` in `array`, each followed by `trailer` zeros. Then calls `finish`
-    /// on each box with its trailer, to change it.
+    /// Appends the boxes of `row` in `array`, each with a trailer of `trailer` zeros. Then calls `finish` on
+    /// each box with its trailer, so that `finish` may change both.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if a box leaves the array, or they do not fit.
+    /// [`EngineError::Internal`] if a box leaves the array, or the boxes do not fit the segment.
     pub(crate) fn append_row(
         &mut self,
         array: &[u8],
@@ -128,8 +128,8 @@ impl Segment<'_> {
         // allocation and do not overlap.
         unsafe { scatter_pieces(&row, from, &buffers[..row.count]) };
         for buffer in &buffers[..row.count] {
-            // SAFETY: within the row, by `advance`. All of it is initialised before anything else
-            // runs, since it counts as filled.
+            // SAFETY: the trailer is within the row, by `advance`. All of it is initialised before any other
+            // code runs, because it already counts as filled.
             unsafe { buffer.add(len).write_bytes(0, trailer) };
         }
         for buffer in &buffers[..row.count] {
@@ -140,14 +140,14 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// Claims the next `len` bytes: the caller fills them.
+    /// Counts the next `len` bytes as filled, and returns a pointer to them. The caller has to fill them.
     fn advance(&mut self, len: usize) -> Result<*mut u8, EngineError> {
         if len > self.len - self.filled {
             return Err(EngineError::Internal(
                 "a segment of the output is too short",
             ));
         }
-        // SAFETY: within the segment, by the check above.
+        // SAFETY: `self.filled` is within the segment, by the check above.
         let to = unsafe { self.start.add(self.filled) };
         self.filled += len;
         Ok(to)

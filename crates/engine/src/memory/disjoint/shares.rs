@@ -1,4 +1,4 @@
-//! The elements that each subchunk has in a part of a shard.
+//! The shares of subchunks in a window of a shard.
 
 use std::ops::Range;
 
@@ -7,24 +7,25 @@ use super::{Claims, check_order};
 use crate::contract::EngineError;
 use crate::layout::{Slab, SubchunkGrid, SubchunkPart, boxes, c_order, strides, strides_in};
 
-/// A window of a shard, and the subchunks' shares of it. Each share can be claimed once. The shares
-/// of different subchunks do not overlap, because lifting an element gives exactly one subchunk.
+/// A window of a shard, and the share of it that each subchunk has. Each share can be claimed once. The
+/// shares of different subchunks do not overlap, because lifting maps an element to exactly one subchunk.
 #[derive(Debug)]
 pub struct Shares<'a> {
     grid: &'a SubchunkGrid,
-    /// The strides of a decoded subchunk, by axis, in bytes.
+    /// The stride in bytes of each axis of a decoded subchunk.
     stored: Vec<usize>,
-    /// The first element of the shard that the window has.
+    /// The coordinates in the shard of the window's first element.
     start: Vec<usize>,
     shape: Vec<usize>,
-    /// The subchunks that meet the window: the first of them, and how many along each axis.
+    /// The subchunks that meet the window: the coordinates of the first one, and their number along each
+    /// axis.
     met: (Vec<usize>, Vec<usize>),
     claims: Claims,
 }
 
 impl<'a> Shares<'a> {
-    /// Returns the window of the shard of `grid` from `start`, of shape `shape`, both in elements.
-    /// Decoded subchunks have their axes in `order`.
+    /// Returns the window of the shard of `grid` from `start`, of shape `shape`, both in elements. Decoded
+    /// subchunks have their axes in `order`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the window leaves the shard, or `order` is no permutation.
@@ -60,7 +61,8 @@ impl<'a> Shares<'a> {
         })
     }
 
-    /// Returns the position of subchunk `number` among those that meet the window, if it does.
+    /// Returns the position of subchunk `number` among those that meet the window; `None` if it does not meet
+    /// it.
     fn position(&self, number: usize) -> Option<usize> {
         if number >= self.grid.num_subchunks() {
             return None;
@@ -74,7 +76,7 @@ impl<'a> Shares<'a> {
         Some(position)
     }
 
-    /// Returns how the shard divides into subchunks.
+    /// Returns the grid of subchunks in the shard.
     pub fn grid(&self) -> &'a SubchunkGrid {
         self.grid
     }
@@ -86,7 +88,7 @@ impl<'a> Shares<'a> {
 
     /// Returns the size of the window, in bytes.
     pub(crate) fn len(&self) -> usize {
-        // Cannot overflow: the window lies in the shard, whose size is addressable.
+        // This product cannot overflow: the window lies in the shard, whose size is addressable.
         self.shape.iter().product::<usize>() * self.grid.element_size()
     }
 
@@ -95,8 +97,8 @@ impl<'a> Shares<'a> {
         SubchunkPart::new(self.grid, number, &self.start, &self.shape)
     }
 
-    /// Returns where the share of subchunk `number` lies in its bytes, as its elements are stored:
-    /// row after row, in ascending order.
+    /// Returns the ranges of bytes of subchunk `number`, with its axes as they are stored, in which its share
+    /// lies: one range for each row, ascending.
     pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         let part = self.part(number);
         let element_size = part.element_size();
@@ -104,13 +106,13 @@ impl<'a> Shares<'a> {
         let mut axes: Vec<(usize, usize)> = std::iter::zip(part.shape(), &self.stored)
             .map(|(extent, step)| (*extent, *step))
             .collect();
-        // Rows along the axis whose elements lie side by side. If several axes have this stride, at most
-        // one has more than one element.
+        // Make rows along the axis whose elements lie side by side. If several axes have this stride, at most
+        // one of them has more than one element.
         let inner = (0..axes.len())
             .filter(|&axis| axes[axis].1 == element_size)
             .max_by_key(|&axis| axes[axis].0);
         let inner = inner.map_or(1, |axis| axes.swap_remove(axis).0);
-        // The axis with the shortest steps first, for rows in ascending order.
+        // Count the axis with the shortest steps fastest, so that rows ascend.
         axes.sort_by_key(|(_, step)| *step);
         let rows = if inner == 0 {
             0
@@ -127,13 +129,13 @@ impl<'a> Shares<'a> {
         })
     }
 
-    /// Returns the strides of a decoded subchunk, by axis, in bytes.
+    /// Returns the stride in bytes of each axis of a decoded subchunk.
     pub(super) fn stored(&self) -> &[usize] {
         &self.stored
     }
 
-    /// Returns how many of the `count` neighbours from subchunk `first` on have rows that add up to
-    /// about `bytes`; at least 1.
+    /// Returns the number of neighbours, at least 1 and at most `count`, from subchunk `first` on, whose rows
+    /// add up to about `bytes`.
     pub fn row_len(&self, first: usize, count: usize, bytes: usize) -> usize {
         let worthwhile = (bytes / self.part(first).row_len().max(1)).clamp(1, Row::MOST);
         count
@@ -142,12 +144,12 @@ impl<'a> Shares<'a> {
             .max(1)
     }
 
-    /// Gives the shares of the `count` neighbours from subchunk `first` on to this call alone.
-    /// Returns the box of the window that they make.
+    /// Claims the shares of the `count` neighbours from subchunk `first` on for this call alone. Returns the
+    /// box of the window that the shares form.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if one was claimed before, is not in the window, or they are no
-    /// neighbours.
+    /// [`EngineError::Internal`] if a share was claimed before, a subchunk does not meet the window, or the
+    /// subchunks are not neighbours.
     pub fn claim(&self, first: usize, count: usize) -> Result<Slab, EngineError> {
         if count == 0 || count > self.grid.neighbours(first) {
             return Err(EngineError::Internal("subchunks are no neighbours"));
@@ -168,7 +170,7 @@ impl<'a> Shares<'a> {
         Ok(Slab { start, shape })
     }
 
-    /// Divides a box of the window into boxes of about `bytes`, in C order.
+    /// Divides the box `row` of the window into boxes of about `bytes` bytes, in C order.
     pub fn slabs(&self, row: &Slab, bytes: usize) -> impl Iterator<Item = Slab> {
         let unit = vec![1; row.shape.len()];
         let most = (bytes / self.grid.element_size()).max(1);
@@ -181,15 +183,14 @@ impl<'a> Shares<'a> {
             })
     }
 
-    /// Returns whether the elements of subchunk `number`, as they are stored, are its share in C
-    /// order.
+    /// Returns whether the stored elements of subchunk `number` are exactly its share, in C order.
     pub fn is_dense(&self, number: usize) -> bool {
         self.part(number).is_whole()
             && self.stored == strides(self.grid.subchunk(), self.grid.element_size())
     }
 
-    /// Copies the elements that the neighbours from subchunk `first` on, whose elements are
-    /// `sources`, have in `slab`, a box of the window, to the C-order array `to` of its shape.
+    /// Copies elements of the neighbours from subchunk `first` on, which are `sources`, to the C-order array
+    /// `to`. `slab` is the box of the window whose elements are copied, and has the shape of `to`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a source or `to` has a wrong length, or an element is missing.
@@ -205,7 +206,7 @@ impl<'a> Shares<'a> {
         let memory = unsafe { Strided::new(to.as_mut_ptr(), to.len(), &strides) };
         let mut copied = 0;
         for (number, source) in (first..).zip(sources) {
-            // SAFETY: as above.
+            // SAFETY: `to` is borrowed for this call alone.
             copied += unsafe { self.write(number, source, slab, memory)? };
         }
         if copied != to.len() {
@@ -214,15 +215,15 @@ impl<'a> Shares<'a> {
         Ok(())
     }
 
-    /// Writes the elements that subchunk `number`, whose elements are `source`, has in `slab`, a
-    /// box of the window, to `memory`, whose first element is the first one of the slab. Returns
-    /// how many bytes were written.
+    /// Writes the elements of subchunk `number` that lie in `slab`, a box of the window, to `memory`, whose
+    /// first element is that of the slab. `source` has the elements of the subchunk. Returns the number of
+    /// bytes that were written.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if `source` has a wrong length, or the slab does not fit.
     ///
     /// # Safety
-    /// Nothing else uses the places of the elements in `memory`. They do not overlap `source`.
+    /// Nothing else uses the places of the elements in `memory`, and `source` does not overlap them.
     pub(super) unsafe fn write(
         &self,
         number: usize,
@@ -240,7 +241,7 @@ impl<'a> Shares<'a> {
             .collect();
         let part = SubchunkPart::new(self.grid, number, &start, &slab.shape);
         let from = source.get(part.offset_in_subchunk(&self.stored)..);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { memory.write(&part, from.unwrap_or(&[]), &self.stored) }
     }
 }

@@ -1,4 +1,4 @@
-//! Copies slices of an array into the slots of their subchunks, as the slices come.
+//! Copies slices of an array, while they arrive, into the slots of their subchunks.
 //!
 //! ```text
 //! for each row of the bytes that came (along the last axis)
@@ -7,9 +7,9 @@
 //!         copy a piece to the same place in the subchunk's slot
 //! ```
 //!
-//! Rows that cross the same subchunks are copied together (a *run*). Some neighbours are copied
-//! side by side, so that short pieces are read as long ones. Threads share the runs. The bytes of
-//! different runs go to different places, since lifting an element gives exactly one place.
+//! Rows that cross the same subchunks form a *run*, and are copied together. Some neighbours are copied side
+//! by side, so that short pieces are read like long ones. Threads share the runs. Bytes of different runs go
+//! to different places, because lifting maps an element to exactly one place.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -20,42 +20,42 @@ use crate::contract::stream::OnRead;
 use crate::layout::{BatchGrid, Digit, StreamGrid};
 use crate::process::crew::Crew;
 
-/// Pieces side by side add up to about this many bytes.
+/// The number of bytes that pieces side by side add up to, about.
 const SIDE_BY_SIDE: usize = 1024;
 
-/// The most pieces side by side.
+/// The most pieces that are copied side by side.
 const MOST_SIDE_BY_SIDE: usize = 16;
 
-/// A thread takes about this many bytes at once.
+/// The number of bytes that a thread takes at once, about.
 const SHARE: usize = 256 << 10;
 
-/// Where the bytes of a batch's slices go.
+/// The destinations of the bytes of a batch's slices.
 #[derive(Debug)]
 pub(crate) struct BatchSlices {
-    /// Elements along each axis.
+    /// The number of elements of the batch along each axis.
     shape: Vec<usize>,
     subchunk: Vec<usize>,
-    /// Subchunks along each axis.
+    /// The number of subchunks along each axis.
     counts: Vec<usize>,
     element: usize,
-    /// Where the slot of each subchunk begins, in bytes, in C order of the subchunks.
+    /// The position in bytes of the slot of each subchunk, in C order of the subchunks.
     slots: Vec<usize>,
     /// The least length of a buffer, in bytes.
     end: usize,
 }
 
-/// The start of a buffer to which threads write, each to other places.
+/// The first byte of a buffer to which several threads write, each to different places.
 #[derive(Clone, Copy)]
 struct Start(*mut u8);
 
-// SAFETY: each user writes to places that no other thread uses: see `BatchSlices::write`.
+// SAFETY: each thread writes to places that no other thread uses: see `BatchSlices::write`.
 unsafe impl Send for Start {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Start {}
 
 impl BatchSlices {
-    /// Makes the destination of the slices of `batch`, whose slots begin at `slot(place, part)`. A slot has
-    /// the bytes of a subchunk, and no two slots overlap.
+    /// Returns the destinations for `batch`. `slot(place, part)` is the position of a slot. Each slot has the
+    /// bytes of a subchunk, and no two slots overlap.
     pub(crate) fn new(
         grid: &StreamGrid,
         batch: &BatchGrid,
@@ -84,7 +84,7 @@ impl BatchSlices {
         }
     }
 
-    /// Returns the slots of subchunks that the edge of the array cuts.
+    /// Returns the positions of the slots of subchunks that cross the edge of the array.
     pub(crate) fn cut_slots(&self) -> impl Iterator<Item = usize> {
         (0..self.slots.len()).filter_map(|number| {
             let mut rest = number;
@@ -111,8 +111,8 @@ impl BatchSlices {
         self.subchunk[self.last()] * self.element
     }
 
-    /// Returns the first subchunk that a row crosses, and where the row is in that subchunk, in
-    /// bytes.
+    /// Returns the number of the first subchunk that the row `row` crosses, and the position in bytes of the
+    /// row in that subchunk.
     fn lift(&self, mut row: usize) -> (usize, usize) {
         let (mut number, mut within) = (0, 0);
         let (mut number_stride, mut within_stride) = (self.counts[self.last()], self.piece());
@@ -127,8 +127,8 @@ impl BatchSlices {
         (number, within)
     }
 
-    /// Returns the pieces of `len` bytes from `at` on, all of one row: where each begins, in the
-    /// bytes and in the buffer, and its length.
+    /// Returns the pieces of `len` bytes from byte `at` on, which lie in one row. A piece has its position
+    /// among these bytes, its position in the buffer, and its length.
     fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, mut in_row) = (at / self.row(), at % self.row());
         let (number, within) = self.lift(row);
@@ -155,20 +155,20 @@ impl BatchSlices {
         }
     }
 
-    /// Returns the rows among `len` bytes from `at` on: bytes before the first whole row, and how
-    /// many whole rows there are.
+    /// Divides `len` bytes from byte `at` on at the borders of rows. Returns the number of bytes before the
+    /// first whole row, and the number of whole rows.
     fn rows(&self, at: usize, len: usize) -> (usize, usize) {
         let row = self.row();
         let before = (at.next_multiple_of(row) - at).min(len);
         (before, (len - before) / row)
     }
 
-    /// Copies `bytes` of the slices, from byte `at` of the batch on, to their places in `buffer`, on so many
-    /// threads of a crew. A thread that has copied a share of them calls `read` with its range; there may be
-    /// bytes in no range.
+    /// Copies `bytes` of the slices, from byte `at` of the batch on, to their places in `buffer`, on at most
+    /// `threads` threads of a crew. A thread that has copied a share of the bytes calls `read` with the range
+    /// of the share. Some bytes may be in no such range.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
+    /// [`EngineError::Internal`] if the bytes do not lie within the batch, or the buffer is too short.
     pub(crate) fn write(
         &self,
         buffer: &mut [u8],
@@ -214,10 +214,10 @@ impl BatchSlices {
         Ok(())
     }
 
-    /// Copies the slices' bytes from byte `at` of the batch on back to `bytes`.
+    /// Copies the bytes of the slices from byte `at` of the batch on out of `buffer`, to `bytes`.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
+    /// [`EngineError::Internal`] if the bytes do not lie within the batch, or the buffer is too short.
     pub(crate) fn read(
         &self,
         buffer: &[u8],
@@ -250,12 +250,12 @@ impl BatchSlices {
         }
     }
 
-    /// Returns the axis along which rows make a run, if there is one.
+    /// Returns the axis along which rows form a run; `None` if an array has one axis.
     fn run_axis(&self) -> Option<usize> {
         self.last().checked_sub(1)
     }
 
-    /// Returns the run that a row is in.
+    /// Returns the number of the run of row `row`.
     fn run_of(&self, row: usize) -> usize {
         self.run_axis().map_or(row, |axis| {
             let (outer, at) = (row / self.shape[axis], row % self.shape[axis]);
@@ -263,7 +263,7 @@ impl BatchSlices {
         })
     }
 
-    /// Returns the rows of a run.
+    /// Returns the rows of run `run`.
     fn rows_of(&self, run: usize) -> std::ops::Range<usize> {
         self.run_axis().map_or(run..run + 1, |axis| {
             let (outer, at) = (run / self.counts[axis], run % self.counts[axis]);
@@ -273,7 +273,7 @@ impl BatchSlices {
         })
     }
 
-    /// Copies `bytes`, whole rows of one run from `row` on.
+    /// Copies `bytes`, which are whole rows of one run from `row` on, to their slots.
     ///
     /// # Safety
     /// `start` is the start of a buffer of at least `end` bytes, and nothing else uses the places
@@ -283,11 +283,11 @@ impl BatchSlices {
         let (row, piece) = (self.row(), self.piece());
         let rows = bytes.len() / row;
         let slot = |at: usize| {
-            // SAFETY: within the buffer, by the caller's contract and the way slots are made.
+            // SAFETY: the place is within the buffer, by the caller's contract and the way slots are made.
             unsafe { start.0.add(self.slots[number + at] + within) }
         };
         if row == piece {
-            // SAFETY: the rows of the run follow one another in the one slot.
+            // SAFETY: the rows of the run lie one after the other in one slot.
             unsafe { slot(0).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             return;
         }
@@ -323,7 +323,8 @@ impl BatchSlices {
         }
         let rest = row - whole * piece;
         if rest > 0 {
-            // SAFETY: the last subchunk of the row, which the edge of the array cuts.
+            // SAFETY: this is the last subchunk of the row, which the edge of the array cuts, and `rest` are
+            // its bytes.
             unsafe {
                 let from = (bytes.as_ptr().add(whole * piece), row);
                 copy_rows(from, (slot(whole), piece), rows, rest);

@@ -1,4 +1,4 @@
-//! Part of a shard, written subchunk by subchunk from many threads.
+//! A part of a shard that many threads write, one subchunk at a time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,30 +9,29 @@ use crate::contract::{EngineError, NeighbourSink};
 use crate::layout::{SubchunkGrid, SubchunkPart, strides};
 use crate::memory::allocate;
 
-/// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
-/// Each subchunk that meets the window writes its share of it once.
+/// A C-order array with the elements of a shard from `start` on, of shape `shape`. Each subchunk that meets
+/// the window writes its share of the window once.
 #[derive(Debug)]
 pub struct Window<'a> {
-    /// Empty if the memory is the caller's.
+    /// The memory of the window; empty if the memory belongs to the caller.
     vec: Vec<u8>,
     data: *mut u8,
     len: usize,
     strides: Vec<usize>,
     shares: Shares<'a>,
-    /// In bytes.
+    /// The number of bytes that all threads have written so far.
     written: AtomicUsize,
 }
 
-// SAFETY: `data` points into `vec`'s allocation, or to memory that is this window's by the contract
-// of `over`. It is only used to derive shares that were claimed, which do not overlap. Nothing
+// SAFETY: `data` points into the allocation of `vec`, or to memory that this window may use by the contract
+// of `over`. The pointer is only used to derive shares that were claimed, which do not overlap. Nothing
 // touches `vec` itself before `finish` takes `self`.
 unsafe impl Sync for Window<'_> {}
-// SAFETY: as above; the pointer owns nothing and is tied to no thread.
+// SAFETY: as for `Sync`; the pointer owns nothing and is tied to no thread.
 unsafe impl Send for Window<'_> {}
 
 impl<'a> Window<'a> {
-    /// New memory for the window, which lies inside the shard. Decoded subchunks have their axes in
-    /// `order`.
+    /// Returns a window in new memory. Decoded subchunks will have their axes in `order`.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`]; [`EngineError::Internal`] if the window leaves the shard.
@@ -63,8 +62,8 @@ impl<'a> Window<'a> {
     /// [`EngineError::Internal`] if the window leaves the shard.
     ///
     /// # Safety
-    /// The memory is valid as long as the window is used. Nothing else uses the elements of the
-    /// window meanwhile, and no two of them have a byte in common.
+    /// The memory is valid while the window is used. Nothing else uses the elements of the window during this
+    /// time, and no two elements share a byte.
     pub unsafe fn over(
         grid: &'a SubchunkGrid,
         order: &[usize],
@@ -91,10 +90,10 @@ impl<'a> Window<'a> {
         self.written.load(Ordering::Acquire) == self.shares.len()
     }
 
-    /// Writes the share of subchunk `number`: just its elements, in C order.
+    /// Writes the share of subchunk `number`. `elements` are only the elements of the share, in C order.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
+    /// [`EngineError::Internal`] if the share was written before, or `elements` has a wrong length.
     pub fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         let part = self.shares.part(number);
         if elements.len() != part.len() {
@@ -104,8 +103,8 @@ impl<'a> Window<'a> {
         self.write_share(number, &part, elements, &dense)
     }
 
-    /// Writes `part`, the share of subchunk `number`. Its elements are in `from`, the first one
-    /// first, with the strides `from_strides`, in bytes.
+    /// Writes `part`, the share of subchunk `number`. `from` has its elements, the first one first, with the
+    /// strides `from_strides` in bytes.
     fn write_share(
         &self,
         number: usize,
@@ -114,7 +113,7 @@ impl<'a> Window<'a> {
         from_strides: &[usize],
     ) -> Result<(), EngineError> {
         self.shares.claim(number, 1)?;
-        // SAFETY: the share is this call's alone, by `claim`.
+        // SAFETY: `claim` gave the share to this call alone.
         let written = unsafe { self.memory().write(part, from, from_strides)? };
         self.written.fetch_add(written, Ordering::Release);
         Ok(())
@@ -125,14 +124,14 @@ impl<'a> Window<'a> {
         self.shares.part(number).len()
     }
 
-    /// Returns where the share of subchunk `number` lies in its bytes, as its elements are stored:
-    /// row after row, in ascending order.
+    /// Returns the ranges of bytes of subchunk `number`, with its axes as they are stored, in which its share
+    /// lies: one range for each row, ascending.
     pub fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         self.shares.rows(number)
     }
 
-    /// Writes the share of subchunk `number`. `bytes` are the bytes of the subchunk from byte
-    /// `first` on. Only the bytes in its [`rows`](Self::rows) matter.
+    /// Writes the share of subchunk `number`. `bytes` are bytes of the subchunk from its byte `first` on.
+    /// Only the bytes in its [`rows`](Self::rows) are read.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the share was written before, or an element is not in `bytes`.
@@ -152,19 +151,19 @@ impl<'a> Window<'a> {
         if !self.is_complete() || self.vec.capacity() < self.len {
             return Err(EngineError::Internal("a subchunk was not decoded"));
         }
-        // SAFETY: as many bytes were written as the window has, none of them twice.
+        // SAFETY: the number of written bytes is the size of the window, and no byte was written twice.
         Ok(unsafe { allocate::assume_filled(self.vec, self.len) })
     }
 
     fn memory(&self) -> Strided<'_> {
-        // SAFETY: the memory is the vector's, or the caller's of `over`.
+        // SAFETY: the memory belongs to the vector, or was given to `over`.
         unsafe { Strided::new(self.data, self.len, &self.strides) }
     }
 }
 
 impl NeighbourSink for Window<'_> {
     fn row_len(&self, first: usize, count: usize) -> usize {
-        /// The rows of neighbours add up to about this many bytes.
+        /// The number of bytes that the rows of neighbours add up to, about.
         const BYTES: usize = 1024;
         self.shares.row_len(first, count, BYTES)
     }
@@ -175,14 +174,14 @@ impl NeighbourSink for Window<'_> {
         sources: &[&[u8]],
         _buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        /// The pieces of neighbours are written in turns, so many bytes at once: the pages and lines
-        /// that they share are still in the cache.
+        /// The number of bytes that neighbours write in turns, so that pages and cache lines that they share
+        /// are still in the cache.
         const TURN: usize = 64 << 10;
         let row = self.shares.claim(first, sources.len())?;
         for slab in self.shares.slabs(&row, TURN) {
             let memory = self.memory().from(&slab.start)?;
             for (number, source) in (first..).zip(sources) {
-                // SAFETY: the shares are this call's alone, by `claim`.
+                // SAFETY: `claim` gave the shares to this call alone.
                 let written = unsafe { self.shares.write(number, source, &slab, memory)? };
                 self.written.fetch_add(written, Ordering::Release);
             }

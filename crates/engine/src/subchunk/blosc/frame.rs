@@ -1,4 +1,4 @@
-//! Blosc 1 frames of zstd and LZ4 streams.
+//! Writes Blosc 1 frames of zstd and LZ4 streams.
 //!
 //! ```text
 //! 0   version of the format (2)            16  start of each block, from the start of the frame
@@ -10,7 +10,8 @@
 //! 12  bytes of the frame
 //! ```
 //!
-//! A block is one stream, or, of LZ4, as many of the same length as an element has bytes.
+//! With zstd, a block is one stream. With LZ4, a block may be as many streams of equal length as an element
+//! has bytes.
 //!
 //! Source: C-Blosc 1.21, `README_HEADER.rst` and `blosc.c` (block sizes, streams, levels).
 
@@ -27,14 +28,14 @@ const FLAG_DONT_SPLIT: u8 = 0x10;
 const COMPRESSOR_LZ4: u8 = 1 << 5;
 const COMPRESSOR_ZSTD: u8 = 4 << 5;
 
-/// Smaller buffers are not compressed, and smaller parts of blocks are no streams.
+/// The least size of a buffer that is compressed, and of a part of a block that becomes a stream of its own.
 const MIN_BUFFER: usize = 128;
 const MAX_BUFFER: usize = i32::MAX as usize - HEADER;
 const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
-/// The most streams of a block.
+/// The most streams that a block is divided into.
 const MAX_STREAMS: usize = 16;
 
-/// Compresses frames.
+/// Compresses bytes into Blosc frames, with memory that is used again.
 #[derive(Default)]
 pub(super) struct BloscFrame {
     zstd: Zstd,
@@ -42,8 +43,8 @@ pub(super) struct BloscFrame {
 }
 
 impl BloscFrame {
-    /// Compresses `from` into `to`, and returns the frame's size; `None` if that is for C-Blosc:
-    /// other compressors, bit shuffle, and frames that are not compressed.
+    /// Compresses `from` into `to`, and returns the size of the frame. Returns `None` if C-Blosc has to write
+    /// the frame: with another compressor, with bit shuffle, or without compression.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,
@@ -57,7 +58,7 @@ impl BloscFrame {
         };
         let is_ours = match parameters.cname {
             Cname::Zstd => true,
-            // C-Blosc shuffles with the instructions of every processor of an architecture.
+            // Without AVX2, C-Blosc is not slower.
             Cname::Lz4 => shuffle::is_fast(),
             _ => false,
         } && parameters.shuffle != Shuffle::Bit
@@ -110,8 +111,8 @@ impl BloscFrame {
     }
 }
 
-/// Writes the stream of `content` and its size to `to`, and returns how many bytes that are; `None`
-/// if there is no room.
+/// Writes the size of the stream of `content`, and the stream, to `to`. Returns the number of bytes that it
+/// wrote; `None` if `to` is too short.
 fn stream(
     zstd: &mut Zstd,
     parameters: &BloscStage,
@@ -121,7 +122,7 @@ fn stream(
     let (_, stream) = to
         .split_at_mut_checked(4)
         .filter(|(_, to)| !to.is_empty())?;
-    // A stream may not be longer than its content.
+    // A stream must not be longer than its content.
     let room = stream.len().min(content.len());
     let compressed = if parameters.cname == Cname::Lz4 {
         lz4::compress(10 - parameters.level, content, &mut stream[..room])
@@ -144,7 +145,7 @@ fn stream(
     Some(4 + len)
 }
 
-/// Writes a little-endian integer; `None` if it does not fit, or has no room.
+/// Writes a little-endian integer; returns `None` if it does not fit 32 bits, or if `to` is too short.
 fn write_u32(to: &mut [u8], at: usize, value: usize) -> Option<()> {
     let value = u32::try_from(value).ok()?;
     to.get_mut(at..at + 4)?
@@ -152,12 +153,12 @@ fn write_u32(to: &mut [u8], at: usize, value: usize) -> Option<()> {
     Some(())
 }
 
-/// Returns whether blocks of `blocksize` bytes are several streams.
+/// Returns whether a block of `blocksize` bytes is divided into several streams.
 fn is_split(cname: Cname, typesize: usize, blocksize: usize) -> bool {
     cname == Cname::Lz4 && typesize <= MAX_STREAMS && blocksize / typesize >= MIN_BUFFER
 }
 
-/// Returns the size of a block, as C-Blosc chooses it.
+/// Returns the size of a block that C-Blosc would choose.
 fn block_size(parameters: &BloscStage, typesize: usize, len: usize) -> usize {
     /// The size of the L1 cache that C-Blosc assumes.
     const L1: usize = 32 << 10;

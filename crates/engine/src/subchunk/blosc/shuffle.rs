@@ -1,6 +1,6 @@
-//! Blosc's byte shuffle.
+//! The byte shuffle of Blosc.
 
-/// Returns whether it is faster here than what C-Blosc was compiled to.
+/// Returns whether [`shuffle`] is faster on this processor than the shuffle in C-Blosc.
 pub(super) fn is_fast() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx2");
@@ -8,18 +8,18 @@ pub(super) fn is_fast() -> bool {
     false
 }
 
-/// Byte `j` of every element of `from`, for each `j`; then the bytes that are no whole element. `to` is
-/// as long.
+/// Writes to `to`, for each `j`, the byte `j` of every element of `from`, and then the bytes behind the last
+/// whole element. `to` and `from` have the same length.
 pub(super) fn shuffle(typesize: usize, from: &[u8], to: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_fast() {
-        // SAFETY: the processor has the instructions.
+        // SAFETY: the processor has AVX2.
         return unsafe { shuffle_avx2(typesize, from, to) };
     }
     shuffle_with(typesize, from, to);
 }
 
-/// The same, compiled for processors with AVX2: 26 GB/s of elements of two bytes, where SSE2 reached 4.
+/// Shuffles with AVX2: 26 GB/s for elements of two bytes, where SSE2 reached 4.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn shuffle_avx2(typesize: usize, from: &[u8], to: &mut [u8]) {

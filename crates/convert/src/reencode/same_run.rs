@@ -1,6 +1,7 @@
-//! The run that an incomplete output belongs to. Its marker says it: another run does not go on with it.
+//! Identifies the run that began an incomplete output, so that a different run does not continue it.
 //!
-//! The marker is the metadata that the output will have, with one more member in its first line.
+//! The marker of the output is the metadata that the output will have. One more member in its first line
+//! describes the run.
 
 use std::fmt;
 
@@ -13,19 +14,19 @@ use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::words::shape_text;
 
-/// The member that says the run.
+/// The name of the member that describes the run.
 const MEMBER: &str = "zarrs_cuda_run";
 
 /// The input and the arguments of a run, and the metadata that its output will have.
 pub(super) struct Run {
     input: Evidence,
-    /// The arguments on which the output depends, by the names of their options.
+    /// The arguments that affect the output, by the names of their options.
     arguments: Map<String, Value>,
     metadata: Vec<u8>,
 }
 
 impl Run {
-    /// A run for one array.
+    /// Returns a run that re-encodes one array.
     pub(super) fn of_array(
         settings: &Reencode,
         shapes: &Shapes,
@@ -36,7 +37,7 @@ impl Run {
         Self::new(settings, shapes, input, metadata)
     }
 
-    /// A run for all arrays of a group.
+    /// Returns a run that re-encodes all arrays of a group.
     pub(super) fn of_group(settings: &Reencode, input: Evidence, metadata: Vec<u8>) -> Self {
         let shapes = &settings.shapes;
         let asked = [&shapes.shard, &shapes.subchunk]
@@ -70,12 +71,12 @@ impl Run {
         }
     }
 
-    /// The metadata of the output.
+    /// Returns the metadata that the output will have.
     pub(super) fn metadata(&self) -> &[u8] {
         &self.metadata
     }
 
-    /// The marker of this run, by this process.
+    /// Returns the marker of this run, with this process as its owner.
     pub(super) fn marker(&self) -> Vec<u8> {
         self.marker_with(&self.input)
     }
@@ -93,7 +94,7 @@ impl Run {
         marker
     }
 
-    /// Checks that this run may go on with the output that has `marker`.
+    /// Checks that this run may continue the output that has `marker`.
     pub(super) fn goes_on(
         &self,
         marker: &[u8],
@@ -146,32 +147,33 @@ impl Run {
             .with_remedy(again));
         }
         Ok(GoesOn {
-            // Shards may be of chunks that were written since: the next run has to know it, too.
+            // Some shards may be from chunks that were written later: so the next run, too, compares with the
+            // state of the first.
             marker: self.marker_with(&input),
             changes: input.changes(&self.input),
         })
     }
 }
 
-/// A run that goes on with the output of another one.
+/// The continuation of an interrupted run by another run.
 pub(super) struct GoesOn {
-    /// The marker of the run from now on.
+    /// The marker of the output from now on.
     pub(super) marker: Vec<u8>,
     /// The keys of the input that were written since the first run began.
     pub(super) changes: Option<Changes>,
 }
 
-/// Whether a marker says its run.
+/// Returns whether `marker` describes its run.
 pub(super) fn is_noted(marker: &[u8]) -> bool {
     Noted::of(marker).is_some()
 }
 
-/// The process that wrote `marker`, if the marker says it.
+/// Returns the process that wrote `marker`; `None` if the marker does not say it.
 pub(super) fn owner_of(marker: &[u8]) -> Option<Owner> {
     Noted::of(marker)?.process
 }
 
-/// The contents of a marker.
+/// The description of a run in a marker.
 struct Noted {
     input: Evidence,
     arguments: Map<String, Value>,
