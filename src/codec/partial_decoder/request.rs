@@ -76,7 +76,8 @@ impl<'a> PartialReadRequest<'a> {
     /// Finds the touched subchunks, those with wanted elements, in the shard with the index `entries`.
     ///
     /// # Errors
-    /// A [`CodecError`] if a touched subchunk is longer, or where its size is fixed also shorter, than its codecs make it.
+    /// A [`CodecError`] if a touched subchunk is longer than its codecs make it; where its size is fixed, also if
+    /// it is shorter.
     pub(super) fn in_shard(mut self, entries: &Entries<'_>) -> Result<Self, CodecError> {
         // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
         // to read in pieces.

@@ -73,7 +73,7 @@ pub type SubchunkSink<'a> =
 
 /// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in any order.
 /// The output of a row has longer contiguous runs than that of single subchunks.
-pub trait RowSink: Sync {
+pub trait NeighbourSink: Sync {
     /// Returns the number of subchunks, at least 1, that are worth writing at once, of the `count` neighbours
     /// from the subchunk `first` on.
     fn row_len(&self, first: usize, count: usize) -> usize;

@@ -17,12 +17,12 @@ use blosc_src::{
 use crate::contract::{BloscStage, Cname, Shuffle};
 
 use super::not_decoded::{NotDecoded, check_memory};
-use frame::BloscFrame;
+use frame::BloscCompressor;
 
 /// The buffers and contexts of the Blosc stage.
 #[derive(Default)]
 pub(super) struct Blosc {
-    frame: BloscFrame,
+    frame: BloscCompressor,
 }
 
 /// Returns the most bytes that a frame with a content of `len` bytes can have.

@@ -37,12 +37,12 @@ const MAX_STREAMS: usize = 16;
 
 /// Compresses bytes into Blosc frames, with memory that is used again.
 #[derive(Default)]
-pub(super) struct BloscFrame {
+pub(super) struct BloscCompressor {
     zstd: Zstd,
     shuffled: Vec<u8>,
 }
 
-impl BloscFrame {
+impl BloscCompressor {
     /// Compresses `from` into `to`, and returns the size of the frame. Returns `None` if C-Blosc has to write
     /// the frame: with another compressor, with bit shuffle, or without compression.
     pub(super) fn compress(
@@ -199,7 +199,7 @@ mod tests {
     /// Frames must be what C-Blosc writes, bit for bit: then every reader of those reads these.
     #[test]
     fn frames_equal_those_of_c_blosc() {
-        let mut ours = BloscFrame::default();
+        let mut ours = BloscCompressor::default();
         let mut state = 1_u32;
         let noise: Vec<u8> = (0..700_000)
             .map(|i| {
