@@ -65,7 +65,7 @@ pub(crate) fn print() -> Result<()> {
 mod tests {
     #[test]
     fn no_file_is_too_long() {
-        std::env::set_current_dir(crate::root()).unwrap();
-        assert_eq!(super::too_long().unwrap(), Vec::<String>::new());
+        std::env::set_current_dir(crate::root()).expect("the repository");
+        assert_eq!(super::too_long().expect("sources"), Vec::<String>::new());
     }
 }
