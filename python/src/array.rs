@@ -225,7 +225,7 @@ impl Opener {
 
     /// Returns the array at `path`, for calls that use up to `threads` threads.
     pub(crate) fn at(&self, path: &str, threads: NonZeroUsize) -> Result<Arc<Opened>, Error> {
-        known(&self.opened, path, threads, || {
+        cached_or_open(&self.opened, path, threads, || {
             self.open(path, threads.get())
         })
     }
@@ -237,7 +237,7 @@ impl Opener {
         path: &str,
         threads: NonZeroUsize,
     ) -> Result<Arc<Shared>, Error> {
-        known(&self.shared, path, threads, || {
+        cached_or_open(&self.shared, path, threads, || {
             self.open_shared(path, threads)
         })
     }
@@ -284,7 +284,7 @@ fn has_codecs_around(codecs: &[MetadataV3]) -> bool {
 }
 
 /// Returns the cached entry for `path` and `threads`. If there is none, calls `open`, and caches its result.
-fn known<T: Send + Sync>(
+fn cached_or_open<T: Send + Sync>(
     known: &Known<T>,
     path: &str,
     threads: NonZeroUsize,

@@ -52,7 +52,7 @@ fn because_of(error: WriterError, message: String) -> Error {
             as_store(Error::store(doing, key.as_str(), &source))
         }
         WriterError::Read { source, path, .. } => match Error::from(*source) {
-            damaged @ Error::Damaged { .. } => elsewhere(&path, damaged),
+            damaged @ Error::Damaged { .. } => error_of_array(&path, damaged),
             Error::Memory(_) => Error::Memory(message),
             Error::Value(_) => Error::Value(message),
             error => as_store(error),
@@ -71,7 +71,7 @@ fn because_of(error: WriterError, message: String) -> Error {
 }
 
 /// Returns `error` as an error of the array at `path`, which begins with a slash.
-fn elsewhere(path: &str, error: Error) -> Error {
+fn error_of_array(path: &str, error: Error) -> Error {
     Error::Elsewhere(path.trim_start_matches('/').to_owned(), Box::new(error))
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> R
     let hidden = pending.iter().find(|shard| shard.first() >= Some(&first));
     hidden.map_or(Ok(()), |shard| {
         let frames = Error::Frames(array.chunk_key(shard).as_str().to_owned());
-        Err(elsewhere(array.path().as_str(), frames))
+        Err(error_of_array(array.path().as_str(), frames))
     })
 }
 

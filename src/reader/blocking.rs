@@ -73,7 +73,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// memory for the elements.
     pub fn read_tensor(&self, subset: &dyn ArraySubsetTraits) -> Result<Tensor, ReaderError> {
         let subset = subset.to_array_subset();
-        request::check(self.array(), None, subset.start(), subset.shape())?;
+        request::check_inside(self.array(), None, subset.start(), subset.shape())?;
         let mut bytes = self.zeros::<u8>(&subset, self.element_size()?)?;
         self.read_bytes_into(&subset, Output::contiguous(&mut bytes))?
             .log();

@@ -303,7 +303,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
         let subset = subset.to_array_subset();
-        request::check(self.array(), None, subset.start(), subset.shape())?;
+        request::check_inside(self.array(), None, subset.start(), subset.shape())?;
         self.check_type::<T>()?;
         self.zeros(&subset, 1)
     }
@@ -333,7 +333,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         output: &'o mut Output<'_>,
     ) -> Result<([WantedBox; 1], ArrayInMemory<'o>), ReaderError> {
         let subset = subset.to_array_subset();
-        request::check(self.array(), None, subset.start(), subset.shape())?;
+        request::check_inside(self.array(), None, subset.start(), subset.shape())?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
         Ok(([WantedBox { subset, offset: 0 }], place))
     }
@@ -349,7 +349,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let each = origins.iter().enumerate();
         let subsets = each.map(|(number, origin)| {
             let origin = origin.as_ref();
-            request::check(self.array(), Some(number), origin, shape)?;
+            request::check_inside(self.array(), Some(number), origin, shape)?;
             let ranges = std::iter::zip(origin, shape);
             let ranges = ranges.map(|(start, extent)| *start..start + extent);
             Ok(ArraySubset::from(ranges))

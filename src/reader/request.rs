@@ -34,7 +34,7 @@ pub(super) struct WantedPart {
 
 /// Checks that the box of `extents` at `start` is inside `array`. `number` is the number of the box, in a
 /// call for several boxes.
-pub(super) fn check<TStorage: ?Sized>(
+pub(super) fn check_inside<TStorage: ?Sized>(
     array: &Array<TStorage>,
     number: Option<usize>,
     start: &[u64],

@@ -1,4 +1,5 @@
-//! The shards of a stream. All data are owned, because a stream on other threads outlives its array.
+//! The shards of a stream of slices. All data are owned, because the encoding of a stream runs on other threads,
+//! and may outlive the `Array` that the stream was made from.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -150,8 +150,8 @@ fn has_other_names(_metadata: &fs::Metadata) -> bool {
     false
 }
 
-/// Syncs the names of the directories above `path` that lie below `root`. Any of them may be new, because the
-/// turn of a partial write makes directories, too.
+/// Syncs the names of the directories above `path` that lie below `root`. Any of them may be new, because
+/// taking the lock of a partial write (its turn on the file) makes directories, too.
 fn sync_directories(path: &Path, root: &Path) -> io::Result<()> {
     let above = path.ancestors().skip(1);
     let mut below_root = above.take_while(|above| above.starts_with(root) && *above != root);

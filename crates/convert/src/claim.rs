@@ -83,7 +83,7 @@ impl Claim {
         !self.is_new
     }
 
-    /// Returns the contents of the marker.
+    /// Returns the bytes of the marker file, from its start.
     pub(crate) fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.file.rewind()?;

@@ -240,25 +240,25 @@ const ZSTD_CHECKSUM: Reason =
 /// Checks that `frame` is one zstd frame of `expected` bytes of content. If `tells`, the header of the frame
 /// has to contain the size of the content.
 fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
-    const BROKEN: Reason = "the header of a zstd frame is not one that a device takes";
+    const BAD_HEADER: Reason = "the header of a zstd frame is not one that a device takes";
     const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
     /// The number of bytes of the largest window that every zstd decoder has to support.
     const MOST_WINDOW: u64 = 8 << 20;
     const MOST_BLOCK: u64 = 128 << 10;
-    let rest = frame.strip_prefix(&MAGIC).ok_or(BROKEN)?;
-    let (&descriptor, mut rest) = rest.split_first().ok_or(BROKEN)?;
+    let rest = frame.strip_prefix(&MAGIC).ok_or(BAD_HEADER)?;
+    let (&descriptor, mut rest) = rest.split_first().ok_or(BAD_HEADER)?;
     if descriptor & 0b100 != 0 {
         return Err(ZSTD_CHECKSUM);
     }
     // The reserved bit of the header, and the two bits of the dictionary's identifier.
     if descriptor & 0b1011 != 0 {
-        return Err(BROKEN);
+        return Err(BAD_HEADER);
     }
     let single_segment = descriptor & 0b10_0000 != 0;
     let mut window = None;
     if !single_segment {
-        let (&byte, behind) = rest.split_first().ok_or(BROKEN)?;
+        let (&byte, behind) = rest.split_first().ok_or(BAD_HEADER)?;
         rest = behind;
         let base = 1_u64 << (10 + u32::from(byte >> 3));
         window = Some(base + base / 8 * u64::from(byte & 7));
@@ -267,7 +267,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
         (0, false) => 0,
         (flag, _) => 1_usize << flag,
     };
-    let (size, mut rest) = rest.split_at_checked(size_bytes).ok_or(BROKEN)?;
+    let (size, mut rest) = rest.split_at_checked(size_bytes).ok_or(BAD_HEADER)?;
     let little_endian = |bytes: &[u8]| {
         let digits = bytes.iter().rev();
         digits.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
@@ -324,33 +324,33 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
 /// decompression can tell where the member ends. So any bytes that look like the border to a second member
 /// are an error.
 fn gzip(member: &[u8], expected: usize) -> Result<(CompressedFramePart, u32), Reason> {
-    const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
+    const BAD_HEADER: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
-    let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BROKEN)?;
+    let (header, mut rest) = member.split_first_chunk::<10>().ok_or(BAD_HEADER)?;
     let [0x1f, 0x8b, 8, flags, ..] = *header else {
-        return Err(BROKEN);
+        return Err(BAD_HEADER);
     };
     let (header_checksum, extra, name, comment) = (1 << 1, 1 << 2, 1 << 3, 1 << 4);
     if flags & 0xe0 != 0 {
-        return Err(BROKEN);
+        return Err(BAD_HEADER);
     }
     if flags & extra != 0 {
-        let (len, behind) = rest.split_first_chunk().ok_or(BROKEN)?;
+        let (len, behind) = rest.split_first_chunk().ok_or(BAD_HEADER)?;
         let len = usize::from(u16::from_le_bytes(*len));
-        (_, rest) = behind.split_at_checked(len).ok_or(BROKEN)?;
+        (_, rest) = behind.split_at_checked(len).ok_or(BAD_HEADER)?;
     }
     for field in [name, comment] {
         if flags & field != 0 {
-            let end = rest.iter().position(|&byte| byte == 0).ok_or(BROKEN)?;
+            let end = rest.iter().position(|&byte| byte == 0).ok_or(BAD_HEADER)?;
             rest = &rest[end + 1..];
         }
     }
     if flags & header_checksum != 0 {
-        (_, rest) = rest.split_at_checked(2).ok_or(BROKEN)?;
+        (_, rest) = rest.split_at_checked(2).ok_or(BAD_HEADER)?;
     }
-    let len = rest.len().checked_sub(TRAILER).ok_or(BROKEN)?;
+    let len = rest.len().checked_sub(TRAILER).ok_or(BAD_HEADER)?;
     let (stream, trailer) = rest.split_at(len);
-    let (checksum, size) = trailer.split_first_chunk().ok_or(BROKEN)?;
+    let (checksum, size) = trailer.split_first_chunk().ok_or(BAD_HEADER)?;
     let size = size.first_chunk().map(|size| u32::from_le_bytes(*size));
     if size.is_none_or(|size| u32::try_from(expected) != Ok(size)) {
         return Err("a gzip member is not of the size of a subchunk");
@@ -390,36 +390,38 @@ fn has_border(stream: &[u8], most: usize) -> bool {
 /// Checks the parts of a deflate stream that can be read without decompression: the blocks at its
 /// begin that are not compressed, and the type of the first other block.
 fn deflate(mut stream: &[u8]) -> Result<(), Reason> {
-    const BROKEN: Reason = "the blocks of a gzip member are not what a device takes";
+    const BAD_BLOCKS: Reason = "the blocks of a gzip member are not what a device takes";
     /// An empty last block with fixed Huffman codes.
     const EMPTY: [u8; 2] = [3, 0];
     loop {
-        let (&first, rest) = stream.split_first().ok_or(BROKEN)?;
+        let (&first, rest) = stream.split_first().ok_or(BAD_BLOCKS)?;
         match first >> 1 & 3 {
             0 => {}
-            3 => return Err(BROKEN),
-            _ if stream.len() < EMPTY.len() || stream.starts_with(&EMPTY) => return Err(BROKEN),
+            3 => return Err(BAD_BLOCKS),
+            _ if stream.len() < EMPTY.len() || stream.starts_with(&EMPTY) => {
+                return Err(BAD_BLOCKS);
+            }
             _ => return Ok(()),
         }
-        let (header, rest) = rest.split_first_chunk::<4>().ok_or(BROKEN)?;
+        let (header, rest) = rest.split_first_chunk::<4>().ok_or(BAD_BLOCKS)?;
         let [a, b, c, d] = *header;
         let len = u16::from_le_bytes([a, b]);
         if len != !u16::from_le_bytes([c, d]) {
-            return Err(BROKEN);
+            return Err(BAD_BLOCKS);
         }
-        (_, stream) = rest.split_at_checked(usize::from(len)).ok_or(BROKEN)?;
+        (_, stream) = rest.split_at_checked(usize::from(len)).ok_or(BAD_BLOCKS)?;
         if first & 1 == 1 {
             return if stream.is_empty() {
                 Ok(())
             } else {
-                Err(BROKEN)
+                Err(BAD_BLOCKS)
             };
         }
     }
 }
 
 const BLOSC_COMPRESSOR: Reason = "a Blosc frame of a compressor that a device has not";
-const BLOSC_BROKEN: Reason = "the header of a Blosc frame is not one that a device takes";
+const BAD_BLOSC_HEADER: Reason = "the header of a Blosc frame is not one that a device takes";
 const BLOSC_STREAMS: Reason = "the streams of a Blosc frame are not what a device takes";
 const BLOSC_HEADER: usize = 16;
 
@@ -450,18 +452,18 @@ fn blosc(frame: &[u8], expected: usize) -> Result<BloscHeader, Reason> {
     const LEAST_STREAM: usize = 128;
     let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
     let &[2, 1, flags, element, ..] = frame else {
-        return Err(BLOSC_BROKEN);
+        return Err(BAD_BLOSC_HEADER);
     };
-    let integer = |at| integer(frame, at).ok_or(BLOSC_BROKEN);
+    let integer = |at| integer(frame, at).ok_or(BAD_BLOSC_HEADER);
     let (bytes, block, len) = (integer(4)?, integer(8)?, integer(12)?);
     if flags & future != 0 || element == 0 || len != frame.len() {
-        return Err(BLOSC_BROKEN);
+        return Err(BAD_BLOSC_HEADER);
     }
     if bytes != expected {
         return Err("a Blosc frame is not of the size of a subchunk");
     }
     if block == 0 || block > bytes {
-        return Err(BLOSC_BROKEN);
+        return Err(BAD_BLOSC_HEADER);
     }
     // The check also limits the number of blocks, and with it the memory for the table of blocks.
     if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {

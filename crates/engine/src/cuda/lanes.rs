@@ -1,4 +1,4 @@
-//! The lanes of all devices, under their budgets.
+//! The budget of memory of each device, and the lanes of all devices under their budgets.
 //!
 //! | file | content |
 //! |---|---|

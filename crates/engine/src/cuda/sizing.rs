@@ -19,8 +19,9 @@ use crate::cuda::HighestLevels;
 use crate::layout;
 use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
 
-/// The limits to which a lane shrinks to fit its budget: the number of bytes of the smallest slab, and the
-/// number of slabs in the smallest ring.
+/// The least sizes to which the buffers of a lane (the memory of one shard in flight on a device) shrink to fit
+/// its budget: the bytes of a slab, which is a part of a batch that is copied at once, and the number of slabs
+/// in a ring of such buffers.
 const LEAST_SLAB: usize = 64 << 10;
 const LEAST_RING: usize = 2;
 

@@ -1,4 +1,4 @@
-//! The regular grid of subchunks in a shard, numbered in C order.
+//! The regular grid of subchunks in a shard, numbered in C order; the subchunks that a box of elements meets.
 
 use std::fmt;
 

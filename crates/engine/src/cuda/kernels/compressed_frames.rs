@@ -72,7 +72,8 @@ struct Args {
 }
 
 impl Args {
-    /// Checks the spans, for subchunks with `blocks` streams each.
+    /// Checks the places and sizes of the kernels' device buffers, for subchunks of `blocks` compressed streams
+    /// each.
     fn new(
         launch: &Launch<'_>,
         streams: Streams,

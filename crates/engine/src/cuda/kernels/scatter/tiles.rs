@@ -30,9 +30,10 @@ struct CutDigit {
     /// The number of units within a slot from one value of the digit to the next.
     within: usize,
     slot: usize,
-    /// The number of values of the digit in a tile.
+    /// The number of values of this coordinate (a digit of the mixed-radix number of a unit; a unit is the up to
+    /// 16 bytes that the kernels copy at once) in a tile.
     tile: usize,
-    /// The number of units of the tile's shared memory from one value of the digit to the next.
+    /// The number of units of the tile's shared memory from one value of this coordinate to the next.
     shared: usize,
 }
 
