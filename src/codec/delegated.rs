@@ -26,6 +26,7 @@ use crate::plan::{self, Engines, Explanation};
 use crate::shard::error::other;
 use crate::shard::index::ShardIndex;
 use crate::shard::sharding::Sharding;
+#[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
 use zarrs_cuda_engine::layout::Entries;
