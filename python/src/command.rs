@@ -30,9 +30,8 @@ pub(crate) fn register() -> PyResult<()> {
 /// the library's codec.
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    let mut known = REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner);
-    let registration = known.take();
-    drop(known);
+    let known = REGISTRATION.lock();
+    let registration = known.unwrap_or_else(PoisonError::into_inner).take();
     py.detach(|| {
         drop(registration);
         zarrs_cuda_cli::run(arguments)

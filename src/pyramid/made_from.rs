@@ -52,7 +52,7 @@ impl MadeFrom {
 /// Notes in the description of an image from which files its levels were made.
 pub(super) type Note = Box<dyn Fn(&MadeFrom) + Send>;
 
-/// The files of level 0, of which a fingerprint is made.
+/// The files of level 0. A fingerprint is made of their sizes and times.
 #[derive(Debug)]
 pub(super) struct Source {
     root: PathBuf,

@@ -21,7 +21,6 @@ use crate::metadata::same_array::differs;
 use crate::store::array_lease::{self, Work};
 use crate::store::lease::Held;
 use crate::writer::plan::Account;
-use crate::writer::waiting::Waiting;
 use crate::writer::{ArrayWriterBuilder, WriterError};
 use zarrs_cuda_engine::reduce::{Elements, Reducer};
 
@@ -160,7 +159,7 @@ where
             described,
             part,
             leases: Vec::new(),
-            waiting: Arc::new(Waiting::new(self.settings.interrupt.clone())),
+            waiting: self.settings.new_waiting(),
             levels,
         };
         for (number, name) in names.iter().enumerate() {

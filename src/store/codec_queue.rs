@@ -197,7 +197,7 @@ impl Line {
 }
 
 thread_local! {
-    /// The number of turns that this thread has, including those of futures that it polls.
+    /// The number of turns that this thread has, including the turns of futures that the thread polls.
     static TURNS: Cell<usize> = const { Cell::new(0) };
 }
 

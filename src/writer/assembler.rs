@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A shard without any stored subchunk is erased. The index has empty entries for subchunks that no slice
-//! reaches: those of a short last shard epoch, and those beyond the edge of the array.
+//! reaches: the missing subchunks of a short last shard epoch, and subchunks beyond the edge of the array.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -94,12 +94,6 @@ where
         }
     }
 
-    /// Returns the limit for how long calls of the writer wait.
-    pub(crate) fn waiting(&self) -> Arc<Waiting> {
-        let new = || Arc::new(Waiting::new(self.settings.interrupt.clone()));
-        self.target.level.waiting.clone().unwrap_or_else(new)
-    }
-
     /// Returns the grid of the stream, and whether a device encodes the stream.
     pub(crate) fn stream_on(&self) -> Result<(StreamGrid, bool), WriterError> {
         let (encoding, grid) = self.stream()?;
@@ -285,7 +279,9 @@ where
         );
         let encoding = Encoding::new(encoder, Assembler::new(buffers));
         staff::employ(&shared, encoding, pools);
-        let (after, waiting) = (self.settings.flush_after, self.waiting());
+        let after = self.settings.flush_after;
+        let waiting = self.target.level.waiting.clone();
+        let waiting = waiting.unwrap_or_else(|| self.settings.new_waiting());
         let held = (lease, reservation);
         Ok(Stream::new(
             shared, engine, &plan, batch, held, after, waiting,

@@ -13,7 +13,7 @@ use zarrs_storage::{
 };
 
 use super::stores::Renaming;
-use super::waiting::Interrupt;
+use super::waiting::{Interrupt, Waiting};
 use crate::options::Options;
 use crate::store::conditional::ConditionalStore;
 use crate::store::files::directory_of;
@@ -80,6 +80,11 @@ impl<TStorage: ?Sized> Clone for Settings<TStorage> {
 }
 
 impl<TStorage: ?Sized> Settings<TStorage> {
+    /// Makes the limit for how long calls of the writer wait.
+    pub(crate) fn new_waiting(&self) -> Arc<Waiting> {
+        Arc::new(Waiting::new(self.interrupt.clone()))
+    }
+
     /// Returns the `options` of the array's codec, with the most host memory that was set for this writer.
     pub(crate) fn limit(&self, options: &Options) -> Options {
         let options = options.clone();

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::{Result, sources};
+use crate::Result;
+use crate::sources::{self, Source};
 
 /// Returns the most lines that a file of users may have.
 fn most(file: &Path) -> usize {
@@ -18,19 +19,14 @@ fn most(file: &Path) -> usize {
     }
 }
 
-/// Returns the files that have too many lines, and how many.
-fn too_long() -> Result<Vec<String>> {
-    let sources = sources::all()?.into_iter();
-    let long = sources.filter(|source| source.library.len() > most(&source.file));
-    let told = |source: sources::Source| {
-        let (file, lines, most) = (source.file, source.library.len(), most);
-        format!(
-            "{}: {lines} of at most {} lines",
-            file.display(),
-            most(&file)
-        )
+/// Returns a complaint about each file of `sources` that has too many lines.
+fn too_long(sources: &[Source]) -> Vec<String> {
+    let complaint = |source: &Source| {
+        let (lines, most) = (source.library.len(), most(&source.file));
+        let file = source.file.display();
+        (lines > most).then(|| format!("{file}: {lines} of at most {most} lines"))
     };
-    Ok(long.map(told).collect())
+    sources.iter().filter_map(complaint).collect()
 }
 
 /// Prints the lines of each folder, and of all: for users, and for this repository.
@@ -40,7 +36,8 @@ fn too_long() -> Result<Vec<String>> {
 pub(crate) fn print() -> Result<()> {
     let mut folders = BTreeMap::new();
     let mut all = [0, 0];
-    for source in sources::all()? {
+    let sources = sources::all()?;
+    for source in &sources {
         let folder = source.file.parent().unwrap_or(Path::new("src"));
         let lines = [source.library.len(), source.apart];
         let counted: &mut [usize; 2] = folders.entry(folder.to_path_buf()).or_default();
@@ -54,7 +51,7 @@ pub(crate) fn print() -> Result<()> {
         println!("{library:>8} {apart:>8}  {}", folder.display());
     }
     println!("{:>8} {:>8}  all", all[0], all[1]);
-    let long = too_long()?;
+    let long = too_long(&sources);
     if long.is_empty() {
         return Ok(());
     }
@@ -66,6 +63,7 @@ mod tests {
     #[test]
     fn no_file_is_too_long() {
         std::env::set_current_dir(crate::root()).expect("the repository");
-        assert_eq!(super::too_long().expect("sources"), Vec::<String>::new());
+        let sources = crate::sources::all().expect("sources");
+        assert_eq!(super::too_long(&sources), Vec::<String>::new());
     }
 }

@@ -65,8 +65,8 @@
 //!
 //! - Every process that reads or lists afterwards finds a value that was put. If listings of a store fail
 //!   silently, writes are still safe, with two exceptions: erasures of subchunks without a listed version,
-//!   and writes of which both listings miss the newest version while the second has the new one. Reads and
-//!   consolidations then see the past, and so does a write of a part of a subchunk, which reads first.
+//!   and a write whose two listings both miss the newest version, while its second listing has the version that
+//!   the write has put. Reads and consolidations then see the past, and so does a write of a part of a subchunk, which reads first.
 //! - A shard is replaced atomically: a process that reads it finds all of the old shard or all of the new
 //!   one, also by a request for several parts. Objects of frames may be put in part, since their trailers say
 //!   whether they are complete.

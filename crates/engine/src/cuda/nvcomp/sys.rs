@@ -70,7 +70,7 @@ pub(super) type GetRequiredAlignments =
 pub(super) type GetTempSize5 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
 
-/// The same query in version 6. The arguments are those of [`GetTempSize5`], then a stream.
+/// The query of [`GetTempSize5`] in version 6 of nvCOMP. It has the same arguments, and a stream behind them.
 pub(super) type GetTempSize6 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
 
