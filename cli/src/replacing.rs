@@ -8,7 +8,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::{Compaction, Recovery, Shards};
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::open::{Opened, Place, Store};
-use zarrs_cuda_convert::replace::{self, Left};
+use zarrs_cuda_convert::replace::{self, KeptTemporaries};
 use zarrs_cuda_convert::stored::readable_files;
 
 /// An array, whose shards are replaced as a whole.
@@ -70,7 +70,7 @@ impl<'a> ReplacedShards<'a> {
 
 /// Deletes the temporaries of processes that have ended, and keeps those of other processes.
 fn delete_remains(root: &Path) -> Result<(), Failure> {
-    let mut left = Left::default();
+    let mut left = KeptTemporaries::default();
     let mut failed = None;
     readable_files(root, |_, entry| {
         let path = entry.path();

@@ -117,6 +117,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok(pending)
     }
 
+    /// Does the work of `compact_pending` on `store`.
     async fn compact_pending_in<O: Reads + Writes + Lists>(
         &self,
         store: &O,

@@ -12,7 +12,7 @@ use zarrs_storage::{
     StorePrefix, WritableStorage, WritableStorageTraits,
 };
 
-use crate::store::renaming::{set_anew, temporary_key};
+use crate::store::temporary_keys::{set_anew, temporary_key};
 
 const OF_PART: &str = ".part";
 

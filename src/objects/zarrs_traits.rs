@@ -174,7 +174,7 @@ impl ConditionalStore for BlockingObjectStore {
     fn get_with_version(&self, key: &StoreKey) -> Result<Option<(Bytes, ValueVersion)>> {
         must(self.no_conditions)?;
         let got = self.whole(key)?;
-        got.map(|whole| Ok((whole.bytes, told(whole.version)?)))
+        got.map(|whole| Ok((whole.bytes, sent_version(whole.version)?)))
             .transpose()
     }
 
@@ -196,7 +196,7 @@ impl ConditionalStore for BlockingObjectStore {
         let put =
             self.run(|store| async move { store.put_opts(&path, value.into(), options).await })?;
         match put {
-            Ok(put) => told(put.into()).map(Some),
+            Ok(put) => sent_version(put.into()).map(Some),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(None),
             Err(error) => Err(conditional(error, self.words)),
         }
@@ -207,7 +207,7 @@ impl ConditionalStore for BlockingObjectStore {
 ///
 /// # Errors
 /// [`StorageError::Unsupported`] if the server sends no version.
-fn told(UpdateVersion { e_tag, version }: UpdateVersion) -> Result<ValueVersion> {
+fn sent_version(UpdateVersion { e_tag, version }: UpdateVersion) -> Result<ValueVersion> {
     if e_tag.is_none() && version.is_none() {
         let reason = "the server does not tell versions of objects";
         return Err(StorageError::Unsupported(reason.to_owned()));

@@ -161,7 +161,7 @@ pub struct Options {
 }
 
 /// The default memory of all open writers is the memory of the machine divided by this number.
-const DEFAULT_SHARE: usize = 4;
+const DEFAULT_DIVISOR: usize = 4;
 
 /// The number of bytes of memory to assume for the machine if the system does not report them.
 const UNKNOWN_MEMORY: usize = 8 << 30;
@@ -335,7 +335,7 @@ impl Options {
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory
-            .unwrap_or_else(|| memory_limit().unwrap_or(UNKNOWN_MEMORY) / DEFAULT_SHARE)
+            .unwrap_or_else(|| memory_limit().unwrap_or(UNKNOWN_MEMORY) / DEFAULT_DIVISOR)
     }
 
     /// Sets the highest level of each compressor that goes to a device. Default:

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::metadata::json::Document;
 use crate::metadata::stored::text_of_group;
 use crate::metadata::temporary::{is_of_a_part, temporary_of};
-use crate::store::renaming::temporary_key;
+use crate::store::temporary_keys::temporary_key;
 use crate::writer::WriterError;
 use crate::writer::stores::Renaming;
 
@@ -95,7 +95,7 @@ where
                 }
             };
             let key = meta_key_v3(&group);
-            let noted = store(&storage, renaming.as_deref(), &key, None, &lacking);
+            let noted = store_if_lacking(&storage, renaming.as_deref(), &key, None, &lacking);
             if let Err(error) = noted {
                 // The next call then makes the levels again.
                 tracing::warn!(%key, %error, "the description of an image does not say what its levels were made from");
@@ -135,7 +135,7 @@ where
         lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
     ) -> Result<(), WriterError> {
         let renaming = self.settings.renaming.as_deref();
-        let result = store(&self.array.storage(), renaming, &key, part, lacking);
+        let result = store_if_lacking(&self.array.storage(), renaming, &key, part, lacking);
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
@@ -174,7 +174,7 @@ where
 
 /// Stores the value that `lacking` returns, if it returns one: by a rename if there is `renaming`, and by
 /// `storage` otherwise.
-fn store<TStorage>(
+fn store_if_lacking<TStorage>(
     storage: &Arc<TStorage>,
     renaming: Option<&dyn Renaming<TStorage>>,
     key: &StoreKey,

@@ -66,7 +66,7 @@ pub(super) fn with_made_from(
 ) -> Option<Map<String, Value>> {
     let images = attributes.get_mut(OME)?.get_mut(MULTISCALES)?;
     let mut images = images.as_array_mut()?.iter_mut();
-    let image = images.find(|image| is_of(image, name))?;
+    let image = images.find(|image| level_0_is_named(image, name))?;
     image
         .get_mut("metadata")?
         .as_object_mut()?
@@ -166,7 +166,7 @@ fn window(image: &Value) -> Option<String> {
 fn stored<'a>(attributes: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     let new = attributes.get(OME).and_then(|ome| ome.get(MULTISCALES));
     let images = new.or_else(|| attributes.get(MULTISCALES))?.as_array()?;
-    images.iter().find(|image| is_of(image, name))
+    images.iter().find(|image| level_0_is_named(image, name))
 }
 
 /// Returns the members of `new` and the other members of the `stored` object, except those in `without`.
@@ -188,7 +188,7 @@ fn is_newer(version: &str) -> bool {
 }
 
 /// Returns whether level 0 of `image` has this name.
-fn is_of(image: &Value, name: &str) -> bool {
+fn level_0_is_named(image: &Value, name: &str) -> bool {
     image["datasets"][0]["path"] == name
 }
 
@@ -219,7 +219,7 @@ impl Description<'_> {
         let others = ome.get(MULTISCALES).and_then(Value::as_array).into_iter();
         let others = others
             .flatten()
-            .filter(|image| !is_of(image, &self.names[0]));
+            .filter(|image| !level_0_is_named(image, &self.names[0]));
         let images = std::iter::once(image).chain(others.cloned());
         let images: Value = images.collect();
         ome.insert(MULTISCALES.to_owned(), images);

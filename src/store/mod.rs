@@ -14,7 +14,7 @@
 //! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
 //! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
 //! (`file_turns.rs`), and write parts of such shards in place (`in_place.rs`). `replace.rs` replaces whole
-//! files at once, and `renaming.rs` names the temporaries of stores that rename. `owner.rs` tells processes
+//! files at once, and `temporary_keys.rs` names the temporaries of stores that rename. `owner.rs` tells processes
 //! apart. `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two processes from doing the same work on
 //! one array; leases on objects need the requests of `conditional.rs`. `durable.rs` lets names outlast a
 //! power failure, and `times.rs` has the times of values.
@@ -36,8 +36,8 @@ pub(crate) mod lease;
 pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod ranges;
-pub(crate) mod renaming;
 pub(crate) mod replace;
+pub(crate) mod temporary_keys;
 pub(crate) mod times;
 
 use std::future::Future;

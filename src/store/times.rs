@@ -40,7 +40,7 @@ pub(crate) type Times = Arc<
 >;
 
 /// Returns a time in UTC as text for people.
-pub(crate) fn told(time: SystemTime) -> String {
+pub(crate) fn utc_text(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     // If years begin in March, the leap day is their last day. 400 years are 146,097 days.
@@ -78,7 +78,7 @@ mod tests {
             (1_735_689_599, "2024-12-31 23:59:59.250 UTC"),
         ] {
             let time = UNIX_EPOCH + Duration::from_millis(seconds * 1000 + 250);
-            assert_eq!(told(time), expected);
+            assert_eq!(utc_text(time), expected);
         }
     }
 

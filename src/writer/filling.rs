@@ -20,7 +20,7 @@ pub(crate) struct Filling {
     open: Option<Instant>,
     /// The time at which a shard became complete that the metadata are not yet promised to cover: the first
     /// of them.
-    unpromised: Option<Instant>,
+    uncovered_since: Option<Instant>,
     /// The time at which the shard that is being filled began.
     began: Option<Instant>,
     is_quiet: bool,
@@ -35,7 +35,7 @@ impl Filling {
             epoch_slices: grid.epoch_slices() as u64,
             flush_after,
             open: None,
-            unpromised: None,
+            uncovered_since: None,
             began: None,
             is_quiet: false,
         }
@@ -62,7 +62,7 @@ impl Filling {
         }
         if self.flush_after.is_some() {
             self.open.get_or_insert(now);
-            self.unpromised.get_or_insert(now);
+            self.uncovered_since.get_or_insert(now);
         }
         let rest = !appended.is_multiple_of(self.shard_bytes);
         self.began = rest.then_some(now);
@@ -101,14 +101,14 @@ impl Filling {
         self.has_passed(self.open, now)
     }
 
-    /// Returns whether the metadata are to cover a complete shard without further waiting. If so, the caller
-    /// promises that for all shards that are complete by now.
-    pub(crate) fn takes_promise(&mut self, now: Instant) -> bool {
-        let takes = self.has_passed(self.unpromised, now);
-        if takes {
-            self.unpromised = None;
+    /// Returns whether the metadata must now cover the complete shards, because one of them has waited for
+    /// `flush_after`. If so, ends that wait.
+    pub(crate) fn take_metadata_due(&mut self, now: Instant) -> bool {
+        let due = self.has_passed(self.uncovered_since, now);
+        if due {
+            self.uncovered_since = None;
         }
-        takes
+        due
     }
 
     fn has_passed(&self, since: Option<Instant>, now: Instant) -> bool {
@@ -122,7 +122,10 @@ impl Filling {
     /// has waited long enough before.
     pub(crate) fn next(&self, now: Instant) -> Duration {
         let after = self.flush_after.unwrap_or(PATIENCE);
-        let first = [self.open, self.unpromised].into_iter().flatten().min();
+        let first = [self.open, self.uncovered_since]
+            .into_iter()
+            .flatten()
+            .min();
         match first {
             Some(first) => after.saturating_sub(now.saturating_duration_since(first)),
             None => after,
@@ -147,7 +150,7 @@ mod tests {
             epoch_slices: 4,
             flush_after,
             open: None,
-            unpromised: None,
+            uncovered_since: None,
             began: None,
             is_quiet: false,
         }
@@ -165,14 +168,14 @@ mod tests {
         assert!(filling.next(Instant::now()) <= after);
         filling.submitted();
         assert!(!filling.is_due(later(1)));
-        assert!(!filling.takes_promise(Instant::now()));
-        assert!(filling.takes_promise(later(1)) && !filling.takes_promise(later(1)));
+        assert!(!filling.take_metadata_due(Instant::now()));
+        assert!(filling.take_metadata_due(later(1)) && !filling.take_metadata_due(later(1)));
         // Over a border, and never without a time.
         filling.advance(100, 180);
         assert!(filling.is_due(later(1)));
         let mut filling = self::filling(None);
         filling.advance(160, 160);
-        assert!(!filling.is_due(later(100)) && !filling.takes_promise(later(100)));
+        assert!(!filling.is_due(later(100)) && !filling.take_metadata_due(later(100)));
     }
 
     #[test]

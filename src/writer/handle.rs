@@ -137,10 +137,11 @@ impl<W: Appending> Writer<W> {
         self.with(W::flush)
     }
 
-    /// Stores complete shards, for at most `limit`, and gives up the rest. Returns the first slice that is
-    /// not stored then, of level 0 if this is a writer of an image.
+    /// Stores the complete shards for at most `limit`, and drops everything that is not stored by then.
+    /// Returns the index of the first slice that is not stored, of level 0 if this is a writer of an image.
     ///
-    /// A store that is at work after the limit is left alone, and may complete its shard later.
+    /// A write that the store has not completed after `limit` is not cancelled, and may complete its shard
+    /// later.
     ///
     /// # Errors
     /// [`WriterError::Store`] if a temporary could not be erased. Slices that could not be stored are logged.

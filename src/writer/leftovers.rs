@@ -7,7 +7,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use crate::store::renaming::temporary_key;
+use crate::store::temporary_keys::temporary_key;
 
 /// Erases the temporaries of the metadata of `array`, and of its shards from index `first` on along the
 /// first axis. Returns how many there were.

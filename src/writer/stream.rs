@@ -393,7 +393,7 @@ impl Stream {
     /// Lets the metadata cover all complete shards as soon as they are stored, if one of these shards has
     /// waited long enough.
     pub(crate) fn promise_due(&mut self, now: Instant) {
-        if !self.filling.takes_promise(now) {
+        if !self.filling.take_metadata_due(now) {
             return;
         }
         let slices = self.job.grid.shard_slices() as u64;

@@ -116,7 +116,7 @@ fn of_reencode(common: &Common, shapes: &Shapes<'_>, shard: &[u64]) -> u64 {
     Parts::bytes_of_whole(&sizes, common.threads())
 }
 
-/// Returns the bytes that a writer of slices takes.
+/// Returns the bytes of memory that a writer of slices needs.
 fn of_stream(
     args: &Args,
     common: &Common,

@@ -80,7 +80,7 @@ pub fn renew(group: &Path, changed: &[String]) -> Result<bool, String> {
             path.display()
         )
     };
-    // Another process may change the group at the same time.
+    // Another process may change the group at the same time, so the change is tried at most 8 times.
     for _ in 0..8 {
         let before = match read_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),

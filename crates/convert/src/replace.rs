@@ -17,11 +17,11 @@ use zarrs_storage::{
 use crate::open::{Files, forward_listing};
 use crate::words::counted;
 
-/// The paths of temporaries that were not deleted, because their processes may still run.
+/// The paths of temporaries that were kept, because their processes may still run.
 #[derive(Debug, Default)]
-pub struct Left(Vec<PathBuf>);
+pub struct KeptTemporaries(Vec<PathBuf>);
 
-impl Left {
+impl KeptTemporaries {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -119,14 +119,14 @@ mod tests {
 
     use zarrs_cuda::storage::Owner;
 
-    use super::Left;
+    use super::KeptTemporaries;
 
     #[test]
     fn temporaries_of_others_are_left() {
         let folder = tempfile::tempdir().unwrap();
         let this = format!("1.{}-3.tmp", Owner::this());
         let elsewhere = "1.0000000000000001-2-3-4.tmp";
-        let mut left = Left::default();
+        let mut left = KeptTemporaries::default();
         for name in [&*this, elsewhere, "1.tmp"] {
             let path = folder.path().join(name);
             fs::write(&path, "").unwrap();

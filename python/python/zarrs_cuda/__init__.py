@@ -29,7 +29,7 @@ from zarrs_cuda._maintenance import (
 from zarrs_cuda._multiscale import Axis, MultiscaleWriter, write_lower_levels
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._reader import ArrayReader
-from zarrs_cuda._streams import ArrayWriter
+from zarrs_cuda._writers import ArrayWriter
 
 __version__ = version("zarrs-cuda")
 

@@ -1,4 +1,4 @@
-"""Serves reads, which Ctrl-C ends while they wait; `interrupted` in `python/src/writing.rs` serves writers.
+"""Ends reads that wait when the user presses Ctrl-C; `interrupted` in `python/src/writing.rs` ends calls of writers.
 
 In Python, a signal reaches the main thread alone.
 """

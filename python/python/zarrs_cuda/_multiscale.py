@@ -16,7 +16,7 @@ from zarrs_cuda import _settings
 from zarrs_cuda._asked import Asked
 from zarrs_cuda._native import native
 from zarrs_cuda._progress import Telling
-from zarrs_cuda._streams import SliceWriter, appended_end, writable_place
+from zarrs_cuda._writers import SliceWriter, appended_end, writable_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

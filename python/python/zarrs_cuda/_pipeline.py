@@ -26,7 +26,7 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _elements, _frames, _settings
+from zarrs_cuda import _frames, _settings, _strings
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -720,7 +720,7 @@ def _read(
     values: dict[str, Any] | None,
 ) -> list[bool]:
     if ours.is_variable:
-        return _elements.read(ours, batch, out, drop_axes, values)
+        return _strings.read(ours, batch, out, drop_axes, values)
     threads = _settings.threads()
     # What is of another type, or not in the order of this machine, numpy converts.
     dtype = batch[0][1].dtype.to_native_dtype()
@@ -779,7 +779,7 @@ def _write(
     values: dict[str, Any] | None,
 ) -> dict[str, Any]:
     if ours.is_variable:
-        return _elements.write(ours, batch, value, drop_axes, values)
+        return _strings.write(ours, batch, value, drop_axes, values)
     threads = _settings.threads()
     # zarr-python converts no fields, and no byte order.
     value = value.astype(batch[0][1].dtype.to_native_dtype().newbyteorder("="), copy=False)

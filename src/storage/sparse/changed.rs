@@ -21,7 +21,7 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 use super::frame::Receipt;
 use crate::error::Error;
 use crate::store::Reads;
-use crate::store::times::{Times, told};
+use crate::store::times::{Times, utc_text};
 
 /// The reason why a shard was not consolidated.
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +97,8 @@ impl Watch {
         }
         Err(NotPacked::Changed(format!(
             "it was stored at {}, and not by a consolidation, after its subchunk {number} was stored beside it at {}: a program that does not see {frame} wrote it, and the subchunk would hide what that program wrote. To pack the subchunks over the shard, consolidate it over changed shards; to keep the shard as it is, delete {frame}. Write this array through one way alone",
-            told(replaced.written),
-            told(stored.written)
+            utc_text(replaced.written),
+            utc_text(stored.written)
         )))
     }
 }

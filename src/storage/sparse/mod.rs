@@ -54,7 +54,7 @@ use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::{slice, with_parts};
-use crate::store::renaming::temporary_key;
+use crate::store::temporary_keys::temporary_key;
 use crate::store::times::Stamp;
 use crate::store::{Lists, Reads, Writes};
 

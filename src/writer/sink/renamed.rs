@@ -13,7 +13,7 @@ use zarrs_storage::{
 
 use super::ShardSink;
 use crate::store::durable::Names;
-use crate::store::renaming::{set_anew, temporary_key};
+use crate::store::temporary_keys::{set_anew, temporary_key};
 
 /// Lets shards grow in temporaries of `store`, which are renamed when the shards are complete.
 pub(crate) struct RenamedSink<S: ?Sized> {

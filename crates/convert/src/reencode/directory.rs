@@ -13,7 +13,7 @@ use super::same_run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
 use crate::open::{is_array, is_group, read_file};
-use crate::replace::Left;
+use crate::replace::KeptTemporaries;
 
 /// Returns the state of the directory. A marker that `claim` has just made does not count.
 pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure> {
@@ -85,7 +85,7 @@ pub(super) fn claim(path: &Path) -> Result<Claim, Failure> {
 }
 
 /// Deletes the array at `path`, and leaves an empty marker. Returns the temporaries that were not deleted.
-pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<Left, Failure> {
+pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<KeptTemporaries, Failure> {
     let doing = format!("empty {}", path.display());
     // Write the marker first: a half-deleted array must be recognised as an incomplete output.
     claim.write(b"").map_err(Failure::to(&doing))?;
@@ -151,8 +151,8 @@ fn files(path: &Path) -> io::Result<Files> {
     Ok(found)
 }
 
-fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
-    let mut left = Left::default();
+fn tidied(temporaries: &[PathBuf]) -> io::Result<KeptTemporaries> {
+    let mut left = KeptTemporaries::default();
     for temporary in temporaries {
         left.tidy(temporary)?;
     }
@@ -161,7 +161,10 @@ fn tidied(temporaries: &[PathBuf]) -> io::Result<Left> {
 
 /// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the path
 /// of a group, it looks only at temporaries of that group's metadata; without, at all in the array `root`.
-pub(super) fn remove_temporaries(root: &Path, group: Option<&str>) -> Result<Left, Failure> {
+pub(super) fn remove_temporaries(
+    root: &Path,
+    group: Option<&str>,
+) -> Result<KeptTemporaries, Failure> {
     let path = group.map_or_else(|| root.to_path_buf(), |group| root.join(group));
     let temporaries = || {
         if group.is_none() {

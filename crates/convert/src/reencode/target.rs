@@ -12,7 +12,7 @@ use crate::claim::Claim;
 use crate::evidence::Changes;
 use crate::failure::Failure;
 use crate::open::{self, Place, Store};
-use crate::replace::{Left, ReplacingFiles};
+use crate::replace::{KeptTemporaries, ReplacingFiles};
 
 /// The place of an output, which is an array or a group.
 pub(super) struct Target {
@@ -223,10 +223,13 @@ impl Begun<'_> {
 
     /// Deletes the temporaries of runs that have ended, and returns the other temporaries. With `group`, the
     /// path of a group, it looks only at temporaries of that group's metadata; without, at all of the array.
-    pub(super) fn remove_temporaries(&self, group: Option<&str>) -> Result<Left, Failure> {
+    pub(super) fn remove_temporaries(
+        &self,
+        group: Option<&str>,
+    ) -> Result<KeptTemporaries, Failure> {
         match &self.target.place {
             Place::Directory(root) => directory::remove_temporaries(root, group),
-            Place::Url(_) => Ok(Left::default()), // an upload that is not complete makes no object
+            Place::Url(_) => Ok(KeptTemporaries::default()), // an upload that is not complete makes no object
         }
     }
 

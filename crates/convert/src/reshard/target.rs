@@ -11,7 +11,7 @@ use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::open::read_file;
-use crate::replace::Left;
+use crate::replace::KeptTemporaries;
 use crate::stored;
 
 /// The file that marks OUT as incomplete. It has the metadata that OUT will have, and the evidence of IN.
@@ -171,8 +171,8 @@ pub(super) fn begin(
 }
 
 /// Deletes the temporaries of runs that have ended, and returns the other temporaries.
-pub(super) fn tidy(output: &Path) -> Result<Left, String> {
-    let mut left = Left::default();
+pub(super) fn tidy(output: &Path) -> Result<KeptTemporaries, String> {
+    let mut left = KeptTemporaries::default();
     let mut failed = None;
     stored::files(output, |key, entry| {
         if Unfinished::of(&key).is_some()

@@ -133,8 +133,8 @@ fn compress_some(
     };
     // Chunks that nvCOMP leaves without a result count as failed. This overwrites the results of an earlier
     // batch.
-    lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
-    lane.set(stream, buffers.statuses, NO_ANSWER)?;
+    lane.fill(stream, buffers.output_sizes, NO_ANSWER)?;
+    lane.fill(stream, buffers.statuses, NO_ANSWER)?;
     // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `chunk_tables`
     // writes tables of the chunks in the slots, and of the slots for streams, at multiples of nvCOMP's
     // alignments. By these alignments, `Buffers` and `Sizing` chose the strides, and `Prepared` checked the

@@ -292,8 +292,8 @@ impl Decompression<'_> {
             statuses: lane.device(results.statuses),
         };
         // Chunks that nvCOMP leaves without a result count as failed.
-        lane.set(stream, results.sizes, NO_ANSWER)?;
-        lane.set(stream, results.statuses, NO_ANSWER)?;
+        lane.fill(stream, results.sizes, NO_ANSWER)?;
+        lane.fill(stream, results.statuses, NO_ANSWER)?;
         // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `upload`
         // wrote the tables: each stream has its own slot, and the chunks lie within the slots and do not
         // overlap. Both begin at multiples of nvCOMP's alignments, by which `Buffers` and `Prepared` chose

@@ -71,8 +71,8 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
-    /// The streams of copies to the device, of copies from the device, and of answers, then the streams of
-    /// kernels.
+    /// In this order: the stream of copies to the device, the stream of copies of shards or elements from
+    /// the device, the stream of the answers of batches (`answer.rs`), and the streams of kernels.
     streams: Vec<StreamId>,
     /// All events of the lane, both in use and free.
     events: Mutex<Events>,
@@ -316,7 +316,8 @@ pub struct Running<'a> {
     pub(super) kernel_streams: &'a [StreamId],
     /// The stream of copies from the device.
     pub(super) down: StreamId,
-    /// The stream of the copies from the device that contain the offsets of encoded subchunks.
+    /// The stream of the copies from the device of the answers of batches: offsets of encoded subchunks, and
+    /// failures of the compressor (`answer.rs`).
     pub(super) answers: StreamId,
     events: &'a Mutex<Events>,
     memory: DeviceMemory,
@@ -373,11 +374,11 @@ impl Running<'_> {
 
     /// Enqueues a fill of a region of device memory with zeros.
     pub(super) fn zero(&self, stream: StreamId, region: Region) -> Result<(), DriverError> {
-        self.set(stream, region, 0)
+        self.fill(stream, region, 0)
     }
 
     /// Enqueues a fill of a region of device memory with `byte`.
-    pub(super) fn set(
+    pub(super) fn fill(
         &self,
         stream: StreamId,
         region: Region,

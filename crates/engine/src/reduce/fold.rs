@@ -128,7 +128,7 @@ pub(super) trait Fold<T: Element> {
     }
 }
 
-/// An element as it lies in memory.
+/// An element that is read from bytes and written to bytes.
 pub(super) trait Element: Copy + Default {
     const SIZE: usize;
 

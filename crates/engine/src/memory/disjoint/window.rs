@@ -1,4 +1,5 @@
-//! A part of a shard that many threads write, one subchunk at a time.
+//! A window: a box of the decoded elements of a shard. Many threads write it at the same time, each the
+//! elements of another subchunk.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,7 +6,7 @@
 //! 2   flags
 //! 3   typesize
 //! 4   bytes of content                     Integers have 32 bits and are little-endian.
-//! 8   bytes of a block, the last but       A stream as long as its content is the content itself.
+//! 8   bytes of each block but the last     A stream as long as its content is the content itself.
 //! 12  bytes of the frame
 //! ```
 //!
