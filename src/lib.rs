@@ -140,9 +140,7 @@ pub fn metrics() -> Metrics {
 /// [`Backend::Auto`] the host then encodes the shards.
 pub fn warm_up(options: &Options) -> Result<(), Error> {
     let backend = Backend::Cuda;
-    plan::Engines::default()
-        .warm_up(options)
-        .map_err(|reason| Error::BackendUnavailable { backend, reason })
+    plan::Engines::warm_up(options).map_err(|reason| Error::BackendUnavailable { backend, reason })
 }
 
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.

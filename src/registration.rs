@@ -52,7 +52,7 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// - [`Error::NameTaken`] if zarrs would find another codec for the name first.
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
-    Engines::default().check(&options)?;
+    Engines::of_process(&options).check(&options)?;
     let backend = options.backend();
     registry::enable(options, push_transformer)?;
     tracing::debug!(%backend, "sharding_indexed is zarrs_cuda's");

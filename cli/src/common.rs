@@ -22,24 +22,26 @@ pub(crate) struct Common {
     /// Memory for buffers, as 512MiB or 4GiB [default: a quarter of this machine's]
     #[arg(long, global = true, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
-    /// Where shards are encoded and decoded
     #[arg(
         long,
         global = true,
         value_enum,
         value_name = "WHERE",
-        default_value = "auto"
+        help = "Where shards are encoded and decoded [default: on the processor, unless --devices or ZARRS_CUDA_DEVICES names a GPU]"
     )]
-    pub(crate) backend: Backend,
+    pub(crate) backend: Option<Backend>,
+    /// The GPUs to use, by number, as 0 or 0,1
+    #[arg(long, global = true, value_delimiter = ',', value_name = "N,..")]
+    pub(crate) devices: Option<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Backend {
-    /// On a device where one helps
+    /// On a GPU where one helps
     Auto,
     /// On the processor
     Host,
-    /// On a device, or fail
+    /// On a GPU, or fail
     Cuda,
 }
 
@@ -65,11 +67,19 @@ impl Common {
 
     /// Returns the library's options.
     pub(crate) fn options(&self) -> Options {
-        let options = Options::default().with_backend(match self.backend {
-            Backend::Auto => zarrs_cuda::Backend::Auto,
-            Backend::Host => zarrs_cuda::Backend::Host,
-            Backend::Cuda => zarrs_cuda::Backend::Cuda,
-        });
+        let mut options = match self.backend {
+            None => Options::default(),
+            Some(Backend::Auto) => Options::default()
+                .with_backend(zarrs_cuda::Backend::Auto)
+                .with_consent("--backend"),
+            Some(Backend::Host) => Options::default().with_backend(zarrs_cuda::Backend::Host),
+            Some(Backend::Cuda) => Options::default().with_backend(zarrs_cuda::Backend::Cuda),
+        };
+        if let Some(devices) = &self.devices {
+            options = options
+                .with_devices(devices.clone())
+                .with_consent("--devices");
+        }
         match self.memory {
             Some(memory) => within(options, memory.bytes()),
             None => options,

@@ -22,7 +22,7 @@ use crate::metrics::counters;
 #[cfg(feature = "async")]
 use crate::panics::async_no_panic;
 use crate::panics::no_panic;
-use crate::plan::{self, Engines, Explanation};
+use crate::plan::{self, Explanation};
 use crate::shard::error::other;
 use crate::shard::index::ShardIndex;
 use crate::shard::sharding::Sharding;
@@ -38,7 +38,9 @@ pub(super) struct Delegated;
 impl ShardCodec for Delegated {
     fn check(&self, shards: &Sharding) -> Result<(), CodecError> {
         let why = shards.delegated().unwrap_or_default();
-        Engines::check_delegated(&shards.codec.options, why).map_err(other)
+        let codec = &shards.codec;
+        let checked = codec.engines.check_delegated(&codec.options, why);
+        checked.map_err(other)
     }
 
     fn encode<'a>(
@@ -141,7 +143,9 @@ impl ShardCodec for Delegated {
 
     fn explain(&self, shards: &Sharding) -> Result<Explanation, Error> {
         let why = shards.delegated().unwrap_or_default();
-        plan::explain_delegated(&shards.grid, why.to_string(), &shards.codec.options)
+        let codec = &shards.codec;
+        let settings = (&codec.engines, &codec.options);
+        plan::explain_delegated(&shards.grid, why.to_string(), settings)
     }
 }
 

@@ -274,7 +274,8 @@ impl CudaShardingCodec {
 
     /// Returns the memory that the buffers of one shard in flight take, for shards of `shard_shape`
     /// (elements), `data_type` and `fill_value`. Returns `None` if these shards do not go to a
-    /// device.
+    /// device. Creates the context of the device, unlike [`explain`](Self::explain), because the answer
+    /// depends on the free memory.
     ///
     /// # Errors
     /// The errors of [`explain`](Self::explain).
@@ -284,7 +285,12 @@ impl CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Option<MemoryEstimate>, Error> {
-        Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
+        let shards = self.sharding(shard_shape, data_type, fill_value)?;
+        shards.shard_codec().check(&shards)?;
+        Ok(match shards.delegated() {
+            Some(_) => None,
+            None => shards.choose_engine()?.memory(),
+        })
     }
 }
 

@@ -134,8 +134,8 @@ impl ShardCodec for Ours {
             ShardingIndexLocation::End => "end",
         };
         let index = format!("index of {} bytes at the {end}", shards.index.len());
-        let choice = shards.choose_engine()?;
-        Ok(plan::explain(&shards.grid, shards.known(), index, &choice))
+        let summary = shards.preview_engine()?;
+        Ok(plan::explain(&shards.grid, shards.known(), index, summary))
     }
 }
 

@@ -12,5 +12,5 @@ use crate::plan::Engines;
 #[test]
 fn host_engine() {
     let options = Options::default().with_backend(Backend::Host);
-    check(&options, &Engines::default(), 2000, &|| 0);
+    check(&options, &Engines::of_process(&options), 2000, &|| 0);
 }

@@ -30,7 +30,9 @@ fn the_plan_knows() {
             let choice = choice.expect("suits");
             assert_eq!(choice.engine.decodes_whole_shards(), decode);
             let index = "index".to_string();
-            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, &choice).why;
+            let summary = engines.preview(&options, &shard.grid, Ok(&shard.chain));
+            let summary = summary.expect("suits");
+            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, summary).why;
             assert_eq!(why.contains("the host decodes"), !decode, "{why}");
             let job = shard.job();
             let decoded = choice.engine.decode(&job, &encoded.bytes, &encoded.extents);

@@ -119,7 +119,7 @@ pub(super) fn forked_child(driver: Arc<dyn Driver>, tuning: Tuning) {
 
 /// Runs `checks` in a forked child. Each has a message for its failure.
 #[cfg(target_os = "linux")]
-fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
+pub(super) fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
     // SAFETY: the only lock of another thread that the child may take is the allocator's, which
     // glibc keeps usable across `fork`. The child does not unwind, and exits without the parent's
     // exit handlers.

@@ -158,7 +158,12 @@ impl Case {
     fn check(&self, store: &Store) -> u64 {
         let read = Array::open(store.inner().clone(), "/array").expect("metadata");
         let slices = read.shape()[0];
-        let array = self.array(store.inner(), slices, Backend::Host, Engines::default());
+        let array = self.array(
+            store.inner(),
+            slices,
+            Backend::Host,
+            Engines::of_process(&Options::default()),
+        );
         let read: Vec<u16> = array
             .retrieve_array_subset(&array.subset_all())
             .expect("readable");
@@ -169,7 +174,12 @@ impl Case {
     /// Checks that the shards are byte for byte those of the host.
     fn check_bytes(&self, store: &Store) {
         let host = Arc::new(MemoryStore::new());
-        let array = self.array(&host, self.shape[0], Backend::Host, Engines::default());
+        let array = self.array(
+            &host,
+            self.shape[0],
+            Backend::Host,
+            Engines::of_process(&Options::default()),
+        );
         array
             .store_array_subset(&array.subset_all(), self.elements.clone())
             .expect("stored");

@@ -17,7 +17,8 @@ use zarrs_cuda_engine::cuda::HighestLevels;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The best place for each shard. Never fails because a GPU is missing.
+    /// The best place for each shard. Never fails because a GPU is missing. Uses only devices that were
+    /// [asked for](Options::with_devices), and the host otherwise.
     ///
     /// Shards with a compressor go to a device if they have at least 1 MiB and 16 subchunks. All other shards
     /// stay on the host. If a device fails, the host encodes or decodes the shard instead.
@@ -142,7 +143,10 @@ impl LevelPolicy {
     reason = "each is a setting of its own"
 )]
 pub struct Options {
-    backend: Backend,
+    /// The backend; `None` if the caller set none.
+    backend: Option<Backend>,
+    /// The setting of a user that asked for devices, if the caller names one.
+    asked_by: Option<&'static str>,
     huge_pages: bool,
     devices: Option<Vec<usize>>,
     device_memory: Option<usize>,
@@ -169,7 +173,8 @@ const UNKNOWN_MEMORY: usize = 8 << 30;
 impl Default for Options {
     fn default() -> Self {
         Self {
-            backend: Backend::default(),
+            backend: None,
+            asked_by: None,
             huge_pages: true,
             devices: None,
             device_memory: None,
@@ -190,17 +195,45 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets the place where shards are encoded and decoded. Default: [`Backend::Auto`].
+    /// Sets the place where shards are encoded and decoded. Default: the environment variable
+    /// `ZARRS_CUDA_BACKEND` (`auto`, `host` or `cuda`), else [`Backend::Auto`].
+    ///
+    /// [`Backend::Cuda`] asks for a device; the others do not, see [`with_devices`](Self::with_devices).
     #[must_use]
     pub fn with_backend(mut self, backend: Backend) -> Self {
-        self.backend = backend;
+        self.backend = Some(backend);
         self
     }
 
-    /// Returns the place where shards are encoded and decoded.
+    /// Returns the place where shards are encoded and decoded, as these options say, whatever the environment
+    /// says.
     #[must_use]
     pub fn backend(&self) -> Backend {
+        self.backend.unwrap_or_default()
+    }
+
+    /// Returns the backend; `None` if the caller set none.
+    pub(crate) fn backend_setting(&self) -> Option<Backend> {
         self.backend
+    }
+
+    /// Notes that the user asked for devices by the setting `by`, without or with numbers of devices. For the
+    /// Python package and the command, whose users have settings of their own.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_consent(mut self, by: &'static str) -> Self {
+        self.asked_by = Some(by);
+        self
+    }
+
+    /// Returns the setting of a user that asked for devices, if the caller named one.
+    pub(crate) fn asked_by(&self) -> Option<&'static str> {
+        self.asked_by
+    }
+
+    /// Returns whether these options ask for a device.
+    pub(crate) fn asks_for_devices(&self) -> bool {
+        self.devices.is_some() || self.asked_by.is_some() || self.backend == Some(Backend::Cuda)
     }
 
     /// Sets whether to ask the operating system for huge pages for outputs of several MiB. Default:
@@ -220,7 +253,18 @@ impl Options {
     }
 
     /// Sets the CUDA devices to use, by the driver's numbers in this process
-    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all usable devices.
+    /// (`CUDA_VISIBLE_DEVICES` applies). Default: no device.
+    ///
+    /// **No device is used that nobody asked for.** CUDA takes device memory, and cannot be used in a process
+    /// that is forked after it was initialised. A device is asked for by this option, by
+    /// [`Backend::Cuda`], by [`warm_up`](crate::warm_up), and by the environment variables
+    /// `ZARRS_CUDA_DEVICES` (numbers, as in `0,1`, or `all`) and `ZARRS_CUDA_BACKEND` (`auto` or `cuda`).
+    /// Whether a device is asked for is decided when an array or a writer is opened. Until then, the driver's
+    /// library is not loaded.
+    ///
+    /// If a device is asked for without a number, one device is used. It is the first of: the devices of
+    /// `ZARRS_CUDA_DEVICES`; the devices that were warmed up; the device of the CUDA context that is current
+    /// on the thread; the device whose number is `LOCAL_RANK`, modulo the number of visible devices; device 0.
     ///
     /// If a number has no device, or a device that is too old, [`Backend::Cuda`] returns an error and
     /// [`Backend::Auto`] uses the host.
@@ -230,14 +274,14 @@ impl Options {
         self
     }
 
-    /// Returns the CUDA devices to use, by number; `None` for all.
+    /// Returns the CUDA devices to use, by number; `None` if these options name none.
     #[must_use]
     pub fn devices(&self) -> Option<&[usize]> {
         self.devices.as_deref()
     }
 
-    /// Sets the largest number of bytes that buffers take on each device. Default: a quarter of the memory
-    /// that is free when the device is first used.
+    /// Sets the largest number of bytes that buffers take on each device. Default: 2 GiB, or a quarter of
+    /// the memory that is free when the device is first used if that is less.
     ///
     /// Buffers are allocated when they are needed, and released after they have been idle. The driver takes
     /// more memory, for its context and the compiled kernels.
@@ -251,8 +295,8 @@ impl Options {
         self
     }
 
-    /// Returns the largest number of bytes that buffers take on each device; `None` for a quarter of the free
-    /// memory.
+    /// Returns the largest number of bytes that buffers take on each device; `None` for the
+    /// default.
     #[must_use]
     pub fn device_memory(&self) -> Option<usize> {
         self.device_memory

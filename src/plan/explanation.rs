@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Engines, ShardPlan};
+use super::{Engines, PlanSummary};
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
@@ -58,8 +58,8 @@ pub struct Explanation {
     pub num_subchunks: usize,
     /// The size of a decoded subchunk, in bytes; `None` for variable-length data types.
     pub subchunk_bytes: Option<usize>,
-    /// The memory that the buffers of one shard in flight take on a device; `None` if no device encodes the
-    /// shards.
+    /// The memory that the buffers of one shard in flight take on a device. `None` if no device encodes the
+    /// shards, and before the device has a context, because an explanation creates none.
     pub memory: Option<MemoryEstimate>,
     /// The work that the first shard on a device waits for. `None` if everything is ready, or if no device
     /// encodes the shards.
@@ -115,14 +115,14 @@ pub(crate) fn explain(
     grid: &SubchunkGrid,
     chain: Result<&KnownChain, &str>,
     index: String,
-    plan: &ShardPlan,
+    plan: PlanSummary,
 ) -> Explanation {
     let on_host = |stage: String, reason: String| ExplainedStage {
         stage,
         place: Place::Host,
         reason,
     };
-    let mut stages = match (chain, plan.place()) {
+    let mut stages = match (chain, plan.place) {
         (Ok(chain), Place::Host) => host_stages(chain),
         (Ok(chain), Place::Cuda) => cuda_stages(chain),
         (Err(unknown), _) => vec![
@@ -139,14 +139,14 @@ pub(crate) fn explain(
     };
     stages.push(on_host(index, "always on the host".to_string()));
     Explanation {
-        engine: plan.engine.name(),
-        why: plan.why.clone(),
+        engine: plan.engine,
+        why: plan.why,
         shard: grid.shard().to_vec(),
         subchunk: grid.subchunk().to_vec(),
         num_subchunks: grid.num_subchunks(),
         subchunk_bytes: Some(grid.subchunk_bytes()),
         memory: plan.memory,
-        first_wait: plan.engine.first_wait(),
+        first_wait: plan.first_wait,
         stages,
         partial_writes: String::new(),
         no_huge_pages: None,
@@ -236,13 +236,13 @@ fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
 /// Explains that zarrs' own codec encodes and decodes the shards of `grid`, for the reason `why`.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] if `options` ask for a device.
+/// [`Error::BackendUnavailable`] if a setting asks for a device.
 pub(crate) fn explain_delegated(
     grid: &SubchunkGrid,
     why: String,
-    options: &Options,
+    (engines, options): (&Engines, &Options),
 ) -> Result<Explanation, Error> {
-    Engines::check_delegated(options, &why)?;
+    engines.check_delegated(options, &why)?;
     Ok(Explanation {
         engine: "zarrs",
         why: why.clone(),

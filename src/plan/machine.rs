@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::consent::Consent;
 use crate::options::Options;
 use crate::options::memory_limit::memory_limit;
 use zarrs_cuda_engine::cuda;
@@ -60,13 +61,23 @@ pub struct MachineNvcomp {
     pub version: String,
 }
 
-/// Describes this machine. Loads the CUDA driver and nvCOMP, if they are installed. Encodes nothing.
+/// Describes this machine. Encodes nothing, and creates no context on a device.
+///
+/// If a device was [asked for](Options::with_devices), by `options` or otherwise, loads and initialises the
+/// CUDA driver, and loads nvCOMP. Otherwise looks for neither, and the result says so. An initialised driver
+/// cannot be used in processes that are forked afterwards, so ask in a process of its own if that matters.
 ///
 /// A device or a library that cannot be used is no error: the result has the reason. Within one process the
 /// result stays the same: a driver that is installed later is not found.
 #[must_use]
 pub fn machine(options: &Options) -> Machine {
-    let devices = cuda::devices().map(|devices| {
+    let consent = Consent::decide(options).devices;
+    let asked = consent.map_err(|refusal| refusal.text().to_string());
+    let found = asked.clone().and_then(|_| {
+        let devices = cuda::devices();
+        devices.map_err(|error| error.to_string())
+    });
+    let devices = found.map(|devices| {
         let infos = devices.infos();
         let devices = infos.map(|info| MachineDevice {
             ordinal: info.ordinal,
@@ -77,17 +88,19 @@ pub fn machine(options: &Options) -> Machine {
         devices.collect()
     });
     Machine {
-        devices: devices.map_err(|error| error.to_string()),
+        devices,
         driver: MachineDriver {
             cuda: cuda::driver_version(),
             kernel_module: std::fs::read_to_string("/proc/driver/nvidia/version")
                 .ok()
                 .and_then(|text| kernel_module(&text)),
         },
-        nvcomp: nvcomp::of_process(options.nvcomp()).map(|nvcomp| MachineNvcomp {
-            path: nvcomp.path().to_path_buf(),
-            version: nvcomp.version().to_string(),
-        }),
+        nvcomp: asked
+            .and_then(|_| nvcomp::of_process(options.nvcomp()))
+            .map(|nvcomp| MachineNvcomp {
+                path: nvcomp.path().to_path_buf(),
+                version: nvcomp.version().to_string(),
+            }),
         memory: memory_limit(),
     }
 }

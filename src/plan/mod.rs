@@ -2,13 +2,15 @@
 //!
 //! The chosen engine is prepared once, because engines cache what they have prepared for each kind of shard.
 //! The present state of devices is asked for each time: whether a device is usable, and how much of its
-//! memory budget a lane takes.
+//! memory budget a lane takes. `consent.rs` decides which devices may be asked at all.
 
+mod consent;
 mod explanation;
 mod machine;
 mod rule;
 mod stream;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +19,8 @@ pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
 pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
+
+use consent::{Consent, Refusal, Selected};
 
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
@@ -33,46 +37,57 @@ use zarrs_cuda_engine::layout::SubchunkGrid;
 /// The engines that encode and decode shards.
 #[derive(Clone, Debug)]
 pub(crate) struct Engines {
-    /// The devices to use. `None` for all devices of the process, which are looked for when they are needed.
+    /// The devices of a test. `None` for the devices of the process, which are looked for when they are needed.
     devices: Option<Arc<Devices>>,
+    /// The decision for the array or the writer that these engines serve.
+    consent: Consent,
     rule: EngineRule,
     tuning: Tuning,
-}
-
-impl Default for Engines {
-    fn default() -> Self {
-        Self {
-            devices: None,
-            rule: EngineRule::default(),
-            tuning: Tuning::DEFAULT,
-        }
-    }
 }
 
 /// The engine for shards of one kind, prepared for these shards, and the reason for the choice.
 #[derive(Debug)]
 pub(crate) struct ShardPlan {
     pub(crate) engine: Box<dyn Engine>,
+    summary: PlanSummary,
+}
+
+/// The plan for shards of one kind, in words.
+#[derive(Clone, Debug)]
+pub(crate) struct PlanSummary {
+    /// The name of the engine that encodes shards.
+    engine: &'static str,
     why: String,
-    /// The memory that a shard takes on a device, or `None` if the host encodes it.
+    place: Place,
+    /// The memory that a shard takes on a device; `None` on the host, and if it is not known yet.
     memory: Option<MemoryEstimate>,
+    /// The work that the first shard on a device waits for.
+    first_wait: Option<String>,
+}
+
+impl PlanSummary {
+    fn host(why: String) -> Self {
+        Self {
+            engine: HostEngine.name(),
+            why,
+            place: Place::Host,
+            memory: None,
+            first_wait: None,
+        }
+    }
 }
 
 impl ShardPlan {
     fn host(why: impl Into<String>) -> Self {
         Self {
             engine: Box::new(HostEngine),
-            why: why.into(),
-            memory: None,
+            summary: PlanSummary::host(why.into()),
         }
     }
 
-    /// Returns the place where the stages of a shard run.
-    fn place(&self) -> Place {
-        match self.memory {
-            Some(_) => Place::Cuda,
-            None => Place::Host,
-        }
+    /// Returns the memory that a shard takes on a device, or `None` if the host encodes it.
+    pub(crate) fn memory(&self) -> Option<MemoryEstimate> {
+        self.summary.memory
     }
 }
 
@@ -86,34 +101,87 @@ enum Chosen<T> {
 }
 
 impl Engines {
+    /// Returns the engines of this process for an array or a writer that is opened now with `options`.
+    pub(crate) fn of_process(options: &Options) -> Self {
+        Self::with_consent(Consent::decide(options))
+    }
+
+    fn with_consent(consent: Consent) -> Self {
+        Self {
+            devices: None,
+            consent,
+            rule: EngineRule::default(),
+            tuning: Tuning::DEFAULT,
+        }
+    }
+
     /// Engines of the given devices, with a rule and sizes of their own.
     #[cfg(test)]
     pub(crate) fn of_devices(devices: Arc<Devices>, rule: EngineRule, tuning: Tuning) -> Self {
         Self {
             devices: Some(devices),
+            consent: Consent::decide(&Options::default()),
             rule,
             tuning,
         }
     }
 
-    /// Checks that shards can be encoded on the backend of `options`.
-    pub(crate) fn check(&self, options: &Options) -> Result<(), Error> {
-        match options.backend() {
-            Backend::Auto | Backend::Host => Ok(()),
-            backend @ Backend::Cuda => self
-                .cuda(options)
-                .and_then(|cuda| cuda.check())
-                .map_err(|reason| Error::BackendUnavailable { backend, reason }),
+    /// Returns the same engines for an array or a writer that is opened now with `options`.
+    #[must_use]
+    pub(crate) fn decide_anew(&self, options: &Options) -> Self {
+        Self {
+            consent: Consent::decide(options),
+            ..self.clone()
         }
+    }
+
+    /// Returns the decision; for devices of a test, the decision that `options` allow all of them.
+    #[cfg(test)]
+    fn consent(&self, options: &Options) -> Cow<'_, Consent> {
+        match &self.devices {
+            Some(_) => Cow::Owned(Consent::of_test(options)),
+            None => Cow::Borrowed(&self.consent),
+        }
+    }
+
+    /// Returns the decision.
+    #[cfg(not(test))]
+    fn consent(&self, _: &Options) -> Cow<'_, Consent> {
+        Cow::Borrowed(&self.consent)
+    }
+
+    /// Checks that the settings of this process can be understood.
+    ///
+    /// # Errors
+    /// The name of a setting, its value, and the values that it may have.
+    pub(crate) fn check_settings(&self) -> Result<(), String> {
+        self.consent
+            .wrong()
+            .map_or(Ok(()), |wrong| Err(wrong.to_string()))
+    }
+
+    /// Checks that shards can be encoded on the backend of `options`. No context is created.
+    pub(crate) fn check(&self, options: &Options) -> Result<(), Error> {
+        let consent = self.consent(options);
+        let backend = consent.backend;
+        let usable = match &consent.devices {
+            Err(Refusal::Wrong(wrong)) => Err(wrong.clone()),
+            Ok(selected) if backend == Backend::Cuda => self
+                .cuda(options, selected)
+                .and_then(|cuda| cuda.numbers())
+                .map(|_| ()),
+            _ => Ok(()),
+        };
+        usable.map_err(|reason| Error::BackendUnavailable { backend, reason })
     }
 
     /// Checks that zarrs' own codec, on the host, may encode and decode a shard. `why` is the reason why the
     /// engines cannot.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device.
-    pub(crate) fn check_delegated(options: &Options, why: &str) -> Result<(), Error> {
-        match options.backend() {
+    /// [`Error::BackendUnavailable`] if a setting asks for a device.
+    pub(crate) fn check_delegated(&self, options: &Options, why: &str) -> Result<(), Error> {
+        match self.consent(options).backend {
             Backend::Auto | Backend::Host => Ok(()),
             backend @ Backend::Cuda => Err(Error::BackendUnavailable {
                 backend,
@@ -125,23 +193,30 @@ impl Engines {
     }
 
     /// Chooses the place where a job is done. `rule` returns a reason to leave the job to the host, or
-    /// `None`. `prepare` prepares the job for a device.
+    /// `None`. `prepare` prepares the job for the selected devices.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
+    /// [`Error::BackendUnavailable`], with the reason, if a setting asks for a device and none can do the job,
+    /// or if a setting cannot be understood.
     fn choose_place<T>(
+        &self,
         options: &Options,
         rule: impl FnOnce() -> Option<String>,
-        prepare: impl FnOnce() -> Result<T, String>,
+        prepare: impl FnOnce(&Selected) -> Result<T, String>,
     ) -> Result<Chosen<T>, Error> {
-        let backend = options.backend();
+        let consent = self.consent(options);
+        let backend = consent.backend;
         let strict = backend == Backend::Cuda;
-        let on_host = match backend {
-            Backend::Host => Some("the host was asked for".to_string()),
-            Backend::Auto => rule(),
-            Backend::Cuda => None,
+        let selected = match &consent.devices {
+            Ok(selected) => selected,
+            Err(Refusal::Host(why)) => return Ok(Chosen::Host(why.clone())),
+            Err(Refusal::Wrong(wrong)) => {
+                let reason = wrong.clone();
+                return Err(Error::BackendUnavailable { backend, reason });
+            }
         };
-        match on_host.map_or_else(prepare, Err) {
+        let on_host = if strict { None } else { rule() };
+        match on_host.map_or_else(|| prepare(selected), Err) {
             Ok(prepared) => Ok(Chosen::Device { prepared, strict }),
             Err(reason) if strict => Err(Error::BackendUnavailable { backend, reason }),
             Err(why) => Ok(Chosen::Host(why)),
@@ -153,7 +228,7 @@ impl Engines {
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
+    /// [`Error::BackendUnavailable`], with the reason, if a setting asks for a device and none can do the job.
     pub(crate) fn choose(
         &self,
         options: &Options,
@@ -161,35 +236,81 @@ impl Engines {
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
         let rule = || self.rule.on_host(grid, chain.ok()?);
-        let prepare = || {
-            let chain = chain.map_err(|unknown| {
-                format!("the CUDA engine does not know the inner codecs: {unknown}")
-            })?;
-            let device = self.device(options, grid, chain, options.device_decode())?;
+        let prepare = |selected: &Selected| {
+            let chain = known(chain)?;
+            let device = self.device(options, selected, grid, chain, options.device_decode())?;
+            let numbers = device.numbers()?;
             let shards = device.shards(grid, chain).map_err(|e| e.to_string())?;
             let memory = shards.memory_estimate().map_err(|e| e.to_string())?;
-            Ok((shards, memory))
+            Ok((shards, memory, devices_text(&numbers, selected)))
         };
-        Ok(match Self::choose_place(options, rule, prepare)? {
+        Ok(match self.choose_place(options, rule, prepare)? {
             Chosen::Host(why) => ShardPlan::host(why),
             Chosen::Device {
-                prepared: (shards, memory),
+                prepared: (shards, memory, devices),
                 strict,
             } => {
-                let stages = if shards.decodes_whole_shards() {
-                    "all of it"
-                } else {
-                    "all of the encoding, and the host decodes"
-                };
+                let stages = stages_on_device(shards.decodes_whole_shards());
                 let (why, engine) = if strict {
-                    ("CUDA was asked for, and runs", WithFallback::strict(shards))
+                    ("CUDA was asked for", WithFallback::strict(shards))
                 } else {
-                    ("a device can run", WithFallback::new(shards))
+                    ("a device helps", WithFallback::new(shards))
                 };
                 ShardPlan {
-                    why: format!("{why} {stages}; a lane takes {memory}"),
+                    summary: PlanSummary {
+                        engine: engine.name(),
+                        why: format!("{why}: {devices} can run {stages}; a lane takes {memory}"),
+                        place: Place::Cuda,
+                        memory: Some(MemoryEstimate::of(memory)),
+                        first_wait: engine.first_wait(),
+                    },
                     engine: Box::new(engine),
-                    memory: Some(MemoryEstimate::of(memory)),
+                }
+            }
+        })
+    }
+
+    /// Returns the plan that [`choose`](Self::choose) would make, in words, without creating a context. The
+    /// memory that a shard takes is known only if the contexts of the devices exist.
+    ///
+    /// # Errors
+    /// The errors of [`choose`](Self::choose).
+    pub(crate) fn preview(
+        &self,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<PlanSummary, Error> {
+        let rule = || self.rule.on_host(grid, chain.ok()?);
+        let prepare = |selected: &Selected| {
+            let chain = known(chain)?;
+            let device = self.device(options, selected, grid, chain, options.device_decode())?;
+            if device.has_contexts() {
+                return Ok(None);
+            }
+            device.check_without_context(chain)?;
+            let devices = devices_text(&device.numbers()?, selected);
+            Ok(Some((devices, device.decodes())))
+        };
+        Ok(match self.choose_place(options, rule, prepare)? {
+            Chosen::Host(why) => PlanSummary::host(why),
+            Chosen::Device { prepared: None, .. } => self.choose(options, grid, chain)?.summary,
+            Chosen::Device {
+                prepared: Some((devices, decodes)),
+                strict,
+            } => {
+                let why = if strict {
+                    "CUDA was asked for"
+                } else {
+                    "a device helps"
+                };
+                let stages = stages_on_device(decodes);
+                PlanSummary {
+                    engine: "cuda",
+                    why: format!("{why}: {devices} can run {stages}, as far as can be said without a context on it"),
+                    place: Place::Cuda,
+                    memory: None,
+                    first_wait: Some("a context is created, and the kernels are compiled: `zarrs_cuda::warm_up` does that ahead".to_string()),
                 }
             }
         })
@@ -211,14 +332,15 @@ impl Engines {
         }
     }
 
-    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. If `decode`,
-    /// devices also decode shards with a compressor.
+    /// Returns the engine of the `selected` devices, for shards of `grid` and `chain`. If `decode`, devices also
+    /// decode shards with a compressor.
     ///
     /// # Errors
     /// The reason, if no device is usable, or none can run the chain.
     fn device(
         &self,
         options: &Options,
+        selected: &Selected,
         grid: &SubchunkGrid,
         chain: &KnownChain,
         decode: bool,
@@ -231,31 +353,64 @@ impl Engines {
             nvcomp: options.nvcomp().map(Path::to_path_buf),
             decode,
         };
-        Ok(self.cuda(options)?.for_chain(chain, compressors))
+        Ok(self.cuda(options, selected)?.for_chain(chain, compressors))
     }
 
-    /// Makes the devices of `options` ready for the first shard: contexts, kernels and nvCOMP.
+    /// Makes devices ready for the first shard: contexts, kernels and nvCOMP. Arrays that are opened later may
+    /// use these devices.
     ///
     /// # Errors
     /// The reason, if no device can be used, or the kernels cannot be compiled for one.
-    pub(crate) fn warm_up(&self, options: &Options) -> Result<(), String> {
-        self.cuda(options)?
-            .warm_up(options.nvcomp())
+    pub(crate) fn warm_up(options: &Options) -> Result<(), String> {
+        let this = Self::with_consent(Consent::asked(options));
+        let selected = this.consent.devices.as_ref();
+        let selected = selected.map_err(|refusal| refusal.text().to_string())?;
+        let cuda = this.cuda(options, selected)?;
+        consent::note_warm_up(cuda.numbers()?);
+        cuda.warm_up(options.nvcomp())
             .map_err(|error| error.to_string())
     }
 
-    fn cuda(&self, options: &Options) -> Result<CudaEngine, String> {
+    fn cuda(&self, options: &Options, selected: &Selected) -> Result<CudaEngine, String> {
         let devices = match &self.devices {
             Some(devices) => devices.clone(),
             None => cuda::devices().map_err(|error| error.to_string())?,
         };
         let limits = DeviceLimits {
-            devices: options.devices().map(<[usize]>::to_vec),
+            devices: selected.numbers()?,
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
             idle: options.device_idle_time(),
         };
         Ok(CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times()))
+    }
+}
+
+/// Returns the chain that the engines know.
+///
+/// # Errors
+/// The reason why the engines do not know the chain.
+fn known<'c>(chain: Result<&'c KnownChain, &str>) -> Result<&'c KnownChain, String> {
+    chain.map_err(|unknown| format!("the CUDA engine does not know the inner codecs: {unknown}"))
+}
+
+/// Returns the selected devices and the setting that selected them, in words for users.
+fn devices_text(numbers: &[usize], selected: &Selected) -> String {
+    let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
+    let devices = if numbers.len() == 1 {
+        "device"
+    } else {
+        "devices"
+    };
+    format!("CUDA {devices} {} ({})", numbers.join(", "), selected.by())
+}
+
+/// Returns the stages that a device runs, in words for users.
+fn stages_on_device(decodes: bool) -> &'static str {
+    if decodes {
+        "all of it"
+    } else {
+        "all of the encoding, and the host decodes"
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Chosen, Engines};
+use super::consent::Selected;
+use super::{Chosen, Engines, devices_text};
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
@@ -98,33 +99,34 @@ impl Engines {
     /// possible number of epochs.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason, if `options` ask for a device and none can do the job.
+    /// [`Error::BackendUnavailable`], with the reason, if a setting asks for a device and none can do the job.
     pub(crate) fn choose_stream(
         &self,
         options: &Options,
         job: &StreamJob,
     ) -> Result<StreamChoice, Error> {
         let rule = || self.rule.stream_on_host(job);
-        let prepare = || {
+        let prepare = |selected: &Selected| {
             let StreamChain::Known(chain) = &job.chain else {
                 return Err("the CUDA engine does not know the inner codecs".to_string());
             };
-            let device = self.device(options, job.grid.shard(), chain, false)?;
+            let device = self.device(options, selected, job.grid.shard(), chain, false)?;
             let estimate = device.stream_estimate(job);
             estimate.map_err(|error| error.to_string())?;
-            Ok(device)
+            let devices = devices_text(&device.numbers()?, selected);
+            Ok((device, devices))
         };
-        Ok(match Self::choose_place(options, rule, prepare)? {
+        Ok(match self.choose_place(options, rule, prepare)? {
             Chosen::Host(why) => StreamChoice::host(why),
             Chosen::Device {
-                prepared: engine,
+                prepared: (engine, devices),
                 strict,
             } => StreamChoice {
                 device: Some(OnDevice { engine, strict }),
                 why: if strict {
-                    "CUDA was asked for".to_string()
+                    format!("CUDA was asked for: {devices}")
                 } else {
-                    "a device can encode it".to_string()
+                    format!("a device helps: {devices}")
                 },
             },
         })

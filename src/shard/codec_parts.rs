@@ -72,6 +72,8 @@ impl CodecParts {
             index_codecs,
             index_location,
         );
+        let engines = Engines::of_process(&options);
+        engines.check_settings().map_err(PluginCreateError::Other)?;
         Ok(Self {
             recognised: recognise(&chain),
             nested,
@@ -83,7 +85,7 @@ impl CodecParts {
             // Equal data give equal shards, also where zarrs encodes them.
             stock: stock.with_subchunk_write_order(SubchunkWriteOrder::C),
             options,
-            engines: Engines::default(),
+            engines,
         })
     }
 
@@ -98,6 +100,7 @@ impl CodecParts {
                 .as_ref()
                 .map(|nested| Arc::new(nested.with_options(options.clone()))),
             inner_codecs: Arc::new(inner_codecs),
+            engines: self.engines.decide_anew(&options),
             options,
             ..self.clone()
         }

@@ -8,7 +8,7 @@ use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::error::Error;
-use crate::plan::{self, ShardPlan};
+use crate::plan::{self, PlanSummary, ShardPlan};
 use zarrs_cuda_engine::contract::ShardJob;
 use zarrs_cuda_engine::layout::SubchunkGrid;
 
@@ -28,6 +28,15 @@ impl Sharding {
     pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<ShardPlan, Error> {
         let codec = &self.codec;
         codec.engines.choose(&codec.options, grid, self.known())
+    }
+
+    /// Returns the plan for a shard in words, without creating a context on a device.
+    ///
+    /// # Errors
+    /// The errors of [`choose_engine`](Self::choose_engine).
+    pub(crate) fn preview_engine(&self) -> Result<PlanSummary, Error> {
+        let (codec, grid) = (&self.codec, &self.grid);
+        codec.engines.preview(&codec.options, grid, self.known())
     }
 
     /// Returns the engine that decodes a whole shard.

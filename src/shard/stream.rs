@@ -61,6 +61,7 @@ impl ShardEncoding {
     /// [`Error::BackendUnavailable`] if the options ask for a device that cannot be used.
     pub(crate) fn choose_engine(&self, job: &StreamJob) -> Result<StreamChoice, Error> {
         let codec = &self.shards.codec;
-        codec.engines.choose_stream(&codec.options, job)
+        let engines = codec.engines.decide_anew(&codec.options);
+        engines.choose_stream(&codec.options, job)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use zarrs::array::{FillValue, data_type};
 use zarrs_codec::BytesToBytesCodecTraits;
-use zarrs_cuda::{CudaShardingCodecBuilder, Machine};
+use zarrs_cuda::{CudaShardingCodecBuilder, Machine, Options};
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::open;
 use zarrs_cuda_convert::words::bytes_text;
@@ -35,7 +35,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if let Some(path) = &args.path {
         open::must_be_local(path, "doctor looks at a directory's file system")?;
     }
-    let options = common.options();
+    // The command is a process of its own, so that asking for devices harms no application.
+    let options = asked(common);
     let machine = zarrs_cuda::machine(&options);
     let mut lines = vec![
         format!("zarrs-cuda {} on {}", env!("CARGO_PKG_VERSION"), system()),
@@ -80,6 +81,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             )
         })),
     }
+    let not_asked = zarrs_cuda::machine(&common.options()).devices.err();
+    let not_asked = not_asked.filter(|_| machine.devices.is_ok());
+    if let Some(reason) = &not_asked {
+        lines.push(format!("they are not used: {reason}"));
+    }
     match &machine.nvcomp {
         Err(reason) => lines.push(format!("nvCOMP: none: {reason}")),
         Ok(nvcomp) => lines.push(format!(
@@ -88,10 +94,17 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             nvcomp.path.display()
         )),
     }
-    lines.push("\nshards of 256,256,256 uint16 with subchunks of 32,32,32 would run:".to_string());
+    let if_asked = if not_asked.is_some() {
+        ", if a GPU is asked for"
+    } else {
+        ""
+    };
+    lines.push(format!(
+        "\nshards of 256,256,256 uint16 with subchunks of 32,32,32 would run{if_asked}:"
+    ));
     let chains: Vec<_> = CHAINS
         .iter()
-        .map(|chain| (*chain, runs_where(chain, common)))
+        .map(|chain| (*chain, runs_where(chain, &options)))
         .collect();
     lines.extend(
         chains
@@ -107,6 +120,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "version": env!("CARGO_PKG_VERSION"),
         "system": system(),
         "machine": json_of(&machine),
+        "not_used": not_asked,
         "huge_pages": huge_pages(),
         "chains": chains.iter().map(|(chain, (engine, why))| {
             json!({ "codec": chain, "engine": engine, "why": why })
@@ -115,6 +129,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     });
     let columns = common.columns();
     Ok(Outcome::new(wrapped(&lines.join("\n"), columns), json))
+}
+
+/// Returns the options with which devices are looked for. The command is a process of its own, so that no
+/// application loses by an initialised driver.
+fn asked(common: &Common) -> Options {
+    common.options().with_consent("doctor")
 }
 
 fn json_of(machine: &Machine) -> Value {
@@ -181,7 +201,7 @@ fn huge_pages() -> String {
 }
 
 /// Returns the engine that runs a chain, and the reason for this choice.
-fn runs_where(chain: &str, common: &Common) -> (String, String) {
+fn runs_where(chain: &str, options: &Options) -> (String, String) {
     let explained = || {
         let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {
             "none" => Vec::new(),
@@ -198,7 +218,7 @@ fn runs_where(chain: &str, common: &Common) -> (String, String) {
         };
         let codec = CudaShardingCodecBuilder::new(subchunk, &data_type::uint16())
             .bytes_to_bytes_codecs(codecs)
-            .options(common.options())
+            .options(options.clone())
             .build_arc()
             .map_err(|error| error.to_string())?;
         codec

@@ -224,13 +224,36 @@ impl CudaEngine {
         self.clone().shards(grid, chain)?.memory_estimate()
     }
 
-    /// Checks that a device is usable.
+    /// Returns whether the engine also decodes the shards that it encodes.
+    pub fn decodes(&self) -> bool {
+        self.decodes
+    }
+
+    /// Returns whether the contexts of the devices exist, so that nothing is created by asking them.
+    pub fn has_contexts(&self) -> bool {
+        self.devices.have_contexts(&self.limits)
+    }
+
+    /// Returns the numbers of the devices that the engine may use.
     ///
     /// # Errors
     /// The reason why no device is usable.
-    pub fn check(&self) -> Result<(), String> {
-        let found = self.devices.first(&self.limits, |_| Ok(()));
-        found.map_err(|error| error.to_string())
+    pub fn numbers(&self) -> Result<Vec<usize>, String> {
+        let usable = self.devices.usable_numbers(&self.limits);
+        usable.map_err(|error| error.to_string())
+    }
+
+    /// Checks without a context that a device is there for shards of `chain`, and that nvCOMP is there if
+    /// they have a compressor.
+    ///
+    /// # Errors
+    /// The reason why no device can run these shards.
+    pub fn check_without_context(&self, chain: &KnownChain) -> Result<(), String> {
+        self.numbers()?;
+        if !chain.is_fixed_size() {
+            nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
+        }
+        Ok(())
     }
 
     /// Returns the counters of the CUDA engine.

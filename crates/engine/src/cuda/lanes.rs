@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use super::copiers::Copiers;
 use super::counters::Counters;
 use super::device::{Device, Process};
-use super::driver::{DeviceInfo, Driver, DriverError, Fault};
+use super::driver::{DeviceInfo, Driver, DriverError, Fault, Found};
 use super::lane::Lane;
 use super::numa;
 use super::recent_answers::RecentAnswers;
@@ -32,15 +32,18 @@ use janitor::JanitorRest;
 use pool::{DeviceLanes, add, in_order, known_budget, subtract};
 
 /// The number by which the free memory of a device is divided to get the default budget.
-const DEFAULT_SHARE: usize = 4;
+const DEFAULT_DIVISOR: usize = 4;
+
+/// The largest default budget of a device: a guest leaves the memory to the application.
+const LARGEST_DEFAULT: usize = 2 << 30;
 
 /// The devices that one set of options allows, and the limits of their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// The ordinals of the devices that may be used; `None` for all devices.
     pub devices: Option<Vec<usize>>,
-    /// The number of bytes of device memory, for each device; `None` for a quarter of the memory that is free
-    /// when the budget is first needed.
+    /// The number of bytes of device memory, for each device; `None` for 2 GiB, or a quarter of the memory
+    /// that is free when the budget is first needed if that is less.
     pub device_memory: Option<usize>,
     /// The number of bytes of pinned memory, for each device.
     pub pinned_memory: usize,
@@ -52,6 +55,8 @@ pub struct DeviceLimits {
 #[derive(Debug)]
 pub struct Devices {
     devices: Vec<Arc<Device>>,
+    /// The reasons why the other devices of this process cannot be used. Each names its device.
+    refused: Vec<DriverError>,
     state: Mutex<Vec<DeviceLanes>>,
     /// Notified when a lane is returned or freed, or when an allocation of a lane has failed.
     changed: Condvar,
@@ -78,11 +83,20 @@ impl Drop for Devices {
 
 impl Devices {
     pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Arc<Self> {
-        Self::on_machine(drivers, Path::new(numa::SYSFS))
+        Self::of_process(Found {
+            drivers,
+            refused: Vec::new(),
+        })
     }
 
-    /// Returns the devices of `drivers`, on the machine that `sysfs` describes.
-    pub(super) fn on_machine(drivers: Vec<Arc<dyn Driver>>, sysfs: &Path) -> Arc<Self> {
+    /// Returns the devices that were found for this process.
+    pub(super) fn of_process(found: Found) -> Arc<Self> {
+        Self::on_machine(found, Path::new(numa::SYSFS))
+    }
+
+    /// Returns the devices of `found`, on the machine that `sysfs` describes.
+    pub(super) fn on_machine(found: Found, sysfs: &Path) -> Arc<Self> {
+        let Found { drivers, refused } = found;
         let addresses: Vec<_> = drivers.iter().map(|driver| driver.device().pci).collect();
         let nodes = numa::nodes(sysfs, &addresses);
         let devices: Vec<_> = std::iter::zip(drivers, nodes)
@@ -95,6 +109,7 @@ impl Devices {
             process: Process::default(),
             state: Mutex::new(devices.iter().map(|_| DeviceLanes::default()).collect()),
             devices,
+            refused,
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
@@ -122,12 +137,18 @@ impl Devices {
         let ordinals: Vec<usize> = self.devices.iter().map(|d| d.info().ordinal).collect();
         let named = limits.devices.as_deref().unwrap_or(&ordinals);
         if let Some(absent) = named.iter().find(|named| !ordinals.contains(named)) {
-            return Err(unavailable(format!(
-                "the options name CUDA device {absent}, and those that can be used are {ordinals:?}"
-            )));
+            let mut refused = self.refused.iter();
+            return Err(refused
+                .find(|error| error.device == Some(*absent))
+                .cloned()
+                .unwrap_or_else(|| {
+                    unavailable(format!(
+                        "there is no CUDA device {absent}: the devices that can be used are {ordinals:?}"
+                    ))
+                }));
         }
         let mut reason = match &limits.devices {
-            Some(_) => "the options name no CUDA device".to_string(),
+            Some(_) => "no CUDA device was named".to_string(),
             None => "there is no CUDA device".to_string(),
         };
         let mut usable = Vec::new();
@@ -146,12 +167,30 @@ impl Devices {
         Ok(usable)
     }
 
+    /// Returns the numbers of the usable devices that `limits` allows. Takes no lock.
+    ///
+    /// # Errors
+    /// No device is usable, or `limits` names a device that does not exist.
+    pub(super) fn usable_numbers(&self, limits: &DeviceLimits) -> Result<Vec<usize>, DriverError> {
+        let usable = self.usable(limits)?.into_iter();
+        Ok(usable
+            .map(|index| self.devices[index].info().ordinal)
+            .collect())
+    }
+
     /// Returns the largest number of multiprocessors among the usable devices that `limits` allows; 0 if
     /// there is no such device. Takes no lock.
     pub(super) fn multiprocessors(&self, limits: &DeviceLimits) -> usize {
         let usable = self.usable(limits).unwrap_or_default();
         let of_device = |index: usize| self.devices[index].info().multiprocessors;
         usable.into_iter().map(of_device).max().unwrap_or(0) as usize
+    }
+
+    /// Returns whether the context of each usable device that `limits` allows exists. Takes no lock.
+    pub(super) fn have_contexts(&self, limits: &DeviceLimits) -> bool {
+        let usable = self.usable(limits).unwrap_or_default();
+        let has_context = |index: usize| self.devices[index].driver().has_context();
+        usable.into_iter().all(has_context)
     }
 
     /// Compiles the kernels for the usable devices that `limits` allows.
@@ -281,7 +320,9 @@ impl Devices {
         let of_device = &mut state[index];
         match free {
             Ok(free) => {
-                let device = of_device.default_budget.get_or_insert(free / DEFAULT_SHARE);
+                let device = of_device
+                    .default_budget
+                    .get_or_insert((free / DEFAULT_DIVISOR).min(LARGEST_DEFAULT));
                 Ok(BufferBytes {
                     device: *device,
                     pinned: limits.pinned_memory,

@@ -38,6 +38,22 @@ impl Library {
         Ok(Self(Loaded::new(library)))
     }
 
+    /// Returns the library `name` if this process has loaded it. Does not load it.
+    pub(super) fn loaded(name: &str) -> Option<Self> {
+        #[cfg(target_os = "linux")]
+        let library = {
+            use libloading::os::unix;
+            // SAFETY: with this flag no library is loaded, so no initialiser runs.
+            unsafe { unix::Library::open(Some(name), unix::RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()?
+        };
+        #[cfg(windows)]
+        let library = libloading::os::windows::Library::open_already_loaded(name).ok()?;
+        // CUDA runs on no other system.
+        #[cfg(not(any(target_os = "linux", windows)))]
+        let library = None::<libloading::Library>.filter(|_| !name.is_empty())?;
+        Some(Self(Loaded::new(library.into())))
+    }
+
     /// Returns the function `name`, or `None` if the library does not have the function.
     ///
     /// # Safety

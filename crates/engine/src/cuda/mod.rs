@@ -110,6 +110,20 @@ pub fn driver_version() -> Option<(u32, u32)> {
     driver::version()
 }
 
+/// Returns the number of the device whose CUDA context is current on this thread; `None` if there is none. The
+/// call neither loads nor initialises the driver.
+pub fn current_device() -> Option<usize> {
+    driver::current_device()
+}
+
+/// Returns the number of devices that this process sees, usable or not.
+///
+/// # Errors
+/// There is no driver, or this process was forked after it looked for devices.
+pub fn visible_devices() -> Result<usize, DriverError> {
+    driver::count()
+}
+
 /// Returns the devices of this process. The first call searches for them.
 ///
 /// # Errors
@@ -129,8 +143,8 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
     }
     DEVICES
         .get_or_init(|| {
-            let drivers = driver::open_all()?;
-            for driver in &drivers {
+            let found = driver::open_all()?;
+            for driver in &found.drivers {
                 let device = driver.device();
                 tracing::info!(
                     ordinal = device.ordinal,
@@ -139,7 +153,7 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
                     "CUDA device"
                 );
             }
-            Ok(Devices::new(drivers))
+            Ok(Devices::of_process(found))
         })
         .clone()
 }

@@ -126,6 +126,10 @@ impl Driver for InstantDevice {
         &self.info
     }
 
+    fn has_context(&self) -> bool {
+        true
+    }
+
     fn enter(&self) -> Result<(), DriverError> {
         Ok(())
     }

@@ -26,19 +26,29 @@ pub mod simulation;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::open_all;
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::version;
+pub(crate) use absent::{count, current_device, version};
 #[cfg(feature = "cuda")]
 pub use cuda::open_all;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::version;
+pub(crate) use cuda::{count, current_device, version};
 
 pub use crate::error::DriverError;
 pub use crate::error::Fault;
+
+/// The devices of a process.
+#[derive(Debug)]
+pub struct Found {
+    /// The drivers of the devices that can be used.
+    pub drivers: Vec<Arc<dyn Driver>>,
+    /// The reasons why the other devices cannot be used. Each names its device.
+    pub refused: Vec<DriverError>,
+}
 
 /// The properties of a device that its driver reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -272,6 +282,9 @@ pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> 
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns the properties of the device.
     fn device(&self) -> &DeviceInfo;
+
+    /// Returns whether the context exists. The call needs no [`enter`](Driver::enter), and does not wait.
+    fn has_context(&self) -> bool;
 
     /// Makes the device's context current on this thread, until [`leave`](Self::leave). Calls nest.
     fn enter(&self) -> Result<(), DriverError>;

@@ -202,6 +202,24 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> Code {
     })
 }
 
+/// Works before `cuInit`, which an application may not have called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> Code {
+    call("cuCtxGetCurrent", Of::Nothing, |world, _| {
+        if !world.is_initialized {
+            return Err(codes::NOT_INITIALIZED.into());
+        }
+        write(context, World::top().map_or(ptr::null_mut(), opaque))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut CUdevice) -> Code {
+    call("cuCtxGetDevice", Of::Current, |_, current| {
+        write(device, CUdevice::try_from(current).unwrap_or(0))
+    })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     call("cuMemGetInfo_v2", Of::Current, |world, device| {

@@ -203,8 +203,7 @@ impl World {
 
     /// Returns the device of the context that is current on this thread.
     fn current(&self) -> Result<usize, Failure> {
-        let top = STACK.with(|stack| stack.0.borrow().last().copied());
-        top.map_or_else(
+        Self::top().map_or_else(
             || {
                 wrong(
                     codes::INVALID_CONTEXT,
@@ -345,6 +344,11 @@ impl World {
     /// Undoes the last push of this thread. Returns its context.
     pub(super) fn pop() -> Option<u64> {
         STACK.with(|stack| stack.0.borrow_mut().pop())
+    }
+
+    /// Returns the context that is current on this thread.
+    pub(super) fn top() -> Option<u64> {
+        STACK.with(|stack| stack.0.borrow().last().copied())
     }
 
     fn count(&self, device: usize, is_kind: impl Fn(&Object) -> Option<usize>) -> usize {

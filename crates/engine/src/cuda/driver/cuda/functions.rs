@@ -121,12 +121,46 @@ functions! {
     }
 }
 
+/// The functions that report the current context of a thread.
+#[allow(non_snake_case)] // NVIDIA's names
+pub(super) struct ContextFunctions {
+    pub(super) cuCtxGetCurrent: unsafe extern "C" fn(*mut CUcontext) -> Code,
+    pub(super) cuCtxGetDevice: unsafe extern "C" fn(*mut CUdevice) -> Code,
+    pub(super) cuDeviceGet: unsafe extern "C" fn(*mut CUdevice, c_int) -> Code,
+    pub(super) cuDeviceGetCount: unsafe extern "C" fn(*mut c_int) -> Code,
+}
+
+#[cfg(test)]
+const _: [unsafe fn(*mut CUcontext) -> CUresult; 1] = [sys::cuCtxGetCurrent];
+#[cfg(test)]
+const _: [unsafe fn(*mut CUdevice) -> CUresult; 1] = [sys::cuCtxGetDevice];
+
+impl ContextFunctions {
+    /// Looks up the functions in the driver's library, if this process has loaded the library. Does not load
+    /// it.
+    pub(super) fn of_loaded() -> Option<Self> {
+        let library = NAMES.into_iter().find_map(Library::loaded)?;
+        // SAFETY: the constants above, and those of `Functions`, check the types against the header's. A
+        // `CUresult` has 32 bits.
+        unsafe {
+            Some(Self {
+                cuCtxGetCurrent: library.get("cuCtxGetCurrent")?,
+                cuCtxGetDevice: library.get("cuCtxGetDevice")?,
+                cuDeviceGet: library.get("cuDeviceGet")?,
+                cuDeviceGetCount: library.get("cuDeviceGetCount")?,
+            })
+        }
+    }
+}
+
+/// The names of the driver's library. A toolkit has a stub library under the name that linkers use, so the
+/// loader's name comes first.
+const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+
 impl Functions {
     /// Loads the library, and looks up its functions.
     pub(super) fn load() -> Result<Self, String> {
-        // A toolkit has a stub library under the name that linkers use, so the loader's name comes first.
-        let names = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
-        let library = names.into_iter().find_map(|name| {
+        let library = NAMES.into_iter().find_map(|name| {
             // SAFETY: the driver's initialisers may run in any process.
             unsafe { Library::load(Path::new(name)) }.ok()
         });

@@ -22,11 +22,11 @@ mod rows;
 #[cfg(any(test, feature = "fakes"))]
 pub use open::gpu_or_skip;
 pub use open::open_all;
-pub(crate) use open::version;
+pub(crate) use open::{count, current_device, version};
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
+    Found, LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
 };
 use arguments::{Arguments, address};
 use codes::{NOT_READY, SUCCESS};
@@ -163,6 +163,10 @@ fn pinned_address(span: PinnedSpan) -> *mut c_void {
 impl Driver for CudaDriver {
     fn device(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn has_context(&self) -> bool {
+        self.context.get().is_some()
     }
 
     fn enter(&self) -> Result<(), DriverError> {

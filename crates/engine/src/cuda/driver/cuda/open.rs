@@ -1,8 +1,8 @@
 //! Finds a usable driver and usable devices, and never panics.
 
-use super::functions::Code;
+use super::functions::{Code, ContextFunctions};
 use super::{
-    CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
+    CudaDriver, DeviceInfo, Driver, DriverError, Fault, Found, Functions, Handles, Kernels, codes,
     functions,
 };
 use crate::cuda::driver::PciAddress;
@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 use std::{
     collections::BTreeMap,
     ffi::CStr,
-    process,
+    process, ptr,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicI32, AtomicU32, Ordering},
@@ -27,26 +27,63 @@ static FOUND: AtomicI32 = AtomicI32::new(0);
 /// The oldest compute capability that the kernels run on.
 const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
 
-/// Opens all usable devices of this process.
+/// Opens all usable devices of this process, without creating a context.
 ///
 /// # Errors
 /// No device is usable. The error says why the first device is not usable, or that there is no device.
-pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
-    let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
+pub fn open_all() -> Result<Found, DriverError> {
+    let (mut drivers, mut refused) = (Vec::<Arc<dyn Driver>>::new(), Vec::new());
     for ordinal in 0..CudaDriver::count()? {
         match CudaDriver::open(ordinal) {
             Ok(driver) => drivers.push(driver),
             Err(error) => {
                 tracing::debug!(%error, "a CUDA device that cannot be used");
-                first_error.get_or_insert(error);
+                refused.push(error);
             }
         }
     }
     if drivers.is_empty() {
         let none = || unavailable("look for CUDA devices", None, "there are none".into());
-        return Err(first_error.unwrap_or_else(none));
+        return Err(refused.into_iter().next().unwrap_or_else(none));
     }
-    Ok(drivers)
+    Ok(Found { drivers, refused })
+}
+
+/// Returns the number of devices that are visible to this process.
+///
+/// # Errors
+/// There is no driver, or it does not report the number.
+pub(crate) fn count() -> Result<usize, DriverError> {
+    CudaDriver::count()
+}
+
+/// Returns the number of the device whose context is current on this thread. Returns `None` if there is no
+/// such context, if the driver does not report it, or if no library of this process has loaded the driver. The
+/// call loads and initialises nothing.
+pub(crate) fn current_device() -> Option<usize> {
+    let functions = ContextFunctions::of_loaded()?;
+    let (mut context, mut current) = (ptr::null_mut(), 0);
+    // SAFETY: the function writes a context, also in a process that has not initialised CUDA.
+    let code = unsafe { (functions.cuCtxGetCurrent)(&raw mut context) };
+    if code != codes::SUCCESS || context.is_null() {
+        return None;
+    }
+    // SAFETY: the function writes the device of the current context.
+    let code = unsafe { (functions.cuCtxGetDevice)(&raw mut current) };
+    if code != codes::SUCCESS {
+        return None;
+    }
+    let mut count = 0;
+    // SAFETY: the function writes a number.
+    let code = unsafe { (functions.cuDeviceGetCount)(&raw mut count) };
+    let is_current = |number: &i32| {
+        let mut device: CUdevice = 0;
+        // SAFETY: the function writes the device with this number.
+        let code = unsafe { (functions.cuDeviceGet)(&raw mut device, *number) };
+        code == codes::SUCCESS && device == current
+    };
+    let number = (0..count).find(is_current)?;
+    (code == codes::SUCCESS).then_some(number)?.try_into().ok()
 }
 
 /// Returns the major and the minor version of CUDA that the driver supports. `None` if no driver was loaded

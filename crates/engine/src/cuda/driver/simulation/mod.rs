@@ -375,6 +375,10 @@ impl Driver for Simulation {
         &self.info
     }
 
+    fn has_context(&self) -> bool {
+        true
+    }
+
     fn enter(&self) -> Result<(), DriverError> {
         let mut state = self.lock();
         let operation = format_args!("enter the context");

@@ -44,8 +44,8 @@ fn refusal(settings: &str) -> String {
 #[ignore = "other tests run it"]
 fn prints_the_devices() {
     match open_all() {
-        Ok(drivers) => {
-            let devices: Vec<_> = drivers.iter().map(|driver| driver.device()).collect();
+        Ok(found) => {
+            let devices: Vec<_> = found.drivers.iter().map(|driver| driver.device()).collect();
             println!("{devices:?}");
         }
         Err(error) => {
@@ -215,7 +215,7 @@ fn all_devices_of_a_process_are_used() {
 #[test]
 #[ignore = "all_devices_of_a_process_are_used runs it"]
 fn uses_all_devices() {
-    let drivers = open_all().unwrap();
+    let drivers = open_all().unwrap().drivers;
     let devices = Devices::new(drivers.clone());
     let subjects = bodies::small();
     bodies::under_load(

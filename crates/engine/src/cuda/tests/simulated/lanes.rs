@@ -268,7 +268,7 @@ fn a_device_is_asked_when_it_is_used() {
         ..limits()
     };
     let engine = CudaEngine::new(Devices::new(drivers.into()), limits, Tuning::TINY);
-    engine.check().expect("a device");
+    engine.numbers().expect("a device");
     engine
         .memory_estimate(&shard.grid, &shard.chain)
         .expect("fits");
@@ -288,10 +288,13 @@ fn a_device_that_does_not_exist_is_named() {
         ..limits()
     };
     let engine = CudaEngine::new(devices, limits, Tuning::TINY);
-    let reason = engine.check().expect_err("there is no device 7");
-    assert!(reason.contains("name CUDA device 7"), "{reason}");
+    let reason = engine.numbers().expect_err("there is no device 7");
+    assert!(reason.contains("there is no CUDA device 7"), "{reason}");
     let error = Shard::new(1).round_trip(&engine).expect_err("as above");
-    assert!(error.to_string().contains("name CUDA device 7"), "{error}");
+    assert!(
+        error.to_string().contains("there is no CUDA device 7"),
+        "{error}"
+    );
 }
 
 /// Memory that could not be freed still counts as used.
@@ -512,7 +515,7 @@ fn a_forked_child_waits_for_no_lock() {
             devices.release_idle();
             counters.fell_back("the process was forked");
             let told = counters.snapshot() == DeviceMetrics::default()
-                && engine.check().is_err()
+                && engine.numbers().is_err()
                 && engine.memory_estimate(&shard.grid, &shard.chain).is_err()
                 && compressing
                     .memory_estimate(&compressed.grid, &compressed.chain)

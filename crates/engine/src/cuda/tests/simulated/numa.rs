@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
 use super::*;
+use crate::cuda::driver::Found;
 use crate::cuda::driver::simulation::Kind;
 use crate::cuda::numa;
 use crate::cuda::numa::made_up::{address, machine};
@@ -41,7 +42,13 @@ fn who_asks(
     let (first, asked_of_first) = device(0, buses[0]);
     let (second, asked_of_second) = device(1, buses[1]);
     let drivers = [&first, &second].map(|simulation| simulation.clone() as Arc<dyn Driver>);
-    let devices = Devices::on_machine(drivers.to_vec(), folder.path());
+    let devices = Devices::on_machine(
+        Found {
+            drivers: drivers.to_vec(),
+            refused: Vec::new(),
+        },
+        folder.path(),
+    );
     for ordinal in [0, 1] {
         let limits = DeviceLimits {
             devices: Some(vec![ordinal]),
