@@ -11,6 +11,7 @@ use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
+use crate::devices::DeviceSettings;
 use crate::error::Error;
 use crate::store::Store;
 
@@ -121,6 +122,7 @@ pub(crate) struct Opened {
 pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
     pub(crate) store: Store,
+    devices: Option<DeviceSettings>,
     pub(crate) is_sharded: bool,
     /// Whether elements have no fixed size.
     pub(crate) is_variable: bool,
@@ -161,7 +163,11 @@ impl Opener {
     ///
     /// # Errors
     /// The reason, if no array with these metadata can be opened.
-    pub(crate) fn new(mut metadata: ArrayMetadataV3, store: Store) -> Result<Self, String> {
+    pub(crate) fn new(
+        mut metadata: ArrayMetadataV3,
+        store: Store,
+        devices: Option<DeviceSettings>,
+    ) -> Result<Self, String> {
         let keys = Keys::new(&metadata)?;
         let is_sharded = matches!(&*metadata.codecs, [only] if only.name() == "sharding_indexed");
         // The array is opened with a huge shape, so that its real shape may change while the pipeline lives.
@@ -173,6 +179,7 @@ impl Opener {
         let mut opener = Self {
             metadata,
             store,
+            devices,
             is_sharded,
             is_variable: false,
             decodes_whole: false,
@@ -194,6 +201,10 @@ impl Opener {
         let store = Arc::new(self.store.clone());
         let array = Array::new_with_metadata(store, &format!("/{path}"), metadata)
             .map_err(|error| failed(&error))?;
+        let array = match &self.devices {
+            Some(devices) => devices.on(array),
+            None => array,
+        };
         let chunk = array
             .chunk_shape(&vec![0; array.dimensionality()])
             .map_err(|error| failed(&error))?;

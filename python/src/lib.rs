@@ -6,6 +6,7 @@ mod array;
 mod asked;
 mod batch;
 mod command;
+mod devices;
 mod elements;
 mod error;
 mod files;

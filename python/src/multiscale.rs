@@ -16,6 +16,7 @@ use zarrs_cuda::writer::{
     WriterReport,
 };
 
+use crate::devices::DeviceSettings;
 use crate::error::{Error, detached, no_panic};
 use crate::store::{Store, StorePlace};
 use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
@@ -142,7 +143,7 @@ impl MultiscaleWriter {
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let (writer, paths) = detached(py, &path, || {
-            let array = opened(&store, &path)?;
+            let array = settings.opened(&store, &path)?;
             let mut builder = settings.apply(pyramid.builder(&store, &array)?)?;
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |level, now: &Progress| {
@@ -229,10 +230,11 @@ pub(crate) fn write_lower_levels(
     pyramid: Pyramid,
     sync: bool,
     part: Option<(u64, NonZeroU64)>,
+    devices: DeviceSettings,
 ) -> PyResult<String> {
     let store = Store::at(Some(place), sync);
     detached(py, &path, || {
-        let array = opened(&store, &path)?;
+        let array = devices.on(opened(&store, &path)?);
         let builder = pyramid.builder(&store, &array)?;
         interruptible(|cancel| match part {
             Some((part, parts)) => {

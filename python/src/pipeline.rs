@@ -14,6 +14,7 @@ use zarrs::metadata::v3::ArrayMetadataV3;
 
 use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
+use crate::devices::DeviceSettings;
 use crate::elements::{self, Elements};
 use crate::error::{Error, detached, no_panic, unsupported};
 use crate::maintain;
@@ -43,21 +44,22 @@ enum Mode {
 #[pymethods]
 impl Native {
     /// Makes a pipeline. `metadata` is the text of a `zarr.json`. `place` is the directory of the store, if
-    /// its values are files, or its objects. For other stores, calls get and return values. If `sync`, files
-    /// are synced before a call returns.
+    /// its values are files, or its objects. For other stores, calls get and return values. `devices` is `None`
+    /// for a pipeline that encodes nothing. If `sync`, files are synced before a call returns.
     #[new]
-    #[pyo3(signature = (metadata, place, mode, *, sync))]
+    #[pyo3(signature = (metadata, place, mode, devices, *, sync))]
     fn new(
         metadata: &[u8],
         place: Option<StorePlace<'_>>,
         mode: &str,
+        devices: Option<DeviceSettings>,
         sync: bool,
     ) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
         let keys = Keys::new(&metadata).map_err(unsupported)?;
         let mut codecs = metadata.codecs.iter();
         let has_shards = codecs.any(|codec| codec.name() == "sharding_indexed");
-        let opener = no_panic(|| Opener::new(metadata, Store::at(place, sync)))
+        let opener = no_panic(|| Opener::new(metadata, Store::at(place, sync), devices))
             .unwrap_or_else(|| Err("zarrs does not know a parameter of a codec".to_owned()))
             .map_err(unsupported)?;
         let mode = match mode {

@@ -34,7 +34,7 @@ impl Writer {
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
         let writer = detached(py, &path, || {
-            let array = opened(&store, &path)?;
+            let array = settings.opened(&store, &path)?;
             let end = array.shape().first().copied().unwrap_or(0);
             check_frames(&store, &array, start.unwrap_or(end))?;
             let builder = on_store(ArrayWriter::builder(&array), &store);

@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 use zarrs::array::Array;
 use zarrs_cuda::writer::{Appending, Progress, Writer, WriterBuilder, WriterError};
 
+use crate::devices::DeviceSettings;
 use crate::error::{Error, detached};
 use crate::maintain;
 use crate::memory::Memory;
@@ -140,7 +141,7 @@ fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
 }
 
 /// The memory and threads of a writer, and the time after which it stores shards.
-#[derive(Clone, Copy, FromPyObject)]
+#[derive(Clone, FromPyObject)]
 pub(crate) struct Settings {
     /// The largest number of bytes of host memory for the buffers of all open writers; `None` for the
     /// library's default.
@@ -153,9 +154,16 @@ pub(crate) struct Settings {
     /// batch is full.
     #[pyo3(item(2))]
     flush_after: Option<f64>,
+    #[pyo3(item(3))]
+    devices: DeviceSettings,
 }
 
 impl Settings {
+    /// Opens the array at `path` with the settings of devices.
+    pub(crate) fn opened(&self, store: &Store, path: &str) -> Result<Array<Store>, Error> {
+        Ok(self.devices.on(opened(store, path)?))
+    }
+
     /// Gives these settings to `builder`, and makes a waiting call of its writer end when a signal handler
     /// raises.
     pub(crate) fn apply<T>(

@@ -28,6 +28,8 @@ pub struct Machine {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineDriver {
+    /// The file of the driver's library that this process has loaded; `None` if it has loaded none.
+    pub library: Option<PathBuf>,
     /// The major and the minor version of CUDA that the driver's library supports (`cuDriverGetVersion`).
     /// `None` if the library is missing, or does not return its version.
     pub cuda: Option<(u32, u32)>,
@@ -90,6 +92,7 @@ pub fn machine(options: &Options) -> Machine {
     Machine {
         devices,
         driver: MachineDriver {
+            library: loaded_driver(),
             cuda: cuda::driver_version(),
             kernel_module: std::fs::read_to_string("/proc/driver/nvidia/version")
                 .ok()
@@ -103,6 +106,19 @@ pub fn machine(options: &Options) -> Machine {
             }),
         memory: memory_limit(),
     }
+}
+
+/// Returns the file of the driver's library that this process has loaded.
+fn loaded_driver() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let is_driver = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libcuda.so")
+    };
+    paths.into_iter().find(is_driver).map(PathBuf::from)
 }
 
 /// Returns the version in the first line of `/proc/driver/nvidia/version`: its first word that is made of

@@ -63,6 +63,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .kernel_module
             .as_ref()
             .map(|version| format!("kernel module {version}")),
+        driver
+            .library
+            .as_ref()
+            .map(|file| format!("library {}", file.display())),
     ];
     let versions: Vec<_> = versions.into_iter().flatten().collect();
     if !versions.is_empty() {
@@ -160,6 +164,7 @@ fn json_of(machine: &Machine) -> Value {
         "driver": {
             "cuda": machine.driver.cuda.map(|(major, minor)| format!("{major}.{minor}")),
             "kernel_module": machine.driver.kernel_module,
+            "library": machine.driver.library,
         },
     })
 }

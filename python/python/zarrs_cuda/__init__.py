@@ -15,6 +15,7 @@ from importlib.metadata import version
 from zarr.registry import register_pipeline
 
 from zarrs_cuda import _settings
+from zarrs_cuda._devices import configure
 from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import FallbackWarning, FramesPending, FramesWarning, ShardChanged, ShardError
 from zarrs_cuda._explain import Explanation, explain
@@ -58,6 +59,7 @@ __all__ = [
     "ShardChanged",
     "ShardError",
     "compact",
+    "configure",
     "consolidate",
     "doctor",
     "explain",

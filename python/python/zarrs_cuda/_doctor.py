@@ -9,6 +9,7 @@ from typing import Any
 from zarr.core.config import config
 
 from zarrs_cuda import _settings
+from zarrs_cuda._gpus import gpu_lines
 from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import counts
 
@@ -31,7 +32,8 @@ def doctor() -> str:
     Returns
     -------
     str
-        For people: versions, settings, and what is wrong.
+        For people: versions, settings, GPUs, and what is wrong. A process of its own looks for GPUs, so that
+        CUDA is not initialised in this one.
     """
     lines = [f"Python {platform.python_version()} on {platform.platform()}"]
     lines += [f"{name} {version(name)}" for name in ("zarrs-cuda", "zarr", "numpy")]
@@ -59,4 +61,5 @@ def doctor() -> str:
         lines.append(f"WRONG: {error}")
     if why := _settings.unused():
         lines.append(f"WRONG: {why}")
+    lines += gpu_lines()
     return "\n".join(lines)

@@ -76,7 +76,7 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         )._metadata
     try:
         check_path(asynchronous.store_path.path)
-        ours = native_for(metadata, found, pipeline._mode)
+        ours = native_for(metadata, found, pipeline._mode, pipeline._devices)
     except UnsupportedError as error:
         other = type(pipeline.other)
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")

@@ -3,6 +3,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from zarrs_cuda._devices import Devices
+
 __version__: str
 
 type _Array = np.ndarray[Any, Any]
@@ -13,7 +15,7 @@ class Objects:
 
 @final
 class Native:
-    def __new__(cls, metadata: bytes, place: str | Objects | None, mode: str, *, sync: bool) -> Self: ...
+    def __new__(cls, metadata: bytes, place: str | Objects | None, mode: str, devices: Devices | None, *, sync: bool) -> Self: ...
     @property
     def mode(self) -> str: ...
     @property
@@ -108,7 +110,7 @@ class Writer:
         start: int | None,
         sync: bool,
         progress: Callable[[dict[str, float]], object] | None,
-        settings: tuple[int | None, int, float | None],
+        settings: tuple[int | None, int, float | None, Devices],
     ) -> Self: ...
     def append(self, array: _Array) -> int | None: ...
     def append_tensor(self, capsule: Any, of_slice: Sequence[int]) -> None: ...
@@ -128,7 +130,7 @@ class MultiscaleWriter:
         pyramid: Any,
         sync: bool,
         progress: Callable[[int, dict[str, float]], object] | None,
-        settings: tuple[int | None, int, float | None],
+        settings: tuple[int | None, int, float | None, Devices],
     ) -> Self: ...
     @property
     def paths(self) -> list[str]: ...
@@ -152,7 +154,7 @@ class Reader:
     def metrics(self) -> dict[str, float]: ...
 
 def write_lower_levels(
-    place: Any, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None
+    place: Any, path: str, pyramid: Any, sync: bool, part: tuple[int, int] | None, devices: Devices
 ) -> str: ...
 def frames(place: Any, path: str) -> int: ...
 def is_left(name: str) -> bool: ...

@@ -12,7 +12,7 @@ from zarr.core.array import AsyncArray
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _devices, _settings
 from zarrs_cuda._asked import Asked
 from zarrs_cuda._native import native
 from zarrs_cuda._progress import Telling
@@ -256,7 +256,7 @@ class MultiscaleWriter(SliceWriter):
         memory: int | str | None = None,
         threads: int | None = None,
     ) -> None:
-        settings = (*_settings.limits(memory, threads), flush_after)
+        settings = (*_settings.limits(memory, threads), flush_after, _devices.settings())
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
@@ -360,5 +360,7 @@ def write_lower_levels(
         raise ValueError(msg)
     _, where, place = _in_group(array)
     pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
-    done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), part)
+    done: str = native().write_lower_levels(
+        place, where.path, pyramid, _settings.syncs(), part, _devices.settings()
+    )
     return done

@@ -26,7 +26,7 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import MemoryStore, StorePath
 
-from zarrs_cuda import _frames, _settings, _strings
+from zarrs_cuda import _devices, _frames, _settings, _strings
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
@@ -106,10 +106,13 @@ class CodecPipeline(_CodecPipeline):
         How shards are written.
     """
 
-    def __init__(self, metadata: ArrayMetadata, store: Store, mode: Mode) -> None:
+    def __init__(
+        self, metadata: ArrayMetadata, store: Store, mode: Mode, devices: _devices.Devices | None = None
+    ) -> None:
         self._metadata = metadata
         self._store = store
         self._mode = mode
+        self._devices = devices if devices is not None else _devices.settings()
         self._forget()
 
     def _forget(self) -> None:
@@ -124,11 +127,11 @@ class CodecPipeline(_CodecPipeline):
         # How many reads have to be in time until the event loop's thread does them again.
         self._slow = 0
 
-    def __getstate__(self) -> tuple[ArrayMetadata, Store, Mode]:
-        return self._metadata, self._store, self._mode
+    def __getstate__(self) -> tuple[ArrayMetadata, Store, Mode, _devices.Devices]:
+        return self._metadata, self._store, self._mode, self._devices
 
-    def __setstate__(self, state: tuple[ArrayMetadata, Store, Mode]) -> None:
-        self._metadata, self._store, self._mode = state
+    def __setstate__(self, state: tuple[ArrayMetadata, Store, Mode, _devices.Devices]) -> None:
+        self._metadata, self._store, self._mode, self._devices = state
         self._forget()
 
     def __eq__(self, other: object) -> bool:
@@ -169,7 +172,7 @@ class CodecPipeline(_CodecPipeline):
             # The advice that zarr-python's own pipelines give.
             codecs_from_list(array_metadata.codecs)
         _settings.check()
-        return cls(array_metadata, store, _settings.mode())
+        return cls(array_metadata, store, _settings.mode(), _devices.settings())
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> Self:
@@ -398,7 +401,7 @@ class CodecPipeline(_CodecPipeline):
             grid = RegularChunkGridMetadata(chunk_shape=shape)
             # Another array for the native half: where chunks begin does not matter.
             metadata = replace(cast("ArrayV3Metadata", self._metadata), chunk_grid=grid)
-            known = CodecPipeline(metadata, self._store, self._mode)
+            known = CodecPipeline(metadata, self._store, self._mode, self._devices)
             if self._mode == "shared" and is_sharded(metadata):
                 known._unsupported = "its chunk grid is not regular"
             self._of_chunks[shape] = known
@@ -420,7 +423,7 @@ class CodecPipeline(_CodecPipeline):
                 return None
             try:
                 check_path(where.path)
-                known = key, native_for(self._metadata, found, self._mode)
+                known = key, native_for(self._metadata, found, self._mode, self._devices)
             except UnsupportedError as error:
                 self._unsupported = str(error)
                 self._fall_back(self._unsupported)
@@ -472,7 +475,9 @@ def _by_shape(batch: Batch) -> Iterable[tuple[tuple[int, ...], list[int]]]:
     return found.items()
 
 
-def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Native:
+def native_for(
+    metadata: ArrayMetadata, found: Place | None, mode: Mode, devices: _devices.Devices | None = None
+) -> Native:
     """Make the native half of a pipeline.
 
     Parameters
@@ -483,6 +488,8 @@ def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Nati
         Where the values of the store are, if the library reads and writes them.
     mode
         How shards are written.
+    devices
+        The settings of devices with which the array was opened; None for calls that encode nothing.
 
     Raises
     ------
@@ -494,7 +501,7 @@ def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Nati
         msg = f"zarrs has no type {metadata.dtype!r}, as which others would see subchunks beside their shards"
         raise UnsupportedError(msg)
     try:
-        ours: Native = native().Native(text, found, mode, sync=_settings.syncs())
+        ours: Native = native().Native(text, found, mode, devices, sync=_settings.syncs())
     except ValueError as error:
         raise UnsupportedError(str(error)) from error
     check_fill_value(metadata, ours.fill_value())

@@ -134,18 +134,23 @@ def limits(memory: int | str | None, given: int | None) -> tuple[int | None, int
         If a value is none.
     """
     of_writer = _positive("threads", given) if given is not None else threads()
-    return _bytes(memory), of_writer
+    return None if memory is None else size("memory", memory), of_writer
 
 
-def _bytes(memory: int | str | None) -> int | None:
-    if memory is None:
-        return None
-    found = _SIZE.fullmatch(str(memory)) if isinstance(memory, (int, str)) else None
-    size = int(Decimal(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
-    if isinstance(memory, bool) or not 1 <= size < 2**63:
-        msg = f"`memory` is {memory!r}, and must be a number of bytes or a text such as '512MiB' or '4GB'"
+def size(key: str, value: Any) -> int:
+    """Return a number of bytes, which may be given with a unit.
+
+    Raises
+    ------
+    ValueError
+        If `value` is none. The message names the setting `key`.
+    """
+    found = _SIZE.fullmatch(str(value)) if isinstance(value, (int, str)) else None
+    number = int(Decimal(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if isinstance(value, bool) or not 1 <= number < 2**63:
+        msg = f"`{key}` is {value!r}, and must be a number of bytes or a text such as '512MiB' or '4GB'"
         raise ValueError(msg)
-    return size
+    return number
 
 
 def _yes_or_no(key: str) -> bool:

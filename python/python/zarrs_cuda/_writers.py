@@ -16,7 +16,7 @@ import numpy as np
 from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _devices, _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._asked import Asked
 from zarrs_cuda._masks import check_mask
@@ -399,7 +399,7 @@ class ArrayWriter(SliceWriter):
         memory: int | str | None = None,
         threads: int | None = None,
     ) -> None:
-        settings = (*_settings.limits(memory, threads), flush_after)
+        settings = (*_settings.limits(memory, threads), flush_after, _devices.settings())
         asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
         writer = Telling(

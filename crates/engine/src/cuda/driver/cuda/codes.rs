@@ -72,8 +72,14 @@ pub(super) fn fault_without_context(code: Code) -> Fault {
     }
 }
 
+/// The code of every function of the library that a CUDA toolkit has for linking.
+const STUB_LIBRARY: Code = CUresult::CUDA_ERROR_STUB_LIBRARY as Code;
+
 /// Returns the name of a code, its number, and the driver's description.
 pub(super) fn describe(functions: &Functions, code: Code) -> String {
+    if code == STUB_LIBRARY {
+        return "the loader found the stub of a CUDA toolkit instead of the driver's libcuda.so.1: remove the folder `stubs` from LD_LIBRARY_PATH, and install an NVIDIA driver if there is none".to_string();
+    }
     let text = |get: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
         let mut text = ptr::null();
         // SAFETY: `get` accepts any number, and writes one pointer: to a static string, or null.

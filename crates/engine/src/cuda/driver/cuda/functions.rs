@@ -164,7 +164,12 @@ impl Functions {
             // SAFETY: the driver's initialisers may run in any process.
             unsafe { Library::load(Path::new(name)) }.ok()
         });
-        let library = library.ok_or("no CUDA driver is installed: its library was not found")?;
+        let library = library.ok_or_else(|| {
+            format!(
+                "no CUDA driver is installed: the loader found no {}; {UPDATE}",
+                NAMES.join(", no ")
+            )
+        })?;
         Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }

@@ -102,6 +102,11 @@ fn what_makes_a_driver_unusable_is_named() {
         ("devices=0", "CUDA_ERROR_NO_DEVICE (100)"),
         ("capability=6.1", "its compute capability is 6.1"),
         ("fault=cuInit:0:999", "CUDA_ERROR_UNKNOWN (999)"),
+        ("fault=cuInit:0:34", "the stub of a CUDA toolkit"),
+        (
+            "fault=cuDriverGetVersion:0:34",
+            "the stub of a CUDA toolkit",
+        ),
         ("fault=cuDriverGetVersion:0:1", "does not tell its version"),
         ("fault=cuDeviceGetCount:0:3", "count the CUDA devices"),
         ("fault=cuDeviceGet:0:101", "find the device"),

@@ -1,0 +1,56 @@
+//! The settings of devices with which Python opens an array.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use zarrs::array::Array;
+use zarrs_codec::CodecSpecificOptions;
+use zarrs_cuda::{Backend, Options};
+
+use crate::store::Store;
+
+/// The setting of Python that asks for devices.
+const ASKED_BY: &str = "zarr.config";
+
+/// The fields of `zarrs_cuda._devices.Devices`, which Python has checked.
+#[derive(Clone, Debug, FromPyObject)]
+pub(crate) struct DeviceSettings {
+    /// `auto`, `host` or `cuda`.
+    #[pyo3(item(0))]
+    backend: Option<String>,
+    #[pyo3(item(1))]
+    devices: Option<Vec<usize>>,
+    #[pyo3(item(2))]
+    nvcomp: Option<PathBuf>,
+    /// The number of bytes that buffers may take on each device.
+    #[pyo3(item(3))]
+    memory: Option<usize>,
+}
+
+impl DeviceSettings {
+    /// Returns the array with these settings. Whether it may use a device is decided by this call.
+    pub(crate) fn on(&self, array: Array<Store>) -> Array<Store> {
+        let options = CodecSpecificOptions::default().with_option(self.options());
+        array.with_codec_specific_options(&options)
+    }
+
+    fn options(&self) -> Options {
+        let mut options = Options::default();
+        options = match self.backend.as_deref() {
+            Some("host") => options.with_backend(Backend::Host),
+            Some("cuda") => options.with_backend(Backend::Cuda).with_consent(ASKED_BY),
+            Some(_) => options.with_backend(Backend::Auto).with_consent(ASKED_BY),
+            None => options,
+        };
+        if let Some(devices) = &self.devices {
+            options = options.with_devices(devices.clone()).with_consent(ASKED_BY);
+        }
+        if let Some(nvcomp) = &self.nvcomp {
+            options = options.with_nvcomp(nvcomp);
+        }
+        if let Some(memory) = self.memory {
+            options = options.with_device_memory(memory);
+        }
+        options
+    }
+}
