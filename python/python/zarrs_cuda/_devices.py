@@ -124,7 +124,7 @@ def settings() -> Devices:
     devices = checked["devices"]
     found = Devices(**{**checked, "devices": None if devices is None else tuple(devices)})
     _check_environment()
-    if found.nvcomp is None and found.asks() and not os.environ.get("ZARRS_CUDA_NVCOMP"):
+    if found.nvcomp is None and found.asks():
         found = found._replace(nvcomp=packaged_nvcomp())
     return found
 
@@ -145,7 +145,9 @@ def _check_environment() -> None:
 
 
 def packaged_nvcomp() -> str | None:
-    """Return the file of nvCOMP in a package of this Python, wherever Python finds its packages."""
+    """Return the file of nvCOMP in a package of this Python, unless a variable names another file."""
+    if os.environ.get("ZARRS_CUDA_NVCOMP"):
+        return None
     try:
         spec = importlib.util.find_spec("nvidia.libnvcomp")
     except (ImportError, ValueError):

@@ -155,7 +155,10 @@ impl ContextFunctions {
 
 /// The names of the driver's library. A toolkit has a stub library under the name that linkers use, so the
 /// loader's name comes first.
-const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+#[cfg(not(windows))]
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+#[cfg(windows)]
+const NAMES: [&str; 1] = ["nvcuda.dll"];
 
 impl Functions {
     /// Loads the library, and looks up its functions.
