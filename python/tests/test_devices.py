@@ -153,6 +153,19 @@ def test_a_writer_has_the_settings() -> None:
             assert array.shape == (3, 1024)
 
 
+def test_a_writer_may_have_a_device_of_its_own() -> None:
+    array = create(MemoryStore(), **{**KIND, "shape": (0, 1024)})
+    with zarrs_cuda.ArrayWriter(array, device=7) as writer:
+        assert "no GPU was asked for" not in writer.explain()
+    with pytest.raises(ValueError, match="the number of a GPU"):
+        zarrs_cuda.ArrayWriter(array, device=-1)
+    with (
+        zarr.config.set({"zarrs_cuda.backend": "host"}),
+        pytest.raises(ValueError, match="set one of them"),
+    ):
+        zarrs_cuda.ArrayWriter(array, device=0)
+
+
 def has_driver() -> bool:
     return shutil.which("nvidia-smi") is not None
 

@@ -297,16 +297,27 @@ fn small_case() -> Case {
     }
 }
 
-/// Tensors on the device are copied there. The copy is complete when the call returns.
+/// Tensors on the device are copied there, or to the host if the host encodes. The copy is complete when the
+/// call returns.
 #[cfg(feature = "dlpack")]
 #[test]
 fn tensors_on_the_device() {
+    for backend in [Backend::Cuda, Backend::Host] {
+        append_tensors(backend);
+    }
+}
+
+#[cfg(feature = "dlpack")]
+fn append_tensors(backend: Backend) {
     use zarrs_cuda_engine::cuda::driver::{Access, DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
     use zarrs_cuda_testing::tensors::{DeviceType, Tensor};
 
     const MADE: Site = Site("application: its tensor is made");
     const OFFSET: usize = 24;
-    let case = small_case();
+    let case = Case {
+        backend,
+        ..small_case()
+    };
     let bytes: Vec<u8> = case.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
     let simulation = simulation(Schedule::Latest);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
@@ -383,10 +394,14 @@ fn tensors_on_the_device() {
     tensor.device = (DeviceType::Cuda, 1);
     // SAFETY: as above.
     let elsewhere = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
-    assert!(
-        matches!(elsewhere, Err(WriterError::Unsupported { .. })),
-        "{elsewhere:?}"
-    );
+    let error = elsewhere.expect_err("another device").to_string();
+    let parts = match backend {
+        Backend::Host => &["there is no CUDA device 1"][..],
+        _ => &["on CUDA device 1,", "on device 0:", "`.with_device(1)`"],
+    };
+    for part in parts {
+        assert!(error.contains(part), "{error}");
+    }
     assert_eq!(
         writer.finish().expect("stored").finished_slices,
         case.shape[0]

@@ -9,6 +9,7 @@ mod explanation;
 mod machine;
 mod rule;
 mod stream;
+mod to_host;
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -19,6 +20,7 @@ pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
 pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
+pub(crate) use to_host::ToHost;
 
 use consent::{Consent, Refusal, Selected};
 

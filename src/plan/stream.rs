@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::consent::Selected;
+use super::to_host::ToHost;
 use super::{Chosen, Engines, devices_text};
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
@@ -11,7 +12,7 @@ use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{
     BatchFallback, Returned, StreamChain, StreamEngine, StreamJob,
 };
-use zarrs_cuda_engine::cuda::CudaEngine;
+use zarrs_cuda_engine::cuda::{CudaEngine, Devices};
 use zarrs_cuda_engine::fallback::HostBatches;
 use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
 
@@ -19,6 +20,8 @@ use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
 #[derive(Clone, Debug)]
 pub(crate) struct StreamChoice {
     device: Option<OnDevice>,
+    /// The devices of a test. `None` for the devices of the process.
+    given: Option<Arc<Devices>>,
     /// The reason for the choice, for users.
     pub(crate) why: String,
 }
@@ -35,6 +38,7 @@ impl StreamChoice {
     pub(crate) fn host(why: impl Into<String>) -> Self {
         Self {
             device: None,
+            given: None,
             why: why.into(),
         }
     }
@@ -59,6 +63,11 @@ impl StreamChoice {
     /// cannot address so many bytes.
     pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
         encoded_bound(chain, len)
+    }
+
+    /// Returns a copier of elements on devices to the host; `None` if a device encodes the stream.
+    pub(crate) fn to_host(&self) -> Option<ToHost> {
+        (!self.is_device()).then(|| ToHost::new(self.given.clone()))
     }
 
     /// Returns the memory of the buffers for `job`.
@@ -117,12 +126,16 @@ impl Engines {
             Ok((device, devices))
         };
         Ok(match self.choose_place(options, rule, prepare)? {
-            Chosen::Host(why) => StreamChoice::host(why),
+            Chosen::Host(why) => StreamChoice {
+                given: self.devices.clone(),
+                ..StreamChoice::host(why)
+            },
             Chosen::Device {
                 prepared: (engine, devices),
                 strict,
             } => StreamChoice {
                 device: Some(OnDevice { engine, strict }),
+                given: self.devices.clone(),
                 why: if strict {
                     format!("CUDA was asked for: {devices}")
                 } else {

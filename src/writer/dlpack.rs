@@ -8,6 +8,7 @@ use zarrs::plugin::{ExtensionName, ZarrVersion};
 use super::appending::Appending;
 use super::device::DeviceSlice;
 use super::error::WriterError;
+use super::from_device::append_where_it_encodes;
 use super::handle::Writer;
 use super::stream::Stream;
 
@@ -15,7 +16,7 @@ impl<W: Appending> Writer<W> {
     /// Appends the elements of `tensor`, which may be any number of elements. The tensor must be contiguous
     /// in C order and of the array's data type. All of it has been read when this function returns.
     ///
-    /// Elements on a CUDA device are copied there, as by [`append_device`](Self::append_device).
+    /// Elements on a CUDA device are appended as by [`append_device`](Self::append_device).
     /// Elements in host memory are copied as by [`append_bytes`](Self::append_bytes). `stream` is
     /// the stream that produces elements on a device: see [`DeviceSlice::stream`].
     ///
@@ -38,7 +39,9 @@ impl<W: Appending> Writer<W> {
                 Elements::Host(bytes) => writer.put(bytes, true).map(drop),
                 // SAFETY: the caller keeps the tensor readable until this function returns, which waits for
                 // the device.
-                Elements::Device(slice) => unsafe { writer.append_device(&slice)? }.wait(),
+                Elements::Device(slice) => {
+                    unsafe { append_where_it_encodes(writer, &slice)? }.wait()
+                }
             }
         })
     }

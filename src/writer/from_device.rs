@@ -10,9 +10,12 @@ use super::stream::Stream;
 use zarrs_cuda_engine::contract::stream::{DeviceBytes, Reusable};
 
 impl<W: Appending> Writer<W> {
-    /// Appends elements that are on the device on which this writer encodes. Any number of bytes is allowed,
-    /// not only whole elements. Nothing is copied to the host, unless the host encodes another level of an
-    /// image. Waits like [`append`](Self::append).
+    /// Appends elements that are on a device. Any number of bytes is allowed, not only whole elements. Waits
+    /// like [`append`](Self::append).
+    ///
+    /// If this writer encodes on that device, nothing is copied to the host, unless the host encodes another
+    /// level of an image. If it encodes on the host, the elements are copied there through page-locked memory,
+    /// 8 MiB of it, before this function returns.
     ///
     /// If the device fails on a batch, the batch is copied to the host if that is still possible.
     /// Under [`Backend::Auto`](crate::Backend::Auto) the host then encodes it. If the device is
@@ -20,8 +23,8 @@ impl<W: Appending> Writer<W> {
     /// which slices are stored.
     ///
     /// # Errors
-    /// - [`WriterError::Unsupported`] if this writer encodes on the host, or on another device, or if
-    ///   the slice's stream is being captured into a graph. Nothing was appended.
+    /// - [`WriterError::Unsupported`] if this writer encodes on another device, or if the slice's stream is
+    ///   being captured into a graph. Nothing was appended.
     /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
     ///   was appended.
     /// - The errors of [`append`](Self::append).
@@ -36,8 +39,35 @@ impl<W: Appending> Writer<W> {
         slice: &DeviceSlice,
     ) -> Result<DeviceEvent, WriterError> {
         // SAFETY: the preconditions are those of this function.
-        self.with(|writer| unsafe { writer.append_device(slice) })
+        self.with(|writer| unsafe { append_where_it_encodes(writer, slice) })
     }
+}
+
+/// Appends elements that are on a device to a writer on that device, or brings them to a writer on the host.
+///
+/// # Safety
+/// The preconditions of [`Writer::append_device`].
+pub(super) unsafe fn append_where_it_encodes<W: Appending>(
+    writer: &mut W,
+    slice: &DeviceSlice,
+) -> Result<DeviceEvent, WriterError> {
+    let Some(mut to_host) = writer.top_mut().to_host.take() else {
+        // SAFETY: the preconditions are those of this function.
+        return unsafe { writer.append_device(slice) };
+    };
+    let bytes = DeviceBytes {
+        device: slice.device,
+        pointer: slice.pointer,
+        len: slice.len,
+        stream: slice.stream,
+    };
+    let appended = writer.top().check().and_then(|()| {
+        let take = |piece: &[u8]| writer.put(piece, true).map(drop);
+        // SAFETY: the preconditions are those of this function. All bytes have been read when this returns.
+        unsafe { to_host.read(&bytes, failed, take) }
+    });
+    writer.top_mut().to_host = Some(to_host);
+    appended.map(|()| DeviceEvent::of_nothing())
 }
 
 /// Appends elements that are on a device: see [`Writer::append_device`].

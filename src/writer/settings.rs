@@ -46,6 +46,8 @@ pub(crate) struct Settings<TStorage: ?Sized> {
     pub(crate) flush_after: Option<Duration>,
     pub(crate) drop_limit: Duration,
     pub(crate) interrupt: Option<Interrupt>,
+    /// The device to encode on; `None` for the device that the codec's options select.
+    pub(crate) device: Option<usize>,
 }
 
 impl<TStorage: ?Sized> Default for Settings<TStorage> {
@@ -63,6 +65,7 @@ impl<TStorage: ?Sized> Default for Settings<TStorage> {
             flush_after: Some(Duration::from_secs(1)),
             drop_limit: Duration::from_secs(5),
             interrupt: None,
+            device: None,
         }
     }
 }
@@ -85,13 +88,17 @@ impl<TStorage: ?Sized> Settings<TStorage> {
         Arc::new(Waiting::new(self.interrupt.clone()))
     }
 
-    /// Returns the `options` of the array's codec, with the most host memory that was set for this writer.
+    /// Returns the `options` of the array's codec, with the host memory and the device that were set for this
+    /// writer.
     pub(crate) fn limit(&self, options: &Options) -> Options {
-        let options = options.clone();
-        match self.host_memory {
-            Some(bytes) => options.with_host_memory(bytes),
-            None => options,
+        let mut options = options.clone();
+        if let Some(bytes) = self.host_memory {
+            options = options.with_host_memory(bytes);
         }
+        if let Some(device) = self.device {
+            options = options.with_devices([device]).with_consent("`with_device`");
+        }
+        options
     }
 }
 
@@ -165,6 +172,13 @@ where
     /// [`Options::host_memory`](crate::Options::host_memory) of the array's codec.
     pub fn with_host_memory(mut self, bytes: usize) -> Self {
         self.settings.host_memory = Some(bytes);
+        self
+    }
+
+    /// Sets the CUDA device to encode on, by the driver's number. Asks for that device, whatever device the
+    /// [options](crate::Options::with_devices) of the array's codec name.
+    pub fn with_device(mut self, device: usize) -> Self {
+        self.settings.device = Some(device);
         self
     }
 

@@ -15,6 +15,7 @@ use super::slow_shard::SlowShard;
 use super::waiting::Waiting;
 use crate::metrics::MemoryEstimate;
 use crate::metrics::counters;
+use crate::plan::ToHost;
 use crate::store::lease::Held;
 use zarrs_cuda_engine::contract::stream::{BatchInput, OnRead, StreamEngine, StreamJob};
 use zarrs_cuda_engine::layout::BatchGrid;
@@ -27,6 +28,8 @@ use zarrs_cuda_engine::process::account::Reservation;
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
     pub(crate) engine: Arc<dyn StreamEngine>,
+    /// Brings elements on a device to the host; `None` if a device encodes this stream.
+    pub(crate) to_host: Option<ToHost>,
     pub(crate) memory: MemoryEstimate,
     /// The number of bytes of host memory in the smallest buffers, which the writer reserved.
     pub(crate) reserved: usize,
@@ -69,6 +72,7 @@ impl Stream {
     ) -> Self {
         let job = plan.job.clone();
         Self {
+            to_host: plan.choice.to_host(),
             batch_bytes: job.epochs * job.grid.epoch_bytes(),
             grid: Arc::new(batch),
             shared,

@@ -129,6 +129,24 @@ def settings() -> Devices:
     return found
 
 
+def of_writer(device: int | None) -> Devices:
+    """Return the settings of devices for a writer that was given the number of a device, or None.
+
+    Raises
+    ------
+    ValueError
+        If the number, or a value in ``zarr.config``, is none that the setting may have.
+    """
+    found = settings()
+    if device is None:
+        return found
+    found = found._replace(devices=tuple(_devices("device", device)), backend=found.backend or "auto")
+    if found.backend == "host":
+        msg = f"`device` is {device}, and `zarrs_cuda.backend` in `zarr.config` is 'host': set one of them"
+        raise ValueError(msg)
+    return found
+
+
 def _check_environment() -> None:
     value = os.environ.get("ZARRS_CUDA_BACKEND", "").strip()
     if value.lower() not in ("", *_BACKENDS):

@@ -223,7 +223,7 @@ class MultiscaleWriter(SliceWriter):
         itself. What it raises, a call of the writer raises.
     flush_after
         For how many seconds complete shards of all levels wait: see :class:`ArrayWriter`.
-    memory, threads
+    memory, threads, device
         What the writers of all levels may use: see :class:`ArrayWriter`.
 
     Raises
@@ -255,8 +255,9 @@ class MultiscaleWriter(SliceWriter):
         flush_after: float | None = 1.0,
         memory: int | str | None = None,
         threads: int | None = None,
+        device: int | None = None,
     ) -> None:
-        settings = (*_settings.limits(memory, threads), flush_after, _devices.settings())
+        settings = (*_settings.limits(memory, threads), flush_after, _devices.of_writer(device))
         opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []

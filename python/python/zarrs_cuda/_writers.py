@@ -378,6 +378,9 @@ class ArrayWriter(SliceWriter):
     threads
         How many threads encode. By default ``codec_pipeline.max_workers``, else ``threading.max_workers``,
         else one for each core. The threads are those of the process: a writer that rests has none.
+    device
+        The number of a GPU to encode on, where that helps. By default that of :func:`configure`, and none if
+        no GPU was asked for.
 
     Raises
     ------
@@ -398,8 +401,9 @@ class ArrayWriter(SliceWriter):
         flush_after: float | None = 1.0,
         memory: int | str | None = None,
         threads: int | None = None,
+        device: int | None = None,
     ) -> None:
-        settings = (*_settings.limits(memory, threads), flush_after, _devices.settings())
+        settings = (*_settings.limits(memory, threads), flush_after, _devices.of_writer(device))
         asynchronous, where, place = writable_place(array)
         self._last: dict[str, float] = {}
         writer = Telling(

@@ -167,6 +167,19 @@ impl Devices {
         Ok(usable)
     }
 
+    /// Returns the device with the number `ordinal`. Takes no lock.
+    ///
+    /// # Errors
+    /// There is no such device, or it cannot be used. The error has the reason.
+    pub(super) fn numbered(&self, ordinal: usize) -> Result<&Arc<Device>, DriverError> {
+        let limits = DeviceLimits {
+            devices: Some(vec![ordinal]),
+            ..DeviceLimits::default()
+        };
+        let usable = self.usable(&limits)?;
+        Ok(&self.devices[usable[0]])
+    }
+
     /// Returns the numbers of the usable devices that `limits` allows. Takes no lock.
     ///
     /// # Errors

@@ -23,6 +23,7 @@
 //! | `answer` | where the encoded subchunks of a batch lie, as the device says |
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
+//! | `download` | an application's bytes on a device, for the host |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
 //!
@@ -43,6 +44,8 @@ mod decode;
 mod decompress;
 mod decompression;
 mod device;
+#[allow(unsafe_code)]
+mod download;
 pub mod driver;
 #[allow(unsafe_code)]
 pub mod encode;
@@ -76,6 +79,7 @@ use std::sync::{Arc, OnceLock};
 
 pub use arena::Tuning;
 pub use compression::HighestLevels;
+pub use download::Download;
 pub use engine::CudaEngine;
 pub use engine::check_chain;
 pub use lanes::{DeviceLimits, Devices};

@@ -341,7 +341,7 @@ impl BatchInput for CudaInput {
         let device = self.shared.device().info().ordinal;
         if bytes.device != device {
             return Err(EngineError::Unsuitable(format!(
-                "the data are on CUDA device {}, and this stream is encoded on device {device}: name the device of the data by `Options::with_devices`",
+                "the data are on CUDA device {0}, and this writer encodes on device {device}: build the writer with `.with_device({0})`, which is `device={0}` in Python",
                 bytes.device
             )));
         }

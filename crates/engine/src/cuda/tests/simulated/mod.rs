@@ -4,6 +4,7 @@ mod bodies;
 mod calls;
 mod compression;
 mod decompression;
+mod download;
 mod faults;
 mod kernels_alone;
 mod lanes;
