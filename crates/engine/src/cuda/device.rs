@@ -1,6 +1,7 @@
 //! A device on which lanes are allocated, and whether the device can still be used.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
@@ -25,11 +26,21 @@ impl Default for Process {
     }
 }
 
+/// The reason why a device may not be used any more.
+#[derive(Debug)]
+struct Quarantine {
+    reason: String,
+    /// Whether the device did not finish in time, and may still use all memory that it was told to use.
+    hangs: bool,
+}
+
 /// A device of this process.
 pub(super) struct Device {
     driver: Arc<dyn Driver>,
     /// The reason why nothing on the device may be used any more; empty while the device works.
-    quarantine: OnceLock<String>,
+    quarantine: OnceLock<Quarantine>,
+    /// Whether the process is about to end ([`end`](Self::end)).
+    ended: AtomicBool,
     /// The process that opened the device.
     process: Process,
     /// The node of the machine that the device is near to; `None` if the node makes no difference.
@@ -41,6 +52,7 @@ impl fmt::Debug for Device {
         f.debug_struct("Device")
             .field("info", self.info())
             .field("quarantine", &self.quarantine.get())
+            .field("ended", &self.ended)
             .finish_non_exhaustive()
     }
 }
@@ -50,6 +62,7 @@ impl Device {
         Self {
             driver,
             quarantine: OnceLock::new(),
+            ended: AtomicBool::new(false),
             process: Process::default(),
             node,
         }
@@ -95,19 +108,41 @@ impl Device {
                 self.info().ordinal
             ));
         }
-        self.quarantine.get().cloned()
+        if let Some(quarantine) = self.quarantine.get() {
+            return Some(quarantine.reason.clone());
+        }
+        self.ended.load(Ordering::Acquire).then(|| {
+            format!(
+                "CUDA device {} is not used any more, because the process is about to end",
+                self.info().ordinal
+            )
+        })
     }
 
-    /// Makes the device's context current on this thread until the guard is dropped.
-    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        if let Some(reason) = self.unusable() {
-            return Err(DriverError {
+    /// Returns whether the device is in quarantine because it did not finish in time. Then it may still use
+    /// all memory that it was told to use.
+    pub(super) fn hangs(&self) -> bool {
+        self.quarantine.get().is_some_and(|quarantine| quarantine.hangs)
+    }
+
+    /// Checks that this process can use the device.
+    ///
+    /// # Errors
+    /// The reason why this process cannot use the device.
+    pub(super) fn check_usable(&self) -> Result<(), DriverError> {
+        self.unusable().map_or(Ok(()), |reason| {
+            Err(DriverError {
                 operation: "using the device".to_string(),
                 device: Some(self.info().ordinal),
                 fault: Fault::Sticky,
                 reason,
-            });
-        }
+            })
+        })
+    }
+
+    /// Makes the device's context current on this thread until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        self.check_usable()?;
         self.watch(self.driver.enter())?;
         Ok(Entered { device: self })
     }
@@ -125,13 +160,29 @@ impl Device {
     /// Quarantines the device: it is never used again. Its allocations are leaked on purpose, because a
     /// broken context takes no calls, not even to free memory.
     fn quarantine(&self, error: &DriverError) {
+        self.quarantine_since(error, "an operation failed that breaks its context", false);
+    }
+
+    /// Quarantines the device because it did not finish in time. Its allocations are leaked on purpose: the
+    /// device may still use them.
+    pub(super) fn quarantine_hanging(&self, error: &DriverError) {
+        self.quarantine_since(error, "it did not finish in time", true);
+    }
+
+    fn quarantine_since(&self, error: &DriverError, what: &str, hangs: bool) {
         let ordinal = self.info().ordinal;
         let reason = format!(
-            "CUDA device {ordinal} is not used any more in this process, since an operation failed that breaks its context: {error}"
+            "CUDA device {ordinal} is not used any more in this process, since {what}: {error}"
         );
-        if self.quarantine.set(reason).is_ok() {
+        if self.quarantine.set(Quarantine { reason, hangs }).is_ok() {
             tracing::warn!(device = ordinal, %error, "CUDA device quarantined");
         }
+    }
+
+    /// Ends the use of the device, because the process is about to end. Allocations that are left are never
+    /// freed.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
     }
 }
 

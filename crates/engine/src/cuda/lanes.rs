@@ -35,7 +35,7 @@ use pool::{DeviceLanes, add, in_order, known_budget, subtract};
 const DEFAULT_SHARE: usize = 4;
 
 /// The devices that one set of options allows, and the limits of their memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// The ordinals of the devices that may be used; `None` for all devices.
     pub devices: Option<Vec<usize>>,
@@ -46,6 +46,25 @@ pub struct DeviceLimits {
     pub pinned_memory: usize,
     /// The time after which an idle lane is freed; `None` if it is never freed.
     pub idle: Option<Duration>,
+    /// The time after which a device that does not finish is put in quarantine.
+    pub timeout: Duration,
+}
+
+impl DeviceLimits {
+    /// The default of [`timeout`](Self::timeout).
+    pub const TIMEOUT: Duration = Duration::from_mins(1);
+}
+
+impl Default for DeviceLimits {
+    fn default() -> Self {
+        Self {
+            devices: None,
+            device_memory: None,
+            pinned_memory: 0,
+            idle: None,
+            timeout: Self::TIMEOUT,
+        }
+    }
 }
 
 /// The devices of this process and their lanes.

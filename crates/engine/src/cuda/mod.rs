@@ -7,6 +7,8 @@
 //! simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
+//! | `application` | an application's memory that a lane reads, and the work that the lane waits for |
+//! | `waits` | the host's waits for a device, and their limit |
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
@@ -29,6 +31,7 @@
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
 mod answer;
+mod application;
 pub mod arena;
 #[allow(unsafe_code)]
 mod compress;
@@ -70,6 +73,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod waits;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -42,9 +42,15 @@ pub(super) unsafe fn read_from_device(
     };
     let event = reusable.event;
     reusable.handle = lane.driver.event_handle(event)?;
+    let made = shared.take_made(lane)?;
     // SAFETY: this function has the same requirements, which its caller keeps.
-    unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
-    lane.driver.wait(lane.up, event, MADE_WAIT)?;
+    if let Err(error) = unsafe { lane.driver.record_in(made, bytes.stream, MADE) } {
+        shared.lent.give_event(made);
+        return Err(error);
+    }
+    let end = bytes.pointer.saturating_add(bytes.len as u64);
+    shared.lent.lend(bytes.pointer..end, made);
+    lane.driver.wait(lane.up, made, MADE_WAIT)?;
     let largest = lane.driver.device().largest_pitch;
     let pieces = shared.sizing.padding.pieces(at, bytes.len);
     for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
@@ -62,6 +68,7 @@ pub(super) unsafe fn read_from_device(
         }
     }
     lane.driver.record(event, lane.up, TAKEN)?;
+    shared.lent.read_at(event, lane.driver);
     Ok(reusable)
 }
 
@@ -93,7 +100,7 @@ impl Drop for CudaReusable {
 impl Reusable for CudaReusable {
     fn wait(&self) -> Result<(), EngineError> {
         let (_entered, lane) = self.shared.enter()?;
-        let waited = lane.driver.synchronize(self.event, TAKEN_HOST);
+        let waited = lane.synchronize(self.event, TAKEN_HOST);
         Ok(self.shared.device().watch(waited)?)
     }
 

@@ -102,6 +102,8 @@ pub(super) struct SimulationState {
     pub(super) memory: Memory<Uses>,
     pub(super) violations: Vec<Violation>,
     pub(super) sites: BTreeSet<Site>,
+    /// The sites at which the host has waited so far.
+    pub(super) waits: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,
     pub(super) trace: Option<Trace>,
     /// Whether the kernels were compiled ahead.
@@ -136,6 +138,7 @@ impl SimulationState {
             memory: Memory::new(config.poison),
             violations: Vec::new(),
             sites: BTreeSet::new(),
+            waits: BTreeSet::new(),
             sectors: Vec::new(),
             trace: config.trace.then(Trace::default),
             compiled: false,

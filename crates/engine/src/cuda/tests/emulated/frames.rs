@@ -74,7 +74,7 @@ fn each_call_for_a_padded_frame() {
     first.extend([
         ("cuEventCreate", 1),
         ("cuEventRecord", 3),
-        ("cuEventSynchronize", 1),
+        ("cuEventQuery", 1),
         ("cuMemcpyHtoDAsync_v2", 1),
     ]);
     assert_eq!(of_frames[0], first);

@@ -5,6 +5,7 @@ mod calls;
 mod compression;
 mod decompression;
 mod faults;
+mod hangs;
 mod kernels_alone;
 mod lanes;
 #[cfg(target_os = "linux")]
@@ -40,6 +41,7 @@ pub(super) fn limits() -> DeviceLimits {
         device_memory: Some(1 << 24),
         pinned_memory: 1 << 24,
         idle: None,
+        ..DeviceLimits::default()
     }
 }
 
