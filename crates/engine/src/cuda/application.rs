@@ -24,16 +24,17 @@ struct Lent {
     bytes: Range<u64>,
     /// The event after which the application has made the bytes; `None` after it has happened.
     made: Option<EventId>,
-    /// The event after which the lane has read the bytes; `None` until it is recorded. It may be recorded
-    /// again later, in the same stream of the lane.
+    /// The event after which the lane has read the bytes; `None` until it is recorded.
     taken: Option<EventId>,
+    /// Whether the application may still wait for the event `taken`.
+    held: bool,
 }
 
 #[derive(Debug, Default)]
 struct LentList {
     /// The memory that the device may still read, in the order in which the lane reads it.
     lent: VecDeque<Lent>,
-    /// The events for `made` that no entry uses.
+    /// The events that no entry and no application uses.
     free: Vec<EventId>,
     /// The memory that is lent to lanes for which this lane waits.
     above: Vec<Arc<LentMemory>>,
@@ -56,14 +57,9 @@ impl LentMemory {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an event that no entry uses.
+    /// Takes an event that nothing uses.
     pub(super) fn free_event(&self) -> Option<EventId> {
         self.lock().free.pop()
-    }
-
-    /// Gives back an event that was not recorded.
-    pub(super) fn give_event(&self, event: EventId) {
-        self.lock().free.push(event);
     }
 
     /// Notes that the lane will read `bytes`, which the application has made when the event `made` happens.
@@ -73,6 +69,7 @@ impl LentMemory {
             bytes,
             made: Some(made),
             taken: None,
+            held: true,
         });
     }
 
@@ -87,11 +84,28 @@ impl LentMemory {
         }
     }
 
+    /// Notes that the event `taken` has happened.
+    pub(super) fn was_read(&self, taken: EventId) {
+        let mut list = self.lock();
+        if let Some(at) = list.position(taken) {
+            list.forget(at + 1);
+        }
+    }
+
+    /// Notes that the application will not wait for the event `taken` any more.
+    pub(super) fn let_go(&self, taken: EventId) {
+        let mut list = self.lock();
+        match list.position(taken) {
+            Some(at) => list.lent[at].held = false,
+            None => list.free.push(taken),
+        }
+    }
+
     /// Notes that nothing is in flight in the lane.
     pub(super) fn drained(&self) {
         let mut list = self.lock();
-        let LentList { lent, free, .. } = &mut *list;
-        free.extend(lent.drain(..).filter_map(|lent| lent.made));
+        let all = list.lent.len();
+        list.forget(all);
     }
 
     /// Notes that the events of the lane are about to be destroyed.
@@ -109,17 +123,21 @@ impl LentMemory {
 
     /// Returns whether the lane waits for work of an application that is not complete. The device's context
     /// is current on this thread.
+    ///
+    /// The lane reads lent memory in order. If it has not read memory that the application has made, the lane
+    /// is at work, and the application may be waiting for the lane.
     pub(super) fn is_awaited(&self, driver: &dyn Driver) -> Result<bool, DriverError> {
         let mut list = self.lock();
+        list.forget_taken(driver);
         let LentList { lent, free, above } = &mut *list;
-        for entry in lent {
-            if let Some(made) = entry.made {
-                if !driver.query_event(made)? {
-                    return Ok(true);
-                }
-                entry.made = None;
-                free.push(made);
+        if let Some(first) = lent.front_mut()
+            && let Some(made) = first.made
+        {
+            if !driver.query_event(made)? {
+                return Ok(true);
             }
+            first.made = None;
+            free.push(made);
         }
         for above in above {
             if above.is_awaited(driver)? {
@@ -141,17 +159,28 @@ impl LentMemory {
 }
 
 impl LentList {
+    /// Returns the position of the memory that was read when the event `taken` happens.
+    fn position(&self, taken: EventId) -> Option<usize> {
+        (self.lent.iter()).position(|lent| lent.taken == Some(taken))
+    }
+
+    /// Drops the first `count` entries, which the device has read.
+    fn forget(&mut self, count: usize) {
+        for Lent {
+            made, taken, held, ..
+        } in self.lent.drain(..count)
+        {
+            self.free.extend(made);
+            self.free.extend(taken.filter(|_| !held));
+        }
+    }
+
     /// Drops the first entries as long as the device has read them.
     fn forget_taken(&mut self, driver: &dyn Driver) {
-        while let Some(Lent {
-            made,
-            taken: Some(taken),
-            ..
-        }) = self.lent.front()
-            && driver.query_event(*taken).unwrap_or(false)
+        while let Some(taken) = self.lent.front().and_then(|first| first.taken)
+            && driver.query_event(taken).unwrap_or(false)
         {
-            self.free.extend(*made);
-            self.lent.pop_front();
+            self.forget(1);
         }
     }
 }

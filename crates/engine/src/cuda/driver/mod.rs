@@ -82,7 +82,7 @@ impl fmt::Display for PciAddress {
 }
 
 /// A stream of operations that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 
 /// An event, which can be recorded in a stream to mark a point in it.

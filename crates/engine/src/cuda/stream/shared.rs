@@ -77,8 +77,7 @@ struct Outputs {
     all: usize,
 }
 
-/// The events that belong to lent memory: those for which applications wait, and those for which the lane
-/// waits.
+/// The events that no batch uses: for the level below and the level above, and of lent memory.
 #[derive(Debug, Default)]
 struct Reusables {
     free: Vec<EventId>,
@@ -278,7 +277,7 @@ impl StreamLane {
         Ok(())
     }
 
-    /// Returns the events of the lane, except the events of lent memory.
+    /// Returns the events of the lane that batches use.
     pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
         let running = self.lane.running();
@@ -287,7 +286,7 @@ impl StreamLane {
         events
     }
 
-    /// Takes an event for which an application will wait.
+    /// Takes an event for which another level waits.
     pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
         let mut reusables = lock(&self.reusables);
         if let Some(event) = reusables.free.pop() {
@@ -298,8 +297,8 @@ impl StreamLane {
         Ok(event)
     }
 
-    /// Takes an event that says when an application has made its bytes.
-    pub(super) fn take_made(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
+    /// Takes an event of lent memory: it says when an application has made the bytes, or when they were read.
+    pub(super) fn take_lent(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
         if let Some(event) = self.lent.free_event() {
             return Ok(event);
         }

@@ -254,7 +254,8 @@ impl Simulation {
         self.lock().config.memory = bytes;
     }
 
-    /// Lets the device hang: it completes nothing any more.
+    /// Lets the device hang: it completes nothing any more but what is in streams of applications, and what
+    /// this waits for.
     pub fn hang(&self) {
         self.lock().hang();
     }
@@ -534,6 +535,7 @@ impl Driver for Simulation {
         let operation = format_args!("record event {} in stream {stream} ({})", event.0, site.0);
         self.run(CallKind::Use, operation, |state| {
             state.check_not_captured(stream)?;
+            state.applications.insert(StreamId(stream));
             state.record(event, StreamId(stream), site)
         })
     }

@@ -119,6 +119,8 @@ pub(super) struct SimulationState {
     scheduler: Scheduler<OperationWork>,
     streams: Vec<Stream>,
     events: HashMap<EventId, Event>,
+    /// The streams in which the engine has recorded events for an application's work.
+    pub(super) applications: BTreeSet<StreamId>,
     /// The application's streams that are being captured into a graph.
     pub(super) captured: BTreeSet<u64>,
     /// Streams and events that were created.
@@ -149,6 +151,7 @@ impl SimulationState {
             scheduler: Scheduler::new(config.schedule),
             streams: Vec::new(),
             events: HashMap::new(),
+            applications: BTreeSet::new(),
             captured: BTreeSet::new(),
             created: 0,
             host: Clock::default(),

@@ -69,10 +69,10 @@ fn each_call_for_a_padded_frame() {
     for calls in &of_frames[1..] {
         assert_eq!(calls, &BTreeMap::from(expected));
     }
-    // Before the first frame, the fill value goes to the device; and an event is created.
+    // Before the first frame, the fill value goes to the device; and two events are created.
     let mut first = BTreeMap::from(expected);
     first.extend([
-        ("cuEventCreate", 1),
+        ("cuEventCreate", 2),
         ("cuEventRecord", 3),
         ("cuEventQuery", 1),
         ("cuMemcpyHtoDAsync_v2", 1),

@@ -189,6 +189,15 @@ impl SimulationState {
     }
 
     pub(crate) fn hang(&mut self) {
+        if self.hangs() {
+            return;
+        }
+        for application in self.applications.clone() {
+            if let Ok(stream) = self.stream(application) {
+                let time = self.scheduler.queue(stream).enqueued();
+                self.run_until(Ticket { stream, time });
+            }
+        }
         self.scheduler.hang_after(0);
     }
 

@@ -8,7 +8,7 @@ use super::sites::abandon;
 use super::*;
 use crate::contract::stream::{BatchInput, DeviceBytes, Reusable, Windows};
 use crate::cuda::driver::simulation::Inject;
-use crate::cuda::driver::{DeviceMemory, DeviceSpan, Site, StreamId};
+use crate::cuda::driver::{DeviceMemory, DeviceSpan, EventId, Site, StreamId};
 use crate::cuda::tests::on_gpu::levels::Mix;
 use crate::cuda::tests::simulated::hangs::{TIMEOUT, ends};
 
@@ -196,6 +196,28 @@ fn two_of<'i>(input: &'i mut (dyn BatchInput + 'static)) -> Windows<'i> {
         kept: false,
         above: Some((input, 0..2)),
     }
+}
+
+/// The application makes its next bytes after the device has read the last ones, and both never happen.
+#[test]
+fn an_application_that_waits_for_the_device_does_not_hide_that_it_hangs() {
+    let simulation = simulation(Schedule::Latest);
+    let subject = padded(vec![Stage::Crc32c]);
+    let (engine, stream, application) = lent(&simulation, &subject);
+    simulation.stall(application.stream, false);
+    let mut input = stream.input(true).expect("no fault").expect("free");
+    let first = give(&mut *input, &application);
+    simulation.hang();
+    simulation.enter().expect("no fault");
+    let event = EventId(first.event());
+    let waits = simulation.wait(application.stream, event, FINISHED);
+    waits.expect("no fault");
+    simulation.leave().expect("no fault");
+    let last = give(&mut *input, &application);
+    let waited = ends("the bytes are taken", move || last.wait());
+    assert_named(&waited.expect_err("the device hangs"), &application);
+    drop((input, first, stream, engine));
+    assert!(simulation.violations().is_empty());
 }
 
 /// Streams of kernels, levels below, and lanes that are given up wait for the application, too.
