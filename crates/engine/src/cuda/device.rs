@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
+use super::uses::{Use, Uses};
 use super::numa::Node;
 
 /// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
@@ -41,6 +42,8 @@ pub(super) struct Device {
     quarantine: OnceLock<Quarantine>,
     /// Whether the process is about to end ([`end`](Self::end)).
     ended: AtomicBool,
+    /// The uses of all devices.
+    uses: Arc<Uses>,
     /// The process that opened the device.
     process: Process,
     /// The node of the machine that the device is near to; `None` if the node makes no difference.
@@ -58,9 +61,14 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    pub(super) fn new(driver: Arc<dyn Driver>, node: Option<Arc<Node>>) -> Self {
+    pub(super) fn new(
+        driver: Arc<dyn Driver>,
+        node: Option<Arc<Node>>,
+        uses: Arc<Uses>,
+    ) -> Self {
         Self {
             driver,
+            uses,
             quarantine: OnceLock::new(),
             ended: AtomicBool::new(false),
             process: Process::default(),
@@ -142,9 +150,14 @@ impl Device {
 
     /// Makes the device's context current on this thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        // The use begins before the check, so that no device is ended in between.
+        let entering = Uses::begin(&self.uses);
         self.check_usable()?;
         self.watch(self.driver.enter())?;
-        Ok(Entered { device: self })
+        Ok(Entered {
+            device: self,
+            _use: entering,
+        })
     }
 
     /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken.
@@ -190,6 +203,7 @@ impl Device {
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     device: &'a Device,
+    _use: Use,
 }
 
 impl Drop for Entered<'_> {

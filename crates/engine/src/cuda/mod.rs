@@ -26,6 +26,7 @@
 //! | `encode`, `decode` | a whole shard |
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
+//! | `uses` | how many threads and batches use devices |
 //! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
@@ -73,10 +74,12 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod uses;
 mod waits;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use arena::Tuning;
 pub use compression::HighestLevels;
@@ -108,6 +111,19 @@ pub fn release_idle() {
     }
 }
 
+/// Whether [`shut_down`] was called.
+static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
+
+/// Ends the use of the devices of this process: they begin no new work from now on. Waits at most `time` for
+/// lanes in use, and frees the idle lanes. The rest is leaked. In a process that was forked after it looked
+/// for devices, does nothing.
+pub fn shut_down(time: Duration) {
+    SHUT_DOWN.store(true, Ordering::SeqCst);
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.shut_down(time);
+    }
+}
+
 /// Returns the major and the minor version of CUDA that the driver supports. `None` if [`devices`] has not
 /// looked for a driver yet, if there is none, or if it does not report its version.
 pub fn driver_version() -> Option<(u32, u32)> {
@@ -131,7 +147,10 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
             reason: "the process was forked after it looked for them".to_string(),
         });
     }
-    DEVICES
+    if SHUT_DOWN.load(Ordering::SeqCst) {
+        return Err(lanes::shut_down_error());
+    }
+    let found = DEVICES
         .get_or_init(|| {
             let drivers = driver::open_all()?;
             for driver in &drivers {
@@ -145,5 +164,9 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
             }
             Ok(Devices::new(drivers))
         })
-        .clone()
+        .clone();
+    if SHUT_DOWN.load(Ordering::SeqCst) {
+        return Err(lanes::shut_down_error());
+    }
+    found
 }

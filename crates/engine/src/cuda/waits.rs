@@ -122,6 +122,7 @@ impl Device {
         site: Site,
         limit: WaitLimit<'_>,
     ) -> Result<(), DriverError> {
+        self.check_usable()?;
         let driver = self.driver();
         if let Awaited::Stream(stream) = awaited {
             driver.mark(stream, site)?;

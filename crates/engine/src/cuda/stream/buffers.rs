@@ -368,6 +368,7 @@ impl BatchInput for CudaInput {
             )));
         }
         let shared = self.shared.clone();
+        shared.devices.check_open()?;
         let (entered, lane) = shared.enter()?;
         // SAFETY: this function has the same requirements, which its caller keeps.
         let captured = unsafe { lane.driver.is_captured(bytes.stream) };

@@ -75,6 +75,7 @@ impl StreamLane {
         input: &mut dyn BatchInput,
         at: usize,
     ) -> Result<(), EngineError> {
+        self.devices.check_open()?;
         let reduction = planned(self)?;
         let input = cuda(input)?;
         if !Arc::ptr_eq(&input.shared, self) {
@@ -134,6 +135,7 @@ impl StreamLane {
         above: &mut dyn BatchInput,
         slice: usize,
     ) -> Result<(), EngineError> {
+        self.devices.check_open()?;
         let reduction = planned(self)?;
         let Some((region, _)) = reduction.kept else {
             return Err(EngineError::Internal("windows of one slice keep none"));

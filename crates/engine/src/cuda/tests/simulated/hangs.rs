@@ -53,7 +53,7 @@ fn device(hangs_at: Option<Site>) -> Arc<Simulation> {
 }
 
 /// Runs `work` on a thread of its own. Panics if `work` does not end.
-pub(super) fn ends<T: Send + 'static>(
+pub(in crate::cuda::tests) fn ends<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {

@@ -5,13 +5,14 @@ mod calls;
 mod compression;
 mod decompression;
 mod faults;
-mod hangs;
+pub(super) mod hangs;
 mod kernels_alone;
 mod lanes;
 #[cfg(target_os = "linux")]
 mod numa;
 mod order;
 mod schedules;
+mod shut_down;
 mod stream;
 
 use std::num::NonZeroUsize;
