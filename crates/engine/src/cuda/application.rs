@@ -223,8 +223,14 @@ mod tests {
     fn ranges_are_merged_and_many_are_counted() {
         assert_eq!(describe(Vec::new()), "");
         let text = describe(vec![64..128, 0..64, 32..48, 256..260]);
-        assert!(text.contains(": 128 bytes at 0x0, 4 bytes at 0x100: do not"), "{text}");
+        assert!(
+            text.contains(": 128 bytes at 0x0, 4 bytes at 0x100: do not"),
+            "{text}"
+        );
         let text = describe((0..10).map(|at| at * 100..at * 100 + 1).collect());
-        assert!(text.contains("1 bytes at 0x2bc, and 2 other ranges"), "{text}");
+        assert!(
+            text.contains("1 bytes at 0x2bc, and 2 other ranges"),
+            "{text}"
+        );
     }
 }

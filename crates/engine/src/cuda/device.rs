@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
-use super::uses::{Use, Uses};
 use super::numa::Node;
+use super::uses::{Use, Uses};
 
 /// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
 /// a device are invalid in the child, and a lock may be held by a thread that the child does not have.
@@ -61,11 +61,7 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    pub(super) fn new(
-        driver: Arc<dyn Driver>,
-        node: Option<Arc<Node>>,
-        uses: Arc<Uses>,
-    ) -> Self {
+    pub(super) fn new(driver: Arc<dyn Driver>, node: Option<Arc<Node>>, uses: Arc<Uses>) -> Self {
         Self {
             driver,
             uses,
@@ -130,7 +126,9 @@ impl Device {
     /// Returns whether the device is in quarantine because it did not finish in time. Then it may still use
     /// all memory that it was told to use.
     pub(super) fn hangs(&self) -> bool {
-        self.quarantine.get().is_some_and(|quarantine| quarantine.hangs)
+        self.quarantine
+            .get()
+            .is_some_and(|quarantine| quarantine.hangs)
     }
 
     /// Checks that this process can use the device.

@@ -72,6 +72,8 @@ impl Devices {
 
     /// Returns whether the memory of all lanes of the pool was freed, except for memory that is leaked.
     fn all_freed(&self) -> bool {
-        self.lock().iter().all(|of_device| of_device.used == of_device.leaked)
+        self.lock()
+            .iter()
+            .all(|of_device| of_device.used == of_device.leaked)
     }
 }

@@ -65,7 +65,9 @@ pub(in crate::cuda::tests) fn ends<T: Send + 'static>(
         Ok(result) => result,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: the host waits for ever"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             unreachable!("the thread ended without a result")
         }
     }
@@ -98,7 +100,10 @@ fn check(name: &str, scenario: Scenario, site: Site, falls_back: bool) {
     let live = simulation.live();
     // The lane is leaked, and everything in it.
     assert!(live.device_allocations >= 1, "{what}: {live:?}");
-    assert!(live.pinned_allocations >= 2 && live.streams >= 4, "{what}: {live:?}");
+    assert!(
+        live.pinned_allocations >= 2 && live.streams >= 4,
+        "{what}: {live:?}"
+    );
     assert_eq!(live.entered, 0, "{what}");
 }
 
@@ -134,9 +139,16 @@ fn sites_of_the_source() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
     for file in sources(&root) {
         let text = std::fs::read_to_string(&file).expect("a file of the source");
-        let calls = ["lane.synchronize(", "lane.synchronize_stream(", "device.wait("];
+        let calls = [
+            "lane.synchronize(",
+            "lane.synchronize_stream(",
+            "device.wait(",
+        ];
         for rest in calls.iter().flat_map(|call| text.split(call).skip(1)) {
-            let arguments = rest.split([';', '{', '}']).next().expect("the call's arguments");
+            let arguments = rest
+                .split([';', '{', '}'])
+                .next()
+                .expect("the call's arguments");
             let mut words = arguments.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             if words.clone().any(|word| word == "site") {
                 // A function passes on the site that its caller names.
@@ -146,7 +158,10 @@ fn sites_of_the_source() -> BTreeSet<String> {
             let constant = words.find(is_constant).expect("a site");
             let definition = format!("const {constant}: Site = Site(");
             let (_, name) = text.split_once(&definition).unwrap_or_else(|| {
-                panic!("{}: the site {constant} is not defined there", file.display())
+                panic!(
+                    "{}: the site {constant} is not defined there",
+                    file.display()
+                )
             });
             let name = name.split('"').nth(1).expect("a name in quotation marks");
             sites.insert(name.to_string());
@@ -160,7 +175,11 @@ fn sources(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder of the source") {
         let path = entry.expect("an entry").path();
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
         if path.is_dir() {
             if name != "tests" && name != "driver" {
                 files.extend(sources(&path));
@@ -217,7 +236,10 @@ fn idle_lanes_of_a_device_that_hangs_are_left_alone() {
         let job = shard.job();
         // Something is in flight in each stream of an idle lane, as far as the driver says.
         let lane = engine.in_lane(&shard.kind(), |session| {
-            session.lane.zero(session.lane.up, crate::cuda::arena::Region { offset: 0, len: 1 })?;
+            session.lane.zero(
+                session.lane.up,
+                crate::cuda::arena::Region { offset: 0, len: 1 },
+            )?;
             simulation.hang();
             Ok(())
         });
@@ -245,7 +267,9 @@ fn idle_lanes_of_a_device_that_hangs_are_left_alone() {
 fn a_request_for_a_lane_ends_when_the_device_hangs() {
     let simulation = device(None);
     let shard = Shard::new(1);
-    let one = engine(&simulation).memory_estimate(&shard.grid, &shard.chain).expect("fits");
+    let one = engine(&simulation)
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
     let limits = DeviceLimits {
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
@@ -266,7 +290,9 @@ fn a_request_for_a_lane_ends_when_the_device_hangs() {
             done.expect_err("the device hangs").to_string()
         })
         .collect();
-    let first = errors.iter().filter(|text| text.starts_with("wait for a device"));
+    let first = errors
+        .iter()
+        .filter(|text| text.starts_with("wait for a device"));
     assert_eq!(first.count(), 1, "{errors:#?}");
     assert!(simulation.violations().is_empty());
 }

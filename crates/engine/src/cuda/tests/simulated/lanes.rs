@@ -513,6 +513,7 @@ fn a_forked_child_waits_for_no_lock() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             devices.release_idle();
+            devices.shut_down(Duration::from_mins(1));
             counters.fell_back("the process was forked");
             let told = counters.snapshot() == DeviceMetrics::default()
                 && engine.check().is_err()

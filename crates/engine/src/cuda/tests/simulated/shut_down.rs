@@ -24,7 +24,10 @@ fn assert_refused(done: Result<(), EngineError>) {
     match done {
         Err(EngineError::Device(error)) => {
             assert_eq!(error.fault, Fault::Unavailable, "{error}");
-            assert!(error.reason.contains("the process is about to end"), "{error}");
+            assert!(
+                error.reason.contains("the process is about to end"),
+                "{error}"
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -67,7 +70,11 @@ fn hold(
             let lane = session.lane;
             lane.zero(lane.up, Region { offset: 0, len: 1 })?;
             has_begun.send(()).expect("the test waits");
-            may_go_on.lock().expect("no panic").recv().expect("the test goes on");
+            may_go_on
+                .lock()
+                .expect("no panic")
+                .recv()
+                .expect("the test goes on");
             let event = session.record(lane.up, crate::cuda::driver::Site("test: a record"))?;
             Ok(lane.synchronize(event, crate::cuda::driver::Site("test: a wait"))?)
         })
@@ -89,7 +96,10 @@ fn a_lane_in_use_is_waited_for_and_freed() {
     }
     assert!(!shut_down.is_finished(), "a lane is in use");
     go_on.send(()).expect("the lane is used");
-    thread.join().expect("no panic").expect("the lane works until then");
+    thread
+        .join()
+        .expect("no panic")
+        .expect("the lane works until then");
     ends("the shut-down", move || shut_down.join().expect("no panic"));
     assert_clean(&simulation);
 }
@@ -119,7 +129,9 @@ fn a_device_that_hangs_does_not_hold_the_process() {
     let simulation = simulation(Schedule::Latest);
     let engine = engine(&simulation);
     let lane = engine.in_lane(&Shard::new(1).kind(), |session| {
-        session.lane.zero(session.lane.up, Region { offset: 0, len: 1 })?;
+        session
+            .lane
+            .zero(session.lane.up, Region { offset: 0, len: 1 })?;
         Ok(())
     });
     lane.expect("nothing is waited for");
@@ -128,7 +140,11 @@ fn a_device_that_hangs_does_not_hold_the_process() {
     let begin = Instant::now();
     ends("the shut-down", move || devices.shut_down(SHORT));
     // The second look of a wait comes later.
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begin.elapsed()
+    );
     drop(engine);
     assert_eq!(simulation.live().device_allocations, 1);
 }
@@ -146,7 +162,9 @@ fn a_stream_ends_on_the_host() {
     let subject = Subject::new(&[(0, 2, 4), (8, 3, 1), (7, 4, 1)], 2, chain, (6, 2));
     let job = Arc::new(subject.job.clone());
     let host = HostBatches::new(engine.clone(), job.clone());
-    let stream = engine.stream(job, returned(), Some(Arc::new(host))).expect("fits");
+    let stream = engine
+        .stream(job, returned(), Some(Arc::new(host)))
+        .expect("fits");
     let mut encoder = stream.encoder().expect("the first one");
     let batches = subject.batches();
     let mut submit = |stream: &dyn StreamEngine, number: usize| {
@@ -167,7 +185,10 @@ fn a_stream_ends_on_the_host() {
     submit(&*stream, 1);
     assert!(!shut_down.is_finished(), "a batch is under way");
     for _ in 0..2 {
-        encoder.complete().expect("a batch").expect("the device, or the host");
+        encoder
+            .complete()
+            .expect("a batch")
+            .expect("the device, or the host");
     }
     ends("the shut-down", move || shut_down.join().expect("no panic"));
     let metrics = engine.counters().snapshot();
@@ -175,6 +196,10 @@ fn a_stream_ends_on_the_host() {
     assert_eq!(metrics.fallbacks.values().sum::<u64>(), 1);
     let counts = simulation.counts();
     drop((encoder, stream, engine));
-    assert_eq!(simulation.counts(), counts, "the lane of the stream is leaked");
+    assert_eq!(
+        simulation.counts(),
+        counts,
+        "the lane of the stream is leaked"
+    );
     assert!(simulation.violations().is_empty());
 }

@@ -230,13 +230,19 @@ fn everything_behind_the_application_stands_still() {
     let mut input = above.input(true).expect("no fault").expect("free");
     let mut made = below.input(true).expect("no fault").expect("free");
     // The padding of both levels is on the device before the application's stream stalls.
-    input.write(0, &levels.above.bytes[..2 * slice]).expect("fits");
-    below.reduce(two_of(&mut *input), &mut *made, 0).expect("no fault");
+    input
+        .write(0, &levels.above.bytes[..2 * slice])
+        .expect("fits");
+    below
+        .reduce(two_of(&mut *input), &mut *made, 0)
+        .expect("no fault");
     drop(input);
     let mut input = above.input(true).expect("no fault").expect("free");
     let application = StalledApplication::new(&simulation, 2 * slice);
     drop(give(&mut *input, &application));
-    below.reduce(two_of(&mut *input), &mut *made, 0).expect("no fault");
+    below
+        .reduce(two_of(&mut *input), &mut *made, 0)
+        .expect("no fault");
     let later = application.goes_on_later();
     let len = levels.below.job.grid.slice_bytes();
     let read = ends("slices that were reduced", move || {
@@ -244,14 +250,20 @@ fn everything_behind_the_application_stands_still() {
         made.read(0, &mut bytes).map(|()| bytes)
     });
     later.join().expect("no panic");
-    assert!(read.expect("the application was slow").iter().all(|byte| *byte == 3));
+    assert!(
+        read.expect("the application was slow")
+            .iter()
+            .all(|byte| *byte == 3)
+    );
 
     drop(input);
     let mut input = above.input(true).expect("no fault").expect("free");
     let application = StalledApplication::new(&simulation, 2 * slice);
     drop(give(&mut *input, &application));
     let later = application.goes_on_later();
-    ends("the lanes are given up", move || drop((input, above, below)));
+    ends("the lanes are given up", move || {
+        drop((input, above, below))
+    });
     later.join().expect("no panic");
     assert!(engine.check().is_ok());
     let metrics = engine.counters().snapshot();
@@ -272,7 +284,9 @@ fn a_wait_for_an_application_ends_with_the_device() {
     let shard = engine.clone();
     let error = ends("a shard", move || Shard::new(1).round_trip(&shard));
     error.expect_err("the device hangs");
-    let waited = ends("the bytes are taken", move || waits.join().expect("no panic"));
+    let waited = ends("the bytes are taken", move || {
+        waits.join().expect("no panic")
+    });
     assert_named(&waited.expect_err("the device hangs"), &application);
     drop((input, stream, engine));
     assert!(simulation.violations().is_empty());
@@ -294,7 +308,9 @@ fn memory_that_the_device_may_still_write_is_not_used_again() {
     let mut bytes = vec![0; application.len];
     input.read(0, &mut bytes).expect_err("the device hangs");
     input.write(0, &bytes).expect_err("the device may write it");
-    input.read(0, &mut bytes).expect_err("the device may write it");
+    input
+        .read(0, &mut bytes)
+        .expect_err("the device may write it");
     drop((input, other));
     // Of two inputs, one comes back.
     let again = stream.input(true).expect("no fault").expect("free");
