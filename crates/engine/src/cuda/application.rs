@@ -73,11 +73,12 @@ impl LentMemory {
         });
     }
 
-    /// Notes that the lane has read the memory that was lent last when the event `taken` happens.
-    pub(super) fn read_at(&self, taken: EventId, driver: &dyn Driver) {
+    /// Notes that the lane has read `bytes`, which were lent last, when the event `taken` happens.
+    pub(super) fn read_at(&self, bytes: &Range<u64>, taken: EventId, driver: &dyn Driver) {
         let mut list = self.lock();
-        if let Some(last) = list.lent.back_mut() {
-            last.taken = Some(taken);
+        let mut last = list.lent.iter_mut().rev();
+        if let Some(lent) = last.find(|lent| lent.taken.is_none() && lent.bytes == *bytes) {
+            lent.taken = Some(taken);
         }
         if list.lent.len() >= MANY {
             list.forget_taken(driver);

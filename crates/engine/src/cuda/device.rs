@@ -162,6 +162,7 @@ impl Device {
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
             && error.fault == Fault::Sticky
+            && self.unusable().is_none()
         {
             self.quarantine(error);
         }

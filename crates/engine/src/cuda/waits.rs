@@ -185,7 +185,7 @@ mod tests {
 
     impl Pause {
         fn took(&self) -> Duration {
-            self.time.end - self.time.start
+            self.time.end.saturating_sub(self.time.start)
         }
     }
 

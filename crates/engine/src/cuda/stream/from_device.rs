@@ -48,8 +48,8 @@ pub(super) unsafe fn read_from_device(
         shared.lent.let_go(made);
         return Err(error);
     }
-    let end = bytes.pointer.saturating_add(bytes.len as u64);
-    shared.lent.lend(bytes.pointer..end, made);
+    let lent = bytes.pointer..bytes.pointer.saturating_add(bytes.len as u64);
+    shared.lent.lend(lent.clone(), made);
     lane.driver.wait(lane.up, made, MADE_WAIT)?;
     let largest = lane.driver.device().largest_pitch;
     let pieces = shared.sizing.padding.pieces(at, bytes.len);
@@ -68,7 +68,7 @@ pub(super) unsafe fn read_from_device(
         }
     }
     lane.driver.record(event, lane.up, TAKEN)?;
-    shared.lent.read_at(event, lane.driver);
+    shared.lent.read_at(&lent, event, lane.driver);
     Ok(reusable)
 }
 

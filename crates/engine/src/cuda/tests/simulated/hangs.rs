@@ -184,7 +184,7 @@ fn sources(folder: &Path) -> Vec<std::path::PathBuf> {
             if name != "tests" && name != "driver" {
                 files.extend(sources(&path));
             }
-        } else if name.ends_with(".rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.push(path);
         }
     }

@@ -262,7 +262,7 @@ fn everything_behind_the_application_stands_still() {
     drop(give(&mut *input, &application));
     let later = application.goes_on_later();
     ends("the lanes are given up", move || {
-        drop((input, above, below))
+        drop((input, above, below));
     });
     later.join().expect("no panic");
     assert!(engine.check().is_ok());
@@ -312,7 +312,7 @@ fn memory_that_the_device_may_still_write_is_not_used_again() {
         .read(0, &mut bytes)
         .expect_err("the device may write it");
     drop((input, other));
-    // Of two inputs, one comes back.
+    // One of the two inputs does not come back.
     let again = stream.input(true).expect("no fault").expect("free");
     assert!(stream.input(true).expect("no fault").is_none());
     drop((again, stream, engine));
