@@ -95,6 +95,8 @@ pub mod storage;
 mod store;
 pub mod writer;
 
+use std::time::Duration;
+
 use zarrs_cuda_engine::cuda;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
@@ -150,4 +152,18 @@ pub fn warm_up(options: &Options) -> Result<(), Error> {
 /// nothing, because the memory belongs to the parent.
 pub fn release_idle_memory() {
     cuda::release_idle();
+}
+
+/// Ends the use of devices, because the process is about to end.
+///
+/// Devices begin no new work from now on: the host takes over under [`Backend::Auto`], and it is an error
+/// under [`Backend::Cuda`]. The function waits at most `time` for work that devices have begun, and frees
+/// idle buffers meanwhile. Whatever is in use after that time is never freed, and the driver is not called
+/// for it any more.
+///
+/// Without this call, a thread that uses a device while the process ends may be in a function of the driver
+/// when the driver shuts down. A second call changes nothing. In a process that was forked after a device was
+/// used, the function does nothing.
+pub fn shut_down_devices(time: Duration) {
+    cuda::shut_down(time);
 }

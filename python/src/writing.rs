@@ -329,10 +329,18 @@ where
         of_slice: &[i64],
     ) -> PyResult<()> {
         let tensor = Tensor::take(capsule)?;
-        self.with(py, |writer| {
+        let mut may_be_read = false;
+        let appended = self.with(py, |writer| {
             tensor.check(of_slice)?;
-            tensor.append_to(writer).map_err(failed)
-        })
+            let appended = tensor.append_to(writer);
+            may_be_read = matches!(&appended, Err(error) if error.device_may_read());
+            appended.map_err(failed)
+        });
+        if may_be_read {
+            // Freeing the tensor would let its library give the memory to other tensors.
+            std::mem::forget(tensor);
+        }
+        appended
     }
 
     /// Stores all complete shards.

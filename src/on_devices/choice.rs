@@ -1,10 +1,38 @@
 //! The engine that is chosen for shards with a compressor, and its explanation.
 
+use std::time::{Duration, Instant};
+
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
 use crate::options::{Backend, Options};
 use crate::plan::{self, EngineRule, Engines};
+
+/// The limit of the options ends the wait for a device that hangs, and the host encodes the shard.
+#[test]
+fn the_host_takes_over_from_a_device_that_hangs() {
+    let shard = Shard::new(vec![Stage::Crc32c]);
+    let simulation = simulation(Schedule::Latest);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+    let options = Options::default()
+        .with_device_memory(1 << 24)
+        .with_pinned_memory(1 << 24)
+        .with_device_timeout(Duration::from_millis(20));
+    let choice = engines.choose(&options, &shard.grid, Ok(&shard.chain));
+    let choice = choice.expect("suits");
+    simulation.hang();
+    let begin = Instant::now();
+    let job = shard.job();
+    let expected = HostEngine
+        .encode(&job, &shard.elements, 0, 0)
+        .expect("the host");
+    let encoded = choice.engine.encode(&job, &shard.elements, 0, 0);
+    assert!(encoded.expect("the host takes over").bytes == expected.bytes);
+    assert!(begin.elapsed() < options.device_timeout() + Duration::from_secs(40));
+    assert_eq!(devices.counters.snapshot().shards_encoded, 0);
+    assert!(simulation.hangs() && simulation.violations().is_empty());
+}
 
 /// The option reaches the engine and the plan's explanation.
 #[test]

@@ -93,6 +93,7 @@ impl Case {
             .with_backend(backend)
             .with_device_memory(1 << 30)
             .with_pinned_memory(1 << 30)
+            .with_device_timeout(std::time::Duration::from_millis(20))
             .with_nvcomp(StandIn::Six.path());
         let codec = CudaShardingCodec::new_with_configuration(&configuration, options)
             .expect("a known chain")
@@ -295,6 +296,57 @@ fn small_case() -> Case {
         backend: Backend::Cuda,
         elements: (1..=8 * 6 * 8).collect(),
     }
+}
+
+/// The device hangs while it reads a tensor. The error names the memory of the tensor.
+#[cfg(feature = "dlpack")]
+#[test]
+fn a_tensor_on_a_device_that_hangs() {
+    use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Site};
+    use zarrs_cuda_testing::tensors::{DeviceType, Tensor};
+
+    let taken = Site("synchronise: an application's bytes before it writes them");
+    let simulation = Arc::new(Simulation::new(Config {
+        schedule: Schedule::Latest,
+        hangs_at: Some(taken),
+        ..Config::default()
+    }));
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices, EngineRule::ALL, Tuning::TINY);
+    let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let case = small_case();
+    let array = case.array(&store, 0, case.backend, engines);
+    array.store_metadata().expect("stored");
+    let mut writer = ArrayWriter::builder(&array).build().expect("a device");
+
+    let driver: &dyn Driver = &*simulation;
+    driver.enter().expect("a device");
+    let stream = driver.create_stream().expect("a stream");
+    let len = 6 * 8 * 2;
+    let memory = driver.allocate(len).expect("memory");
+    let all = DeviceSpan {
+        memory,
+        offset: 0,
+        len,
+    };
+    // SAFETY: the memory is never freed.
+    unsafe { driver.fill(stream, all, 1) }.expect("filled");
+    driver.leave().expect("a device");
+    let mut tensor = Tensor::of_uint16(&[1, 6, 8], usize::try_from(memory.0).expect("small"));
+    tensor.device = (DeviceType::Cuda, 0);
+    // SAFETY: the memory is never freed, and `stream` is the stream that writes the elements.
+    let appended = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
+    let error = appended.expect_err("the device hangs");
+    assert!(error.device_may_read(), "{error}");
+    let named = format!(
+        "{len} bytes at {:#x}: do not write, reuse or free it",
+        memory.0
+    );
+    assert!(error.to_string().contains(&named), "{error}");
+    // The slice is lost. Nothing waits for the device any more.
+    drop((writer, array));
+    assert!(simulation.violations().is_empty());
+    assert_eq!(simulation.live().entered, 0);
 }
 
 /// Tensors on the device are copied there, or to the host if the host encodes. The copy is complete when the

@@ -11,7 +11,7 @@ use std::time::Duration;
 use memory_limit::memory_limit;
 use write_strategy::CompactionCallback;
 pub use write_strategy::{CompactionRequest, WriteStrategy};
-use zarrs_cuda_engine::cuda::HighestLevels;
+use zarrs_cuda_engine::cuda::{DeviceLimits, HighestLevels};
 
 /// The place where shards are encoded and decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -152,6 +152,7 @@ pub struct Options {
     device_memory: Option<usize>,
     pinned_memory: usize,
     device_idle_time: Option<Duration>,
+    device_timeout: Duration,
     device_times: bool,
     host_memory: Option<usize>,
     device_levels: LevelPolicy,
@@ -180,6 +181,7 @@ impl Default for Options {
             device_memory: None,
             pinned_memory: 1 << 30,
             device_idle_time: Some(Duration::from_mins(5)),
+            device_timeout: DeviceLimits::TIMEOUT,
             device_times: false,
             host_memory: None,
             device_levels: LevelPolicy::default(),
@@ -333,6 +335,29 @@ impl Options {
     #[must_use]
     pub fn device_idle_time(&self) -> Option<Duration> {
         self.device_idle_time
+    }
+
+    /// Sets the time after which a device that does not finish counts as hanging. Default: one minute.
+    ///
+    /// The time limits each wait of a thread for work that this crate gave to the device. It does not count
+    /// the time for which this work waits for work of the application: the stream of a
+    /// [`DeviceSlice`](crate::writer::DeviceSlice) may take any time. A kernel of the application in another
+    /// stream counts, if it keeps the device from running anything else. A second after the time, the thread
+    /// looks again. If the device has still not finished, the process does not use it any more. The device
+    /// may still use the memory that it was given, so no such memory is freed.
+    ///
+    /// The time does not limit functions of the driver that block: those that allocate or free memory, load
+    /// kernels or create a context, and those that enqueue work while the device's queue is full.
+    #[must_use]
+    pub fn with_device_timeout(mut self, time: Duration) -> Self {
+        self.device_timeout = time;
+        self
+    }
+
+    /// Returns the time after which a device that does not finish counts as hanging.
+    #[must_use]
+    pub fn device_timeout(&self) -> Duration {
+        self.device_timeout
     }
 
     /// Sets whether [`metrics`](crate::metrics) have the times of stages on devices. Default:

@@ -383,6 +383,7 @@ impl Engines {
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
             idle: options.device_idle_time(),
+            timeout: options.device_timeout(),
         };
         Ok(CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times()))
     }

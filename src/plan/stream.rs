@@ -1,6 +1,7 @@
 //! Chooses the engine that encodes a stream, and gives the reason.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::consent::Selected;
 use super::to_host::ToHost;
@@ -66,8 +67,9 @@ impl StreamChoice {
     }
 
     /// Returns a copier of elements on devices to the host; `None` if a device encodes the stream.
-    pub(crate) fn to_host(&self) -> Option<ToHost> {
-        (!self.is_device()).then(|| ToHost::new(self.given.clone()))
+    /// Its waits for a device fail after `timeout`.
+    pub(crate) fn to_host(&self, timeout: Duration) -> Option<ToHost> {
+        (!self.is_device()).then(|| ToHost::new(self.given.clone(), timeout))
     }
 
     /// Returns the memory of the buffers for `job`.

@@ -1,6 +1,7 @@
 //! Brings elements that an application has on a device to a stream that the host encodes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::DeviceBytes;
@@ -11,12 +12,18 @@ use zarrs_cuda_engine::cuda::{self, Devices, Download};
 pub(crate) struct ToHost {
     /// The devices of a test. `None` for the devices of the process.
     given: Option<Arc<Devices>>,
+    /// The time after which a wait for a device fails.
+    timeout: Duration,
     last: Option<(usize, Download)>,
 }
 
 impl ToHost {
-    pub(super) fn new(given: Option<Arc<Devices>>) -> Self {
-        Self { given, last: None }
+    pub(super) fn new(given: Option<Arc<Devices>>, timeout: Duration) -> Self {
+        Self {
+            given,
+            timeout,
+            last: None,
+        }
     }
 
     /// Calls `take` with the bytes, piece by piece, in order. The application asks for the device by these
@@ -48,6 +55,6 @@ impl ToHost {
             Some(devices) => devices.clone(),
             None => cuda::devices().map_err(EngineError::Device)?,
         };
-        devices.download(ordinal)
+        devices.download(ordinal, self.timeout)
     }
 }

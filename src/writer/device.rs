@@ -37,10 +37,13 @@ impl DeviceEvent {
         Self(None)
     }
 
-    /// Blocks until the slice's memory may be reused or freed.
+    /// Blocks until the slice's memory may be reused or freed. The time for which the stream that makes the
+    /// elements is at work has no limit. The time for which the device then reads them has one:
+    /// [`Options::with_device_timeout`](crate::Options::with_device_timeout).
     ///
     /// # Errors
-    /// [`WriterError::Device`] if the device failed.
+    /// [`WriterError::Device`] if the device failed, or did not finish in time. After this error, the memory
+    /// must not be reused or freed before the process ends.
     pub fn wait(&self) -> Result<(), WriterError> {
         let event = self.0.as_ref();
         event.map_or(Ok(()), |event| event.wait().map_err(failed))

@@ -149,6 +149,17 @@ pub enum WriterError {
 }
 
 impl WriterError {
+    /// Returns whether a device may still read the memory that was given to it: the device failed, or did not
+    /// finish in time. The application must not write, reuse or free this memory before the process ends.
+    #[must_use]
+    pub fn device_may_read(&self) -> bool {
+        match self {
+            Self::Device { .. } => true,
+            Self::Level { source, .. } => source.device_may_read(),
+            _ => false,
+        }
+    }
+
     /// Returns the error of a store that cannot be written to, or failed, before the array at `path` is
     /// written.
     pub(crate) fn refused(path: &NodePath, error: StorageError) -> Self {

@@ -25,15 +25,17 @@ impl<W: Appending> Writer<W> {
     /// # Errors
     /// - [`WriterError::Unsupported`] if this writer encodes on another device, or if the slice's stream is
     ///   being captured into a graph. Nothing was appended.
-    /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
-    ///   was appended.
+    /// - [`WriterError::Device`] if the device failed, or did not finish in time
+    ///   ([`Options::with_device_timeout`](crate::Options::with_device_timeout)).
+    ///   [`progress`](Self::progress) says how much was appended.
     /// - The errors of [`append`](Self::append).
     ///
     /// # Safety
     /// - `slice` names memory of its device that can be read, and a stream of its primary context,
     ///   or 0.
     /// - That memory is neither written nor freed before the returned event has happened or, after
-    ///   [`WriterError::Device`], before the device has done all its work.
+    ///   [`WriterError::Device`], before the device has done all its work. If the device hangs, the error
+    ///   names the memory, and it is neither written nor freed before the process ends.
     pub unsafe fn append_device(
         &mut self,
         slice: &DeviceSlice,

@@ -72,7 +72,9 @@ impl Stream {
     ) -> Self {
         let job = plan.job.clone();
         Self {
-            to_host: plan.choice.to_host(),
+            to_host: plan
+                .choice
+                .to_host(shared.setup.encoding.shards.codec.options.device_timeout()),
             batch_bytes: job.epochs * job.grid.epoch_bytes(),
             grid: Arc::new(batch),
             shared,

@@ -126,6 +126,7 @@ impl Sizes {
                 device_memory: Some(2 << 30),
                 pinned_memory: 2 << 30,
                 idle: None,
+                ..DeviceLimits::default()
             },
             slabs: vec![1 << 20, 2 << 20, 4 << 20, 8 << 20],
             rings: vec![3, 4, 6],

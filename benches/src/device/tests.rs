@@ -50,6 +50,7 @@ fn tiny() -> Sizes {
             device_memory: Some(1 << 24),
             pinned_memory: 1 << 24,
             idle: None,
+            ..DeviceLimits::default()
         },
         slabs: vec![256, 512],
         rings: vec![2],

@@ -1,10 +1,12 @@
 //! A device on which lanes are allocated, and whether the device can still be used.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 use super::numa::Node;
+use super::uses::{Use, Uses};
 
 /// The process that owns a value. A forked child has a copy of the value and must not use it. The handles of
 /// a device are invalid in the child, and a lock may be held by a thread that the child does not have.
@@ -25,11 +27,23 @@ impl Default for Process {
     }
 }
 
+/// The reason why a device may not be used any more.
+#[derive(Debug)]
+struct Quarantine {
+    reason: String,
+    /// Whether the device did not finish in time, and may still use all memory that it was told to use.
+    hangs: bool,
+}
+
 /// A device of this process.
 pub(super) struct Device {
     driver: Arc<dyn Driver>,
     /// The reason why nothing on the device may be used any more; empty while the device works.
-    quarantine: OnceLock<String>,
+    quarantine: OnceLock<Quarantine>,
+    /// Whether the process is about to end ([`end`](Self::end)).
+    ended: AtomicBool,
+    /// The uses of all devices.
+    uses: Arc<Uses>,
     /// The process that opened the device.
     process: Process,
     /// The node of the machine that the device is near to; `None` if the node makes no difference.
@@ -41,15 +55,18 @@ impl fmt::Debug for Device {
         f.debug_struct("Device")
             .field("info", self.info())
             .field("quarantine", &self.quarantine.get())
+            .field("ended", &self.ended)
             .finish_non_exhaustive()
     }
 }
 
 impl Device {
-    pub(super) fn new(driver: Arc<dyn Driver>, node: Option<Arc<Node>>) -> Self {
+    pub(super) fn new(driver: Arc<dyn Driver>, node: Option<Arc<Node>>, uses: Arc<Uses>) -> Self {
         Self {
             driver,
+            uses,
             quarantine: OnceLock::new(),
+            ended: AtomicBool::new(false),
             process: Process::default(),
             node,
         }
@@ -95,27 +112,57 @@ impl Device {
                 self.info().ordinal
             ));
         }
-        self.quarantine.get().cloned()
+        if let Some(quarantine) = self.quarantine.get() {
+            return Some(quarantine.reason.clone());
+        }
+        self.ended.load(Ordering::Acquire).then(|| {
+            format!(
+                "CUDA device {} is not used any more, because the process is about to end",
+                self.info().ordinal
+            )
+        })
     }
 
-    /// Makes the device's context current on this thread until the guard is dropped.
-    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        if let Some(reason) = self.unusable() {
-            return Err(DriverError {
+    /// Returns whether the device is in quarantine because it did not finish in time. Then it may still use
+    /// all memory that it was told to use.
+    pub(super) fn hangs(&self) -> bool {
+        self.quarantine
+            .get()
+            .is_some_and(|quarantine| quarantine.hangs)
+    }
+
+    /// Checks that this process can use the device.
+    ///
+    /// # Errors
+    /// The reason why this process cannot use the device.
+    pub(super) fn check_usable(&self) -> Result<(), DriverError> {
+        self.unusable().map_or(Ok(()), |reason| {
+            Err(DriverError {
                 operation: "using the device".to_string(),
                 device: Some(self.info().ordinal),
                 fault: Fault::Sticky,
                 reason,
-            });
-        }
+            })
+        })
+    }
+
+    /// Makes the device's context current on this thread until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        // The use begins before the check, so that no device is ended in between.
+        let entering = Uses::begin(&self.uses);
+        self.check_usable()?;
         self.watch(self.driver.enter())?;
-        Ok(Entered { device: self })
+        Ok(Entered {
+            device: self,
+            _use: entering,
+        })
     }
 
     /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken.
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
             && error.fault == Fault::Sticky
+            && self.unusable().is_none()
         {
             self.quarantine(error);
         }
@@ -125,13 +172,29 @@ impl Device {
     /// Quarantines the device: it is never used again. Its allocations are leaked on purpose, because a
     /// broken context takes no calls, not even to free memory.
     fn quarantine(&self, error: &DriverError) {
+        self.quarantine_since(error, "an operation failed that breaks its context", false);
+    }
+
+    /// Quarantines the device because it did not finish in time. Its allocations are leaked on purpose: the
+    /// device may still use them.
+    pub(super) fn quarantine_hanging(&self, error: &DriverError) {
+        self.quarantine_since(error, "it did not finish in time", true);
+    }
+
+    fn quarantine_since(&self, error: &DriverError, what: &str, hangs: bool) {
         let ordinal = self.info().ordinal;
         let reason = format!(
-            "CUDA device {ordinal} is not used any more in this process, since an operation failed that breaks its context: {error}"
+            "CUDA device {ordinal} is not used any more in this process, since {what}: {error}"
         );
-        if self.quarantine.set(reason).is_ok() {
+        if self.quarantine.set(Quarantine { reason, hangs }).is_ok() {
             tracing::warn!(device = ordinal, %error, "CUDA device quarantined");
         }
+    }
+
+    /// Ends the use of the device, because the process is about to end. Allocations that are left are never
+    /// freed.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
     }
 }
 
@@ -139,6 +202,7 @@ impl Device {
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     device: &'a Device,
+    _use: Use,
 }
 
 impl Drop for Entered<'_> {

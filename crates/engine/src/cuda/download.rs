@@ -7,13 +7,16 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::application::LentMemory;
 use super::device::Device;
 use super::driver::{
-    Access, DriverError, EventId, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
+    Access, DriverError, EventId, Fault, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 use super::kernels::spans::sub_span;
 use super::lanes::Devices;
+use super::waits::{Awaited, WaitLimit};
 use crate::contract::EngineError;
 use crate::contract::stream::DeviceBytes;
 
@@ -31,50 +34,63 @@ const GIVE_UP: Site = Site("synchronise: a download before its memory is freed")
 pub struct Download {
     device: Arc<Device>,
     stream: StreamId,
-    events: [EventId; 2],
+    /// The event after which the application has made the bytes.
+    made: EventId,
+    /// The events after which the halves of the pinned memory are written.
+    copied: [EventId; 2],
     pinned: PinnedMemory,
+    /// The bytes of the application that the device may still read.
+    lent: Arc<LentMemory>,
+    /// The time after which a wait for the device fails.
+    timeout: Duration,
 }
 
 impl Devices {
-    /// Returns a download from the device with the number `ordinal`.
+    /// Returns a download from the device with the number `ordinal`, whose waits for the device fail after
+    /// `timeout`.
     ///
     /// # Errors
     /// There is no such device, or it failed, or there is no memory. The error has the reason.
-    pub fn download(&self, ordinal: usize) -> Result<Download, EngineError> {
+    pub fn download(&self, ordinal: usize, timeout: Duration) -> Result<Download, EngineError> {
         let device = self.numbered(ordinal).map_err(EngineError::Device)?;
         let entered = device.enter().map_err(EngineError::Device)?;
-        let made = device.watch(Download::allocate(&device));
+        let made = device.watch(Download::allocate(device, timeout));
         drop(entered);
         made.map_err(EngineError::Device)
     }
 }
 
 impl Download {
-    fn allocate(device: &Arc<Device>) -> Result<Self, DriverError> {
+    fn allocate(device: &Arc<Device>, timeout: Duration) -> Result<Self, DriverError> {
         let driver = device.driver();
         let stream = driver.create_stream()?;
-        let destroy = |error| {
-            let _ = driver.destroy_stream(stream);
-            error
-        };
-        let first = driver.create_event(false).map_err(destroy)?;
-        let destroy = |error| {
-            let _ = driver.destroy_event(first);
-            destroy(error)
-        };
-        let second = driver.create_event(false).map_err(destroy)?;
-        let pinned = driver
-            .allocate_pinned(2 * PIECE, PinnedUse::FromDevice)
-            .map_err(|error| {
-                let _ = driver.destroy_event(second);
-                destroy(error)
-            })?;
-        Ok(Self {
-            device: device.clone(),
-            stream,
-            events: [first, second],
-            pinned,
-        })
+        let mut events = Vec::new();
+        let made = (0..3)
+            .try_for_each(|_| driver.create_event(false).map(|event| events.push(event)))
+            .and_then(|()| driver.allocate_pinned(2 * PIECE, PinnedUse::FromDevice));
+        match (made, events.as_slice()) {
+            (Ok(pinned), &[made, first, second]) => Ok(Self {
+                device: device.clone(),
+                stream,
+                made,
+                copied: [first, second],
+                pinned,
+                lent: LentMemory::new(),
+                timeout,
+            }),
+            (made, _) => {
+                for event in events {
+                    driver.destroy_event(event)?;
+                }
+                driver.destroy_stream(stream)?;
+                Err(made.err().unwrap_or_else(|| DriverError {
+                    operation: "making a copier to the host".to_string(),
+                    device: Some(device.info().ordinal),
+                    fault: Fault::Refused,
+                    reason: "events are missing".to_string(),
+                }))
+            }
+        }
     }
 
     /// Calls `take` with the bytes, piece by piece, in order. When this returns, the device has read all bytes
@@ -130,14 +146,14 @@ impl Download {
         }
         if result.is_err() {
             // The device may still read the application's bytes.
-            let drained = self
-                .device
-                .driver()
-                .synchronize_stream(self.stream, GIVE_UP);
+            let drained = self.wait(Awaited::Stream(self.stream), GIVE_UP);
             if let Err(error) = self.device.watch(drained) {
                 tracing::warn!(%error, "a copy of an application's bytes to the host did not end");
+                drop(entered);
+                return result;
             }
         }
+        self.lent.drained();
         drop(entered);
         result
     }
@@ -149,8 +165,10 @@ impl Download {
     unsafe fn begin(&self, bytes: &DeviceBytes, starts: &[usize]) -> Result<(), DriverError> {
         let driver = self.device.driver();
         // SAFETY: this function has the same requirements, which its caller keeps.
-        unsafe { driver.record_in(self.events[0], bytes.stream, MADE)? };
-        driver.wait(self.stream, self.events[0], MADE_WAIT)?;
+        unsafe { driver.record_in(self.made, bytes.stream, MADE)? };
+        let lent = bytes.pointer..bytes.pointer.saturating_add(bytes.len as u64);
+        self.lent.lend(lent, self.made);
+        driver.wait(self.stream, self.made, MADE_WAIT)?;
         self.copy(bytes, starts, 0)?;
         self.copy(bytes, starts, 1)
     }
@@ -172,7 +190,7 @@ impl Download {
         // SAFETY: the pinned memory lives until the stream is drained, and nothing else uses this half: the
         // piece that was in it was taken. The application keeps its bytes until `read` has returned.
         unsafe { driver.copy(self.stream, Span::Device(from), Span::Pinned(to))? };
-        driver.record(self.events[number % 2], self.stream, COPIED)
+        driver.record(self.copied[number % 2], self.stream, COPIED)
     }
 
     /// Waits for piece `number`, and returns where it lies.
@@ -182,11 +200,18 @@ impl Download {
         starts: &[usize],
         number: usize,
     ) -> Result<PinnedSpan, DriverError> {
-        let driver = self.device.driver();
-        driver.synchronize(self.events[number % 2], COPIED_HOST)?;
+        self.wait(Awaited::Event(self.copied[number % 2]), COPIED_HOST)?;
         let span = self.half(bytes, starts[number], number);
-        driver.host_access(span, Access::Read)?;
+        self.device.driver().host_access(span, Access::Read)?;
         Ok(span)
+    }
+
+    fn wait(&self, awaited: Awaited, site: Site) -> Result<(), DriverError> {
+        let limit = WaitLimit {
+            time: self.timeout,
+            lent: Some(&self.lent),
+        };
+        self.device.wait(awaited, site, limit)
     }
 
     /// Returns the pinned memory for the piece `number`, which begins at the byte `start`.
@@ -206,17 +231,15 @@ impl Drop for Download {
             return;
         };
         let driver = self.device.driver();
-        let drained = self
-            .device
-            .watch(driver.synchronize_stream(self.stream, GIVE_UP));
-        if drained.is_ok() {
+        let drained = self.wait(Awaited::Stream(self.stream), GIVE_UP);
+        if self.device.watch(drained).is_ok() {
+            self.lent.close();
             // SAFETY: the stream is empty, and nothing else uses the memory.
             let freed = unsafe { driver.free_pinned(self.pinned) };
-            let ended = self.events.map(|event| driver.destroy_event(event));
-            let ended = ended
-                .into_iter()
-                .chain([driver.destroy_stream(self.stream)]);
-            for result in ended.chain([freed]) {
+            let [first, second] = self.copied;
+            let events = [self.made, first, second].map(|event| driver.destroy_event(event));
+            let stream = driver.destroy_stream(self.stream);
+            for result in events.into_iter().chain([stream, freed]) {
                 if let Err(error) = self.device.watch(result) {
                     tracing::warn!(%error, "freeing the memory of a copy to the host");
                 }

@@ -407,7 +407,7 @@ impl ShardEncoder<'_, '_> {
             if self.batches[at].places.is_none() {
                 let answered = self.batches[at].answered;
                 if wait && self.pieces.is_empty() {
-                    lane.driver.synchronize(answered, ANSWERED_HOST)?;
+                    lane.synchronize(answered, ANSWERED_HOST)?;
                 } else if !lane.driver.query_event(answered)? {
                     return Ok(());
                 }

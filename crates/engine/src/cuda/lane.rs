@@ -18,14 +18,18 @@
 //!  events: `untimed` events order the streams and the host, `timed` events also take the time
 //! ```
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use super::application::LentMemory;
 use super::arena::{Capacity, Region};
 use super::device::Device;
 use super::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
+use super::waits::{Awaited, WaitLimit};
 use crate::contract::BufferBytes;
 
 /// The synchronisation with a lane's streams before the lane is freed.
@@ -62,8 +66,8 @@ impl Events {
 ///
 /// Copies in both directions and kernels have separate streams, so that they overlap. Memory is one
 /// allocation of each kind; `sizing` divides it. Dropping a lane drains its streams and frees everything.
-/// Memory that the device may still use is leaked on purpose: everything if the device is quarantined, and
-/// the memory if a stream cannot be drained.
+/// Memory that the device may still use is leaked on purpose: everything if the device is quarantined, for
+/// example because it does not drain the streams in time, and the memory if a stream cannot be drained.
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
@@ -76,6 +80,10 @@ pub(super) struct Lane {
     streams: Vec<StreamId>,
     /// All events of the lane, both in use and free.
     events: Mutex<Events>,
+    /// The limit of each wait of the host for the lane, without the time of an application's work.
+    timeout: Duration,
+    /// The memory that applications lend to the lane; `None` if the lane reads none.
+    lent: Option<Arc<LentMemory>>,
     /// Whether [`give_up`](Self::give_up) was called.
     closed: bool,
 }
@@ -88,6 +96,7 @@ impl Lane {
     pub(super) fn new(
         device: &Arc<Device>,
         capacity: Capacity,
+        timeout: Duration,
     ) -> Result<Self, (DriverError, BufferBytes)> {
         let mut lane = Self {
             device: device.clone(),
@@ -97,6 +106,8 @@ impl Lane {
             pinned_out: None,
             streams: Vec::new(),
             events: Mutex::default(),
+            timeout,
+            lent: None,
             closed: false,
         };
         let allocated = device.near(|| lane.allocate());
@@ -132,6 +143,23 @@ impl Lane {
         self.capacity
     }
 
+    /// Sets the limit of each wait of the host for the lane.
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Lets the lane read memory that applications lend.
+    pub(super) fn set_lent(&mut self, lent: Arc<LentMemory>) {
+        self.lent = Some(lent);
+    }
+
+    fn limit(&self) -> WaitLimit<'_> {
+        WaitLimit {
+            time: self.timeout,
+            lent: self.lent.as_deref(),
+        }
+    }
+
     /// Returns the lane for use, with undefined content of its memory. The device's context is current on
     /// this thread.
     pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
@@ -156,7 +184,7 @@ impl Lane {
     /// # Errors
     /// The lane was not allocated completely.
     pub(super) fn running(&self) -> Result<Running<'_>, DriverError> {
-        let driver = self.device.driver();
+        let (device, driver) = (&*self.device, self.device.driver());
         let [up, down, answers, kernel_streams @ ..] = &self.streams[..] else {
             return Err(self.incomplete());
         };
@@ -169,6 +197,8 @@ impl Lane {
             return Err(self.incomplete());
         };
         Ok(Running {
+            device,
+            limit: self.limit(),
             driver,
             up: *up,
             kernel_streams,
@@ -256,8 +286,13 @@ impl Lane {
         // A broken device takes no more calls of the driver.
         let usable = || device.unusable().is_none();
         let mut empty = true;
+        let limit = self.limit();
         for &stream in &self.streams {
-            empty &= usable() && keep(driver.synchronize_stream(stream, GIVE_UP));
+            let awaited = Awaited::Stream(stream);
+            empty &= usable() && keep(device.wait(awaited, GIVE_UP, limit));
+        }
+        if let Some(lent) = self.lent.as_ref().filter(|_| usable()) {
+            lent.close();
         }
         let Events { untimed, timed } = std::mem::take(&mut *lock(&self.events));
         for event in untimed.into_iter().chain(timed) {
@@ -307,8 +342,10 @@ fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
 }
 
 /// A lane in use, on a thread on which its device's context is current.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Running<'a> {
+    device: &'a Device,
+    limit: WaitLimit<'a>,
     pub(super) driver: &'a dyn Driver,
     /// The stream of copies to the device.
     pub(super) up: StreamId,
@@ -325,7 +362,35 @@ pub struct Running<'a> {
     pinned_out: PinnedMemory,
 }
 
+impl fmt::Debug for Running<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Running<'_> {
+    /// Blocks this thread until the last record of `event` has happened.
+    ///
+    /// # Errors
+    /// The errors of the driver, and of a device that does not finish in time.
+    pub(super) fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+        self.device.wait(Awaited::Event(event), site, self.limit)
+    }
+
+    /// Blocks this thread until all operations that are in `stream` now have completed.
+    ///
+    /// # Errors
+    /// The errors of the driver, and of a device that does not finish in time.
+    pub(super) fn synchronize_stream(
+        &self,
+        stream: StreamId,
+        site: Site,
+    ) -> Result<(), DriverError> {
+        self.device.wait(Awaited::Stream(stream), site, self.limit)
+    }
+
     /// Returns all events of the lane.
     pub(super) fn events(&self) -> Events {
         lock(self.events).clone()

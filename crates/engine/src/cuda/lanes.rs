@@ -7,12 +7,14 @@
 //! | `acquire` | the steps from a request to a lane: begins with a list of them |
 //! | `acquired` | a lane in use, which goes back to the pool on drop |
 //! | `janitor` | the thread that frees idle lanes |
+//! | `shut_down` | the end of the use of all devices, before the process ends |
 
 mod acquire;
 mod acquired;
 mod janitor;
 mod next_step;
 mod pool;
+mod shut_down;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -27,9 +29,11 @@ use super::lane::Lane;
 use super::numa;
 use super::recent_answers::RecentAnswers;
 use super::sizing::{KindQuestion, ShardKind};
+use super::uses::Uses;
 use crate::contract::{BufferBytes, EngineError};
 use janitor::JanitorRest;
 use pool::{DeviceLanes, add, in_order, known_budget, subtract};
+pub(super) use shut_down::shut_down_error;
 
 /// The number by which the free memory of a device is divided to get the default budget.
 const DEFAULT_DIVISOR: usize = 4;
@@ -38,7 +42,7 @@ const DEFAULT_DIVISOR: usize = 4;
 const LARGEST_DEFAULT: usize = 2 << 30;
 
 /// The devices that one set of options allows, and the limits of their memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// The ordinals of the devices that may be used; `None` for all devices.
     pub devices: Option<Vec<usize>>,
@@ -49,6 +53,25 @@ pub struct DeviceLimits {
     pub pinned_memory: usize,
     /// The time after which an idle lane is freed; `None` if it is never freed.
     pub idle: Option<Duration>,
+    /// The time after which a device that does not finish is put in quarantine.
+    pub timeout: Duration,
+}
+
+impl DeviceLimits {
+    /// The default of [`timeout`](Self::timeout).
+    pub const TIMEOUT: Duration = Duration::from_mins(1);
+}
+
+impl Default for DeviceLimits {
+    fn default() -> Self {
+        Self {
+            devices: None,
+            device_memory: None,
+            pinned_memory: 0,
+            idle: None,
+            timeout: Self::TIMEOUT,
+        }
+    }
 }
 
 /// The devices of this process and their lanes.
@@ -68,6 +91,9 @@ pub struct Devices {
     /// Whether the thread that frees idle lanes is running. The value changes only under the lock of `state`.
     janitor: AtomicBool,
     rest: Arc<JanitorRest>,
+    /// Whether the devices begin no new work ([`shut_down`](Self::shut_down)).
+    shut_down: AtomicBool,
+    pub(super) uses: Arc<Uses>,
     process: Process,
     this: Weak<Self>,
 }
@@ -99,13 +125,16 @@ impl Devices {
         let Found { drivers, refused } = found;
         let addresses: Vec<_> = drivers.iter().map(|driver| driver.device().pci).collect();
         let nodes = numa::nodes(sysfs, &addresses);
+        let uses = Arc::<Uses>::default();
         let devices: Vec<_> = std::iter::zip(drivers, nodes)
-            .map(|(driver, node)| Arc::new(Device::new(driver, node)))
+            .map(|(driver, node)| Arc::new(Device::new(driver, node, uses.clone())))
             .collect();
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             janitor: AtomicBool::new(false),
             rest: Arc::default(),
+            shut_down: AtomicBool::new(false),
+            uses,
             process: Process::default(),
             state: Mutex::new(devices.iter().map(|_| DeviceLanes::default()).collect()),
             devices,
@@ -126,8 +155,9 @@ impl Devices {
     /// gets an error here instead of a deadlock.
     ///
     /// # Errors
-    /// No device is usable, or `limits` names a device that does not exist.
+    /// No device is usable, the devices were shut down, or `limits` names a device that does not exist.
     fn usable(&self, limits: &DeviceLimits) -> Result<Vec<usize>, DriverError> {
+        self.check_open()?;
         let unavailable = |reason| DriverError {
             operation: "choosing a CUDA device".to_string(),
             device: None,

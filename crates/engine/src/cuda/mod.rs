@@ -7,6 +7,8 @@
 //! simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
+//! | `application` | an application's memory that a lane reads, and the work that the lane waits for |
+//! | `waits` | the host's waits for a device, and their limit |
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
@@ -25,11 +27,13 @@
 //! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `download` | an application's bytes on a device, for the host |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
+//! | `uses` | how many threads and batches use devices |
 //! | `counters`, `recent_answers` | the metrics; a cache of recent answers |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
 mod answer;
+mod application;
 pub mod arena;
 #[allow(unsafe_code)]
 mod compress;
@@ -73,9 +77,12 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod uses;
+mod waits;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub use arena::Tuning;
 pub use compression::HighestLevels;
@@ -105,6 +112,19 @@ pub fn metrics() -> DeviceMetrics {
 pub fn release_idle() {
     if let Some(Ok(devices)) = DEVICES.get() {
         devices.release_idle();
+    }
+}
+
+/// Whether [`shut_down`] was called.
+static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
+
+/// Ends the use of the devices of this process: they begin no new work from now on. Waits at most `time` for
+/// lanes in use, and frees the idle lanes. The rest is leaked. In a process that was forked after it looked
+/// for devices, does nothing.
+pub fn shut_down(time: Duration) {
+    SHUT_DOWN.store(true, Ordering::SeqCst);
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.shut_down(time);
     }
 }
 
@@ -145,7 +165,10 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
             reason: "the process was forked after it looked for them".to_string(),
         });
     }
-    DEVICES
+    if SHUT_DOWN.load(Ordering::SeqCst) {
+        return Err(lanes::shut_down_error());
+    }
+    let found = DEVICES
         .get_or_init(|| {
             let found = driver::open_all()?;
             for driver in &found.drivers {
@@ -159,5 +182,9 @@ pub fn devices() -> Result<Arc<Devices>, DriverError> {
             }
             Ok(Devices::of_process(found))
         })
-        .clone()
+        .clone();
+    if SHUT_DOWN.load(Ordering::SeqCst) {
+        return Err(lanes::shut_down_error());
+    }
+    found
 }

@@ -110,7 +110,7 @@ impl Uploads {
         if self.is_full(session)
             && let Some(oldest) = self.copying.pop_front()
         {
-            lane.driver.synchronize(oldest.done, UPLOADED_HOST)?;
+            lane.synchronize(oldest.done, UPLOADED_HOST)?;
             oldest.finish(session)?;
         }
         let place = self.reserved % ring.len();
@@ -227,7 +227,7 @@ impl<T> Downloads<T> {
         };
         let done = oldest.copying.done;
         if wait {
-            driver.synchronize(done, DOWNLOADED_HOST)?;
+            session.lane.synchronize(done, DOWNLOADED_HOST)?;
         } else if !driver.query_event(done)? {
             return Ok(None);
         }

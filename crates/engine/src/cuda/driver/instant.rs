@@ -231,14 +231,18 @@ impl Driver for InstantDevice {
         Ok(true)
     }
 
-    fn synchronize(&self, _: EventId, _: Site) -> Result<(), DriverError> {
+    fn poll(&self, _: EventId, _: Site) -> Result<bool, DriverError> {
         self.count(|calls| &mut calls.synchronisations);
+        Ok(true)
+    }
+
+    fn mark(&self, _: StreamId, _: Site) -> Result<(), DriverError> {
         Ok(())
     }
 
-    fn synchronize_stream(&self, _: StreamId, _: Site) -> Result<(), DriverError> {
+    fn poll_stream(&self, _: StreamId, _: Site) -> Result<bool, DriverError> {
         self.count(|calls| &mut calls.synchronisations);
-        Ok(())
+        Ok(true)
     }
 
     fn elapsed(&self, _: EventId, _: EventId) -> Result<Duration, DriverError> {

@@ -9,6 +9,9 @@
 //! - Calls happen between [`enter`](Driver::enter) and [`leave`](Driver::leave) on the same thread.
 //! - Memory that an operation reads or writes stays allocated until the operation has completed.
 //! - The host touches pinned memory only after [`host_access`](Driver::host_access) for it.
+//!
+//! No method waits for operations in streams, except as far as a function of the CUDA driver does. The host's
+//! waits ask again and again: see `waits`.
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
@@ -89,7 +92,7 @@ impl fmt::Display for PciAddress {
 }
 
 /// A stream of operations that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 
 /// An event, which can be recorded in a stream to mark a point in it.
@@ -323,7 +326,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
 
     /// Creates an event. If the event is `timed`, it takes the time of each record, which costs the device
-    /// some work. Threads that synchronise with the event sleep.
+    /// some work. A thread of the application that waits for the event sleeps.
     fn create_event(&self, timed: bool) -> Result<EventId, DriverError>;
 
     /// Destroys an event.
@@ -361,11 +364,36 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns whether `event` has happened.
     fn query_event(&self, event: EventId) -> Result<bool, DriverError>;
 
-    /// Blocks this thread until the last record of `event` has happened.
-    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError>;
+    /// Returns whether the last record of `event` has happened, for the host's wait `site`. Does not block.
+    fn poll(&self, event: EventId, site: Site) -> Result<bool, DriverError>;
 
-    /// Blocks this thread until all operations in `stream` have completed.
-    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
+    /// Marks the end of all operations that are now in `stream`, for the host's wait `site`.
+    fn mark(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
+
+    /// Returns whether the stream has reached its last [mark](Self::mark), for the host's wait `site`. Does
+    /// not block.
+    fn poll_stream(&self, stream: StreamId, site: Site) -> Result<bool, DriverError>;
+
+    /// Blocks this thread, without a limit, until the last record of `event` has happened. For tests and
+    /// benchmarks: the engine's waits have limits.
+    #[cfg(any(test, feature = "fakes"))]
+    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+        while !self.poll(event, site)? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Blocks this thread, without a limit, until all operations in `stream` have completed. For tests and
+    /// benchmarks: the engine's waits have limits.
+    #[cfg(any(test, feature = "fakes"))]
+    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        self.mark(stream, site)?;
+        while !self.poll_stream(stream, site)? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 
     /// Returns the time on the device from `begin` to `end`, two timed events that have both happened.
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError>;

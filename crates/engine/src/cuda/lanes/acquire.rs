@@ -168,7 +168,8 @@ impl Devices {
         }
     }
 
-    fn acquired(&self, index: usize, lane: Lane, limits: &DeviceLimits) -> AcquiredLane<'_> {
+    fn acquired(&self, index: usize, mut lane: Lane, limits: &DeviceLimits) -> AcquiredLane<'_> {
+        lane.set_timeout(limits.timeout);
         AcquiredLane {
             devices: self,
             index,
@@ -191,7 +192,7 @@ impl Devices {
         let plan = request.plan;
         loop {
             let (error, leaked, entered) = match device.enter() {
-                Ok(entered) => match Lane::new(device, need) {
+                Ok(entered) => match Lane::new(device, need, request.limits.timeout) {
                     Ok(lane) => {
                         self.counters.lane_created();
                         return Some(lane);

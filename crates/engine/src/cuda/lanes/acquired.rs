@@ -7,8 +7,8 @@ use super::pool::IdleLane;
 use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::lane::Lane;
 
-/// A lane in use. On drop, the lane is returned to the pool if it is [reusable](Self::reusable), and is freed
-/// otherwise.
+/// A lane in use. On drop, the lane is returned to the pool if it is [reusable](Self::reusable) and the
+/// devices are not shut down. Otherwise it is freed.
 #[derive(Debug)]
 pub(in crate::cuda) struct AcquiredLane<'a> {
     pub(super) devices: &'a Devices,
@@ -38,7 +38,8 @@ impl AcquiredLane<'_> {
 impl Drop for AcquiredLane<'_> {
     fn drop(&mut self) {
         let Some(lane) = self.lane.take() else { return };
-        if self.reusable && lane.device().unusable().is_none() {
+        let open = self.devices.check_open().is_ok();
+        if self.reusable && open && lane.device().unusable().is_none() {
             let mut state = self.devices.lock();
             let of_device = &mut state[self.index];
             of_device.active -= 1;

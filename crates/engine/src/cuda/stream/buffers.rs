@@ -37,6 +37,8 @@ pub(super) struct CudaInput {
     read: Ranges,
     /// The reductions that read bytes of this input.
     readings: Vec<Reading>,
+    /// Whether the device was told to write the input's pinned memory, and the host has not waited for it.
+    being_written: bool,
 }
 
 impl fmt::Debug for CudaInput {
@@ -55,7 +57,10 @@ impl Drop for CudaInput {
                 self.shared.leave_alone(error);
             }
         }
-        if let Some(memory) = self.memory.take() {
+        // Memory that the device may still write is never used again.
+        if let Some(memory) = self.memory.take()
+            && self.check_not_written().is_ok()
+        {
             self.shared.give_input(memory);
         }
     }
@@ -101,6 +106,7 @@ impl CudaInput {
             on_device: Ranges::default(),
             read: Ranges::default(),
             readings: Vec::new(),
+            being_written: false,
         };
         if !memory.filled {
             input.declare(input.region, Access::Write);
@@ -223,6 +229,7 @@ impl CudaInput {
         if self.on_device.is_empty() {
             return Ok(());
         }
+        self.being_written = true;
         for range in self.on_device.iter() {
             let bytes = self.shared.sizing.padding.around(range);
             let from = lane.device(self.raw.part(bytes.clone()));
@@ -230,9 +237,22 @@ impl CudaInput {
             lane.copy(lane.up, Span::Device(from), Span::Pinned(to))?;
             self.shared.devices.counters.add_from_device(to.len);
         }
-        lane.driver.synchronize_stream(lane.up, BROUGHT_BACK)?;
+        lane.synchronize_stream(lane.up, BROUGHT_BACK)?;
+        self.being_written = false;
         self.on_device.clear();
         Ok(())
+    }
+
+    /// Checks that the device does not write the input's pinned memory. Only a lane that is lost may still
+    /// have such work in flight.
+    ///
+    /// # Errors
+    /// The reason why the lane is lost.
+    fn check_not_written(&self) -> Result<(), DriverError> {
+        match self.shared.lost() {
+            Some(error) if self.being_written => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the padded slices of the first `epochs` epochs. Nothing writes them during the borrow: the
@@ -266,7 +286,7 @@ impl CudaInput {
         let (from, to) = (lane.pinned_in(self.region), lane.device(self.raw));
         lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
         self.shared.devices.counters.add_to_device(from.len);
-        lane.driver.synchronize_stream(lane.up, PADDED)?;
+        lane.synchronize_stream(lane.up, PADDED)?;
         if let Some(memory) = &mut self.memory {
             memory.padded_on_device = true;
         }
@@ -278,6 +298,7 @@ impl BatchInput for CudaInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         let range = self.check(at, bytes.len())?;
         self.check_unread(&range)?;
+        self.check_not_written()?;
         self.on_device.remove(&range);
         let shared = &self.shared;
         self.declare(
@@ -318,6 +339,7 @@ impl BatchInput for CudaInput {
             }
             brought?;
         }
+        self.check_not_written()?;
         let padding = &shared.sizing.padding;
         self.declare(self.region.part(padding.around(&range)), Access::Read);
         let from = self.address().cast_const();
@@ -346,6 +368,7 @@ impl BatchInput for CudaInput {
             )));
         }
         let shared = self.shared.clone();
+        shared.devices.check_open()?;
         let (entered, lane) = shared.enter()?;
         // SAFETY: this function has the same requirements, which its caller keeps.
         let captured = unsafe { lane.driver.is_captured(bytes.stream) };

@@ -9,6 +9,7 @@ use crate::cuda::counters::TimedStage;
 use crate::cuda::driver::{DriverError, EventId, Site, Span};
 use crate::cuda::session::{Session, Timed};
 use crate::cuda::sizing::BatchRegions;
+use crate::cuda::uses::{Use, Uses};
 use crate::layout::{Batch, BatchGrid};
 
 /// The record of the event after which a slab is on the device.
@@ -22,6 +23,8 @@ pub(super) struct Enqueued {
     pub(super) flight: usize,
     pub(super) answered: EventId,
     pub(super) timed: Vec<Timed>,
+    /// The use of the device, until the batch is complete.
+    _use: Use,
 }
 
 impl Enqueued {
@@ -45,6 +48,7 @@ pub(super) fn enqueue(
     if batch.epochs() > shared.job.epochs || permutation.padded_slots() * 8 >= regions.offsets.len {
         return Err(EngineError::Internal("a batch that is too long"));
     }
+    shared.devices.check_open()?;
     let encoding = shared.encoding();
     encoding.begin(session, regions)?;
     let mut timed = Vec::new();
@@ -57,6 +61,7 @@ pub(super) fn enqueue(
         flight,
         answered,
         timed,
+        _use: Uses::begin(&shared.devices.uses),
     })
 }
 

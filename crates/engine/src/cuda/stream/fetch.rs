@@ -34,8 +34,7 @@ pub(super) fn fetch(
     let regions = &session.sizing.batches[enqueued.flight];
     let permutation = (shared.job.grid.batch_permutation(batch.epochs()))
         .map_err(|error| session.refused("planning an aggregation", &error))?;
-    let driver = session.lane.driver;
-    driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
+    session.lane.synchronize(enqueued.answered, ANSWERED_HOST)?;
     input.was_read();
     let answer = Answer::read(session, regions, &permutation)?;
     session.finish_timed(enqueued.timed)?;
@@ -141,7 +140,7 @@ fn copy_to(
         Ok(())
     })?;
     let done = session.record(lane.down, FETCHED)?;
-    lane.driver.synchronize(done, FETCHED_HOST)?;
+    lane.synchronize(done, FETCHED_HOST)?;
     for transfer in transfers {
         lane.driver.host_access(place(transfer), Access::Read)?;
     }

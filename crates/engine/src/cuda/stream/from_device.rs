@@ -36,15 +36,21 @@ pub(super) unsafe fn read_from_device(
 ) -> Result<CudaReusable, DriverError> {
     let given = lane.driver.adopt(bytes.pointer, bytes.len)?;
     let mut reusable = CudaReusable {
-        event: shared.take_reusable(lane)?,
+        event: shared.take_lent(lane)?,
         shared: shared.clone(),
         handle: 0,
     };
     let event = reusable.event;
     reusable.handle = lane.driver.event_handle(event)?;
+    let made = shared.take_lent(lane)?;
     // SAFETY: this function has the same requirements, which its caller keeps.
-    unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
-    lane.driver.wait(lane.up, event, MADE_WAIT)?;
+    if let Err(error) = unsafe { lane.driver.record_in(made, bytes.stream, MADE) } {
+        shared.lent.let_go(made);
+        return Err(error);
+    }
+    let lent = bytes.pointer..bytes.pointer.saturating_add(bytes.len as u64);
+    shared.lent.lend(lent.clone(), made);
+    lane.driver.wait(lane.up, made, MADE_WAIT)?;
     let largest = lane.driver.device().largest_pitch;
     let pieces = shared.sizing.padding.pieces(at, bytes.len);
     for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
@@ -62,6 +68,7 @@ pub(super) unsafe fn read_from_device(
         }
     }
     lane.driver.record(event, lane.up, TAKEN)?;
+    shared.lent.read_at(&lent, event, lane.driver);
     Ok(reusable)
 }
 
@@ -86,21 +93,27 @@ pub(super) struct CudaReusable {
 
 impl Drop for CudaReusable {
     fn drop(&mut self) {
-        self.shared.give_reusable(self.event);
+        self.shared.lent.let_go(self.event);
     }
 }
 
 impl Reusable for CudaReusable {
     fn wait(&self) -> Result<(), EngineError> {
         let (_entered, lane) = self.shared.enter()?;
-        let waited = lane.driver.synchronize(self.event, TAKEN_HOST);
-        Ok(self.shared.device().watch(waited)?)
+        let waited = lane.synchronize(self.event, TAKEN_HOST);
+        self.shared.device().watch(waited)?;
+        self.shared.lent.was_read(self.event);
+        Ok(())
     }
 
     fn query(&self) -> Result<bool, EngineError> {
         let (_entered, lane) = self.shared.enter()?;
         let happened = lane.driver.query_event(self.event);
-        Ok(self.shared.device().watch(happened)?)
+        let happened = self.shared.device().watch(happened)?;
+        if happened {
+            self.shared.lent.was_read(self.event);
+        }
+        Ok(happened)
     }
 
     fn event(&self) -> u64 {

@@ -83,6 +83,7 @@ impl CudaEngine {
             returned,
             job,
             times: self.times,
+            timeout: self.limits.timeout,
         };
         let shared = self.devices.on_first(&self.limits, |device, budget| {
             let check = plan.sizing.check(&plan.job, budget);

@@ -48,12 +48,11 @@ impl Reading {
     /// # Errors
     /// It is unknown whether the reduction has read the slices.
     pub(super) fn finish(&self) -> Result<(), DriverError> {
-        let device = self.shared.device();
         let wait = || {
-            let entered = device.enter()?;
-            let done = device.driver().synchronize(self.event, REDUCED_HOST);
+            let (entered, lane) = self.shared.enter_lost()?;
+            let done = lane.synchronize(self.event, REDUCED_HOST);
             drop(entered);
-            device.watch(done)
+            self.shared.device().watch(done)
         };
         // The memory of a broken device is never used again, so this is no error. Try a second time: a fault
         // may be transient.

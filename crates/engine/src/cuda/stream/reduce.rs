@@ -43,29 +43,31 @@ fn planned(shared: &StreamLane) -> Result<&Reduction, EngineError> {
     })
 }
 
-/// Ensures that `slices` of the level above are on the device, before anything that is enqueued in `lane`
-/// from now on. Returns the place of these slices.
-fn wait_for_source(
-    lane: Running<'_>,
-    above: &mut CudaInput,
-    slices: Range<usize>,
-) -> Result<DeviceSpan, DriverError> {
-    let shared = above.shared.clone();
-    let (entered, lane_above) = shared.enter()?;
-    let done = above.put_on_device(lane_above, slices).and_then(|from| {
-        let event = shared.take_reusable(lane_above)?;
-        let ordered = (lane.driver)
-            .record(event, lane_above.up, SOURCE)
-            .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
-        // This lane waits for this record, even if the event is recorded again afterwards.
-        shared.give_reusable(event);
-        ordered.map(|()| from)
-    });
-    drop(entered);
-    done
-}
-
 impl StreamLane {
+    /// Ensures that `slices` of the level above are on the device, before anything that is enqueued in `lane`
+    /// from now on. Returns the place of these slices.
+    fn wait_for_source(
+        &self,
+        lane: Running<'_>,
+        above: &mut CudaInput,
+        slices: Range<usize>,
+    ) -> Result<DeviceSpan, DriverError> {
+        let shared = above.shared.clone();
+        self.lent.wait_for(&shared.lent);
+        let (entered, lane_above) = shared.enter()?;
+        let done = above.put_on_device(lane_above, slices).and_then(|from| {
+            let event = shared.take_reusable(lane_above)?;
+            let ordered = (lane.driver)
+                .record(event, lane_above.up, SOURCE)
+                .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
+            // This lane waits for this record, even if the event is recorded again afterwards.
+            shared.give_reusable(event);
+            ordered.map(|()| from)
+        });
+        drop(entered);
+        done
+    }
+
     /// Implements [`StreamEngine::reduce`](crate::contract::stream::StreamEngine::reduce).
     pub(super) fn reduce(
         self: &Arc<Self>,
@@ -73,6 +75,7 @@ impl StreamLane {
         input: &mut dyn BatchInput,
         at: usize,
     ) -> Result<(), EngineError> {
+        self.devices.check_open()?;
         let reduction = planned(self)?;
         let input = cuda(input)?;
         if !Arc::ptr_eq(&input.shared, self) {
@@ -104,7 +107,7 @@ impl StreamLane {
         let (entered, lane) = self.enter()?;
         let done = input.pad_on_device(lane).and_then(|()| {
             let from = match &mut above {
-                Some((above, slices)) => Some(wait_for_source(lane, above, slices.clone())?),
+                Some((above, slices)) => Some(self.wait_for_source(lane, above, slices.clone())?),
                 None => None,
             };
             self.launch(lane, reduction, from, windows.kept, input, at / slice)?;
@@ -132,6 +135,7 @@ impl StreamLane {
         above: &mut dyn BatchInput,
         slice: usize,
     ) -> Result<(), EngineError> {
+        self.devices.check_open()?;
         let reduction = planned(self)?;
         let Some((region, _)) = reduction.kept else {
             return Err(EngineError::Internal("windows of one slice keep none"));
@@ -143,7 +147,7 @@ impl StreamLane {
             return Err(EngineError::Internal("a slice is kept already"));
         }
         let (entered, lane) = self.enter()?;
-        let done = wait_for_source(lane, above, slices).and_then(|from| {
+        let done = self.wait_for_source(lane, above, slices).and_then(|from| {
             lane.copy(
                 lane.up,
                 Span::Device(from),
@@ -176,7 +180,7 @@ impl StreamLane {
         let (from, to) = (lane.device(region), lane.pinned_out(pinned));
         let copied = lane
             .copy(lane.up, Span::Device(from), Span::Pinned(to))
-            .and_then(|()| lane.driver.synchronize_stream(lane.up, KEPT_HOST))
+            .and_then(|()| lane.synchronize_stream(lane.up, KEPT_HOST))
             .and_then(|()| lane.driver.host_access(to, Access::Read));
         let copied = self.device().watch(copied);
         drop(entered);

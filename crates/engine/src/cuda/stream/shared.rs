@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::sizing::StreamSizing;
 use crate::contract::BufferBytes;
 use crate::contract::EngineError;
 use crate::contract::stream::{BatchFallback, Returned, StreamJob};
+use crate::cuda::application::LentMemory;
 use crate::cuda::arena::Region;
 use crate::cuda::device::{Device, Entered};
 use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
@@ -31,6 +33,8 @@ pub(super) struct StreamLane {
     /// The fallback that encodes the batches on which the device has failed.
     pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     lane: Lane,
+    /// The memory that applications lend to the lane.
+    pub(super) lent: Arc<LentMemory>,
     pinned: [PinnedMemory; 2],
     /// The reason, other than a broken device, why the lane is not used any more.
     lost: OnceLock<DriverError>,
@@ -73,7 +77,7 @@ struct Outputs {
     all: usize,
 }
 
-/// The events for which applications wait.
+/// The events that no batch uses: for the level below and the level above, and of lent memory.
 #[derive(Debug, Default)]
 struct Reusables {
     free: Vec<EventId>,
@@ -110,6 +114,8 @@ pub(super) struct StreamPlan {
     pub(super) returned: Arc<Returned>,
     /// Whether the times of stages are measured.
     pub(super) times: bool,
+    /// The limit of each wait of the host for the lane.
+    pub(super) timeout: Duration,
 }
 
 impl StreamLane {
@@ -121,7 +127,8 @@ impl StreamLane {
         let entered = device.enter()?;
         (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
         let counters = &plan.devices.counters;
-        let lane = Lane::new(device, plan.sizing.lane.capacity).map_err(|(error, leaked)| {
+        let capacity = plan.sizing.lane.capacity;
+        let lane = Lane::new(device, capacity, plan.timeout).map_err(|(error, leaked)| {
             if leaked != BufferBytes::default() {
                 counters.lane_leaked();
             }
@@ -137,7 +144,9 @@ impl StreamLane {
         Ok(Arc::new(shared))
     }
 
-    fn with_lane(lane: Lane, plan: &StreamPlan) -> Result<Self, DriverError> {
+    fn with_lane(mut lane: Lane, plan: &StreamPlan) -> Result<Self, DriverError> {
+        let lent = LentMemory::new();
+        lane.set_lent(lent.clone());
         let sizing = plan.sizing.clone();
         let pinned = lane.pinned()?;
         let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {
@@ -157,6 +166,7 @@ impl StreamLane {
             returned: plan.returned.clone(),
             times: plan.times,
             lane,
+            lent,
             pinned,
             lost: OnceLock::new(),
             inputs: Mutex::new(inputs.collect()),
@@ -188,11 +198,16 @@ impl StreamLane {
         if let Some(error) = self.lost.get() {
             return Some(error.clone());
         }
-        self.device().unusable().map(|reason| DriverError {
+        let device = self.device();
+        device.unusable().map(|reason| DriverError {
             operation: "encoding a stream".to_string(),
-            device: Some(self.device().info().ordinal),
+            device: Some(device.info().ordinal),
             fault: Fault::Sticky,
-            reason,
+            reason: if device.hangs() {
+                reason + &self.lent.describe(None)
+            } else {
+                reason
+            },
         })
     }
 
@@ -205,6 +220,14 @@ impl StreamLane {
         if let Some(error) = self.lost() {
             return Err(error);
         }
+        self.enter_lost()
+    }
+
+    /// Does what [`enter`](Self::enter) does, also after the lane is [lost](Self::lost).
+    ///
+    /// # Errors
+    /// The device cannot be used.
+    pub(super) fn enter_lost(&self) -> Result<(Entered<'_>, Running<'_>), DriverError> {
         let entered = self.device().enter()?;
         Ok((entered, self.lane.running()?))
     }
@@ -247,13 +270,14 @@ impl StreamLane {
             .iter()
             .chain(lane.kernel_streams)
         {
-            let drained = lane.driver.synchronize_stream(*stream, DRAINED);
+            let drained = lane.synchronize_stream(*stream, DRAINED);
             self.device().watch(drained)?;
         }
+        self.lent.drained();
         Ok(())
     }
 
-    /// Returns the events of the lane, except the events for which applications wait.
+    /// Returns the events of the lane that batches use.
     pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
         let running = self.lane.running();
@@ -262,7 +286,7 @@ impl StreamLane {
         events
     }
 
-    /// Takes an event for which an application will wait.
+    /// Takes an event for which another level waits.
     pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
         let mut reusables = lock(&self.reusables);
         if let Some(event) = reusables.free.pop() {
@@ -270,6 +294,16 @@ impl StreamLane {
         }
         let event = lane.new_event(false)?;
         reusables.all.push(event);
+        Ok(event)
+    }
+
+    /// Takes an event of lent memory: it says when an application has made the bytes, or when they were read.
+    pub(super) fn take_lent(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
+        if let Some(event) = self.lent.free_event() {
+            return Ok(event);
+        }
+        let event = lane.new_event(false)?;
+        lock(&self.reusables).all.push(event);
         Ok(event)
     }
 

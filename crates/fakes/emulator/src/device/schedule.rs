@@ -41,6 +41,8 @@ pub struct Queue<W> {
     tasks: VecDeque<Task<W>>,
     enqueued: u64,
     priority: u64,
+    /// Whether the tasks do not run for now.
+    is_stalled: bool,
 }
 
 impl<W> Queue<W> {
@@ -68,6 +70,10 @@ pub struct Scheduler<W> {
     schedule: Schedule,
     random: Random,
     queues: Vec<Queue<W>>,
+    /// How many tasks were enqueued, in all streams.
+    enqueued: u64,
+    /// The device hangs once more tasks than these were enqueued.
+    hangs_after: u64,
 }
 
 impl<W> Scheduler<W> {
@@ -82,7 +88,25 @@ impl<W> Scheduler<W> {
             schedule,
             random: Random::new(seed),
             queues: Vec::new(),
+            enqueued: 0,
+            hangs_after: u64::MAX,
         }
+    }
+
+    /// Lets the device hang once more than `tasks` tasks were enqueued: no task runs any more.
+    pub fn hang_after(&mut self, tasks: u64) {
+        self.hangs_after = tasks;
+    }
+
+    /// Lets the tasks of a stream wait, or run again.
+    pub fn stall(&mut self, stream: usize, is_stalled: bool) {
+        self.queues[stream].is_stalled = is_stalled;
+    }
+
+    /// Returns whether no task runs any more.
+    #[must_use]
+    pub fn hangs(&self) -> bool {
+        self.enqueued > self.hangs_after
     }
 
     /// Returns the number of a new stream, from 0.
@@ -91,6 +115,7 @@ impl<W> Scheduler<W> {
             tasks: VecDeque::new(),
             enqueued: 0,
             priority: 0,
+            is_stalled: false,
         });
         self.renew(self.queues.len() - 1);
         self.queues.len() - 1
@@ -109,6 +134,7 @@ impl<W> Scheduler<W> {
 
     /// Enqueues a task. Returns its place.
     pub fn push(&mut self, stream: usize, task: Task<W>) -> Ticket {
+        self.enqueued += 1;
         let queue = &mut self.queues[stream];
         queue.tasks.push_back(task);
         queue.enqueued += 1;
@@ -141,6 +167,9 @@ impl<W> Scheduler<W> {
     /// Takes the next task, and returns it with its stream. With a `ticket` and the latest schedule it
     /// is a task without which the ticket's place is not reached.
     pub fn take(&mut self, ticket: Option<Ticket>) -> Option<(usize, W)> {
+        if self.hangs() {
+            return None;
+        }
         let stream = match (self.schedule, ticket) {
             (Schedule::Latest, Some(ticket)) => self.needed(ticket),
             _ => self.highest(),
@@ -151,7 +180,7 @@ impl<W> Scheduler<W> {
 
     /// Returns whether the first task of a stream can run.
     fn is_ready(&self, queue: &Queue<W>) -> bool {
-        let first = queue.tasks.front();
+        let first = queue.tasks.front().filter(|_| !queue.is_stalled);
         first.is_some_and(|task| task.after.is_none_or(|ticket| self.is_done(ticket)))
     }
 
@@ -172,6 +201,7 @@ impl<W> Scheduler<W> {
         let mut stream = ticket.stream;
         loop {
             match self.queues[stream].tasks.front()?.after {
+                _ if self.queues[stream].is_stalled => return None,
                 Some(ticket) if !self.is_done(ticket) => stream = ticket.stream,
                 _ => return Some(stream),
             }

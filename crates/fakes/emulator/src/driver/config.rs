@@ -22,6 +22,9 @@ pub struct Config {
     pub schedule: Schedule,
     /// Seed of the pattern in memory that was not written, and of the order of lanes.
     pub seed: u64,
+    /// How many operations are enqueued before the device hangs: from the next one on nothing runs. `None` if
+    /// it does not hang.
+    pub hangs_after: Option<u64>,
 }
 
 impl Default for Config {
@@ -35,6 +38,7 @@ impl Default for Config {
             pinned: 1 << 30,
             schedule: Schedule::Eager,
             seed: 0x5eed,
+            hangs_after: None,
         }
     }
 }
@@ -71,7 +75,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Parses settings such as `devices=2 schedule=latest capability=8.6 fault=cuInit:0:999`. Of
+    /// Parses settings such as `devices=2 schedule=latest capability=8.6 hang=40 fault=cuInit:0:999`. Of
     /// several devices, each has the bus behind that of the device before.
     ///
     /// # Errors
@@ -89,6 +93,7 @@ impl Machine {
                 "pitch" => device.largest_pitch = number()? as u32,
                 "multiprocessors" => device.multiprocessors = number()? as u32,
                 "seed" => device.seed = number()? as u64,
+                "hang" => device.hangs_after = Some(number()? as u64),
                 "version" => machine.version = i32::try_from(number()?).map_err(|_| wrong())?,
                 "capability" => {
                     let (major, minor) = value.split_once('.').ok_or_else(wrong)?;
@@ -143,11 +148,12 @@ mod tests {
     #[test]
     fn settings_are_understood_or_named() {
         let machine =
-            Machine::parse("devices=2 schedule=priority:7 capability=8.6 pitch=64").unwrap();
+            Machine::parse("devices=2 schedule=priority:7 capability=8.6 pitch=64 hang=9").unwrap();
         let device = Config {
             compute_capability: (8, 6),
             largest_pitch: 64,
             schedule: Schedule::Priority(7),
+            hangs_after: Some(9),
             ..Config::default()
         };
         assert_eq!(machine.devices, [device.clone(), device]);

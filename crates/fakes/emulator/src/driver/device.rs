@@ -140,9 +140,13 @@ pub(super) struct Device {
 
 impl Device {
     pub(super) fn new(config: Config, faults: Vec<Inject>) -> Self {
+        let mut scheduler = Scheduler::new(config.schedule);
+        if let Some(operations) = config.hangs_after {
+            scheduler.hang_after(operations);
+        }
         Self {
             memory: Memory::new(config.seed),
-            scheduler: Scheduler::new(config.schedule),
+            scheduler,
             config,
             faults,
             context: None,
@@ -290,9 +294,9 @@ impl Device {
         is_done
     }
 
-    /// Returns when the event has happened.
+    /// Returns when the event has happened. On a device that hangs, never returns.
     pub(super) fn synchronize(&mut self, recorded: &Recorded) {
-        while !self.scheduler.is_done(recorded.ticket) && self.step(Some(recorded.ticket)) {}
+        self.run_until(recorded.ticket);
         self.happened(recorded);
     }
 
@@ -300,8 +304,17 @@ impl Device {
     pub(super) fn drain(&mut self, stream: usize) {
         let time = self.scheduler.queue(stream).enqueued();
         let ticket = Ticket { stream, time };
-        while !self.scheduler.is_done(ticket) && self.step(Some(ticket)) {}
+        self.run_until(ticket);
         self.now = self.now.max(self.times[stream]);
+    }
+
+    /// Runs tasks until a place is reached. On a device that hangs, blocks for ever, as a driver does.
+    fn run_until(&mut self, ticket: Ticket) {
+        while !self.scheduler.is_done(ticket) {
+            if !self.step(Some(ticket)) {
+                std::thread::park();
+            }
+        }
     }
 
     fn happened(&mut self, recorded: &Recorded) {

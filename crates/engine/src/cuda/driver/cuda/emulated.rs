@@ -105,7 +105,7 @@ mistakes! {
             driver::cuStreamWaitEvent(stream, event, flags)
         };
     "the host does not wait":
-        cuEventSynchronize = |_event: CUevent| SUCCESS;
+        cuEventQuery = |_event: CUevent| SUCCESS;
     "an upload is a byte too short":
         cuMemcpyHtoDAsync_v2 = |to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream| {
             driver::cuMemcpyHtoDAsync_v2(to, from, len - 1, stream)

@@ -90,7 +90,6 @@ functions! {
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
         cuEventQuery(CUevent);
         cuEventRecord(CUevent, CUstream);
-        cuEventSynchronize(CUevent);
         cuInit(c_uint);
         cuLaunchKernel(
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,

@@ -63,8 +63,8 @@ pub struct CudaDriver {
 
 struct Stream {
     handle: Handle<CUstream_st>,
-    /// An event on which threads sleep until the stream is drained. Synchronising with the stream
-    /// itself would spin.
+    /// The event that marks the end of the operations for which the host waits. A question about the
+    /// stream itself would also ask about later operations.
     done: Handle<CUevent_st>,
 }
 
@@ -141,6 +141,32 @@ impl CudaDriver {
             unsafe { (functions.cuEventCreate)(&raw mut event, flags) }
         })?;
         Ok(Handle(event))
+    }
+
+    fn has_happened(
+        &self,
+        event: EventId,
+        operation: impl Fn() -> String,
+    ) -> Result<bool, DriverError> {
+        let event = self.event(event, &operation)?;
+        self.query(*event, operation)
+    }
+
+    /// Returns whether an event that the caller keeps alive has happened.
+    fn query(
+        &self,
+        event: Handle<CUevent_st>,
+        operation: impl Fn() -> String,
+    ) -> Result<bool, DriverError> {
+        let code = self.code(&operation, |functions| {
+            // SAFETY: the caller keeps the event alive.
+            unsafe { (functions.cuEventQuery)(event.0) }
+        })?;
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.error(code, operation())),
+        }
     }
 
     fn delete_event(
@@ -381,40 +407,27 @@ impl Driver for CudaDriver {
     }
 
     fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
-        let operation = || format!("query event {}", event.0);
-        let event = self.event(event, operation)?;
-        let code = self.code(&operation, |functions| {
-            // SAFETY: the event lives while it is held here.
-            unsafe { (functions.cuEventQuery)(event.0) }
-        })?;
-        match code {
-            SUCCESS => Ok(true),
-            NOT_READY => Ok(false),
-            code => Err(self.error(code, operation())),
-        }
+        self.has_happened(event, || format!("query event {}", event.0))
     }
 
-    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
-        let operation = || format!("wait for event {} ({})", event.0, site.0);
-        let event = self.event(event, operation)?;
-        self.run(operation, |functions| {
-            // SAFETY: the event lives while it is held here.
-            unsafe { (functions.cuEventSynchronize)(event.0) }
-        })
+    fn poll(&self, event: EventId, site: Site) -> Result<bool, DriverError> {
+        self.has_happened(event, || format!("wait for event {} ({})", event.0, site.0))
     }
 
-    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
+    fn mark(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
         let operation = || format!("wait for stream {} ({})", stream.0, site.0);
         let stream = self.stream(stream, operation)?;
         self.run(operation, |functions| {
             // SAFETY: the event `done` and the stream live while the stream is held here.
             unsafe { (functions.cuEventRecord)(stream.done.0, stream.handle.0) }
-        })?;
-        self.run(operation, |functions| {
-            // SAFETY: as for the record above. If another thread has recorded the event since, this waits
-            // longer.
-            unsafe { (functions.cuEventSynchronize)(stream.done.0) }
         })
+    }
+
+    /// If another thread has marked the stream since, its mark is the last one.
+    fn poll_stream(&self, stream: StreamId, site: Site) -> Result<bool, DriverError> {
+        let operation = || format!("wait for stream {} ({})", stream.0, site.0);
+        let stream = self.stream(stream, operation)?;
+        self.query(stream.done, operation)
     }
 
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {

@@ -61,6 +61,8 @@ pub struct Config {
     pub pinned: usize,
     /// The site at which operations do nothing.
     pub removed: Option<Site>,
+    /// The device hangs as soon as the host waits at this site, and the wait never ends.
+    pub hangs_at: Option<Site>,
     pub faults: Vec<Inject>,
     /// Keep how many sectors each access of the last kernel moved.
     pub sectors: bool,
@@ -83,6 +85,7 @@ impl Default for Config {
             pci: None,
             pinned: 1 << 30,
             removed: None,
+            hangs_at: None,
             faults: Vec::new(),
             sectors: false,
             poison: 0x5eed,
@@ -193,6 +196,11 @@ impl Simulation {
         self.lock().sites.clone()
     }
 
+    /// Returns the sites at which the host has waited so far.
+    pub fn waits(&self) -> BTreeSet<Site> {
+        self.lock().waits.clone()
+    }
+
     /// Returns the resources that are in use now.
     pub fn live(&self) -> Live {
         let state = self.lock();
@@ -244,6 +252,22 @@ impl Simulation {
     /// Lets the device have this much memory from now on, as if other processes took the rest.
     pub fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
+    }
+
+    /// Lets the device hang: it completes nothing any more but what is in streams of applications, and what
+    /// this waits for.
+    pub fn hang(&self) {
+        self.lock().hang();
+    }
+
+    /// Returns whether the device hangs.
+    pub fn hangs(&self) -> bool {
+        self.lock().hangs()
+    }
+
+    /// Lets the operations of a stream wait, or run again.
+    pub fn stall(&self, stream: StreamId, is_stalled: bool) {
+        self.lock().stall(stream, is_stalled);
     }
 
     /// Lets the application capture a stream of its own into a graph from now on, or no more.
@@ -333,6 +357,15 @@ impl Simulation {
             state.faults.operation(operation)?;
         }
         state.faults.check()
+    }
+
+    fn would_hang(&self, site: Site) -> DriverError {
+        DriverError {
+            operation: format!("wait without a limit ({})", site.0),
+            device: Some(self.info.ordinal),
+            fault: Fault::Refused,
+            reason: "the device hangs".to_owned(),
+        }
     }
 
     fn report<T>(
@@ -506,6 +539,7 @@ impl Driver for Simulation {
         let operation = format_args!("record event {} in stream {stream} ({})", event.0, site.0);
         self.run(CallKind::Use, operation, |state| {
             state.check_not_captured(stream)?;
+            state.applications.insert(StreamId(stream));
             state.record(event, StreamId(stream), site)
         })
     }
@@ -548,18 +582,37 @@ impl Driver for Simulation {
         self.run(CallKind::Use, operation, |state| state.query(event))
     }
 
-    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+    /// Lets the device work until the event has happened, unless the device hangs.
+    fn poll(&self, event: EventId, site: Site) -> Result<bool, DriverError> {
         let operation = format_args!("synchronise with event {} ({})", event.0, site.0);
+        self.run(CallKind::Use, operation, |state| state.poll(event, site))
+    }
+
+    fn mark(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        let operation = format_args!("mark the end of stream {} ({})", stream.0, site.0);
+        self.run(CallKind::Declare, operation, |state| state.mark(stream))
+    }
+
+    /// Lets the device work until the stream has reached its mark, unless the device hangs.
+    fn poll_stream(&self, stream: StreamId, site: Site) -> Result<bool, DriverError> {
+        let operation = format_args!("synchronise with stream {} ({})", stream.0, site.0);
         self.run(CallKind::Use, operation, |state| {
-            state.synchronize(event, site)
+            state.poll_stream(stream, site)
         })
     }
 
+    /// Fails on a device that hangs, so that a test does not.
+    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+        self.poll(event, site)?
+            .then_some(())
+            .ok_or_else(|| self.would_hang(site))
+    }
+
+    /// Fails on a device that hangs, so that a test does not.
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
-        let operation = format_args!("synchronise with stream {} ({})", stream.0, site.0);
-        self.run(CallKind::Use, operation, |state| {
-            state.synchronize_stream(stream, site)
-        })
+        self.poll_stream(stream, site)?
+            .then_some(())
+            .ok_or_else(|| self.would_hang(site))
     }
 
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {

@@ -102,6 +102,8 @@ pub(super) struct SimulationState {
     pub(super) memory: Memory<Uses>,
     pub(super) violations: Vec<Violation>,
     pub(super) sites: BTreeSet<Site>,
+    /// The sites at which the host has waited so far.
+    pub(super) waits: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,
     pub(super) trace: Option<Trace>,
     /// Whether the kernels were compiled ahead.
@@ -117,6 +119,8 @@ pub(super) struct SimulationState {
     scheduler: Scheduler<OperationWork>,
     streams: Vec<Stream>,
     events: HashMap<EventId, Event>,
+    /// The streams in which the engine has recorded events for an application's work.
+    pub(super) applications: BTreeSet<StreamId>,
     /// The application's streams that are being captured into a graph.
     pub(super) captured: BTreeSet<u64>,
     /// Streams and events that were created.
@@ -136,6 +140,7 @@ impl SimulationState {
             memory: Memory::new(config.poison),
             violations: Vec::new(),
             sites: BTreeSet::new(),
+            waits: BTreeSet::new(),
             sectors: Vec::new(),
             trace: config.trace.then(Trace::default),
             compiled: false,
@@ -146,6 +151,7 @@ impl SimulationState {
             scheduler: Scheduler::new(config.schedule),
             streams: Vec::new(),
             events: HashMap::new(),
+            applications: BTreeSet::new(),
             captured: BTreeSet::new(),
             created: 0,
             host: Clock::default(),

@@ -47,7 +47,7 @@ fn check(function: &'static str, call: usize, code: u32) {
     // Consequences of the fault that no caller can avoid.
     let allowed = match function {
         "cuCtxPopCurrent_v2" => "a thread ended with 1 contexts",
-        "cuEventRecord" | "cuEventSynchronize" => "destroyed while it has work",
+        "cuEventRecord" | "cuEventQuery" => "destroyed while it has work",
         _ => "",
     };
     let mut violations = driver::violations(device);
@@ -61,7 +61,7 @@ const FREES: [&str; 8] = [
     "cuCtxPushCurrent_v2",
     "cuEventDestroy_v2",
     "cuEventRecord",
-    "cuEventSynchronize",
+    "cuEventQuery",
     "cuMemFreeHost",
     "cuMemFree_v2",
     "cuStreamDestroy_v2",

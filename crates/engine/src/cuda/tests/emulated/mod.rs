@@ -6,6 +6,7 @@
 mod capture;
 mod faults;
 mod frames;
+mod hangs;
 mod mistakes;
 mod processes;
 mod warm_up;

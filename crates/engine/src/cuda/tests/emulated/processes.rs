@@ -12,6 +12,7 @@ use zarrs_cuda_testing::processes::{again, assert_passed};
 use super::super::on_gpu::bodies;
 use super::super::on_gpu::engine::STREAMS;
 use super::*;
+use crate::cuda::DeviceLimits;
 use crate::cuda::driver::Fault;
 use crate::cuda::driver::cuda::open_all;
 
@@ -68,6 +69,27 @@ fn devices_are_found_and_described() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+#[ignore = "other tests run it"]
+fn meets_a_device_that_hangs() {
+    let limits = DeviceLimits {
+        timeout: Duration::from_millis(50),
+        ..limits()
+    };
+    let devices = Devices::new(open_all().expect("a driver").drivers);
+    let engine = CudaEngine::new(devices.clone(), limits, Tuning::TINY);
+    let done = Shard::new(1).round_trip(&engine);
+    println!("{}", done.expect_err("the device hangs"));
+    devices.shut_down(Duration::from_mins(1));
+}
+
+/// The process ends, although the device is still at work.
+#[test]
+fn a_process_ends_on_a_device_that_hangs() {
+    let text = child("meets_a_device_that_hangs", "hang=20 schedule=latest");
+    assert!(text.contains("did not get there within 50ms"), "{text}");
 }
 
 /// A device is used all the same if the driver does not say where it is, or fails when it is asked.

@@ -168,6 +168,7 @@ fn limits(memory: Option<usize>) -> DeviceLimits {
         device_memory: memory,
         pinned_memory: 1 << 30,
         idle: None,
+        ..DeviceLimits::default()
     }
 }
 
@@ -231,6 +232,7 @@ pub(in crate::cuda) fn one_lane_and_nested_rayon(
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
         idle: None,
+        ..DeviceLimits::default()
     };
     let engine = CudaEngine::new(devices.clone(), limits, tuning);
     let worker = thread::spawn(move || {

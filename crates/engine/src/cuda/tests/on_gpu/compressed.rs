@@ -62,6 +62,7 @@ impl Setup {
             device_memory: None,
             pinned_memory: 1 << 30,
             idle: None,
+            ..DeviceLimits::default()
         };
         CudaEngine::new(self.devices.clone(), limits, self.tuning)
             .for_chain(chain, self.compressors.clone())

@@ -24,6 +24,7 @@ fn engine(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning) -> CudaEn
         device_memory: None,
         pinned_memory: 1 << 30,
         idle: None,
+        ..DeviceLimits::default()
     };
     let compressors = Compressors {
         levels: HighestLevels::default(),

@@ -15,7 +15,9 @@ fn bytes() -> Vec<u8> {
 
 /// Reads the bytes that `from` describes. Fails with "enough" before more than `most` bytes are taken.
 fn read(devices: &Devices, from: &DeviceBytes, most: usize) -> Result<Vec<u8>, String> {
-    let download = devices.download(from.device).map_err(|e| e.to_string())?;
+    let download = devices
+        .download(from.device, DeviceLimits::TIMEOUT)
+        .map_err(|e| e.to_string())?;
     let mut taken = Vec::new();
     let failed = |error: EngineError| error.to_string();
     #[allow(unsafe_code)]

@@ -33,6 +33,7 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
         idle: None,
+        ..DeviceLimits::default()
     };
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
     CudaEngine::new(devices, limits, Tuning::TINY).for_chain(&shard.chain, with(StandIn::Failing))
@@ -183,6 +184,7 @@ fn lanes_stay_within_the_budget() {
         device_memory: Some(3 * one.device),
         pinned_memory: 2 * one.pinned + 1,
         idle: None,
+        ..DeviceLimits::default()
     };
     drop(engine);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
@@ -210,6 +212,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
             device_memory: Some(bytes),
             pinned_memory: 1 << 24,
             idle: None,
+            ..DeviceLimits::default()
         };
         CudaEngine::new(devices, limits, Tuning::TINY)
     };
@@ -513,6 +516,7 @@ fn a_forked_child_waits_for_no_lock() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             devices.release_idle();
+            devices.shut_down(Duration::from_mins(1));
             counters.fell_back("the process was forked");
             let told = counters.snapshot() == DeviceMetrics::default()
                 && engine.numbers().is_err()

@@ -6,12 +6,14 @@ mod compression;
 mod decompression;
 mod download;
 mod faults;
+pub(super) mod hangs;
 mod kernels_alone;
 mod lanes;
 #[cfg(target_os = "linux")]
 mod numa;
 mod order;
 mod schedules;
+mod shut_down;
 mod stream;
 
 use std::num::NonZeroUsize;
@@ -41,6 +43,7 @@ pub(super) fn limits() -> DeviceLimits {
         device_memory: Some(1 << 24),
         pinned_memory: 1 << 24,
         idle: None,
+        ..DeviceLimits::default()
     }
 }
 

@@ -160,14 +160,55 @@ impl SimulationState {
         Ok(done)
     }
 
-    pub(crate) fn synchronize(&mut self, event: EventId, site: Site) -> Result<(), Failure> {
+    pub(crate) fn poll(&mut self, event: EventId, site: Site) -> Result<bool, Failure> {
         if !self.site(site) {
-            return Ok(());
+            return Ok(true);
         }
+        self.wait_at(site);
         let ticket = self.event(event)?.ticket;
-        self.run_until(ticket);
+        if !self.reaches(ticket, site) {
+            return Ok(false);
+        }
         self.note(|| json!({ "operation": "synchronize", "event": event.0, "site": site.0 }));
-        self.happened(event)
+        self.happened(event)?;
+        Ok(true)
+    }
+
+    /// Notes that the host waits at `site`.
+    fn wait_at(&mut self, site: Site) {
+        self.waits.insert(site);
+        if self.config.hangs_at == Some(site) {
+            self.hang();
+        }
+    }
+
+    /// Lets the device work until the ticket's place is reached. Returns whether the host learns that it is.
+    fn reaches(&mut self, ticket: Ticket, site: Site) -> bool {
+        self.run_until(ticket);
+        self.scheduler.is_done(ticket) && self.config.hangs_at != Some(site)
+    }
+
+    pub(crate) fn hang(&mut self) {
+        if self.hangs() {
+            return;
+        }
+        for application in self.applications.clone() {
+            if let Ok(stream) = self.stream(application) {
+                let time = self.scheduler.queue(stream).enqueued();
+                self.run_until(Ticket { stream, time });
+            }
+        }
+        self.scheduler.hang_after(0);
+    }
+
+    pub(crate) fn hangs(&self) -> bool {
+        self.scheduler.hangs()
+    }
+
+    pub(crate) fn stall(&mut self, stream: StreamId, is_stalled: bool) {
+        if let Ok(number) = self.stream(stream) {
+            self.scheduler.stall(number, is_stalled);
+        }
     }
 
     /// The host knows that the event has happened.
@@ -179,23 +220,29 @@ impl SimulationState {
         Ok(())
     }
 
-    pub(crate) fn synchronize_stream(
-        &mut self,
-        stream: StreamId,
-        site: Site,
-    ) -> Result<(), Failure> {
+    /// Checks that the stream exists. The mark is the end of the stream, which the host's threads move
+    /// together.
+    pub(crate) fn mark(&self, stream: StreamId) -> Result<(), Failure> {
+        self.stream(stream).map(drop)
+    }
+
+    pub(crate) fn poll_stream(&mut self, stream: StreamId, site: Site) -> Result<bool, Failure> {
         let number = self.stream(stream)?;
         if !self.site(site) {
-            return Ok(());
+            return Ok(true);
         }
-        self.run_until(Ticket {
+        self.wait_at(site);
+        let end = Ticket {
             stream: number,
             time: self.scheduler.queue(number).enqueued(),
-        });
+        };
+        if !self.reaches(end, site) {
+            return Ok(false);
+        }
         self.host.join(&self.streams[number].clock);
         self.host_time = self.host_time.max(self.streams[number].time);
         self.note(|| json!({ "operation": "synchronize_stream", "stream": stream.0 }));
-        Ok(())
+        Ok(true)
     }
 
     pub(crate) fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, Failure> {

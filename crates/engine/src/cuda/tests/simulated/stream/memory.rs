@@ -63,6 +63,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
             device_memory: Some(device),
             pinned_memory: pinned,
             idle: None,
+            ..DeviceLimits::default()
         };
         let drivers = vec![simulation.clone() as Arc<dyn Driver>];
         let engine = CudaEngine::new(Devices::new(drivers), limits, Tuning::TINY);

@@ -3,6 +3,7 @@
 mod any;
 mod counts;
 mod faults;
+pub(super) mod hangs;
 mod levels;
 mod memory;
 mod sites;
@@ -10,6 +11,7 @@ mod sites;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::compression::{blosc, compressors, with};
+use super::hangs::impatient;
 use super::*;
 use crate::contract::stream::StreamEngine;
 use crate::contract::{Cname, Shuffle};
@@ -18,12 +20,12 @@ use crate::cuda::tests::on_gpu::stream::{Run, Subject, returned};
 use crate::fakes::Application;
 use crate::fallback::HostBatches;
 
-/// Larger limits: compressors need temporary memory.
+/// Larger limits of memory, because compressors need temporary memory, and a short one for waits.
 fn stream_limits() -> DeviceLimits {
     DeviceLimits {
         device_memory: Some(1 << 29),
         pinned_memory: 1 << 29,
-        ..limits()
+        ..impatient(limits())
     }
 }
 

@@ -38,7 +38,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Abandons a stream with a batch under way: the lane is given up while its streams are full.
-fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineError> {
+pub(super) fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineError> {
     let mut encoder = stream.encoder()?;
     let mut input = stream.input(true)?.expect("none is in use");
     let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
