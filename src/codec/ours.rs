@@ -134,8 +134,15 @@ impl ShardCodec for Ours {
             ShardingIndexLocation::End => "end",
         };
         let index = format!("index of {} bytes at the {end}", shards.index.len());
-        let choice = shards.choose_engine()?;
-        Ok(plan::explain(&shards.grid, shards.known(), index, &choice))
+        let codec = &shards.codec;
+        let estimates = (codec.engines).estimates(&codec.options, &shards.grid, shards.known());
+        Ok(plan::explain(
+            &shards.grid,
+            shards.known(),
+            index,
+            (&shards.choose_engine()?, &shards.choose_decoder()?),
+            estimates,
+        ))
     }
 }
 

@@ -29,9 +29,17 @@ fn the_plan_knows() {
             let choice = engines.choose(&options, &shard.grid, Ok(&shard.chain));
             let choice = choice.expect("suits");
             assert_eq!(choice.engine.decodes_whole_shards(), decode);
+            let decoder = engines.choose_decoder(&options, &shard.grid, Ok(&shard.chain));
+            let plans = (&choice, &decoder.expect("suits"));
             let index = "index".to_string();
-            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, &choice).why;
-            assert_eq!(why.contains("the host decodes"), !decode, "{why}");
+            let explained = plan::explain(&shard.grid, Ok(&shard.chain), index, plans, None);
+            assert_eq!(explained.engine, "cuda");
+            let place = if decode { "cuda (" } else { "host (" };
+            assert!(
+                explained.decoding.starts_with(place),
+                "{}",
+                explained.decoding
+            );
             let job = shard.job();
             let decoded = choice.engine.decode(&job, &encoded.bytes, &encoded.extents);
             assert!(decoded.expect("decodes") == shard.elements);

@@ -4,19 +4,26 @@
 //! The present state of devices is asked for each time: whether a device is usable, and how much of its
 //! memory budget a lane takes.
 
+mod estimates;
 mod explanation;
 mod machine;
+mod rates;
 mod rule;
 mod stream;
+mod typical;
 
 use std::path::Path;
 use std::sync::Arc;
 
+pub use estimates::Estimates;
+use estimates::{DeviceWork, Work};
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
+use rates::Direction;
 pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
+pub use typical::{TypicalShard, typical_shards};
 
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
@@ -64,6 +71,17 @@ impl ShardPlan {
             engine: Box::new(HostEngine),
             why: why.into(),
             memory: None,
+        }
+    }
+
+    /// Returns the engine and the reason for the choice, for users. An engine of a device may leave decoding
+    /// to the host.
+    fn in_words(&self) -> String {
+        match self.place() {
+            Place::Cuda if !self.engine.decodes_whole_shards() => {
+                "host (a device does not decode these codecs)".to_string()
+            }
+            _ => format!("{} ({})", self.engine.name(), self.why),
         }
     }
 
@@ -148,7 +166,8 @@ impl Engines {
         }
     }
 
-    /// Returns the engine that encodes and decodes whole shards of `grid`, and the reason for the choice.
+    /// Returns the engine that encodes whole shards of `grid`, and the reason for the choice. The engine also
+    /// decodes what it encodes.
     ///
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
@@ -160,13 +179,31 @@ impl Engines {
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
-        let rule = || self.rule.on_host(grid, chain.ok()?);
+        self.choose_for(Direction::Encode, options, grid, chain)
+    }
+
+    fn choose_for(
+        &self,
+        direction: Direction,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<ShardPlan, Error> {
+        let rule = || {
+            let chain = chain.ok()?;
+            let device = self.device(direction, options, grid, chain).ok()?;
+            self.rule_of_shard(direction, grid, chain, &device)
+        };
         let prepare = || {
             let chain = chain.map_err(|unknown| {
                 format!("the CUDA engine does not know the inner codecs: {unknown}")
             })?;
-            let device = self.device(options, grid, chain, options.device_decode())?;
-            let shards = device.shards(grid, chain).map_err(|e| e.to_string())?;
+            let device = self.device(direction, options, grid, chain)?;
+            let shards = match direction {
+                Direction::Encode => device.shards(grid, chain),
+                Direction::Decode => device.decoder(grid, chain),
+            };
+            let shards = shards.map_err(|e| e.to_string())?;
             let memory = shards.memory_estimate().map_err(|e| e.to_string())?;
             Ok((shards, memory))
         };
@@ -176,18 +213,16 @@ impl Engines {
                 prepared: (shards, memory),
                 strict,
             } => {
-                let stages = if shards.decodes_whole_shards() {
-                    "all of it"
-                } else {
-                    "all of the encoding, and the host decodes"
-                };
                 let (why, engine) = if strict {
-                    ("CUDA was asked for, and runs", WithFallback::strict(shards))
+                    ("CUDA was asked for", WithFallback::strict(shards))
                 } else {
-                    ("a device can run", WithFallback::new(shards))
+                    (
+                        "a device is estimated to be faster",
+                        WithFallback::new(shards),
+                    )
                 };
                 ShardPlan {
-                    why: format!("{why} {stages}; a lane takes {memory}"),
+                    why: format!("{why}; a lane takes {memory}"),
                     engine: Box::new(engine),
                     memory: Some(MemoryEstimate::of(memory)),
                 }
@@ -207,29 +242,72 @@ impl Engines {
             Ok(chain) if !chain.is_fixed_size() && !options.device_decode() => Ok(ShardPlan::host(
                 "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
             )),
-            _ => self.choose(options, grid, chain),
+            _ => self.choose_for(Direction::Decode, options, grid, chain),
         }
     }
 
-    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`. If `decode`,
-    /// devices also decode shards with a compressor.
-    ///
-    /// # Errors
-    /// The reason, if no device is usable, or none can run the chain.
-    fn device(
+    /// Returns the reason why a shard stays on the host instead of `device`, or `None`.
+    fn rule_of_shard(
+        &self,
+        direction: Direction,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        device: &CudaEngine,
+    ) -> Option<String> {
+        if device.multiprocessors() == 0 {
+            // No device is usable. The preparation finds the reason.
+            return None;
+        }
+        let work = Work::of_shard(grid, chain, direction);
+        let device = device_work(device, grid, chain, device.compressed_at_once(grid));
+        let estimates = work.map(|work| self.rule.estimates(&work, Some(device)));
+        self.rule.on_host(estimates)
+    }
+
+    /// Estimates the time to encode a shard of `grid`: on the host, and on a device if `options` allow one and
+    /// the device can encode the shard. Returns `None` if there is no figure for `chain`. Makes no context.
+    pub(crate) fn estimates(
         &self,
         options: &Options,
         grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Option<Estimates> {
+        let chain = chain.ok()?;
+        let work = Work::of_shard(grid, chain, Direction::Encode)?;
+        let device = match options.backend() {
+            Backend::Host => None,
+            Backend::Auto | Backend::Cuda => {
+                let device = self.device(Direction::Encode, options, grid, chain);
+                device.ok().map(|device| {
+                    device_work(&device, grid, chain, device.compressed_at_once(grid))
+                })
+            }
+        };
+        Some(self.rule.estimates(&work, device))
+    }
+
+    /// Returns the engine of the devices that `options` allow, for shards of `grid` and `chain`.
+    ///
+    /// # Errors
+    /// The reason, if no device is usable, or none can run the chain in this direction.
+    fn device(
+        &self,
+        direction: Direction,
+        options: &Options,
+        grid: &SubchunkGrid,
         chain: &KnownChain,
-        decode: bool,
     ) -> Result<CudaEngine, String> {
         // The chain is checked first, so that devices are not looked for in vain.
         let levels = highest_levels(options);
-        cuda::check_chain(grid, chain, levels)?;
+        match direction {
+            Direction::Encode => cuda::check_chain(grid, chain, levels)?,
+            // Levels limit encoding alone.
+            Direction::Decode => cuda::check_decoding(grid, chain)?,
+        }
         let compressors = Compressors {
             levels,
             nvcomp: options.nvcomp().map(Path::to_path_buf),
-            decode,
+            decode: options.device_decode(),
         };
         Ok(self.cuda(options)?.for_chain(chain, compressors))
     }
@@ -265,7 +343,21 @@ fn highest_levels(options: &Options) -> HighestLevels {
     HighestLevels {
         zstd: levels.zstd(),
         gzip: levels.gzip(),
-        blosc: levels.blosc(),
+        blosc_lz4: levels.blosc_lz4(),
+        blosc_zstd: levels.blosc_zstd(),
+    }
+}
+
+/// Returns what the estimates have to know of `device`, which compresses `at_once` subchunks at once.
+fn device_work(
+    device: &CudaEngine,
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    at_once: usize,
+) -> DeviceWork {
+    DeviceWork {
+        multiprocessors: device.multiprocessors(),
+        chunks: at_once.saturating_mul(cuda::chunks_of_subchunk(grid, chain)),
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{Chosen, Engines};
+use super::estimates::Work;
+use super::rates::Direction;
+use super::{Chosen, Engines, device_work};
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
-use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{
     BatchFallback, Returned, StreamChain, StreamEngine, StreamJob,
 };
+use zarrs_cuda_engine::contract::{EngineError, KnownChain};
 use zarrs_cuda_engine::cuda::CudaEngine;
 use zarrs_cuda_engine::fallback::HostBatches;
 use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
@@ -104,12 +106,19 @@ impl Engines {
         options: &Options,
         job: &StreamJob,
     ) -> Result<StreamChoice, Error> {
-        let rule = || self.rule.stream_on_host(job);
-        let prepare = || {
+        let of_job = || {
             let StreamChain::Known(chain) = &job.chain else {
                 return Err("the CUDA engine does not know the inner codecs".to_string());
             };
-            let device = self.device(options, job.grid.shard(), chain, false)?;
+            let device = self.device(Direction::Encode, options, job.grid.shard(), chain)?;
+            Ok((chain, device))
+        };
+        let rule = || {
+            let (chain, device) = of_job().ok()?;
+            self.rule_of_stream(job, chain, &device)
+        };
+        let prepare = || {
+            let (_, device) = of_job()?;
             let estimate = device.stream_estimate(job);
             estimate.map_err(|error| error.to_string())?;
             Ok(device)
@@ -124,9 +133,29 @@ impl Engines {
                 why: if strict {
                     "CUDA was asked for".to_string()
                 } else {
-                    "a device can encode it".to_string()
+                    "a device is estimated to be faster".to_string()
                 },
             },
         })
+    }
+    /// Returns the reason why a stream stays on the host instead of `device`, or `None`. The reasons are those
+    /// of a shard, except that all shards of a shard epoch are encoded together.
+    fn rule_of_stream(
+        &self,
+        job: &StreamJob,
+        chain: &KnownChain,
+        device: &CudaEngine,
+    ) -> Option<String> {
+        if device.multiprocessors() == 0 {
+            // No device is usable. The preparation finds the reason.
+            return None;
+        }
+        let work = Work::of_stream(&job.grid, chain);
+        let estimates = work.map(|work| {
+            let at_once = device.most_at_once(job.grid.shard()).min(work.subchunks);
+            let device = device_work(device, job.grid.shard(), chain, at_once);
+            self.rule.estimates(&work, Some(device))
+        });
+        self.rule.on_host(estimates)
     }
 }
