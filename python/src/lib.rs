@@ -44,7 +44,7 @@ mod _internal {
     #[pymodule_export]
     use crate::pipeline::Native;
     #[pymodule_export]
-    use crate::stream::{Reader, Writer, metrics};
+    use crate::stream::{Reader, Writer, metrics, typical_shards};
 
     use pyo3::prelude::*;
 

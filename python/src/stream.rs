@@ -225,6 +225,22 @@ impl Reader {
     }
 }
 
+/// Returns, for shards of typical kinds, the codec and the estimated seconds to encode a shard: on the host,
+/// and on a device if there is an estimate.
+#[pyfunction]
+pub(crate) fn typical_shards(py: Python<'_>) -> Vec<(&'static str, f64, Option<f64>)> {
+    let kinds = py.detach(|| zarrs_cuda::typical_shards(&zarrs_cuda::Options::default()));
+    let seconds = |time: std::time::Duration| time.as_secs_f64();
+    kinds
+        .into_iter()
+        .map(|kind| {
+            let estimates = kind.estimates;
+            let device = estimates.device.map(seconds);
+            (kind.codec, seconds(estimates.host), device)
+        })
+        .collect()
+}
+
 /// Returns the counts of the work of this process.
 #[pyfunction]
 pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {

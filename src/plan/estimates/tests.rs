@@ -99,6 +99,7 @@ fn a_level_without_a_figure_has_an_upper_bound() {
     assert_eq!(host(Codec::Zstd, 22), host(Codec::Zstd, 3));
     assert_eq!(host(Codec::Zstd, -5), host(Codec::Copy, 0));
     assert_eq!(host(Codec::BloscLz4, 1), host(Codec::Copy, 0));
+    assert_eq!(host(Codec::BloscZstd, 2), host(Codec::BloscLz4, 5));
 }
 
 fn any_work() -> impl Strategy<Value = Work> {
