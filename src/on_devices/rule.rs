@@ -1,4 +1,4 @@
-//! Which jobs go to a device under `Backend::Auto`, and which only for decoding.
+//! The choice of a place under `Backend::Auto`, and jobs that go to a device only for decoding.
 
 use zarrs_cuda_engine::contract::stream::{Room, StreamChain, StreamJob};
 use zarrs_cuda_engine::layout::StreamGrid;

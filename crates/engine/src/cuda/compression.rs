@@ -176,7 +176,7 @@ impl Default for HighestLevels {
     }
 }
 
-/// What messages say about the level of nvCOMP. The page `docs/guide/gpu.md` has the source of the numbers.
+/// A remark of messages about the level of nvCOMP. The page `docs/guide/gpu.md` has the source of the numbers.
 const LARGER: &str = "whose files are larger than the host's (by how much is unknown here, others report 8 to 50 %: see the guide's page on GPUs)";
 
 /// Checks that a device can run zstd with these parameters.
