@@ -134,20 +134,16 @@ fn levels_limit_encoding_alone() {
         let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
         let options = options().with_backend(backend).with_device_decode(true);
         let encoder = engines.choose(&options, &shard.grid, Ok(&shard.chain));
-        let encoded = match backend {
-            Backend::Auto => {
-                let engine = encoder.expect("the host").engine;
-                assert_eq!(engine.name(), "host");
-                engine.encode(&shard.job(), &shard.elements, 3, 5).unwrap()
-            }
-            _ => {
-                let error = encoder.expect_err("no device encodes it").to_string();
-                assert!(error.contains("zstd level 19"), "{error}");
-                HostEngine
-                    .encode(&shard.job(), &shard.elements, 3, 5)
-                    .unwrap()
-            }
+        let engine: Box<dyn Engine> = if backend == Backend::Auto {
+            encoder.expect("the host").engine
+        } else {
+            let error = encoder.expect_err("no device encodes it").to_string();
+            assert!(error.contains("zstd level 19"), "{error}");
+            Box::new(HostEngine)
         };
+        assert_eq!(engine.name(), "host");
+        let encoded = engine.encode(&shard.job(), &shard.elements, 3, 5);
+        let encoded = encoded.unwrap();
         let decoder = engines.choose_decoder(&options, &shard.grid, Ok(&shard.chain));
         let decoder = decoder.expect("a device decodes it").engine;
         assert!(decoder.decodes_whole_shards());
@@ -215,7 +211,7 @@ fn the_bytes_of_a_device_are_counted() {
         .extents
         .iter()
         .flatten()
-        .map(|range| range.len())
+        .map(ExactSizeIterator::len)
         .collect();
     assert!(stored.len() < encoded.extents.len(), "some are empty");
     let decoded = (stored.len() * shard.grid.subchunk_bytes()) as u64;

@@ -111,7 +111,7 @@ pub(super) const MULTIPROCESSORS: f64 = 142.0;
 /// Returns nvCOMP's rates, or `None` if no figure is published.
 ///
 /// Decompressors count like compressors. That is a lower bound: by NVIDIA's table of algorithms
-/// (docs.nvidia.com/cuda/nvcomp/algorithm_selection.html) the decompressors of lz4 and zstd have the higher
+/// (`docs.nvidia.com/cuda/nvcomp/algorithm_selection.html`) the decompressors of lz4 and zstd have the higher
 /// throughput. The same table calls the throughput of deflate and gzip low, in both directions, and gives no
 /// number. So there is no estimate for gzip.
 pub(super) fn device(codec: Codec) -> Option<DeviceRate> {

@@ -34,9 +34,9 @@ impl EngineRule {
     pub(crate) const ALL: Self = Self::Everything;
 
     /// Estimates the time of `work` on the host and on `device`.
-    pub(super) fn estimates(&self, work: &Work, device: Option<DeviceWork>) -> Estimates {
+    pub(super) fn estimates(self, work: &Work, device: Option<DeviceWork>) -> Estimates {
         let processors = match self {
-            Self::Faster { processors } => *processors,
+            Self::Faster { processors } => processors,
             #[cfg(test)]
             Self::Everything => processors_at_start(),
         };
@@ -45,7 +45,7 @@ impl EngineRule {
 
     /// Returns the reason why a job stays on the host, or `None` if it goes to a device. `estimates` are those
     /// of the job; `None` if there is no figure for its codecs.
-    pub(super) fn on_host(&self, estimates: Option<Estimates>) -> Option<String> {
+    pub(super) fn on_host(self, estimates: Option<Estimates>) -> Option<String> {
         match self {
             #[cfg(test)]
             Self::Everything => None,

@@ -93,7 +93,7 @@ fn a_device_without_a_figure_has_no_estimate() {
 /// copy.
 #[test]
 fn a_level_without_a_figure_has_an_upper_bound() {
-    let host = |codec, level| rates::host(codec, level, Direction::Encode);
+    let host = |codec, level| rates::host(codec, level, Direction::Encode).to_bits();
     assert_eq!(host(Codec::Zstd, 0), host(Codec::Zstd, 3));
     assert_eq!(host(Codec::Zstd, 2), host(Codec::Zstd, 1));
     assert_eq!(host(Codec::Zstd, 22), host(Codec::Zstd, 3));
