@@ -105,8 +105,8 @@ pub use maintenance::{compact, inspect, recover};
 pub use metrics::{MemoryEstimate, Metrics};
 pub use options::{Backend, CompactionRequest, LevelPolicy, Options, WriteStrategy};
 pub use plan::{
-    ExplainedStage, Explanation, Machine, MachineDevice, MachineDriver, MachineNvcomp, Place,
-    machine,
+    Estimates, ExplainedStage, Explanation, Machine, MachineDevice, MachineDriver, MachineNvcomp,
+    Place, TypicalShard, machine, typical_shards,
 };
 pub use registration::{Registration, register};
 

@@ -1,7 +1,7 @@
 //! `zarrs-cuda explain`: tells the stages of an array's shards, the engine that runs each, and why.
 
 use serde_json::{Value, json};
-use zarrs_cuda::Explanation;
+use zarrs_cuda::{Estimates, Explanation};
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::open::{self, Place};
 
@@ -36,6 +36,8 @@ pub(crate) fn json_of(explanation: &Explanation) -> Value {
     json!({
         "engine": explanation.engine,
         "why": explanation.why,
+        "estimates": explanation.estimates.as_ref().map(estimates_json),
+        "decoding": explanation.decoding,
         "shard": explanation.shard,
         "subchunk": explanation.subchunk,
         "subchunks": explanation.num_subchunks,
@@ -45,5 +47,13 @@ pub(crate) fn json_of(explanation: &Explanation) -> Value {
         "stages": stages.collect::<Vec<_>>(),
         "partial_writes": explanation.partial_writes,
         "no_huge_pages": explanation.no_huge_pages,
+    })
+}
+
+/// Returns the estimates in seconds; the device's is null if there is none.
+pub(crate) fn estimates_json(estimates: &Estimates) -> Value {
+    json!({
+        "host": estimates.host.as_secs_f64(),
+        "device": estimates.device.map(|device| device.as_secs_f64()),
     })
 }

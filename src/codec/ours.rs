@@ -134,8 +134,16 @@ impl ShardCodec for Ours {
             ShardingIndexLocation::End => "end",
         };
         let index = format!("index of {} bytes at the {end}", shards.index.len());
-        let summary = shards.preview_engine()?;
-        Ok(plan::explain(&shards.grid, shards.known(), index, summary))
+        let [encoder, decoder] = shards.preview_engines()?;
+        let codec = &shards.codec;
+        let estimates = (codec.engines).estimates(&codec.options, &shards.grid, shards.known());
+        Ok(plan::explain(
+            &shards.grid,
+            shards.known(),
+            index,
+            (encoder, &decoder),
+            estimates,
+        ))
     }
 }
 

@@ -72,6 +72,24 @@ pub struct Metrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because the compressor of a device failed on them.
     pub subchunks_on_host: u64,
+    /// The decoded bytes that the host encoded. Subchunks that are equal to the fill value are not stored, and do
+    /// not count.
+    pub host_encode_bytes_in: u64,
+    /// The encoded bytes that these became. The ratio of both is the ratio of the host.
+    pub host_encode_bytes_out: u64,
+    /// The encoded bytes of stored subchunks that the host decoded.
+    pub host_decode_bytes_in: u64,
+    /// The decoded bytes that these became.
+    pub host_decode_bytes_out: u64,
+    /// The decoded bytes that devices encoded. Subchunks that are equal to the fill value are not stored, and do
+    /// not count.
+    pub device_encode_bytes_in: u64,
+    /// The encoded bytes that these became. The ratio of both is the ratio of the compressors of devices.
+    pub device_encode_bytes_out: u64,
+    /// The encoded bytes of stored subchunks that devices decoded.
+    pub device_decode_bytes_in: u64,
+    /// The decoded bytes that these became.
+    pub device_decode_bytes_out: u64,
     /// The number of jobs that the host did after a device had been chosen, by reason. A job is a shard or a
     /// batch of a stream under [`Backend::Auto`](crate::Backend::Auto), or a shard with a compressor that the
     /// host decoded although [`device_decode`](crate::Options::device_decode) was set.
@@ -115,6 +133,14 @@ impl fmt::Display for Metrics {
                 "subchunks compressed by the host instead",
                 self.subchunks_on_host,
             ),
+            ("bytes encoded on the host", self.host_encode_bytes_in),
+            ("encoded bytes from the host", self.host_encode_bytes_out),
+            ("encoded bytes to the host", self.host_decode_bytes_in),
+            ("bytes decoded on the host", self.host_decode_bytes_out),
+            ("bytes encoded on devices", self.device_encode_bytes_in),
+            ("encoded bytes from devices", self.device_encode_bytes_out),
+            ("encoded bytes to devices", self.device_decode_bytes_in),
+            ("bytes decoded on devices", self.device_decode_bytes_out),
             ("codings on the host", self.host_codings),
             ("partial writes", self.partial_writes),
             ("compaction requests", self.compaction_requests),
@@ -195,6 +221,7 @@ pub(crate) mod counters {
     /// Returns the counts of `devices`, with the present counts of the host added.
     pub(crate) fn add_to(devices: DeviceMetrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (on_host, on_devices) = (host::coded_bytes(), devices.coded_bytes);
         Metrics {
             shards_encoded: devices.shards_encoded,
             shards_decoded: devices.shards_decoded,
@@ -220,6 +247,14 @@ pub(crate) mod counters {
             lane_wait: devices.lane_wait,
             batches_halved: devices.batches_halved,
             subchunks_on_host: devices.subchunks_on_host,
+            host_encode_bytes_in: on_host.encode_in,
+            host_encode_bytes_out: on_host.encode_out,
+            host_decode_bytes_in: on_host.decode_in,
+            host_decode_bytes_out: on_host.decode_out,
+            device_encode_bytes_in: on_devices.encode_in,
+            device_encode_bytes_out: on_devices.encode_out,
+            device_decode_bytes_in: on_devices.decode_in,
+            device_decode_bytes_out: on_devices.decode_out,
             fallbacks: devices.fallbacks,
             host_codings: count(&HOST_CODINGS) + host::codings(),
             partial_writes: count(&PARTIAL_WRITES),

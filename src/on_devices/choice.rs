@@ -58,10 +58,18 @@ fn the_plan_knows() {
             let choice = choice.expect("suits");
             assert_eq!(choice.engine.decodes_whole_shards(), decode);
             let index = "index".to_string();
-            let summary = engines.preview(&options, &shard.grid, Ok(&shard.chain));
-            let summary = summary.expect("suits");
-            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, summary).why;
-            assert_eq!(why.contains("the host decodes"), !decode, "{why}");
+            let [encoder, decoder] = engines
+                .preview(&options, &shard.grid, Ok(&shard.chain))
+                .expect("suits");
+            let plans = (encoder, &decoder);
+            let explained = plan::explain(&shard.grid, Ok(&shard.chain), index, plans, None);
+            assert_eq!(explained.engine, "cuda");
+            let place = if decode { "cuda (" } else { "host (" };
+            assert!(
+                explained.decoding.starts_with(place),
+                "{}",
+                explained.decoding
+            );
             let job = shard.job();
             let decoded = choice.engine.decode(&job, &encoded.bytes, &encoded.extents);
             assert!(decoded.expect("decodes") == shard.elements);

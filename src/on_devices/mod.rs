@@ -16,6 +16,7 @@ mod on_gpu;
 mod partial_writes;
 #[cfg(target_os = "linux")]
 mod processes;
+mod rule;
 #[allow(unsafe_code)]
 mod suites;
 mod traffic;

@@ -17,11 +17,13 @@ use zarrs_cuda_engine::cuda::{DeviceLimits, HighestLevels};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The best place for each shard. Never fails because a GPU is missing. Uses only devices that were
-    /// [asked for](Options::with_devices), and the host otherwise.
+    /// The place that an estimate finds to be faster for the kind of shard. Never fails because a GPU is
+    /// missing. Uses only devices that were [asked for](Options::with_devices), and the host otherwise.
     ///
-    /// Shards with a compressor go to a device if they have at least 1 MiB and 16 subchunks. All other shards
-    /// stay on the host. If a device fails, the host encodes or decodes the shard instead.
+    /// The estimate depends on the codecs, the number and the size of subchunks, the device, and the
+    /// processors that the process may use at its start: see the page on [GPUs](crate::guide::gpu).
+    /// [`explain`](crate::explain) prints it. If a device fails, the host encodes or decodes the shard
+    /// instead.
     #[default]
     Auto,
     /// The CPU of this machine.
@@ -47,18 +49,20 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The highest level of each compressor at which shards go to a device.
+/// The highest level of each compressor at which a device encodes shards. The policy does not limit
+/// [decoding](Options::with_device_decode).
 ///
 /// A device compresses with nvCOMP, which has no levels for zstd and for Blosc's compressors, and few for
-/// gzip. Its ratio is roughly the ratio of the lowest levels. So a device can replace a low level, but not a
-/// high level.
+/// gzip. Files from a device are larger than files from the host, by how much is not known here:
+/// [others report](crate::guide::gpu) 8 to 50 %. So a device can replace a low level, but not a high level.
 ///
 /// ```
 /// use zarrs_cuda::LevelPolicy;
 ///
 /// let policy = LevelPolicy::default();
-/// assert_eq!((policy.zstd(), policy.gzip(), policy.blosc()), (3, 9, 5));
-/// let all = policy.with_zstd(22).with_blosc(9);
+/// assert_eq!((policy.zstd(), policy.gzip()), (3, 9));
+/// assert_eq!((policy.blosc_lz4(), policy.blosc_zstd()), (5, 2));
+/// let all = policy.with_zstd(22).with_blosc_lz4(9).with_blosc_zstd(9);
 /// assert_eq!(all.zstd(), 22);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,60 +70,87 @@ impl fmt::Display for Backend {
 pub struct LevelPolicy {
     zstd: i32,
     gzip: u32,
-    blosc: u8,
+    blosc_lz4: u8,
+    blosc_zstd: u8,
 }
 
 impl Default for LevelPolicy {
     fn default() -> Self {
-        let HighestLevels { zstd, gzip, blosc } = HighestLevels::default();
-        Self { zstd, gzip, blosc }
+        let HighestLevels {
+            zstd,
+            gzip,
+            blosc_lz4,
+            blosc_zstd,
+        } = HighestLevels::default();
+        Self {
+            zstd,
+            gzip,
+            blosc_lz4,
+            blosc_zstd,
+        }
     }
 }
 
 impl LevelPolicy {
-    /// Sets the highest level of the `zstd` codec that goes to a device. Default: 3.
+    /// Sets the highest level of the `zstd` codec that a device encodes. Default: 3.
     #[must_use]
     pub fn with_zstd(mut self, level: i32) -> Self {
         self.zstd = level;
         self
     }
 
-    /// Returns the highest level of the `zstd` codec that goes to a device.
+    /// Returns the highest level of the `zstd` codec that a device encodes.
     #[must_use]
     pub fn zstd(&self) -> i32 {
         self.zstd
     }
 
-    /// Sets the highest level of the `gzip` codec that goes to a device. Default: 9, which is all
+    /// Sets the highest level of the `gzip` codec that a device encodes. Default: 9, which is all
     /// levels.
     ///
-    /// Level 0, which compresses nothing, never goes to a device.
+    /// Level 0, which compresses nothing, is never encoded on a device.
     #[must_use]
     pub fn with_gzip(mut self, level: u32) -> Self {
         self.gzip = level;
         self
     }
 
-    /// Returns the highest level of the `gzip` codec that goes to a device.
+    /// Returns the highest level of the `gzip` codec that a device encodes.
     #[must_use]
     pub fn gzip(&self) -> u32 {
         self.gzip
     }
 
-    /// Sets the highest level of the `blosc` codec, with lz4 or zstd, that goes to a device.
-    /// Default: 5, Blosc's own default.
+    /// Sets the highest level of the `blosc` codec with lz4 that a device encodes. Default: 5, Blosc's own
+    /// default.
     ///
-    /// Level 0, which compresses nothing, never goes to a device.
+    /// Level 0, which compresses nothing, is never encoded on a device.
     #[must_use]
-    pub fn with_blosc(mut self, level: u8) -> Self {
-        self.blosc = level;
+    pub fn with_blosc_lz4(mut self, level: u8) -> Self {
+        self.blosc_lz4 = level;
         self
     }
 
-    /// Returns the highest level of the `blosc` codec that goes to a device.
+    /// Returns the highest level of the `blosc` codec with lz4 that a device encodes.
     #[must_use]
-    pub fn blosc(&self) -> u8 {
-        self.blosc
+    pub fn blosc_lz4(&self) -> u8 {
+        self.blosc_lz4
+    }
+
+    /// Sets the highest level of the `blosc` codec with zstd that a device encodes. Default: 2, which is
+    /// level 3 of Zstandard: C-Blosc hands level `2 * clevel - 1` to Zstandard.
+    ///
+    /// Level 0, which compresses nothing, is never encoded on a device.
+    #[must_use]
+    pub fn with_blosc_zstd(mut self, level: u8) -> Self {
+        self.blosc_zstd = level;
+        self
+    }
+
+    /// Returns the highest level of the `blosc` codec with zstd that a device encodes.
+    #[must_use]
+    pub fn blosc_zstd(&self) -> u8 {
+        self.blosc_zstd
     }
 }
 
@@ -407,7 +438,7 @@ impl Options {
             .unwrap_or_else(|| memory_limit().unwrap_or(UNKNOWN_MEMORY) / DEFAULT_DIVISOR)
     }
 
-    /// Sets the highest level of each compressor that goes to a device. Default:
+    /// Sets the highest level of each compressor at which a device encodes. Default:
     /// [`LevelPolicy::default`].
     #[must_use]
     pub fn with_device_levels(mut self, levels: LevelPolicy) -> Self {
@@ -415,7 +446,7 @@ impl Options {
         self
     }
 
-    /// Returns the highest level of each compressor that goes to a device.
+    /// Returns the highest level of each compressor at which a device encodes.
     #[must_use]
     pub fn device_levels(&self) -> LevelPolicy {
         self.device_levels
@@ -457,8 +488,8 @@ impl Options {
     /// behind the compressor, and once for gzip, whose members do not state where they end. For
     /// other formats they read only the headers.
     ///
-    /// [`LevelPolicy`] and the limits of compressors apply to decoding too: a shard that would not
-    /// be compressed on a device is not decompressed there.
+    /// A [`LevelPolicy`] limits encoding alone: a device decodes shards of every level. Under
+    /// [`Backend::Auto`] a device decodes the shards for which the estimate finds it to be faster.
     ///
     /// Some legal frames cannot be decoded on a device:
     ///

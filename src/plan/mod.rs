@@ -5,22 +5,29 @@
 //! memory budget a lane takes. `consent.rs` decides which devices may be asked at all.
 
 mod consent;
+mod estimates;
 mod explanation;
 mod machine;
+mod rates;
 mod rule;
 mod stream;
 mod to_host;
+mod typical;
 
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use estimates::Estimates;
+use estimates::{DeviceWork, Work};
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
+use rates::Direction;
 pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
 pub(crate) use to_host::ToHost;
+pub use typical::{TypicalShard, typical_shards};
 
 use consent::{Consent, Refusal, Selected};
 
@@ -76,6 +83,11 @@ impl PlanSummary {
             memory: None,
             first_wait: None,
         }
+    }
+
+    /// Returns the engine and the reason for the choice, for users.
+    fn in_words(&self) -> String {
+        format!("{} ({})", self.engine, self.why)
     }
 }
 
@@ -194,8 +206,8 @@ impl Engines {
         }
     }
 
-    /// Chooses the place where a job is done. `rule` returns a reason to leave the job to the host, or
-    /// `None`. `prepare` prepares the job for the selected devices.
+    /// Chooses the place where a job is done. `rule` returns a reason to leave the job to the host instead of
+    /// the selected devices, or `None`. `prepare` prepares the job for the selected devices.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`], with the reason, if a setting asks for a device and none can do the job,
@@ -203,7 +215,7 @@ impl Engines {
     fn choose_place<T>(
         &self,
         options: &Options,
-        rule: impl FnOnce() -> Option<String>,
+        rule: impl FnOnce(&Selected) -> Option<String>,
         prepare: impl FnOnce(&Selected) -> Result<T, String>,
     ) -> Result<Chosen<T>, Error> {
         let consent = self.consent(options);
@@ -217,7 +229,7 @@ impl Engines {
                 return Err(Error::BackendUnavailable { backend, reason });
             }
         };
-        let on_host = if strict { None } else { rule() };
+        let on_host = if strict { None } else { rule(selected) };
         match on_host.map_or_else(|| prepare(selected), Err) {
             Ok(prepared) => Ok(Chosen::Device { prepared, strict }),
             Err(reason) if strict => Err(Error::BackendUnavailable { backend, reason }),
@@ -225,7 +237,8 @@ impl Engines {
         }
     }
 
-    /// Returns the engine that encodes and decodes whole shards of `grid`, and the reason for the choice.
+    /// Returns the engine that encodes whole shards of `grid`, and the reason for the choice. The engine also
+    /// decodes what it encodes.
     ///
     /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
@@ -237,14 +250,34 @@ impl Engines {
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
-        let rule = || self.rule.on_host(grid, chain.ok()?);
+        self.choose_for(Direction::Encode, options, grid, chain)
+    }
+
+    fn choose_for(
+        &self,
+        direction: Direction,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<ShardPlan, Error> {
+        let rule = |selected: &Selected| {
+            let chain = chain.ok()?;
+            let device = self
+                .device(direction, options, selected, grid, chain)
+                .ok()?;
+            self.rule_of_shard(direction, grid, chain, &device)
+        };
         let prepare = |selected: &Selected| {
             let chain = known(chain)?;
-            let device = self.device(options, selected, grid, chain, options.device_decode())?;
-            let numbers = device.numbers()?;
-            let shards = device.shards(grid, chain).map_err(|e| e.to_string())?;
+            let device = self.device(direction, options, selected, grid, chain)?;
+            let devices = devices_text(&device.numbers()?, selected);
+            let shards = match direction {
+                Direction::Encode => device.shards(grid, chain),
+                Direction::Decode => device.decoder(grid, chain),
+            };
+            let shards = shards.map_err(|e| e.to_string())?;
             let memory = shards.memory_estimate().map_err(|e| e.to_string())?;
-            Ok((shards, memory, devices_text(&numbers, selected)))
+            Ok((shards, memory, devices))
         };
         Ok(match self.choose_place(options, rule, prepare)? {
             Chosen::Host(why) => ShardPlan::host(why),
@@ -252,67 +285,20 @@ impl Engines {
                 prepared: (shards, memory, devices),
                 strict,
             } => {
-                let stages = stages_on_device(shards.decodes_whole_shards());
-                let (why, engine) = if strict {
-                    ("CUDA was asked for", WithFallback::strict(shards))
+                let engine = if strict {
+                    WithFallback::strict(shards)
                 } else {
-                    ("a device helps", WithFallback::new(shards))
+                    WithFallback::new(shards)
                 };
                 ShardPlan {
                     summary: PlanSummary {
                         engine: engine.name(),
-                        why: format!("{why}: {devices} can run {stages}; a lane takes {memory}"),
+                        why: format!("{}: {devices}; a lane takes {memory}", why_device(strict)),
                         place: Place::Cuda,
                         memory: Some(MemoryEstimate::of(memory)),
                         first_wait: engine.first_wait(),
                     },
                     engine: Box::new(engine),
-                }
-            }
-        })
-    }
-
-    /// Returns the plan that [`choose`](Self::choose) would make, in words, without creating a context. The
-    /// memory that a shard takes is known only if the contexts of the devices exist.
-    ///
-    /// # Errors
-    /// The errors of [`choose`](Self::choose).
-    pub(crate) fn preview(
-        &self,
-        options: &Options,
-        grid: &SubchunkGrid,
-        chain: Result<&KnownChain, &str>,
-    ) -> Result<PlanSummary, Error> {
-        let rule = || self.rule.on_host(grid, chain.ok()?);
-        let prepare = |selected: &Selected| {
-            let chain = known(chain)?;
-            let device = self.device(options, selected, grid, chain, options.device_decode())?;
-            if device.has_contexts() {
-                return Ok(None);
-            }
-            device.check_without_context(chain)?;
-            let devices = devices_text(&device.numbers()?, selected);
-            Ok(Some((devices, device.decodes())))
-        };
-        Ok(match self.choose_place(options, rule, prepare)? {
-            Chosen::Host(why) => PlanSummary::host(why),
-            Chosen::Device { prepared: None, .. } => self.choose(options, grid, chain)?.summary,
-            Chosen::Device {
-                prepared: Some((devices, decodes)),
-                strict,
-            } => {
-                let why = if strict {
-                    "CUDA was asked for"
-                } else {
-                    "a device helps"
-                };
-                let stages = stages_on_device(decodes);
-                PlanSummary {
-                    engine: "cuda",
-                    why: format!("{why}: {devices} can run {stages}, as far as can be said without a context on it"),
-                    place: Place::Cuda,
-                    memory: None,
-                    first_wait: Some("a context is created, and the kernels are compiled: `zarrs_cuda::warm_up` does that ahead".to_string()),
                 }
             }
         })
@@ -326,34 +312,139 @@ impl Engines {
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
-        match chain {
-            Ok(chain) if !chain.is_fixed_size() && !options.device_decode() => Ok(ShardPlan::host(
-                "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
-            )),
-            _ => self.choose(options, grid, chain),
+        match decodes_on_host(options, chain) {
+            Some(why) => Ok(ShardPlan::host(why)),
+            None => self.choose_for(Direction::Decode, options, grid, chain),
         }
     }
 
-    /// Returns the engine of the `selected` devices, for shards of `grid` and `chain`. If `decode`, devices also
-    /// decode shards with a compressor.
+    /// Returns the plans that [`choose`](Self::choose) and [`choose_decoder`](Self::choose_decoder) would make,
+    /// in words, without creating a context. The memory that a shard takes is known only if the contexts of
+    /// the devices exist.
     ///
     /// # Errors
-    /// The reason, if no device is usable, or none can run the chain.
+    /// The errors of [`choose`](Self::choose).
+    pub(crate) fn preview(
+        &self,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<[PlanSummary; 2], Error> {
+        let encoder = self.preview_for(Direction::Encode, options, grid, chain)?;
+        let decoder = match decodes_on_host(options, chain) {
+            Some(why) => PlanSummary::host(why.to_string()),
+            None => self.preview_for(Direction::Decode, options, grid, chain)?,
+        };
+        Ok([encoder, decoder])
+    }
+
+    fn preview_for(
+        &self,
+        direction: Direction,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<PlanSummary, Error> {
+        let rule = |selected: &Selected| {
+            let chain = chain.ok()?;
+            let device = self
+                .device(direction, options, selected, grid, chain)
+                .ok()?;
+            self.rule_of_shard(direction, grid, chain, &device)
+        };
+        let prepare = |selected: &Selected| {
+            let chain = known(chain)?;
+            let device = self.device(direction, options, selected, grid, chain)?;
+            if device.has_contexts() {
+                return Ok(None);
+            }
+            device.check_without_context(chain)?;
+            Ok(Some(devices_text(&device.numbers()?, selected)))
+        };
+        Ok(match self.choose_place(options, rule, prepare)? {
+            Chosen::Host(why) => PlanSummary::host(why),
+            Chosen::Device { prepared: None, .. } => {
+                self.choose_for(direction, options, grid, chain)?.summary
+            }
+            Chosen::Device {
+                prepared: Some(devices),
+                strict,
+            } => PlanSummary {
+                engine: cuda::NAME,
+                why: format!(
+                    "{}: {devices}, as far as can be said before it has a context",
+                    why_device(strict)
+                ),
+                place: Place::Cuda,
+                memory: None,
+                first_wait: Some(
+                    "a context is created, and the kernels are compiled: `zarrs_cuda::warm_up` does that ahead".to_string(),
+                ),
+            },
+        })
+    }
+
+    /// Returns the reason why a shard stays on the host instead of `device`, or `None`.
+    fn rule_of_shard(
+        &self,
+        direction: Direction,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        device: &CudaEngine,
+    ) -> Option<String> {
+        if device.multiprocessors() == 0 {
+            // No device is usable. The preparation finds the reason.
+            return None;
+        }
+        let work = Work::of_shard(grid, chain, direction);
+        let device = device_work(device, grid, chain, device.compressed_at_once(grid));
+        let estimates = work.map(|work| self.rule.estimates(&work, Some(device)));
+        self.rule.on_host(estimates)
+    }
+
+    /// Estimates the time to encode a shard of `grid`: on the host, and on the selected devices if one can
+    /// encode the shard. Returns `None` if there is no figure for `chain`. Creates no context.
+    pub(crate) fn estimates(
+        &self,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Option<Estimates> {
+        let chain = chain.ok()?;
+        let work = Work::of_shard(grid, chain, Direction::Encode)?;
+        let consent = self.consent(options);
+        let device = consent.devices.as_ref().ok().and_then(|selected| {
+            let device = self.device(Direction::Encode, options, selected, grid, chain);
+            device.ok()
+        });
+        let device =
+            device.map(|device| device_work(&device, grid, chain, device.compressed_at_once(grid)));
+        Some(self.rule.estimates(&work, device))
+    }
+
+    /// Returns the engine of the `selected` devices, for shards of `grid` and `chain`.
+    ///
+    /// # Errors
+    /// The reason, if no device is usable, or none can run the chain in this direction.
     fn device(
         &self,
+        direction: Direction,
         options: &Options,
         selected: &Selected,
         grid: &SubchunkGrid,
         chain: &KnownChain,
-        decode: bool,
     ) -> Result<CudaEngine, String> {
         // The chain is checked first, so that devices are not looked for in vain.
         let levels = highest_levels(options);
-        cuda::check_chain(grid, chain, levels)?;
+        match direction {
+            Direction::Encode => cuda::check_chain(grid, chain, levels)?,
+            // Levels limit encoding alone.
+            Direction::Decode => cuda::check_decoding(grid, chain)?,
+        }
         let compressors = Compressors {
             levels,
             nvcomp: options.nvcomp().map(Path::to_path_buf),
-            decode,
+            decode: options.device_decode(),
         };
         Ok(self.cuda(options, selected)?.for_chain(chain, compressors))
     }
@@ -408,13 +499,22 @@ fn devices_text(numbers: &[usize], selected: &Selected) -> String {
     format!("CUDA {devices} {} ({})", numbers.join(", "), selected.by())
 }
 
-/// Returns the stages that a device runs, in words for users.
-fn stages_on_device(decodes: bool) -> &'static str {
-    if decodes {
-        "all of it"
+/// Returns the reason why a device was chosen, in words for users.
+fn why_device(strict: bool) -> &'static str {
+    if strict {
+        "CUDA was asked for"
     } else {
-        "all of the encoding, and the host decodes"
+        "a device is estimated to be faster"
     }
+}
+
+/// Returns the reason why the host decodes whole shards of `chain`, whatever devices there are; `None` if a
+/// device may.
+fn decodes_on_host(options: &Options, chain: Result<&KnownChain, &str>) -> Option<&'static str> {
+    let has_frames = chain.is_ok_and(|chain| !chain.is_fixed_size());
+    (has_frames && !options.device_decode()).then_some(
+        "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
+    )
 }
 
 /// Returns the compression levels of `options`, in the type of the CUDA engine.
@@ -423,7 +523,21 @@ fn highest_levels(options: &Options) -> HighestLevels {
     HighestLevels {
         zstd: levels.zstd(),
         gzip: levels.gzip(),
-        blosc: levels.blosc(),
+        blosc_lz4: levels.blosc_lz4(),
+        blosc_zstd: levels.blosc_zstd(),
+    }
+}
+
+/// Returns the properties of `device` that the estimates depend on. It compresses `at_once` subchunks at once.
+fn device_work(
+    device: &CudaEngine,
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    at_once: usize,
+) -> DeviceWork {
+    DeviceWork {
+        multiprocessors: device.multiprocessors(),
+        chunks: at_once.saturating_mul(cuda::chunks_of_subchunk(grid, chain)),
     }
 }
 

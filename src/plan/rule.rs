@@ -1,28 +1,29 @@
-//! Decides which shards are better encoded on a device.
+//! Decides which jobs are better done on a device.
 
-use zarrs_cuda_engine::contract::KnownChain;
-use zarrs_cuda_engine::contract::stream::{StreamChain, StreamJob};
-use zarrs_cuda_engine::layout::SubchunkGrid;
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
 
-/// The rule by which [`Backend::Auto`](crate::Backend::Auto) chooses a device. The rule depends on the kind
-/// of shard alone and never on load, so that equal data give equal shards.
+use super::estimates::{DeviceWork, Estimates, Work, estimates};
+
+/// The rule by which [`Backend::Auto`](crate::Backend::Auto) chooses a device: the faster place by an
+/// estimate.
+///
+/// The estimate depends on the kind of shard, on the device, and on the processors of the process at its
+/// start. It never depends on load. So equal data give equal shards, with equal options, on the same machine,
+/// and as long as no device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EngineRule {
-    /// Whether chains without a compressor go to a device.
-    pub(crate) uncompressed: bool,
-    /// The smallest number of bytes of a decoded shard with a compressor that goes to a device.
-    pub(crate) least_bytes: usize,
-    /// The smallest number of subchunks of such a shard: a device compresses each subchunk with a few of its
-    /// threads.
-    pub(crate) least_subchunks: usize,
+pub(crate) enum EngineRule {
+    /// A device, if the estimate for this many processors of the host finds it to be faster.
+    Faster { processors: NonZeroUsize },
+    /// Everything that a device can do goes there.
+    #[cfg(test)]
+    Everything,
 }
 
 impl Default for EngineRule {
     fn default() -> Self {
-        Self {
-            uncompressed: false,
-            least_bytes: 1 << 20,
-            least_subchunks: 16,
+        Self::Faster {
+            processors: processors_at_start(),
         }
     }
 }
@@ -30,53 +31,40 @@ impl Default for EngineRule {
 impl EngineRule {
     /// Everything that a device can do goes there.
     #[cfg(test)]
-    pub(crate) const ALL: Self = Self {
-        uncompressed: true,
-        least_bytes: 0,
-        least_subchunks: 0,
-    };
+    pub(crate) const ALL: Self = Self::Everything;
 
-    /// Returns the reason why a shard stays on the host, or `None` if it goes to a device.
-    pub(super) fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
-        self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
-    }
-
-    /// Returns the reason why `subchunks` subchunks that are encoded together, with `bytes` bytes in total,
-    /// stay on the host. Returns `None` if they go to a device.
-    fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
-        if chain.is_fixed_size() {
-            return (!self.uncompressed).then(|| {
-                "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction".to_string()
-            });
-        }
-        if bytes < self.least_bytes {
-            return Some(format!(
-                "a shard of {bytes} bytes is compressed here before a device has begun: from {} on it would go there",
-                self.least_bytes
-            ));
-        }
-        (subchunks < self.least_subchunks).then(|| {
-            format!(
-                "{subchunks} subchunks leave a device idle: from {} on it would compress them",
-                self.least_subchunks
-            )
-        })
-    }
-
-    /// Returns the reason why a stream stays on the host, or `None` if it goes to a device. The reasons are
-    /// the same as for a shard, except that all shards of a shard epoch are encoded together.
-    pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
-        let StreamChain::Known(chain) = &job.chain else {
-            return Some("the CUDA engine does not know the inner codecs".to_string());
+    /// Estimates the time of `work` on the host and on `device`.
+    pub(super) fn estimates(self, work: &Work, device: Option<DeviceWork>) -> Estimates {
+        let processors = match self {
+            Self::Faster { processors } => processors,
+            #[cfg(test)]
+            Self::Everything => processors_at_start(),
         };
-        let grid = &job.grid;
-        let all = grid
-            .subchunks_per_epoch()
-            .saturating_mul(grid.epochs_per_shard());
-        self.host_is_better(
-            chain,
-            all.saturating_mul(grid.shard().subchunk_bytes()),
-            all,
-        )
+        estimates(work, processors, device)
     }
+
+    /// Returns the reason why a job stays on the host, or `None` if it goes to a device. `estimates` are those
+    /// of the job; `None` if there is no figure for its codecs.
+    pub(super) fn on_host(self, estimates: Option<Estimates>) -> Option<String> {
+        match self {
+            #[cfg(test)]
+            Self::Everything => None,
+            Self::Faster { .. } => match estimates {
+                Some(estimates) if estimates.prefer_device() => None,
+                Some(Estimates { device: None, .. }) | None => Some(
+                    "there is no figure for these codecs on a device, so the host is assumed to be faster; `Backend::Cuda` uses a device".to_string(),
+                ),
+                Some(estimates) => Some(format!(
+                    "the host is estimated to be the better place: {estimates}"
+                )),
+            },
+        }
+    }
+}
+
+/// Returns the number of processors that this process may use. The number is asked for once, when the first
+/// codec is made, so that equal data stay equal shards when the number changes.
+fn processors_at_start() -> NonZeroUsize {
+    static PROCESSORS: OnceLock<NonZeroUsize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
 }

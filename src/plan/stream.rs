@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::consent::Selected;
+use super::estimates::Work;
+use super::rates::Direction;
 use super::to_host::ToHost;
-use super::{Chosen, Engines, devices_text};
+use super::{Chosen, Engines, device_work, devices_text, why_device};
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::Options;
-use zarrs_cuda_engine::contract::EngineError;
 use zarrs_cuda_engine::contract::stream::{
     BatchFallback, Returned, StreamChain, StreamEngine, StreamJob,
 };
+use zarrs_cuda_engine::contract::{EngineError, KnownChain};
 use zarrs_cuda_engine::cuda::{CudaEngine, Devices};
 use zarrs_cuda_engine::fallback::HostBatches;
 use zarrs_cuda_engine::host::stream::{HostStream, encoded_bound, stream_memory};
@@ -116,12 +118,20 @@ impl Engines {
         options: &Options,
         job: &StreamJob,
     ) -> Result<StreamChoice, Error> {
-        let rule = || self.rule.stream_on_host(job);
-        let prepare = |selected: &Selected| {
+        let of_job = |selected: &Selected| {
             let StreamChain::Known(chain) = &job.chain else {
                 return Err("the CUDA engine does not know the inner codecs".to_string());
             };
-            let device = self.device(options, selected, job.grid.shard(), chain, false)?;
+            let grid = job.grid.shard();
+            let device = self.device(Direction::Encode, options, selected, grid, chain)?;
+            Ok((chain, device))
+        };
+        let rule = |selected: &Selected| {
+            let (chain, device) = of_job(selected).ok()?;
+            self.rule_of_stream(job, chain, &device)
+        };
+        let prepare = |selected: &Selected| {
+            let (_, device) = of_job(selected)?;
             let estimate = device.stream_estimate(job);
             estimate.map_err(|error| error.to_string())?;
             let devices = devices_text(&device.numbers()?, selected);
@@ -138,12 +148,29 @@ impl Engines {
             } => StreamChoice {
                 device: Some(OnDevice { engine, strict }),
                 given: self.devices.clone(),
-                why: if strict {
-                    format!("CUDA was asked for: {devices}")
-                } else {
-                    format!("a device helps: {devices}")
-                },
+                why: format!("{}: {devices}", why_device(strict)),
             },
         })
+    }
+
+    /// Returns the reason why a stream stays on the host instead of `device`, or `None`. The reasons are those
+    /// of a shard, except that all shards of a shard epoch are encoded together.
+    fn rule_of_stream(
+        &self,
+        job: &StreamJob,
+        chain: &KnownChain,
+        device: &CudaEngine,
+    ) -> Option<String> {
+        if device.multiprocessors() == 0 {
+            // No device is usable. The preparation finds the reason.
+            return None;
+        }
+        let work = Work::of_stream(&job.grid, chain);
+        let estimates = work.map(|work| {
+            let at_once = device.most_at_once(job.grid.shard()).min(work.subchunks);
+            let device = device_work(device, job.grid.shard(), chain, at_once);
+            self.rule.estimates(&work, Some(device))
+        });
+        self.rule.on_host(estimates)
     }
 }

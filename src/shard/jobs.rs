@@ -30,11 +30,11 @@ impl Sharding {
         codec.engines.choose(&codec.options, grid, self.known())
     }
 
-    /// Returns the plan for a shard in words, without creating a context on a device.
+    /// Returns the plans to encode and to decode a shard in words, without creating a context on a device.
     ///
     /// # Errors
     /// The errors of [`choose_engine`](Self::choose_engine).
-    pub(crate) fn preview_engine(&self) -> Result<PlanSummary, Error> {
+    pub(crate) fn preview_engines(&self) -> Result<[PlanSummary; 2], Error> {
         let (codec, grid) = (&self.codec, &self.grid);
         codec.engines.preview(&codec.options, grid, self.known())
     }

@@ -28,7 +28,7 @@ use zarrs_cuda_engine::cuda::kernels::shuffle::shuffle;
 use zarrs_cuda_engine::cuda::kernels::spans::Slots;
 use zarrs_cuda_engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
 use zarrs_cuda_engine::cuda::sizing::Sizing;
-use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, DeviceLimits};
+use zarrs_cuda_engine::cuda::{Compressors, CudaEngine, DeviceLimits, HighestLevels};
 use zarrs_cuda_engine::host::HostEngine;
 
 /// The goal, as a part of the slowest step that the engine cannot avoid.
@@ -193,6 +193,7 @@ fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -
         ..engine.limits.clone()
     };
     let compressors = Compressors {
+        levels: HighestLevels::ALL,
         nvcomp: sizes.nvcomp.clone(),
         ..Compressors::default()
     };

@@ -16,6 +16,7 @@ use zarrs_cuda_convert::words::bytes_text;
 
 use self::filesystem::FileSystem;
 use crate::common::Common;
+use crate::explain::estimates_json;
 use crate::outcome::{Outcome, wrapped};
 
 /// Say what this machine has, which chains would run where, and what a file system promises
@@ -115,6 +116,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .iter()
             .map(|(chain, (engine, why))| format!("  {chain:<19}  {engine}: {why}")),
     );
+    let typical = zarrs_cuda::typical_shards(&options);
+    lines.push("\nestimated to encode one such shard, from figures of other machines:".to_string());
+    lines.extend(
+        typical
+            .iter()
+            .map(|kind| format!("  {:<20}  {}", kind.codec, kind.estimates)),
+    );
 
     let filesystem = args.path.as_deref().map(FileSystem::look_at);
     if let Some(filesystem) = &filesystem {
@@ -128,6 +136,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "huge_pages": huge_pages(),
         "chains": chains.iter().map(|(chain, (engine, why))| {
             json!({ "codec": chain, "engine": engine, "why": why })
+        }).collect::<Vec<_>>(),
+        "estimates": typical.iter().map(|kind| {
+            json!({ "codec": kind.codec, "seconds": estimates_json(&kind.estimates) })
         }).collect::<Vec<_>>(),
         "filesystem": filesystem.as_ref().map(FileSystem::json),
     });

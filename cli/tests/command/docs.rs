@@ -127,7 +127,7 @@ fn pattern(text: &str) -> String {
         words.extend(line.split(' ').map(ToString::to_string));
         for at in 1..words.len() {
             let unit = words[at].trim_end_matches([',', ':', ';', ')']);
-            let is_measured = matches!(unit, "s" | "ms") || unit.ends_with("/s");
+            let is_measured = matches!(unit, "s" | "ms" | "µs") || unit.ends_with("/s");
             if is_measured
                 && words[at - 1]
                     .trim_start_matches('(')

@@ -13,6 +13,7 @@ fn doctor_without_a_path_and_with_wrong_ones() {
     let folder = TempDir::new().unwrap();
     let text = said(&[&"doctor"], 0);
     assert!(text.contains("nvCOMP"), "{text}");
+    assert!(text.contains(" ms on the host"), "{text}");
     let text = said(&[&"doctor", &folder.path()], 0);
     assert!(text.contains("replace a file by renaming: "), "{text}");
     assert!(!text.contains("failed"), "{text}");
@@ -23,6 +24,14 @@ fn doctor_without_a_path_and_with_wrong_ones() {
     for backend in ["auto", "host", "cuda"] {
         let found = json(&[&"doctor", &"--backend", &backend], 0);
         assert_eq!(found["chains"].as_array().unwrap().len(), 4, "{found}");
+        let estimates = found["estimates"].as_array().unwrap();
+        assert_eq!(estimates.len(), 6, "{found}");
+        for estimate in estimates {
+            assert!(
+                estimate["seconds"]["host"].as_f64().unwrap() > 0.0,
+                "{found}"
+            );
+        }
     }
 }
 

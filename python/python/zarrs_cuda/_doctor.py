@@ -21,7 +21,11 @@ def metrics() -> dict[str, Any]:
     -------
     dict
         ``calls``: reads and writes of chunks of Zarr v3 by this package; ``fallback_calls``: those that
-        were left to zarr-python's own pipeline; and the counts of the library.
+        were left to zarr-python's own pipeline; and the counts of the library. Among them are the bytes of
+        the subchunks that each engine encoded and decoded: ``host_encode_bytes_in`` are the decoded bytes
+        that the host encoded, ``host_encode_bytes_out`` what they became; ``host_decode_bytes_in`` and
+        ``host_decode_bytes_out`` the same of decoding, and ``device_…`` the same of devices. Empty
+        subchunks, which are not stored, do not count.
     """
     return {"calls": counts.ours, "fallback_calls": counts.other, **native().metrics()}
 

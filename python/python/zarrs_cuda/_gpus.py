@@ -21,9 +21,10 @@ def gpu_lines() -> list[str]:
         return [f"WRONG: {error}"]
     if settings.backend == "host":
         return ["GPU: none is used, because `zarrs_cuda.backend` is 'host'"]
-    found = _found(settings.nvcomp or _devices.packaged_nvcomp())
-    if isinstance(found, str):
-        return [f"WRONG: {found}"]
+    report = _report(settings.nvcomp or _devices.packaged_nvcomp())
+    if isinstance(report, str):
+        return [f"WRONG: {report}"]
+    found = report["machine"]
     lines = [
         f"GPU {device['ordinal']}: {device['name']}, {device['memory'] / 2**30:.1f} GiB, "
         f"compute capability {'.'.join(map(str, device['compute_capability']))}"
@@ -39,6 +40,15 @@ def gpu_lines() -> list[str]:
     else:
         lines.append(f"nvCOMP: none: {nvcomp['problem']}")
     lines.append(_use(settings, found["devices"]))
+    lines.append(
+        "estimated to encode a shard of 256,256,256 uint16 with subchunks of 32,32,32, from figures of other "
+        "machines:"
+    )
+    for kind in report["estimates"]:
+        seconds = kind["seconds"]
+        on_device = seconds["device"]
+        behind = "" if on_device is None else f", {on_device * 1e3:.2f} ms on a GPU"
+        lines.append(f"  {kind['codec']:<20}  {seconds['host'] * 1e3:.2f} ms on the host{behind}")
     return lines
 
 
@@ -53,8 +63,8 @@ def _use(settings: _devices.Devices, devices: list[Any]) -> str:
     return "arrays use a GPU where one helps" if devices else "arrays use no GPU: there is none"
 
 
-def _found(nvcomp: str | None) -> dict[str, Any] | str:
-    """Return the machine as the command finds it, or why the command did not say."""
+def _report(nvcomp: str | None) -> dict[str, Any] | str:
+    """Return what the command says of this machine, or why the command did not say it."""
     environment = dict(os.environ)
     if nvcomp is not None:
         environment["ZARRS_CUDA_NVCOMP"] = nvcomp
@@ -63,9 +73,9 @@ def _found(nvcomp: str | None) -> dict[str, Any] | str:
     command = [sys.executable, "-m", "zarrs_cuda", "doctor", "--json"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-        machine: dict[str, Any] = json.loads(done.stdout)["machine"]
+        report: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         return f"a process that looked for GPUs did not end in {_SECONDS} s: {' '.join(command)}"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         return f"a process that looked for GPUs failed: {' '.join(command)}: {error}"
-    return machine
+    return report

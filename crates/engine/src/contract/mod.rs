@@ -12,6 +12,7 @@
 
 mod buffer_bytes;
 mod chain;
+pub(crate) mod coded_bytes;
 pub mod stream;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use std::num::NonZeroUsize;
 pub use crate::error::EngineError;
 pub use buffer_bytes::BufferBytes;
 pub use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage, SubchunkCodec};
+pub use coded_bytes::CodedBytes;
 
 use crate::layout::{Extent, SubchunkGrid};
 

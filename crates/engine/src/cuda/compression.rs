@@ -139,24 +139,45 @@ impl Compression {
     }
 }
 
-/// The highest level of each codec that a device compresses. The host compresses higher levels.
+/// The highest level of each codec that a device compresses. The host compresses higher levels. A level says
+/// nothing about decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HighestLevels {
     pub zstd: i32,
     pub gzip: u32,
-    pub blosc: u8,
+    /// The highest level of Blosc with lz4, and with zstd.
+    pub blosc_lz4: u8,
+    pub blosc_zstd: u8,
+}
+
+impl HighestLevels {
+    /// All levels.
+    pub const ALL: Self = Self {
+        zstd: i32::MAX,
+        gzip: u32::MAX,
+        blosc_lz4: u8::MAX,
+        blosc_zstd: u8::MAX,
+    };
 }
 
 impl Default for HighestLevels {
-    /// Returns the levels up to which nvCOMP compresses about as strongly as the codec.
+    /// Returns low levels. A user who asks for a higher level asks for small files, and nvCOMP has no level
+    /// for these.
+    ///
+    /// C-Blosc hands level `2 * clevel - 1` to Zstandard, and 22 for its own level 9. So level 2 of Blosc is
+    /// Zstandard's level 3.
     fn default() -> Self {
         Self {
             zstd: 3,
             gzip: 9,
-            blosc: 5,
+            blosc_lz4: 5,
+            blosc_zstd: 2,
         }
     }
 }
+
+/// A remark of messages about the level of nvCOMP. The page `docs/guide/gpu.md` has the source of the numbers.
+const LARGER: &str = "whose files are larger than the host's (by how much is unknown here, others report 8 to 50 %: see the guide's page on GPUs)";
 
 /// Checks that a device can run zstd with these parameters.
 fn zstd(level: i32, checksum: bool, levels: HighestLevels) -> Result<(), String> {
@@ -168,7 +189,7 @@ fn zstd(level: i32, checksum: bool, levels: HighestLevels) -> Result<(), String>
     let highest = levels.zstd;
     if level > highest {
         return Err(format!(
-            "zstd level {level} runs on the host: nvCOMP has one level, about as strong as the lowest ones, and `Options::with_device_levels` sends levels up to {highest} to it"
+            "zstd level {level} is encoded on the host: nvCOMP has one level, {LARGER}, and `Options::with_device_levels` sends levels up to {highest} to it"
         ));
     }
     Ok(())
@@ -180,7 +201,7 @@ fn gzip(level: u32, levels: HighestLevels) -> Result<Format, String> {
     let highest = levels.gzip;
     if level > highest {
         return Err(format!(
-            "gzip level {level} runs on the host: `Options::with_device_levels` sends levels up to {highest} to a device"
+            "gzip level {level} is encoded on the host: `Options::with_device_levels` sends levels up to {highest} to a device"
         ));
     }
     let algorithm = match level {
@@ -197,9 +218,9 @@ fn blosc(
     bytes: usize,
     levels: HighestLevels,
 ) -> Result<(Format, BloscFormat), String> {
-    let (format, streams) = match stage.cname {
-        Cname::Lz4 => (Format::Lz4, StreamFormat::Lz4),
-        Cname::Zstd => (Format::Zstd, StreamFormat::Zstd),
+    let (format, streams, highest) = match stage.cname {
+        Cname::Lz4 => (Format::Lz4, StreamFormat::Lz4, levels.blosc_lz4),
+        Cname::Zstd => (Format::Zstd, StreamFormat::Zstd, levels.blosc_zstd),
         cname => {
             return Err(format!(
                 "blosc with {} runs on the host: nvCOMP has lz4 and zstd for it",
@@ -207,13 +228,14 @@ fn blosc(
             ));
         }
     };
-    let (level, highest) = (stage.level, levels.blosc);
+    let level = stage.level;
     if level == 0 {
         return Err("blosc level 0 runs on the host: it compresses nothing".to_string());
     }
     if level > highest {
         return Err(format!(
-            "blosc level {level} runs on the host: nvCOMP has one level, and `Options::with_device_levels` sends levels up to {highest} to it"
+            "blosc with {} of level {level} is encoded on the host: nvCOMP has one level, {LARGER}, and `Options::with_device_levels` sends levels up to {highest} to it",
+            stage.cname.as_str()
         ));
     }
     // C-Blosc treats larger elements as single bytes.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::DeviceMetrics;
 use super::device::Process;
+use crate::contract::coded_bytes::{CodedBytesCounter, StoredBytes};
 
 /// The most reasons for a fallback to the host that are counted separately.
 const MOST_REASONS: usize = 32;
@@ -44,6 +45,7 @@ pub struct Counters {
     lanes_waiting: AtomicU64,
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
+    coded_bytes: CodedBytesCounter,
     fallbacks: Mutex<BTreeMap<String, u64>>,
     /// The process that counts. A forked child must not take the lock, because a thread of the parent may
     /// hold the lock for ever.
@@ -51,16 +53,19 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(super) fn shard_encoded(&self) {
+    pub(super) fn shard_encoded(&self, bytes: StoredBytes) {
         self.shards_encoded.fetch_add(1, Ordering::Relaxed);
+        self.coded_bytes.encoded(bytes);
     }
 
-    pub(super) fn shard_decoded(&self) {
+    pub(super) fn shard_decoded(&self, bytes: StoredBytes) {
         self.shards_decoded.fetch_add(1, Ordering::Relaxed);
+        self.coded_bytes.decoded(bytes);
     }
 
-    pub(super) fn batch_encoded(&self) {
+    pub(super) fn batch_encoded(&self, bytes: StoredBytes) {
         self.batches_encoded.fetch_add(1, Ordering::Relaxed);
+        self.coded_bytes.encoded(bytes);
     }
 
     pub(super) fn add_to_device(&self, bytes: usize) {
@@ -160,6 +165,7 @@ impl Counters {
             lane_wait: Duration::from_nanos(count(&self.lane_wait)),
             batches_halved: count(&self.batches_halved),
             subchunks_on_host: count(&self.subchunks_on_host),
+            coded_bytes: self.coded_bytes.snapshot(),
             fallbacks: self
                 .fallbacks
                 .lock()

@@ -10,13 +10,14 @@ use super::compression::Prepared;
 use super::counters::Counters;
 use super::decompress::Decompression;
 use super::decompression;
+use super::eligible::{check_decoding, expected_layout};
 use super::lanes::{DeviceLimits, Devices};
 use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
 use crate::contract::BufferBytes;
+use crate::contract::coded_bytes::StoredBytes;
 use crate::contract::{EncodedShard, Engine, EngineError, KnownChain, ShardJob};
-use crate::cuda::HighestLevels;
 use crate::error::DriverError;
 use crate::layout::{Extent, SubchunkGrid};
 
@@ -95,14 +96,43 @@ impl CudaEngine {
         })
     }
 
-    /// Returns the most subchunks of `grid` to compress or decompress at once in one stream of
+    /// Prepares the engine only to decode shards of `grid` and `chain`. It decodes shards of every level, and
+    /// encodes none if the chain has a compressor.
+    ///
+    /// # Errors
+    /// No device is usable now, or none can decode these shards. The error has the reason.
+    pub fn decoder(
+        self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<CudaShards, EngineError> {
+        if chain.is_fixed_size() {
+            return self.shards(grid, chain);
+        }
+        self.devices.check_usable(&self.limits)?;
+        check_decoding(grid, chain).map_err(EngineError::Unsuitable)?;
+        Ok(CudaShards {
+            kind: Arc::new(ShardKind::new(grid.clone(), chain.clone())),
+            engine: self,
+        })
+    }
+
+    /// Returns the largest number of multiprocessors among the usable devices that the engine may use; 0 if
+    /// there is no such device. Takes no context and no lock.
+    pub fn multiprocessors(&self) -> usize {
+        self.devices.multiprocessors(&self.limits)
+    }
+
+    /// Returns the most subchunks of `grid` to compress at once in one stream of kernels, for a job of any
+    /// number of subchunks.
+    pub fn most_at_once(&self, grid: &SubchunkGrid) -> usize {
+        Sizing::compressed_at_once(grid, self.multiprocessors(), self.tuning)
+    }
+
+    /// Returns the most subchunks of a shard of `grid` to compress or decompress at once in one stream of
     /// kernels.
-    fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
-        Sizing::of_shard(
-            grid,
-            self.devices.multiprocessors(&self.limits),
-            self.tuning,
-        )
+    pub fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
+        Sizing::of_shard(grid, self.multiprocessors(), self.tuning)
     }
 
     /// Returns the prepared kind for encoding shards of `grid` and `chain`, from the cache if possible.
@@ -317,6 +347,11 @@ impl CudaShards {
                 .first(&engine.limits, |budget| kind.sizing(budget, engine.tuning))?;
             Ok(sizing.estimate())
         };
+        if self.only_decodes() {
+            let (grid, chain) = (&self.kind.grid, &self.kind.chain);
+            let layout = expected_layout(grid, chain).map_err(EngineError::Unsuitable)?;
+            return estimate(&*engine.decoding_kind(grid, chain, layout)?);
+        }
         let encoding = estimate(&self.kind)?;
         // The estimate is for frames that this engine encodes. If the engine cannot decode these frames, the
         // estimate for encoding is used.
@@ -334,6 +369,11 @@ impl CudaShards {
             pinned: encoding.pinned.max(decoding.pinned),
             ..BufferBytes::default()
         })
+    }
+
+    /// Returns whether the engine has no compressor for its chain, because it was prepared only to decode.
+    fn only_decodes(&self) -> bool {
+        self.kind.compressor.is_none() && !self.kind.chain.is_fixed_size()
     }
 
     /// Checks that `job` is for shards of this kind.
@@ -380,7 +420,7 @@ impl CudaShards {
 
 impl Engine for CudaShards {
     fn name(&self) -> &'static str {
-        "cuda"
+        super::NAME
     }
 
     fn encode(
@@ -391,6 +431,11 @@ impl Engine for CudaShards {
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
         self.check_job(job)?;
+        if self.only_decodes() {
+            return Err(EngineError::Unsuitable(
+                "this engine was prepared only to decode".to_string(),
+            ));
+        }
         let expected = job.grid.shard_bytes();
         if decoded.len() != expected {
             return Err(EngineError::InputLength {
@@ -402,7 +447,8 @@ impl Engine for CudaShards {
         let encoded = self.engine.in_lane(&self.kind, |session| {
             encode::encode(session, job, &self.kind, decoded, (head, tail))
         })?;
-        self.engine.devices.counters.shard_encoded();
+        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.extents);
+        self.engine.devices.counters.shard_encoded(bytes);
         Ok(encoded)
     }
 
@@ -429,7 +475,8 @@ impl Engine for CudaShards {
                 "the options ask for no decompressors on a device".to_string(),
             ));
         };
-        self.engine.devices.counters.shard_decoded();
+        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), extents);
+        self.engine.devices.counters.shard_decoded(bytes);
         Ok(decoded)
     }
 
@@ -451,7 +498,7 @@ impl Engine for CudaShards {
 #[cfg(any(test, feature = "fakes"))]
 impl Engine for CudaEngine {
     fn name(&self) -> &'static str {
-        "cuda"
+        super::NAME
     }
 
     fn encode(
@@ -473,7 +520,7 @@ impl Engine for CudaEngine {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
-        let shards = self.clone().shards(job.grid, chain)?;
+        let shards = self.clone().decoder(job.grid, chain)?;
         shards.decode(job, encoded, extents)
     }
 
@@ -484,16 +531,4 @@ impl Engine for CudaEngine {
     fn fell_back(&self, reason: &str) {
         self.counters().fell_back(reason);
     }
-}
-
-/// Checks that a device can run `chain`, and that `levels` allow it.
-///
-/// # Errors
-/// The reason why a device cannot run the chain, or why `levels` keep it on the host.
-pub fn check_chain(
-    grid: &SubchunkGrid,
-    chain: &KnownChain,
-    levels: HighestLevels,
-) -> Result<(), String> {
-    sizing::chain_on_device(grid, chain, levels).map(|_| ())
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::contract::CodedBytes;
+
 /// Counters of the work of this process on devices since its start. The times of stages are measured by the
 /// devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,6 +59,9 @@ pub struct DeviceMetrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because a device's compressor failed on them.
     pub subchunks_on_host: u64,
+    /// The bytes of the stored subchunks that devices encoded and decoded, with the subchunks that the host
+    /// compressed because a device's compressor failed on them.
+    pub coded_bytes: CodedBytes,
     /// The number of shards and batches that the host ran after a device had been chosen, by reason: shards
     /// and batches of streams under `Backend::Auto`, and shards with a compressor that the host decoded
     /// although `device_decode` was set.

@@ -13,6 +13,7 @@
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
 //! | `compressed_frame_parts` | where the compressed streams of a shard's frames are |
+//! | `eligible` | which chains a device encodes and decodes |
 //! | `decompression` | a chain's decompressor on a device, and its buffers |
 //! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
 //! | `lane` | a lane: streams, events, pinned and device memory |
@@ -51,6 +52,7 @@ mod device;
 #[allow(unsafe_code)]
 mod download;
 pub mod driver;
+mod eligible;
 #[allow(unsafe_code)]
 pub mod encode;
 mod engine;
@@ -87,13 +89,16 @@ use std::time::Duration;
 pub use arena::Tuning;
 pub use compression::HighestLevels;
 pub use download::Download;
+pub use eligible::{check_chain, check_decoding, chunks_of_subchunk};
 pub use engine::CudaEngine;
-pub use engine::check_chain;
 pub use lanes::{DeviceLimits, Devices};
 pub use metrics::DeviceMetrics;
 pub use sizing::Compressors;
 
 use crate::error::{DriverError, Fault};
+
+/// The name of the engine.
+pub const NAME: &str = "cuda";
 
 static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
 

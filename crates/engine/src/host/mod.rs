@@ -17,8 +17,10 @@ mod workers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::contract::coded_bytes::{CodedBytesCounter, StoredBytes};
 use crate::contract::{
-    EncodedShard, EncodedSubchunk, Engine, EngineError, NeighbourSink, ShardJob, SubchunkSink,
+    CodedBytes, EncodedShard, EncodedSubchunk, Engine, EngineError, NeighbourSink, ShardJob,
+    SubchunkSink,
 };
 use crate::layout::Extent;
 
@@ -33,6 +35,14 @@ pub fn codings() -> u64 {
 
 fn count_coding() {
     CODINGS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The bytes of the subchunks that this engine encoded and decoded in this process.
+static BYTES: CodedBytesCounter = CodedBytesCounter::new();
+
+/// Returns the bytes of the stored subchunks that the host engine has encoded and decoded in this process.
+pub fn coded_bytes() -> CodedBytes {
+    BYTES.snapshot()
 }
 
 /// The engine that encodes and decodes on the threads of the current rayon pool.
@@ -53,7 +63,9 @@ impl HostEngine {
         output: &dyn NeighbourSink,
     ) -> Result<(), EngineError> {
         count_coding();
-        decode::decode_shard(job, encoded, extents, output)
+        decode::decode_shard(job, encoded, extents, output)?;
+        BYTES.decoded(StoredBytes::of_extents(job.grid.subchunk_bytes(), extents));
+        Ok(())
     }
 
     /// Decodes some subchunks, whose numbers ascend, into `output`.
@@ -68,7 +80,12 @@ impl HostEngine {
         output: &dyn NeighbourSink,
     ) -> Result<(), EngineError> {
         count_coding();
-        decode::decode_some(job, subchunks, output)
+        decode::decode_some(job, subchunks, output)?;
+        BYTES.decoded(StoredBytes::of_subchunks(
+            job.grid.subchunk_bytes(),
+            subchunks,
+        ));
+        Ok(())
     }
 
     /// Decodes some subchunks, and gives each to `sink`.
@@ -83,7 +100,12 @@ impl HostEngine {
         sink: &SubchunkSink<'_>,
     ) -> Result<(), EngineError> {
         count_coding();
-        decode::decode_each(job, subchunks, sink)
+        decode::decode_each(job, subchunks, sink)?;
+        BYTES.decoded(StoredBytes::of_subchunks(
+            job.grid.subchunk_bytes(),
+            subchunks,
+        ));
+        Ok(())
     }
 }
 
@@ -100,7 +122,12 @@ impl Engine for HostEngine {
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
         count_coding();
-        encode::encode(job, decoded, head, tail)
+        let shard = encode::encode(job, decoded, head, tail)?;
+        BYTES.encoded(StoredBytes::of_extents(
+            job.grid.subchunk_bytes(),
+            &shard.extents,
+        ));
+        Ok(shard)
     }
 
     fn decode(
@@ -110,6 +137,8 @@ impl Engine for HostEngine {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         count_coding();
-        decode::decode(job, encoded, extents)
+        let decoded = decode::decode(job, encoded, extents)?;
+        BYTES.decoded(StoredBytes::of_extents(job.grid.subchunk_bytes(), extents));
+        Ok(decoded)
     }
 }

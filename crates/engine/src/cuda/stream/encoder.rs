@@ -49,6 +49,7 @@ use super::enqueue::{Enqueued, enqueue};
 use super::fetch::fetch;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
+use crate::contract::coded_bytes::StoredBytes;
 use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch};
 use crate::cuda::driver::{DriverError, EventId, Fault};
 use crate::cuda::lane::Events;
@@ -289,7 +290,9 @@ impl CudaEncoder {
         match (fetched, output) {
             (Ok(layout), Ok(mut output)) => {
                 self.flights.extend(flight);
-                shared.devices.counters.batch_encoded();
+                let bytes = shared.job.grid.shard().subchunk_bytes();
+                let bytes = StoredBytes::of_parts(bytes, &layout.parts);
+                shared.devices.counters.batch_encoded(bytes);
                 output.truncate(layout.len);
                 Ok(EncodedBatch {
                     output: Box::new(output),

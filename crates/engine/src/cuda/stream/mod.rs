@@ -110,7 +110,7 @@ impl CudaEngine {
     }
 
     fn plan_stream(&self, job: &StreamJob) -> Result<(Arc<ShardKind>, StreamSizing), EngineError> {
-        let multiprocessors = self.devices.multiprocessors(&self.limits);
+        let multiprocessors = self.multiprocessors();
         let at_once = StreamSizing::compressed_at_once(job, multiprocessors, self.tuning);
         let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
         let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;

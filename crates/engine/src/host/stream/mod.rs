@@ -24,7 +24,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::contract::EngineError;
-use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch, StreamEngine};
+use crate::contract::coded_bytes::StoredBytes;
+use crate::contract::stream::{
+    BatchInput, EncodedBatch, EncodedPart, Encoder, FailedBatch, StreamEngine, StreamJob,
+};
 use crate::layout::BatchGrid;
 use crate::memory::buffers::Lease;
 use crate::process::account::Debtor;
@@ -146,14 +149,23 @@ impl Encoder for HostEncoder {
             threads.install(|| encode::encode(&self.stream, &mut input, &batch, output))
         });
         Some(match encoded {
-            Ok((output, parts)) => Ok(EncodedBatch {
-                output: match output {
-                    Some(output) => Box::new(output),
-                    None => Box::new(input.lease),
-                },
-                parts,
-            }),
+            Ok((output, parts)) => {
+                count_encoded(&self.stream.job, &parts);
+                Ok(EncodedBatch {
+                    output: match output {
+                        Some(output) => Box::new(output),
+                        None => Box::new(input.lease),
+                    },
+                    parts,
+                })
+            }
             Err(error) => Err(FailedBatch { error, input }),
         })
     }
+}
+
+/// Counts the bytes of the encoded `parts` of a batch.
+fn count_encoded(job: &StreamJob, parts: &[EncodedPart]) {
+    let bytes = job.grid.shard().subchunk_bytes();
+    super::BYTES.encoded(StoredBytes::of_parts(bytes, parts));
 }

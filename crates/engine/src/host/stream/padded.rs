@@ -71,6 +71,7 @@ pub fn encode_padded(
     if at > output.len() {
         return Err(NO_ROOM);
     }
+    super::count_encoded(job, &parts);
     Ok((parts, at))
 }
 

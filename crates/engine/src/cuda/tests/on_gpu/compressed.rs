@@ -295,9 +295,14 @@ fn zstd(level: i32) -> Stage {
 }
 
 fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> Stage {
+    let highest = HighestLevels::default();
+    let level = match cname {
+        Cname::Zstd => highest.blosc_zstd,
+        _ => highest.blosc_lz4,
+    };
     Stage::Blosc(BloscStage {
         cname,
-        level: 5,
+        level,
         shuffle,
         typesize,
         blocksize,

@@ -8,8 +8,10 @@ use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::cuda::Compressors;
 use crate::cuda::HighestLevels;
 
+/// Returns the compressors of `library`, at every level.
 pub(super) fn with(library: StandIn) -> Compressors {
     Compressors {
+        levels: HighestLevels::ALL,
         nvcomp: Some(library.path()),
         ..Compressors::default()
     }
@@ -32,13 +34,7 @@ pub(super) fn compressors() -> Vec<Stage> {
     for cname in [Cname::Lz4, Cname::Zstd] {
         for shuffle in [Shuffle::None, Shuffle::Byte, Shuffle::Bit] {
             for (typesize, blocksize) in [(2, 0), (2, 32), (1, 16), (4, 64), (3, 48), (300, 0)] {
-                stages.push(Stage::Blosc(BloscStage {
-                    cname,
-                    level: 5,
-                    shuffle,
-                    typesize,
-                    blocksize,
-                }));
+                stages.push(blosc(cname, shuffle, typesize, blocksize));
             }
         }
     }
@@ -383,7 +379,7 @@ fn the_largest_chunks_of_a_plan() {
         let shape = [bytes as u64];
         let grid = SubchunkGrid::new(&shape, &shape, 1).expect("divides");
         let shard = Shard::new(0).compressed(before, stage.clone(), 0);
-        let planned = crate::cuda::check_chain(&grid, &shard.chain, HighestLevels::default());
+        let planned = crate::cuda::check_chain(&grid, &shard.chain, HighestLevels::ALL);
         match (planned, refused) {
             (Ok(()), None) => {}
             (Err(why), Some(part)) => assert!(why.contains(part), "{stage}, {bytes}: {why}"),
@@ -479,9 +475,18 @@ fn why_a_chain_stays_on_the_host() {
             "blosc with blosclz",
         ),
         (blosc(Cname::Lz4, 0, 0), StandIn::Six, "blosc level 0"),
-        (blosc(Cname::Zstd, 6, 0), StandIn::Six, "blosc level 6"),
         (
-            blosc(Cname::Zstd, 5, 20),
+            blosc(Cname::Lz4, 6, 0),
+            StandIn::Six,
+            "blosc with lz4 of level 6",
+        ),
+        (
+            blosc(Cname::Zstd, 3, 0),
+            StandIn::Six,
+            "blosc with zstd of level 3",
+        ),
+        (
+            blosc(Cname::Zstd, 2, 20),
             StandIn::Six,
             "blocks of 20 bytes",
         ),
@@ -491,7 +496,11 @@ fn why_a_chain_stays_on_the_host() {
     ] {
         let shard = Shard::new(0).compressed(0, stage.clone(), 0);
         let simulation = simulation(Schedule::Eager);
-        let engine = engine_with(&simulation, library, &shard.chain);
+        let compressors = Compressors {
+            levels: HighestLevels::default(),
+            ..with(library)
+        };
+        let engine = engine_on(&simulation).for_chain(&shard.chain, compressors);
         match engine.encode(&shard.job(), &shard.elements, 0, 0) {
             Err(EngineError::Unsuitable(why)) => assert!(
                 why.to_lowercase().contains(reason),

@@ -10,7 +10,9 @@ use super::*;
 use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::cuda::driver::Site;
 use crate::cuda::driver::simulation::Inject;
-use crate::cuda::{Compressors, DeviceMetrics, compressed_frame_parts};
+use crate::cuda::{
+    Compressors, DeviceMetrics, HighestLevels, check_chain, check_decoding, compressed_frame_parts,
+};
 use crate::layout::Extent;
 
 fn decoding(library: StandIn) -> Compressors {
@@ -809,6 +811,74 @@ fn a_wrong_checksum_in_front_of_the_compressor() {
     assert!(reasons.contains_key("a checksum in front of the compressor is invalid"));
     drop(engine);
     assert_clean(&simulation);
+}
+
+/// Levels limit encoding alone. A device decodes shards of every level, and of an encoder that it does not
+/// have, by an engine that is prepared only to decode.
+#[test]
+fn every_level_is_decoded() {
+    let blosc = |cname, level| {
+        Stage::Blosc(BloscStage {
+            cname,
+            level,
+            shuffle: Shuffle::Byte,
+            typesize: 1,
+            blocksize: 128,
+        })
+    };
+    let zstd = Stage::Zstd {
+        level: 19,
+        checksum: false,
+    };
+    for stage in [
+        zstd,
+        Stage::Gzip { level: 0 },
+        blosc(Cname::Zstd, 9),
+        blosc(Cname::Lz4, 9),
+        blosc(Cname::Lz4Hc, 5),
+    ] {
+        let shard = Shard::larger().compressed(0, stage.clone(), 0);
+        let encoded = shard.encoded_on_host();
+        let simulation = simulation(Schedule::Latest);
+        let compressors = Compressors {
+            levels: HighestLevels {
+                zstd: i32::MIN,
+                gzip: 0,
+                blosc_lz4: 0,
+                blosc_zstd: 0,
+            },
+            ..decoding(StandIn::Six)
+        };
+        let engine = engine_on(&simulation).for_chain(&shard.chain, compressors);
+        let levels = HighestLevels::default();
+        assert!(
+            check_chain(&shard.grid, &shard.chain, levels).is_err(),
+            "{stage}"
+        );
+        check_decoding(&shard.grid, &shard.chain).expect("suits");
+        let decoder = engine
+            .clone()
+            .decoder(&shard.grid, &shard.chain)
+            .expect("suits");
+        let takes = decoder.memory_estimate().expect("fits");
+        assert!(takes.device > 0, "{stage}: {takes}");
+        let decoded = decoder.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+        assert!(decoded.expect("decodes") == shard.elements, "{stage}");
+        assert_eq!(engine.counters().snapshot().shards_decoded, 1, "{stage}");
+        let refused = decoder.encode(&shard.job(), &shard.elements, 0, 0);
+        assert!(
+            matches!(&refused, Err(EngineError::Unsuitable(why)) if why.contains("only to decode")),
+            "{stage}: {refused:?}"
+        );
+        // The host encodes in place of an engine that only decodes.
+        let encoded = WithFallback::new(decoder).encode(&shard.job(), &shard.elements, 3, 5);
+        assert_eq!(
+            encoded.expect("encodes").bytes,
+            shard.encoded_on_host().bytes
+        );
+        drop(engine);
+        assert_clean(&simulation);
+    }
 }
 
 /// The estimate for both directions is enough for both.

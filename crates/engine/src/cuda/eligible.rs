@@ -1,0 +1,67 @@
+//! Decides which chains a device can encode, and which chains it can decode.
+
+use super::compressed_frame_parts::{self, CompressedFrameLayout};
+use super::compression::{Compression, HighestLevels};
+use super::sizing;
+use crate::contract::{Cname, KnownChain, Stage};
+use crate::layout::SubchunkGrid;
+
+/// Checks that a device can encode shards of `chain`, and that `levels` allow it.
+///
+/// # Errors
+/// The reason why a device cannot encode the shards, or why `levels` keep them on the host.
+pub fn check_chain(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: HighestLevels,
+) -> Result<(), String> {
+    sizing::chain_on_device(grid, chain, levels).map(|_| ())
+}
+
+/// Checks that a device can decode shards of `chain`, whose frames any encoder has made at any level.
+///
+/// # Errors
+/// The reason why a device cannot decode the shards.
+pub fn check_decoding(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
+    sizing::check_elements(grid, chain)?;
+    if chain.is_fixed_size() {
+        return Ok(());
+    }
+    compressed_frame_parts::suits(chain)?;
+    expected_layout(grid, chain).map(|_| ())
+}
+
+/// Returns the layout of the frames that a device would make with the compressor of `chain`. Frames of other
+/// encoders may have other layouts.
+///
+/// # Errors
+/// The reason why a device does not take subchunks of this size, or has no such compressor.
+pub(super) fn expected_layout(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+) -> Result<CompressedFrameLayout, String> {
+    let mut chain = chain.clone();
+    for stage in &mut chain.stages {
+        // A device decodes what these encoders make, but has no such encoder.
+        match stage {
+            Stage::Gzip { level } => *level = (*level).max(1),
+            Stage::Blosc(blosc) => {
+                blosc.level = blosc.level.max(1);
+                if blosc.cname == Cname::Lz4Hc {
+                    blosc.cname = Cname::Lz4;
+                }
+            }
+            Stage::Zstd { .. } | Stage::Crc32c => {}
+        }
+    }
+    let compression = Compression::of_chain(grid, &chain, HighestLevels::ALL)?;
+    compression
+        .map(|compression| compression.as_layout(grid, &chain))
+        .ok_or_else(|| "a chain without a compressor has no frames".to_string())
+}
+
+/// Returns the number of chunks that nvCOMP compresses for each subchunk of `grid`: the blocks of a Blosc
+/// frame, or one.
+pub fn chunks_of_subchunk(grid: &SubchunkGrid, chain: &KnownChain) -> usize {
+    expected_layout(grid, chain).map_or(1, |layout| layout.chunking.blocks())
+}
