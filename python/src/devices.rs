@@ -1,6 +1,7 @@
 //! The settings of devices with which Python opens an array.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use zarrs::array::Array;
@@ -25,6 +26,16 @@ pub(crate) struct DeviceSettings {
     /// The number of bytes that buffers may take on each device.
     #[pyo3(item(3))]
     memory: Option<usize>,
+    /// The number of seconds after which a wait for a device fails.
+    #[pyo3(item(4))]
+    timeout: Option<f64>,
+}
+
+/// Ends the use of devices, because the process is about to end. Waits `limit` seconds at most.
+#[pyfunction]
+pub(crate) fn shut_down_devices(py: Python<'_>, limit: f64) {
+    let limit = Duration::try_from_secs_f64(limit).unwrap_or_default();
+    py.detach(|| zarrs_cuda::shut_down_devices(limit));
 }
 
 impl DeviceSettings {
@@ -50,6 +61,10 @@ impl DeviceSettings {
         }
         if let Some(memory) = self.memory {
             options = options.with_device_memory(memory);
+        }
+        let timeout = self.timeout.map(Duration::try_from_secs_f64);
+        if let Some(Ok(timeout)) = timeout {
+            options = options.with_device_timeout(timeout);
         }
         options
     }

@@ -37,6 +37,8 @@ mod _internal {
     #[pymodule_export]
     use crate::command::run_command;
     #[pymodule_export]
+    use crate::devices::shut_down_devices;
+    #[pymodule_export]
     use crate::maintain::{Lease, frames, is_left};
     #[pymodule_export]
     use crate::multiscale::{MultiscaleWriter, write_lower_levels};

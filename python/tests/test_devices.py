@@ -67,7 +67,10 @@ def why(**settings: Any) -> str:
         ("nvcomp", 6, "the path of a file"),
         ("device_memory", "much", "a number of bytes"),
         ("device_memory", 0, "a number of bytes"),
-        ("gpus", 1, "there are backend, devices, nvcomp, device_memory"),
+        ("device_timeout", "soon", "a number of seconds"),
+        ("device_timeout", 0, "a number of seconds"),
+        ("device_timeout", float("nan"), "a number of seconds"),
+        ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout"),
     ],
 )
 def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: str) -> None:
@@ -82,7 +85,7 @@ def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: st
     with pytest.raises(ValueError, match=said):
         zarrs_cuda.configure(**{"backend": "auto", key: value})
     # No setting was changed.
-    assert _devices.settings() == ("host", None, None, None)
+    assert _devices.settings() == ("host", None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +117,13 @@ def test_without_consent_nothing_is_looked_for() -> None:
 def test_settings_hold_for_arrays_that_are_opened_afterwards() -> None:
     before = create(MemoryStore(), **KIND)
     zarrs_cuda.configure(devices=0, device_memory="1 GiB")
-    assert _devices.settings() == (None, (0,), None, 2**30)
+    assert _devices.settings()[:4] == (None, (0,), None, 2**30)
     after = create(MemoryStore(), **KIND)
     assert "no GPU was asked for" in zarrs_cuda.explain(before).stages
     assert "no GPU was asked for" not in zarrs_cuda.explain(after).stages
     # A pickled array keeps its settings, as on a worker.
     zarrs_cuda.configure(devices=None, device_memory=None)
-    assert _devices.settings() == (None, None, None, None)
+    assert set(_devices.settings()) == {None}
     again = pickle.loads(pickle.dumps(after))
     assert zarrs_cuda.explain(again).stages == zarrs_cuda.explain(after).stages
     # Other pipelines of zarr-python are not concerned.
@@ -135,11 +138,13 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    assert in_child() == "(None, None, None, None)"
-    zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=Path("/a b/libnvcomp.so.6"))
-    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31})"
-    zarrs_cuda.configure(devices=None, device_memory=None, nvcomp=None)
-    assert in_child() == "('cuda', None, None, None)"
+    assert in_child() == "(None, None, None, None, None)"
+    nvcomp = Path("/a b/libnvcomp.so.6")
+    zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp, device_timeout=90)
+    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0)"
+    zarrs_cuda.configure(devices=None, device_memory=None, nvcomp=None, device_timeout=None)
+    # nvCOMP may be found among the packages.
+    assert eval(in_child())[:2] == ("cuda", None)
 
 
 def test_a_writer_has_the_settings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from enum import Enum
 from pathlib import Path
@@ -33,6 +34,7 @@ class Devices(NamedTuple):
     devices: tuple[int, ...] | None
     nvcomp: str | None
     device_memory: int | None
+    device_timeout: float | None
 
     def asks(self) -> bool:
         """Return whether these settings, or the environment, ask for a device."""
@@ -50,6 +52,7 @@ def configure(
     devices: int | Sequence[int] | None | _Unset = UNSET,
     nvcomp: str | os.PathLike[str] | None | _Unset = UNSET,
     device_memory: int | str | None | _Unset = UNSET,
+    device_timeout: float | None | _Unset = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
@@ -74,6 +77,9 @@ def configure(
     device_memory
         The most memory that buffers take on each GPU: bytes, or a text such as ``"4GiB"``. By default 2 GiB,
         or a quarter of what is free if that is less.
+    device_timeout
+        For how many seconds a call waits for a GPU before the GPU counts as hanging, and is not used any more
+        in this process. By default 60.
 
     Raises
     ------
@@ -85,6 +91,7 @@ def configure(
         "devices": devices,
         "nvcomp": nvcomp,
         "device_memory": device_memory,
+        "device_timeout": device_timeout,
     }
     checked = {
         key: None if value is None else _KNOWN[key](key, value)
@@ -209,9 +216,18 @@ def _memory(key: str, value: Any) -> int:
     return _settings.size(f"zarrs_cuda.{key}", value)
 
 
+def _seconds(key: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        msg = f"`zarrs_cuda.{key}` is {value!r}, and must be a number of seconds above 0"
+        raise ValueError(msg)
+    return float(value)
+
+
 _KNOWN: dict[str, Callable[[str, Any], Any]] = {
     "backend": _backend,
     "devices": _devices,
     "nvcomp": _file,
     "device_memory": _memory,
+    "device_timeout": _seconds,
 }

@@ -1,7 +1,11 @@
 """The native module, loaded when it is first used."""
 
+import atexit
 from functools import cache
 from types import ModuleType
+
+# For how many seconds the end of the program waits for GPUs.
+_LIMIT = 5.0
 
 
 @cache
@@ -28,3 +32,10 @@ def native() -> ModuleType:
         )
         raise ImportError(msg) from error
     return _internal
+
+
+@atexit.register
+def _shut_down_devices() -> None:
+    """End the use of GPUs, after the writers have stored their shards: functions at exit run last first."""
+    if native.cache_info().currsize > 0:
+        native().shut_down_devices(_LIMIT)

@@ -146,7 +146,9 @@ impl Download {
         }
         if result.is_err() {
             // The device may still read the application's bytes.
-            let drained = self.wait(Awaited::Stream(self.stream), GIVE_UP);
+            let drained = self
+                .device
+                .wait(Awaited::Stream(self.stream), GIVE_UP, self.limit());
             if let Err(error) = self.device.watch(drained) {
                 tracing::warn!(%error, "a copy of an application's bytes to the host did not end");
                 drop(entered);
@@ -200,18 +202,21 @@ impl Download {
         starts: &[usize],
         number: usize,
     ) -> Result<PinnedSpan, DriverError> {
-        self.wait(Awaited::Event(self.copied[number % 2]), COPIED_HOST)?;
+        self.device.wait(
+            Awaited::Event(self.copied[number % 2]),
+            COPIED_HOST,
+            self.limit(),
+        )?;
         let span = self.half(bytes, starts[number], number);
         self.device.driver().host_access(span, Access::Read)?;
         Ok(span)
     }
 
-    fn wait(&self, awaited: Awaited, site: Site) -> Result<(), DriverError> {
-        let limit = WaitLimit {
+    fn limit(&self) -> WaitLimit<'_> {
+        WaitLimit {
             time: self.timeout,
             lent: Some(&self.lent),
-        };
-        self.device.wait(awaited, site, limit)
+        }
     }
 
     /// Returns the pinned memory for the piece `number`, which begins at the byte `start`.
@@ -231,7 +236,9 @@ impl Drop for Download {
             return;
         };
         let driver = self.device.driver();
-        let drained = self.wait(Awaited::Stream(self.stream), GIVE_UP);
+        let drained = self
+            .device
+            .wait(Awaited::Stream(self.stream), GIVE_UP, self.limit());
         if self.device.watch(drained).is_ok() {
             self.lent.close();
             // SAFETY: the stream is empty, and nothing else uses the memory.
