@@ -146,9 +146,8 @@ impl Download {
         }
         if result.is_err() {
             // The device may still read the application's bytes.
-            let drained = self
-                .device
-                .wait(Awaited::Stream(self.stream), GIVE_UP, self.limit());
+            let (device, all) = (&self.device, Awaited::Stream(self.stream));
+            let drained = device.wait(all, GIVE_UP, self.limit());
             if let Err(error) = self.device.watch(drained) {
                 tracing::warn!(%error, "a copy of an application's bytes to the host did not end");
                 drop(entered);
@@ -236,9 +235,8 @@ impl Drop for Download {
             return;
         };
         let driver = self.device.driver();
-        let drained = self
-            .device
-            .wait(Awaited::Stream(self.stream), GIVE_UP, self.limit());
+        let (device, all) = (&self.device, Awaited::Stream(self.stream));
+        let drained = device.wait(all, GIVE_UP, self.limit());
         if self.device.watch(drained).is_ok() {
             self.lent.close();
             // SAFETY: the stream is empty, and nothing else uses the memory.
