@@ -37,10 +37,11 @@ impl<W: Appending> Writer<W> {
             // SAFETY: the preconditions are those of this function.
             match unsafe { elements_of(writer.top(), tensor, stream)? } {
                 Elements::Host(bytes) => writer.put(bytes, true).map(drop),
-                // SAFETY: the caller keeps the tensor readable until this function returns, which waits for
-                // the device.
                 Elements::Device(slice) => {
-                    unsafe { append_where_it_encodes(writer, &slice)? }.wait()
+                    // SAFETY: the caller keeps the tensor readable until this function returns, which waits
+                    // for the device.
+                    let taken = unsafe { append_where_it_encodes(writer, &slice)? };
+                    taken.wait()
                 }
             }
         })

@@ -92,7 +92,7 @@ fn without_any_order_bytes_are_wrong() {
     }
 }
 
-/// Whatever fails, the bytes are right or there is an error, and nothing is left.
+/// A failure anywhere is an error, or the bytes are right.
 #[test]
 fn failures_are_errors() {
     let operations = |inject: Option<Inject>| {
