@@ -72,6 +72,11 @@ pub struct Metrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because the compressor of a device failed on them.
     pub subchunks_on_host: u64,
+    /// The number of batches of subchunks whose results were compared with those of the host: see
+    /// [`Check`](crate::Check).
+    pub batches_checked: u64,
+    /// The number of wrong results of devices. A device is not used any more after the first one.
+    pub mismatches: u64,
     /// The number of jobs that the host did after a device had been chosen, by reason. A job is a shard or a
     /// batch of a stream under [`Backend::Auto`](crate::Backend::Auto), or a shard with a compressor that the
     /// host decoded although [`device_decode`](crate::Options::device_decode) was set.
@@ -115,6 +120,11 @@ impl fmt::Display for Metrics {
                 "subchunks compressed by the host instead",
                 self.subchunks_on_host,
             ),
+            (
+                "batches compared with the results of the host",
+                self.batches_checked,
+            ),
+            ("wrong results of devices", self.mismatches),
             ("codings on the host", self.host_codings),
             ("partial writes", self.partial_writes),
             ("compaction requests", self.compaction_requests),
@@ -220,6 +230,8 @@ pub(crate) mod counters {
             lane_wait: devices.lane_wait,
             batches_halved: devices.batches_halved,
             subchunks_on_host: devices.subchunks_on_host,
+            batches_checked: devices.batches_checked,
+            mismatches: devices.mismatches,
             fallbacks: devices.fallbacks,
             host_codings: count(&HOST_CODINGS) + host::codings(),
             partial_writes: count(&PARTIAL_WRITES),

@@ -255,7 +255,12 @@ impl Engines {
             pinned_memory: options.pinned_memory(),
             idle: options.device_idle_time(),
         };
-        Ok(CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times()))
+        let engine =
+            CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times());
+        Ok(match options.device_check().every() {
+            Some(every) => engine.with_check_every(every),
+            None => engine,
+        })
     }
 }
 

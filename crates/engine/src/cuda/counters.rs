@@ -44,6 +44,8 @@ pub struct Counters {
     lanes_waiting: AtomicU64,
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
+    batches_checked: AtomicU64,
+    mismatches: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
     /// The process that counts. A forked child must not take the lock, because a thread of the parent may
     /// hold the lock for ever.
@@ -109,6 +111,14 @@ impl Counters {
         self.subchunks_on_host.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn batch_checked(&self) {
+        self.batches_checked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn mismatch(&self) {
+        self.mismatches.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn fell_back(&self, reason: &str) {
         if self.process.forked() {
             return;
@@ -160,6 +170,8 @@ impl Counters {
             lane_wait: Duration::from_nanos(count(&self.lane_wait)),
             batches_halved: count(&self.batches_halved),
             subchunks_on_host: count(&self.subchunks_on_host),
+            batches_checked: count(&self.batches_checked),
+            mismatches: count(&self.mismatches),
             fallbacks: self
                 .fallbacks
                 .lock()

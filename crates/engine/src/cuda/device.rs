@@ -98,24 +98,31 @@ impl Device {
         self.quarantine.get().cloned()
     }
 
-    /// Makes the device's context current on this thread until the guard is dropped.
-    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        if let Some(reason) = self.unusable() {
-            return Err(DriverError {
+    /// Checks that this process can use the device.
+    pub(super) fn check_usable(&self) -> Result<(), DriverError> {
+        match self.unusable() {
+            None => Ok(()),
+            Some(reason) => Err(DriverError {
                 operation: "using the device".to_string(),
                 device: Some(self.info().ordinal),
                 fault: Fault::Sticky,
                 reason,
-            });
+            }),
         }
+    }
+
+    /// Makes the device's context current on this thread until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        self.check_usable()?;
         self.watch(self.driver.enter())?;
         Ok(Entered { device: self })
     }
 
-    /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken.
+    /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken, or is
+    /// not trusted.
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
-            && error.fault == Fault::Sticky
+            && matches!(error.fault, Fault::Sticky | Fault::Wrong)
         {
             self.quarantine(error);
         }
@@ -123,11 +130,16 @@ impl Device {
     }
 
     /// Quarantines the device: it is never used again. Its allocations are leaked on purpose, because a
-    /// broken context takes no calls, not even to free memory.
+    /// broken context takes no calls, not even to free memory, and a device that returned wrong data is not
+    /// trusted to be done with them.
     fn quarantine(&self, error: &DriverError) {
         let ordinal = self.info().ordinal;
+        let why = match error.fault {
+            Fault::Wrong => "it returned wrong data",
+            _ => "an operation failed that breaks its context",
+        };
         let reason = format!(
-            "CUDA device {ordinal} is not used any more in this process, since an operation failed that breaks its context: {error}"
+            "CUDA device {ordinal} is not used any more in this process, since {why}: {error}"
         );
         if self.quarantine.set(reason).is_ok() {
             tracing::warn!(device = ordinal, %error, "CUDA device quarantined");

@@ -18,6 +18,7 @@
 //!  events: `untimed` events order the streams and the host, `timed` events also take the time
 //! ```
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::arena::{Capacity, Region};
@@ -67,6 +68,8 @@ impl Events {
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
+    /// The number of the lane in this process.
+    number: u64,
     capacity: Capacity,
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
@@ -89,8 +92,10 @@ impl Lane {
         device: &Arc<Device>,
         capacity: Capacity,
     ) -> Result<Self, (DriverError, BufferBytes)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut lane = Self {
             device: device.clone(),
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             capacity,
             memory: None,
             pinned_in: None,
@@ -170,6 +175,7 @@ impl Lane {
         };
         Ok(Running {
             driver,
+            number: self.number,
             up: *up,
             kernel_streams,
             down: *down,
@@ -310,6 +316,8 @@ fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
 #[derive(Clone, Copy, Debug)]
 pub struct Running<'a> {
     pub(super) driver: &'a dyn Driver,
+    /// The number of the lane in this process.
+    pub(super) number: u64,
     /// The stream of copies to the device.
     pub(super) up: StreamId,
     /// The CUDA streams that run kernels.

@@ -57,6 +57,10 @@ pub struct DeviceMetrics {
     pub batches_halved: u64,
     /// The number of subchunks that the host compressed because a device's compressor failed on them.
     pub subchunks_on_host: u64,
+    /// The number of batches of subchunks whose results were compared with those of the host.
+    pub batches_checked: u64,
+    /// The number of wrong results of devices. A device is not used any more after the first one.
+    pub mismatches: u64,
     /// The number of shards and batches that the host ran after a device had been chosen, by reason: shards
     /// and batches of streams under `Backend::Auto`, and shards with a compressor that the host decoded
     /// although `device_decode` was set.

@@ -10,7 +10,11 @@
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
+//! | `frame_parsing` | the structure of one frame: headers, sizes and chains of blocks |
 //! | `compressed_frame_parts` | where the compressed streams of a shard's frames are |
+//! | `frame_checks` | the frames that a device has made, walked before they are stored |
+//! | `check_progress` | how far the results of a device were compared with those of the host |
+//! | `result_checks` | the results of a device, compared with those of the host |
 //! | `decompression` | a chain's decompressor on a device, and its buffers |
 //! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
 //! | `lane` | a lane: streams, events, pinned and device memory |
@@ -30,6 +34,7 @@
 
 mod answer;
 pub mod arena;
+mod check_progress;
 #[allow(unsafe_code)]
 mod compress;
 pub mod compressed_frame_parts;
@@ -49,6 +54,8 @@ pub mod encode;
 mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
+mod frame_checks;
+mod frame_parsing;
 #[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]
@@ -62,6 +69,7 @@ mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
 mod recent_answers;
+mod result_checks;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;

@@ -12,6 +12,7 @@ mod numa;
 mod order;
 mod schedules;
 mod stream;
+mod wrong_results;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

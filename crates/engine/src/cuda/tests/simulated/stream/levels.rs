@@ -15,7 +15,7 @@ use crate::cuda::tests::on_gpu::levels::{Both, Levels, Mix};
 use crate::reduce::{Elements, Reduction};
 
 /// Opens both levels on one device. The level below has the same compressor.
-fn open_both(
+pub(super) fn open_both(
     simulation: &Arc<Simulation>,
     levels: &Levels,
     streams: usize,
@@ -83,7 +83,7 @@ fn any_levels_are_those_of_the_host() {
 
 /// Windows of two slices, where batches above have three: every second one keeps its last slice. Both
 /// levels are padded.
-fn odd(epochs: usize) -> Levels {
+pub(super) fn odd(epochs: usize) -> Levels {
     let chain = KnownChain {
         order: vec![0, 1, 2],
         swap: 2,

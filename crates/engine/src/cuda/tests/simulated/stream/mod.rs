@@ -6,6 +6,7 @@ mod faults;
 mod levels;
 mod memory;
 mod sites;
+mod wrong_results;
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
