@@ -3,12 +3,16 @@
 use super::super::wrong_results::{Change, Operation, alter, lost};
 use super::levels::{encode_both, odd, open_both};
 use super::*;
-use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::driver::Fault;
 use crate::cuda::tests::on_gpu::levels::{Both, Levels, Mix};
 
 fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
     after[AT.min(after.len() - 1)] ^= 0x10;
+}
+
+/// Changes all flags of 4 bytes from 0 to 1, or from 1 to 0.
+fn turn_all(_: &[u8], after: &mut [u8]) {
+    after.iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
 }
 
 fn all(_: &[u8], after: &mut [u8]) {
@@ -39,6 +43,7 @@ fn cases() -> Vec<(&'static str, Subject, Operation, Change)> {
     };
     let plain = || padded(vec![Stage::Crc32c]);
     let compressed = || padded(vec![zstd.clone(), Stage::Crc32c]);
+    let gzip = || padded(vec![Stage::Gzip { level: 4 }]);
     vec![
         ("upload", plain(), ("up", 0, None, 2), flip::<5>),
         ("upload, lost", compressed(), ("up", 0, None, 3), lost),
@@ -47,14 +52,9 @@ fn cases() -> Vec<(&'static str, Subject, Operation, Change)> {
             "scatter, empty or not",
             plain(),
             ("scatter", 1, None, 0),
-            flip::<0>,
+            turn_all,
         ),
-        (
-            "compressor",
-            compressed(),
-            ("nvCOMP", 2, None, 1),
-            flip::<14>,
-        ),
+        ("compressor", gzip(), ("nvCOMP", 2, None, 0), all),
         (
             "checksums",
             compressed(),
@@ -201,11 +201,7 @@ fn a_stream_passes_after_enough_batches() {
     let stream = open(&engine, &subject, false).expect("fits");
     encode_with(&simulation, &subject, stream, (3, 0)).expect("right");
     let others = engine.counters().snapshot().batches_checked - compared - later;
-    assert!(others > 9, "{others}");
-    assert_ne!(
-        Work::Stream(Source::Host),
-        Work::Stream(Source::Application)
-    );
+    assert!(others >= 6, "{others}");
     drop(engine);
     assert_clean(&simulation);
 }
