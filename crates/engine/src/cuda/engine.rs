@@ -265,7 +265,11 @@ impl CudaEngine {
     }
 
     /// Returns the checks of the results of `device` for shards of `kind`.
-    fn checks<'a>(&'a self, device: &'a Device, kind: &'a ShardKind) -> ResultChecks<'a> {
+    pub(super) fn checks<'a>(
+        &'a self,
+        device: &'a Device,
+        kind: &'a ShardKind,
+    ) -> ResultChecks<'a> {
         ResultChecks {
             device,
             counters: &self.devices.counters,
@@ -284,7 +288,7 @@ impl CudaEngine {
     }
 
     /// Runs `work` in a lane like [`in_lane`](Self::in_lane). Also returns the device of the lane.
-    fn in_lane_of_device<T>(
+    pub(super) fn in_lane_of_device<T>(
         &self,
         kind: &ShardKind,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,

@@ -5,8 +5,8 @@
 //! | frames | each encoded subchunk | headers, sizes, chains of blocks, checksums behind the compressor: `frame_checks` |
 //! | comparison | batches that are [due](CheckProgress::is_due) | encoded with a compressor: decoded on the host, and compared with the input. Encoded without a compressor, or decoded: compared with the result of the host |
 //!
-//! After a difference, the device is in quarantine. The host compares one subchunk at a time, in the buffers of
-//! the calling thread. No lane is held meanwhile.
+//! After a difference, the device is in quarantine. The threads of the host compare one subchunk at a time each, in
+//! their own buffers. No lane of whole shards is held meanwhile.
 
 use super::check_progress::{LaneUses, Unchecked, Work};
 use super::counters::Counters;
@@ -17,7 +17,7 @@ use super::sizing::ShardKind;
 use crate::contract::{EngineError, ShardJob};
 use crate::layout;
 use crate::layout::Extent;
-use crate::subchunk::compare::{Comparison, Unequal};
+use crate::subchunk::compare::{Comparison, Unequal, compare_all};
 
 /// Returns one batch of how many is compared by default, after a kind of shards has passed.
 pub(super) const DEFAULT_EVERY: u32 = 64;
@@ -150,16 +150,19 @@ impl ResultChecks<'_> {
                 unchecked += 1;
                 continue;
             }
-            for number in batch.first..batch.first + batch.len() {
-                let extent = shard.extents.get(number).cloned().flatten();
-                let encoded = extent.and_then(|extent| shard.encoded.get(extent));
-                subchunks += u64::from(encoded.is_some());
-                let checked = match work {
-                    Work::Decode => comparison.check_decoded(shard.decoded, number, encoded),
-                    _ => comparison.check_encoded(shard.decoded, number, encoded),
-                };
-                self.result_of(work, number, checked, None)?;
-            }
+            let of_batch: Vec<_> = (batch.first..batch.first + batch.len())
+                .map(|number| {
+                    let extent = shard.extents.get(number).cloned().flatten();
+                    (number, extent.and_then(|extent| shard.encoded.get(extent)))
+                })
+                .collect();
+            let stored = of_batch.iter().filter(|(_, encoded)| encoded.is_some());
+            subchunks += stored.count() as u64;
+            let compared_all = compare_all(&of_batch, job.threads, |number, encoded| match work {
+                Work::Decode => comparison.check_decoded(shard.decoded, number, encoded),
+                _ => comparison.check_encoded(shard.decoded, number, encoded),
+            });
+            self.result_of(work, compared_all, None)?;
             self.counters.batch_checked();
             compared += 1;
         }
@@ -176,16 +179,15 @@ impl ResultChecks<'_> {
         Ok(self.device.check_usable()?)
     }
 
-    /// Returns the result of comparing the subchunk `number`. `unchecked` says what was returned since the last
+    /// Returns the result of comparing subchunks. `unchecked` says what was returned since the last
     /// comparison without a difference, if the caller knows more than the counters of the kind.
     pub(super) fn result_of(
         &self,
         work: Work,
-        number: usize,
-        checked: Result<(), Unequal>,
+        compared: Result<(), (usize, Unequal)>,
         unchecked: Option<&str>,
     ) -> Result<(), EngineError> {
-        checked.map_err(|unequal| match unequal {
+        compared.map_err(|(number, unequal)| match unequal {
             Unequal::Differs(how) => self.is_wrong(
                 work,
                 &format!("subchunk {number} is wrong: {how}"),

@@ -1,10 +1,15 @@
-//! Compares an encoded subchunk with its elements, on the calling thread alone and in its buffers.
+//! Compares encoded subchunks with their elements. Each thread compares one subchunk at a time, in its own
+//! buffers.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::scatter::ShardScatter;
 use super::scratch::Scratch;
 use super::stages;
 use crate::contract::{EngineError, KnownChain, ShardJob};
 use crate::memory::allocate::at_least;
+use crate::process::crew::of_slices;
 
 /// The reason why a subchunk was not found equal.
 #[derive(Debug)]
@@ -19,6 +24,40 @@ impl From<EngineError> for Unequal {
     fn from(error: EngineError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// Compares `subchunks`, each with its number and its encoded bytes, by `compare`, on at most `threads` threads.
+///
+/// # Errors
+/// The lowest number of a subchunk for which `compare` fails, and its error.
+pub(crate) fn compare_all(
+    subchunks: &[(usize, Option<&[u8]>)],
+    threads: NonZeroUsize,
+    compare: impl Fn(usize, Option<&[u8]>) -> Result<(), Unequal> + Sync,
+) -> Result<(), (usize, Unequal)> {
+    let first = Mutex::new(None::<(usize, Unequal)>);
+    let lock = || -> MutexGuard<'_, Option<(usize, Unequal)>> {
+        first.lock().unwrap_or_else(PoisonError::into_inner)
+    };
+    of_slices().run(subchunks.len(), threads, &|index| {
+        let Some(&(number, encoded)) = subchunks.get(index) else {
+            return;
+        };
+        let is_lower = |found: &Option<(usize, Unequal)>| {
+            found.as_ref().is_none_or(|(other, _)| number < *other)
+        };
+        if !is_lower(&lock()) {
+            return;
+        }
+        if let Err(unequal) = compare(number, encoded) {
+            let mut found = lock();
+            if is_lower(&found) {
+                *found = Some((number, unequal));
+            }
+        }
+    });
+    let found = lock().take();
+    found.map_or(Ok(()), Err)
 }
 
 /// Compares the encoded subchunks of a shard with the elements of the shard.
@@ -151,4 +190,88 @@ fn compare(found: &[u8], expected: &[u8], what: &str) -> Result<(), Unequal> {
         expected.len(),
         first.unwrap_or_default(),
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contract::{Chain, Stage};
+    use crate::layout::SubchunkGrid;
+    use crate::subchunk::encode::encode_stored_subchunk;
+
+    /// Returns a chain of two axes in the other order, with swapped bytes.
+    fn chain(stages: Vec<Stage>) -> KnownChain {
+        KnownChain {
+            order: vec![1, 0],
+            swap: 2,
+            stages,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(zarrs_cuda_testing::effort::config(64))]
+
+        /// The host's encoding is equal. With another element anywhere, exactly its subchunk differs.
+        #[test]
+        fn a_difference_is_found_in_its_subchunk(
+            kind in 0..3_usize,
+            elements in prop::collection::vec(0..2_u8, 6 * 8),
+            changed in 0..6 * 8_usize,
+            threads in 1..4_usize,
+            store_empty: bool,
+        ) {
+            let zstd = Stage::Zstd { level: 1, checksum: false };
+            let stages = [vec![], vec![Stage::Crc32c], vec![Stage::Crc32c, zstd]][kind].clone();
+            let (chain, grid) = (chain(stages), SubchunkGrid::new(&[6, 8], &[3, 4], 2).expect("divides"));
+            let threads = NonZeroUsize::new(threads).expect("positive");
+            let job = ShardJob {
+                grid: &grid,
+                chain: Chain::Known(&chain),
+                fill_value: &[0, 0],
+                store_empty,
+                validate_checksums: true,
+                threads,
+                huge_pages: false,
+            };
+            let mut decoded: Vec<u8> = elements.iter().flat_map(|&element| [element, 0]).collect();
+            let encoded: Vec<_> = (0..4)
+                .map(|number| encode_stored_subchunk(&job, &chain, &decoded, number).expect("encodes"))
+                .collect();
+            let numbered: Vec<_> = encoded.iter().map(Option::as_deref).enumerate().collect();
+            let comparison = Comparison::new(&job, &chain);
+            let checks = |decoded: &[u8]| {
+                let on = compare_all(&numbered, threads, |number, encoded| {
+                    comparison.check_encoded(decoded, number, encoded)
+                });
+                let back = compare_all(&numbered, threads, |number, encoded| {
+                    comparison.check_decoded(decoded, number, encoded)
+                });
+                [on, back].map(|found| found.map_err(|(number, unequal)| {
+                    assert!(matches!(unequal, Unequal::Differs(_)), "{unequal:?}");
+                    number
+                }))
+            };
+            prop_assert_eq!(checks(&decoded), [Ok(()), Ok(())]);
+            decoded[2 * changed + 1] ^= 7;
+            let (row, column) = (changed / 8, changed % 8);
+            let number = row / 3 * 2 + column / 4;
+            prop_assert_eq!(checks(&decoded), [Err(number), Err(number)]);
+        }
+    }
+
+    #[test]
+    fn the_lowest_number_is_told() {
+        let subchunks: Vec<_> = (0..100).map(|number| (number, None)).collect();
+        let four = NonZeroUsize::new(4).expect("positive");
+        let found = compare_all(&subchunks, four, |number, _| match number {
+            17 | 60 | 99 => Err(Unequal::Differs(number.to_string())),
+            _ => Ok(()),
+        });
+        let Err((17, Unequal::Differs(text))) = found else {
+            panic!("{found:?}");
+        };
+        assert_eq!(text, "17");
+    }
 }

@@ -9,7 +9,7 @@ use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::cuda::check_progress::{LaneUses, Source, Unchecked, Work};
 use crate::layout::BatchGrid;
-use crate::subchunk::compare::Comparison;
+use crate::subchunk::compare::{Comparison, compare_all};
 
 /// The slices of a stream that were returned since the last comparison without a difference, counted from the
 /// first slice of the stream.
@@ -111,10 +111,11 @@ impl StreamLane {
             let job = self.job.as_shard(&grid, &self.kind.chain);
             let comparison = Comparison::new(&job, &self.kind.chain);
             let decoded = input.bytes(batch.epochs());
-            for placed in subchunks {
-                let checked = comparison.check_encoded(decoded, placed.number, bytes(placed));
-                checks.result_of(work, placed.number, checked, Some(&unchecked))?;
-            }
+            let all: Vec<_> = subchunks.iter().map(|p| (p.number, bytes(p))).collect();
+            let compared = compare_all(&all, self.job.threads, |number, encoded| {
+                comparison.check_encoded(decoded, number, encoded)
+            });
+            checks.result_of(work, compared, Some(&unchecked))?;
             checks.counters.batch_checked();
             let stored = subchunks.iter().filter(|placed| placed.place.is_some());
             progress.equal(ordinal, work, stored.count() as u64, &buffers.uses(self));

@@ -147,7 +147,11 @@ impl StreamLane {
         if let EngineError::Device(error) = error
             && error.fault == Fault::Wrong
         {
-            let _ = self.stopped.set(error.clone());
+            let reason = format!("{}; this stream encodes nothing more", error.reason);
+            let _ = self.stopped.set(DriverError {
+                reason,
+                ..error.clone()
+            });
             let _ = self.device().watch::<()>(Err(error.clone()));
         }
     }

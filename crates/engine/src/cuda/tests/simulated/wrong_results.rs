@@ -11,7 +11,9 @@ use super::compression::{Content, blosc, with};
 use super::*;
 use crate::contract::{Cname, EncodedShard, Shuffle};
 use crate::cuda::check_progress::{LaneUses, Work};
-use crate::cuda::driver::Fault;
+use crate::cuda::driver::{DriverError, Fault};
+use crate::cuda::encode;
+use crate::cuda::result_checks::CheckedShard;
 
 /// A change of the bytes of a span that an operation has written: the bytes before the operation, and after it.
 pub(super) type Change = fn(&[u8], &mut [u8]);
@@ -762,4 +764,39 @@ fn all_batches_are_compared_on_request() {
             "{compared} of {batches}"
         );
     }
+}
+
+/// Another thread found the device wrong after this shard was encoded, and before it is returned.
+#[test]
+fn nothing_is_returned_from_a_device_in_quarantine() {
+    let shard = Kind::Plain.shard();
+    let job = shard.job();
+    let engine = engine_for(&simulation(Schedule::Eager), &shard);
+    let kind = engine.kind(&shard.grid, &shard.chain).expect("prepared");
+    let (encoded, device) = engine
+        .in_lane_of_device(&kind, |session| {
+            encode::encode(session, &job, &kind, &shard.elements, (0, 0))
+        })
+        .expect("right");
+    let checked = CheckedShard {
+        decoded: &shard.elements,
+        encoded: &encoded.shard.bytes,
+        extents: &encoded.shard.extents,
+        on_host: &[],
+        batch: encoded.batch,
+        uses: &encoded.uses,
+    };
+    let check = || engine.checks(&device, &kind).check_encoded(&job, &checked);
+    check().expect("right");
+    let wrong = DriverError {
+        operation: "checking an encoded shard".to_string(),
+        device: Some(0),
+        fault: Fault::Wrong,
+        reason: "of another thread".to_string(),
+    };
+    let _ = device.watch::<()>(Err(wrong));
+    let error = check()
+        .expect_err("the device is in quarantine")
+        .to_string();
+    assert!(error.contains("since it returned wrong data"), "{error}");
 }
