@@ -65,6 +65,13 @@ fn exchange<const A: usize, const B: usize>(_: &[u8], after: &mut [u8]) {
     }
 }
 
+/// Exchanges two numbers of 8 bytes.
+fn exchange_long<const A: usize, const B: usize>(_: &[u8], after: &mut [u8]) {
+    for byte in 0..8 {
+        after.swap(A * 8 + byte, B * 8 + byte);
+    }
+}
+
 /// Exchanges two elements of 2 bytes of the first subchunk.
 fn permute(_: &[u8], after: &mut [u8]) {
     let (first, rest) = after.split_at_mut(2);
@@ -339,6 +346,22 @@ fn cases() -> Vec<Case> {
             lost,
             ByComparison,
             "is wrong",
+        ),
+        case(
+            "tables of chunks: those of two subchunks exchanged",
+            Zstd,
+            ("chunk_tables", 0, None, 0),
+            exchange_long::<0, 2>,
+            ByComparison,
+            "its elements differ",
+        ),
+        case(
+            "tables of chunks: those of two blocks exchanged",
+            Lz4,
+            ("chunk_tables", 0, None, 0),
+            exchange_long::<0, 1>,
+            ByComparison,
+            "its elements differ",
         ),
         case(
             "CRC-32 of gzip: a flipped bit",
