@@ -334,7 +334,9 @@ fn the_host_encodes_shards_after_a_wrong_result() {
     assert_eq!(case.check(&store), case.shape[0]);
     case.check_bytes(&store);
     let metrics = devices.counters.snapshot();
-    assert_eq!((metrics.mismatches, metrics.shards_encoded), (1, 0));
+    // Shards that were under way together are all found wrong.
+    assert!((1..=4).contains(&metrics.mismatches), "{metrics:?}");
+    assert_eq!(metrics.shards_encoded, 0);
 }
 
 fn small_case() -> Case {

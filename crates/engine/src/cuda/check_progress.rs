@@ -130,14 +130,13 @@ impl CheckProgress {
             }
             progress.subchunks += subchunks;
             let mut lanes = progress.lanes.iter_mut();
-            match lanes.find(|known| known.lane == uses.lane) {
-                Some(known) => known.add(uses),
-                None => {
-                    if progress.lanes.len() == MOST_LANES {
-                        progress.lanes.remove(0);
-                    }
-                    progress.lanes.push(uses.clone());
+            if let Some(known) = lanes.find(|known| known.lane == uses.lane) {
+                known.add(uses);
+            } else {
+                if progress.lanes.len() == MOST_LANES {
+                    progress.lanes.remove(0);
                 }
+                progress.lanes.push(uses.clone());
             }
             progress.passed =
                 progress.subchunks >= SUBCHUNKS && progress.lanes.iter().any(LaneUses::are_enough);

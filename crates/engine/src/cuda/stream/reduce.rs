@@ -257,14 +257,13 @@ impl StreamLane {
         let slice = grid.slice_bytes();
         let (mut first, mut second, mut made) = (Vec::new(), Vec::new(), Vec::new());
         let mut kept_slice = match kept {
-            Some(kept) => Some(match kept.on_host.take() {
-                Some(bytes) => bytes,
-                None => {
-                    let mut bytes = Vec::new();
+            Some(kept) => {
+                let mut bytes = kept.on_host.take().unwrap_or_default();
+                if bytes.is_empty() {
                     self.read_kept(lane, reduction, at_least(&mut bytes, slice)?)?;
-                    bytes
                 }
-            }),
+                Some(bytes)
+            }
             None => None,
         };
         let given = match &above {
@@ -296,7 +295,7 @@ impl StreamLane {
                 if is_pair { &second[..slice] } else { &[] },
             ];
             let made = at_least(&mut made, reducer.reduced_bytes())?;
-            reducer.reduce(&window[..1 + usize::from(is_pair)], made, self.job.threads)?;
+            reducer.reduce(&window[..=usize::from(is_pair)], made, self.job.threads)?;
             input.write_copy(at, made);
             at += made.len();
         }

@@ -12,11 +12,15 @@ fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
 
 /// Changes all flags of 4 bytes from 0 to 1, or from 1 to 0.
 fn turn_all(_: &[u8], after: &mut [u8]) {
-    after.iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+    for byte in after.iter_mut().step_by(4) {
+        *byte ^= 1;
+    }
 }
 
 fn all(_: &[u8], after: &mut [u8]) {
-    after.iter_mut().for_each(|byte| *byte ^= 0x10);
+    for byte in after {
+        *byte ^= 0x10;
+    }
 }
 
 /// Returns the error of a stream that stopped, and checks what it says.
