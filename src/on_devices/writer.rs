@@ -298,7 +298,7 @@ fn a_wrong_result_stops_a_writer() {
         let written = case.write(&array, &mut Numbers::new(0), 5, || {});
         let error = written.expect_err("the third batch is wrong").to_string();
         for part in [
-            "slices 4 to 5",
+            "the slices 4 to 5, counted from the first of its stream",
             "subchunk 0 is wrong",
             "encodes nothing more",
         ] {

@@ -31,16 +31,18 @@ impl UncheckedSlices {
         self.returned(slices, nothing_unchecked);
     }
 
-    /// Says which slices were returned.
-    fn text(&self) -> String {
-        if self.0.is_empty() {
-            return "slices of this stream: none".to_string();
+    /// Says which slices were returned, and which slices the next batch has, of which there are `slices`.
+    fn text(&self, slices: usize) -> String {
+        let Range { start, end } = self.0;
+        let last = (end + slices as u64).saturating_sub(1);
+        let of_batch = format!(
+            "the batch has the slices {end} to {last}, counted from the first of its stream"
+        );
+        if start == end {
+            return format!("{of_batch}; slices returned since that comparison: none");
         }
-        format!(
-            "slices of this stream, counted from its first: {} to {}",
-            self.0.start,
-            self.0.end - 1
-        )
+        let before = end - 1;
+        format!("{of_batch}; slices returned since that comparison: {start} to {before}")
     }
 }
 
@@ -97,7 +99,7 @@ impl StreamLane {
             let place = placed.place.clone()?;
             Some(output.get(place).unwrap_or_default())
         };
-        let unchecked = unchecked.text();
+        let unchecked = unchecked.text(batch.epochs() * self.job.grid.epoch_slices());
         for placed in subchunks.iter().filter(|placed| !placed.by_host) {
             if let Some(encoded) = bytes(placed) {
                 checks.check_frame(work, placed.number, encoded, Some(&unchecked))?;

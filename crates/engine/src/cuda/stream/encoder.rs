@@ -53,7 +53,7 @@ use super::output::CudaOutput;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch};
-use crate::cuda::check_progress::Source;
+use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::driver::{DriverError, EventId, Fault};
 use crate::cuda::lane::Events;
 use crate::cuda::session::{FreeEvents, Session};
@@ -283,6 +283,11 @@ impl CudaEncoder {
                 input: Box::new(NoInput),
             });
         };
+        if let Some(stopped) = self.shared.stopped() {
+            // No batch is enqueued any more.
+            let error = EngineError::Device(stopped.clone());
+            return Err(FailedBatch { error, input });
+        }
         if handed_back && let Err(error) = enqueued {
             return Err(FailedBatch { error, input });
         }
@@ -293,9 +298,14 @@ impl CudaEncoder {
             Ok(enqueued) => {
                 let flight = enqueued.flight;
                 let fetched = match &mut output {
-                    Ok(output) => self.in_lane(|session| {
-                        fetch(session, &shared, enqueued, &mut input, &batch, output)
-                    }),
+                    Ok(output) => self
+                        .in_lane(|session| {
+                            fetch(session, &shared, enqueued, &mut input, &batch, output)
+                        })
+                        .map_err(|error| {
+                            let (source, _) = input.comparison(Source::Host);
+                            (shared.checks()).with_unchecked(Work::Stream(source), error)
+                        }),
                     Err(_) => Err(EngineError::Internal("a batch without an output")),
                 };
                 (Some(flight), fetched)
