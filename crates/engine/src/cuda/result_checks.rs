@@ -3,7 +3,7 @@
 //! | check | of | content |
 //! |---|---|---|
 //! | frames | each encoded subchunk | headers, sizes, chains of blocks, checksums behind the compressor: `frame_checks` |
-//! | comparison | batches that are [due](CheckProgress::is_due) | encoded with a compressor: decoded on the host, and compared with the input. Encoded without a compressor, or decoded: compared with the result of the host |
+//! | comparison | batches that are [due](ResultChecks::is_due) | encoded with a compressor: decoded on the host, and compared with the input. Encoded without a compressor, or decoded: compared with the result of the host |
 //!
 //! After a difference, the device is in quarantine. The threads of the host compare one subchunk at a time each, in
 //! their own buffers. No lane of whole shards is held meanwhile.
