@@ -731,6 +731,19 @@ fn each_wrong_result_of_decoding_is_found() {
     }
 }
 
+/// The device itself notices encoded bytes that changed on their way to it, and the host has the last word.
+#[test]
+fn encoded_bytes_that_change_before_their_checksum_is_compared_go_to_the_host() {
+    let shard = Kind::Plain.shard();
+    let (checked, unchecked, fallen) = decode_wrong(&shard, ("up", 0, Some(384), 0), flip::<60>);
+    assert!(
+        matches!(checked, Err(EngineError::Checksum { .. })),
+        "{checked:?}"
+    );
+    assert_eq!(unchecked, None, "an error, too");
+    assert!(fallen, "by the host");
+}
+
 /// A kind is compared until it has passed, and then once in so many batches. Its results without a comparison are
 /// named when one is wrong.
 #[test]
