@@ -103,7 +103,7 @@ pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use error::Error;
 pub use maintenance::{compact, inspect, recover};
 pub use metrics::{MemoryEstimate, Metrics};
-pub use options::{Backend, CompactionRequest, LevelPolicy, Options, WriteStrategy};
+pub use options::{Backend, Check, CompactionRequest, LevelPolicy, Options, WriteStrategy};
 pub use plan::{
     Estimates, ExplainedStage, Explanation, Machine, MachineDevice, MachineDriver, MachineNvcomp,
     Place, TypicalShard, machine, typical_shards,

@@ -90,6 +90,11 @@ pub struct Metrics {
     pub device_decode_bytes_in: u64,
     /// The decoded bytes that these became.
     pub device_decode_bytes_out: u64,
+    /// The number of batches of subchunks whose results were compared with those of the host: see
+    /// [`Check`](crate::Check).
+    pub batches_checked: u64,
+    /// The number of wrong results of devices. A device is not used any more after the first one.
+    pub mismatches: u64,
     /// The number of jobs that the host did after a device had been chosen, by reason. A job is a shard or a
     /// batch of a stream under [`Backend::Auto`](crate::Backend::Auto), or a shard with a compressor that the
     /// host decoded although [`device_decode`](crate::Options::device_decode) was set.
@@ -141,6 +146,11 @@ impl fmt::Display for Metrics {
             ("encoded bytes from devices", self.device_encode_bytes_out),
             ("encoded bytes to devices", self.device_decode_bytes_in),
             ("bytes decoded on devices", self.device_decode_bytes_out),
+            (
+                "batches compared with the results of the host",
+                self.batches_checked,
+            ),
+            ("wrong results of devices", self.mismatches),
             ("codings on the host", self.host_codings),
             ("partial writes", self.partial_writes),
             ("compaction requests", self.compaction_requests),
@@ -255,6 +265,8 @@ pub(crate) mod counters {
             device_encode_bytes_out: on_devices.encode_out,
             device_decode_bytes_in: on_devices.decode_in,
             device_decode_bytes_out: on_devices.decode_out,
+            batches_checked: devices.batches_checked,
+            mismatches: devices.mismatches,
             fallbacks: devices.fallbacks,
             host_codings: count(&HOST_CODINGS) + host::codings(),
             partial_writes: count(&PARTIAL_WRITES),

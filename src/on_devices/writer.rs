@@ -284,6 +284,72 @@ fn only_auto_falls_back() {
     }
 }
 
+/// A device that returned wrong data stops a writer, also if the host could go on. The slices below the wrong
+/// ones are right, and the error says which slices were not compared.
+#[test]
+fn a_wrong_result_stops_a_writer() {
+    for backend in [Backend::Auto, Backend::Cuda] {
+        let case = Case {
+            backend,
+            ..small_case()
+        };
+        let simulation = simulation(Schedule::Eager);
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+        let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+        let array = case.array(&store, 0, backend, engines);
+        array.store_metadata().expect("stored");
+        let mut gathers = 0;
+        simulation.alter(move |name, _, _, bytes| {
+            gathers += usize::from(name == "gather");
+            if name == "gather" && gathers == 3 {
+                bytes[5] ^= 1;
+            }
+        });
+        let written = case.write(&array, &mut Numbers::new(0), 5, || {});
+        let error = written.expect_err("the third batch is wrong").to_string();
+        for part in [
+            "the slices 4 to 5, counted from the first of its stream",
+            "subchunk 0 is wrong",
+            "encodes nothing more",
+        ] {
+            assert!(error.contains(part), "{backend}: {error}");
+        }
+        assert!(case.check(&store) <= 4);
+        assert_eq!(devices.counters.snapshot().mismatches, 1);
+        assert!(simulation.violations().is_empty());
+    }
+}
+
+/// The host encodes a shard on which a device was wrong, and all later ones.
+#[test]
+fn the_host_encodes_shards_after_a_wrong_result() {
+    let case = Case {
+        backend: Backend::Auto,
+        ..small_case()
+    };
+    let simulation = simulation(Schedule::Eager);
+    simulation.alter(|name, _, _, bytes| {
+        if name == "gather" {
+            bytes[5] ^= 1;
+        }
+    });
+    let devices = Devices::new(vec![simulation as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+    let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let array = case.array(&store, case.shape[0], case.backend, engines);
+    array.store_metadata().expect("stored");
+    array
+        .store_array_subset(&array.subset_all(), case.elements.clone())
+        .expect("the host has it");
+    assert_eq!(case.check(&store), case.shape[0]);
+    case.check_bytes(&store);
+    let metrics = devices.counters.snapshot();
+    // Shards that were under way together are all found wrong.
+    assert!((1..=4).contains(&metrics.mismatches), "{metrics:?}");
+    assert_eq!(metrics.shards_encoded, 0);
+}
+
 fn small_case() -> Case {
     Case {
         shape: [8, 6, 8],

@@ -1,5 +1,6 @@
 //! Runtime options, which are never stored in array metadata.
 
+mod check;
 pub(crate) mod memory_limit;
 mod write_strategy;
 
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use check::Check;
 use memory_limit::memory_limit;
 use write_strategy::CompactionCallback;
 pub use write_strategy::{CompactionRequest, WriteStrategy};
@@ -189,6 +191,7 @@ pub struct Options {
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
     device_decode: bool,
+    device_check: Check,
     untrusted_data: bool,
     write_strategy: WriteStrategy,
     max_dead_fraction: f64,
@@ -218,6 +221,7 @@ impl Default for Options {
             device_levels: LevelPolicy::default(),
             nvcomp: None,
             device_decode: false,
+            device_check: Check::default(),
             untrusted_data: false,
             write_strategy: WriteStrategy::default(),
             max_dead_fraction: 0.25,
@@ -511,6 +515,24 @@ impl Options {
     #[must_use]
     pub fn device_decode(&self) -> bool {
         self.device_decode
+    }
+
+    /// Sets how often the results of devices are compared with those of the host. Default: [`Check::Warmup`].
+    ///
+    /// A device that returned a wrong result is not used any more in this process. Under [`Backend::Auto`] the
+    /// host encodes the shard again. Under [`Backend::Cuda`] the shard is an error, and an
+    /// [`ArrayWriter`](crate::writer::ArrayWriter) stops under both. The error says how much was returned without
+    /// a comparison.
+    #[must_use]
+    pub fn with_device_check(mut self, check: Check) -> Self {
+        self.device_check = check;
+        self
+    }
+
+    /// Returns how often the results of devices are compared with those of the host.
+    #[must_use]
+    pub fn device_check(&self) -> Check {
+        self.device_check
     }
 
     /// Sets whether to refuse to decode arrays whose hostile shards could take more memory than the

@@ -476,7 +476,12 @@ impl Engines {
             idle: options.device_idle_time(),
             timeout: options.device_timeout(),
         };
-        Ok(CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times()))
+        let engine =
+            CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times());
+        Ok(match options.device_check().every() {
+            Some(every) => engine.with_check_every(every),
+            None => engine,
+        })
     }
 }
 

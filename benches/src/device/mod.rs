@@ -254,8 +254,8 @@ pub const SECTIONS: [&str; 8] = [
 /// # Errors
 /// No device can be used. The error says why.
 pub fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
-    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
-    let Some(driver) = drivers.into_iter().next() else {
+    let found = driver::cuda::open_all().map_err(|error| error.to_string())?;
+    let Some(driver) = found.drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());
     };
     Ok(measure(&driver, &Sizes::of_hardware(), run))

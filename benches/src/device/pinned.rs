@@ -62,7 +62,7 @@ pub(crate) fn measure(
                     };
                     encode::encode(&session, &job, &of_device, shard, (0, 0))
                 })?;
-                Ok(encoded.extents.iter().flatten().count())
+                Ok(encoded.shard.extents.iter().flatten().count())
             };
             let samples = race(
                 sizes.warm_up,

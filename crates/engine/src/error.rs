@@ -133,6 +133,8 @@ pub enum Fault {
     /// The context is broken for the rest of the process, or the device is gone. No function of the driver
     /// may be called any more, not even to free memory.
     Sticky,
+    /// The device returned wrong data without an error. It is not used for the rest of the process.
+    Wrong,
 }
 
 /// The failure of an operation of a device, or of its driver.

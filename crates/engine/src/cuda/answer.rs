@@ -1,7 +1,7 @@
 //! A device's answer about a batch: where the encoded subchunks lie, and on which subchunks the
 //! compressor failed.
 
-use super::driver::DriverError;
+use super::driver::{DriverError, Fault};
 use super::session::Session;
 use super::sizing::BatchRegions;
 use crate::layout::ShardPermutation;
@@ -105,5 +105,9 @@ impl Answer {
 /// Returns the error for an impossible answer of the device. `what` says what is impossible.
 pub(super) fn wrong_answer(session: &Session<'_>, what: &str) -> DriverError {
     let reason = format!("the device returned an impossible table of offsets: {what}");
-    session.refused("aggregating subchunks", &reason)
+    session.counters.mismatch();
+    DriverError {
+        fault: Fault::Wrong,
+        ..session.refused("aggregating subchunks", &reason)
+    }
 }

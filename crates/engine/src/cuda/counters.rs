@@ -46,6 +46,8 @@ pub struct Counters {
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
     coded_bytes: CodedBytesCounter,
+    batches_checked: AtomicU64,
+    mismatches: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
     /// The process that counts. A forked child must not take the lock, because a thread of the parent may
     /// hold the lock for ever.
@@ -114,6 +116,14 @@ impl Counters {
         self.subchunks_on_host.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn batch_checked(&self) {
+        self.batches_checked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn mismatch(&self) {
+        self.mismatches.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn fell_back(&self, reason: &str) {
         if self.process.forked() {
             return;
@@ -166,6 +176,8 @@ impl Counters {
             batches_halved: count(&self.batches_halved),
             subchunks_on_host: count(&self.subchunks_on_host),
             coded_bytes: self.coded_bytes.snapshot(),
+            batches_checked: count(&self.batches_checked),
+            mismatches: count(&self.mismatches),
             fallbacks: self
                 .fallbacks
                 .lock()

@@ -32,6 +32,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::arena::Region;
+use super::check_progress::LaneUses;
 use super::copiers::Copy;
 use super::counters::TimedStage;
 use super::decompress::{Decompression, Subchunks};
@@ -74,6 +75,15 @@ struct EnqueuedBatch {
     returned: usize,
     /// The offset of the next slab to copy in the batch's elements, in bytes.
     offset: usize,
+}
+
+/// A shard that a device has decoded, and that was not checked yet.
+#[derive(Debug)]
+pub(super) struct DecodedShard {
+    pub(super) decoded: Vec<u8>,
+    /// The most subchunks of a batch.
+    pub(super) batch: usize,
+    pub(super) uses: LaneUses,
 }
 
 /// Marks a download as the next slab of the first incomplete batch. Slabs come back in order, so no fields
@@ -130,7 +140,7 @@ pub(super) fn decode(
     encoded: &[u8],
     extents: &[Extent],
     decompression: Option<Decompression<'_>>,
-) -> Result<Vec<u8>, EngineError> {
+) -> Result<DecodedShard, EngineError> {
     let len = job.grid.shard_bytes();
     let mut output = allocate::with_capacity(len, OUTPUT, job.huge_pages)?;
     let mut decoder = Decoder {
@@ -147,17 +157,23 @@ pub(super) fn decode(
         slabs: Downloads::default(),
         written: 0,
     };
-    decoder.run()?;
+    let uses = decoder.run()?;
     if decoder.written != len {
         return Err(EngineError::Internal("a slab of the output is missing"));
     }
     // SAFETY: the slabs of all batches are the elements of the shard, each element once. By the check, all
     // of these bytes were written.
-    Ok(unsafe { allocate::assume_filled(decoder.output, len) })
+    let decoded = unsafe { allocate::assume_filled(decoder.output, len) };
+    Ok(DecodedShard {
+        decoded,
+        batch: session.sizing.batch,
+        uses,
+    })
 }
 
 impl Decoder<'_, '_> {
-    fn run(&mut self) -> Result<(), EngineError> {
+    /// Decodes all batches. Returns how often each buffer of the lane was used.
+    fn run(&mut self) -> Result<LaneUses, EngineError> {
         let session = self.session;
         let (grid, fill_value) = (self.job.grid, self.job.fill_value);
         prepare(
@@ -169,10 +185,9 @@ impl Decoder<'_, '_> {
         if self.decompression.is_some() {
             Decompression::prepare(session)?;
         }
-        for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
-            .into_iter()
-            .enumerate()
-        {
+        let batches = layout::batches(self.job.grid, session.sizing.batch);
+        let count = batches.len();
+        for (number, batch) in batches.into_iter().enumerate() {
             while self.batches.len() >= session.sizing.batches.len() {
                 self.take_back(true, &[])?;
             }
@@ -184,7 +199,8 @@ impl Decoder<'_, '_> {
         }
         // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
-        Ok(())
+        let rings = [self.uploads.uses(session), self.slabs.uses(session)];
+        Ok(session.uses(count, rings))
     }
 
     /// Copies the encoded subchunks of a batch to the device, one after the other, and the tables with their

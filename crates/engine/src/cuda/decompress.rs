@@ -13,10 +13,11 @@
 //! could not be decompressed, or does not match its frame, the host decodes the shard.
 
 use super::arena::Region;
-use super::compressed_frame_parts::{CompressedFramePart, CompressedFrameParts, chunk_len};
+use super::compressed_frame_parts::{CompressedFramePart, CompressedFrameParts};
 use super::counters::TimedStage;
 use super::decompression::{Buffers, CRC32, NUMBER, PER_STREAM, Prepared, STATUS};
 use super::driver::{DeviceSpan, DriverError, Span};
+use super::frame_parsing::chunk_len;
 use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;

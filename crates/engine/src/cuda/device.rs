@@ -158,10 +158,11 @@ impl Device {
         })
     }
 
-    /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken.
+    /// Returns `result`. Quarantines the device if `result` is an error after which the device is broken, or is
+    /// not trusted.
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
-            && error.fault == Fault::Sticky
+            && matches!(error.fault, Fault::Sticky | Fault::Wrong)
             && self.unusable().is_none()
         {
             self.quarantine(error);
@@ -170,9 +171,14 @@ impl Device {
     }
 
     /// Quarantines the device: it is never used again. Its allocations are leaked on purpose, because a
-    /// broken context takes no calls, not even to free memory.
+    /// broken context takes no calls, not even to free memory, and a device that returned wrong data is not
+    /// trusted to be done with them.
     fn quarantine(&self, error: &DriverError) {
-        self.quarantine_since(error, "an operation failed that breaks its context", false);
+        let what = match error.fault {
+            Fault::Wrong => "it returned wrong data",
+            _ => "an operation failed that breaks its context",
+        };
+        self.quarantine_since(error, what, false);
     }
 
     /// Quarantines the device because it did not finish in time. Its allocations are leaked on purpose: the

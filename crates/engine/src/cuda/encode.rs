@@ -35,6 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::answer::{Answer, wrong_answer};
+use super::check_progress::LaneUses;
 use super::copiers::Copy;
 use super::driver::{DriverError, EventId, Site};
 use super::enqueue::{self, DeviceEncoding};
@@ -133,6 +134,17 @@ struct DensePiece {
     start: usize,
 }
 
+/// A shard that a device has encoded, and that was not checked yet.
+#[derive(Debug)]
+pub struct DeviceShard {
+    pub shard: EncodedShard,
+    /// The subchunks that the host has encoded because the compressor failed on them, in ascending order.
+    pub(super) on_host: Vec<usize>,
+    /// The most subchunks of a batch.
+    pub(super) batch: usize,
+    pub(super) uses: LaneUses,
+}
+
 /// An encoder of one shard.
 struct ShardEncoder<'a, 'l> {
     session: &'a Session<'l>,
@@ -154,8 +166,8 @@ struct ShardEncoder<'a, 'l> {
     timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<DensePiece>,
-    /// The number of subchunks on which the compressor failed, so that the host encoded them.
-    on_host: usize,
+    /// The subchunks on which the compressor failed, so that the host encoded them.
+    on_host: Vec<usize>,
 }
 
 /// Encodes `decoded`, whose length the caller has checked, in the lane of `session`.
@@ -165,7 +177,7 @@ pub fn encode(
     kind: &ShardKind,
     decoded: &[u8],
     (head, tail): (usize, usize),
-) -> Result<EncodedShard, EngineError> {
+) -> Result<DeviceShard, EngineError> {
     // A subchunk that the host compresses may be longer than one that the device compresses.
     let encoded = encoded_bound(&kind.chain, job.grid.subchunk_bytes());
     let bound = encoded
@@ -197,11 +209,11 @@ pub fn encode(
         timed: Vec::new(),
         batches: VecDeque::new(),
         pieces: Downloads::default(),
-        on_host: 0,
+        on_host: Vec::new(),
     };
-    encoder.run()?;
-    if encoder.on_host > 0 {
-        let (subchunks, all) = (encoder.on_host, job.grid.num_subchunks());
+    let uses = encoder.run()?;
+    if !encoder.on_host.is_empty() {
+        let (subchunks, all) = (encoder.on_host.len(), job.grid.num_subchunks());
         tracing::warn!(
             subchunks,
             all,
@@ -212,6 +224,7 @@ pub fn encode(
         output,
         extents,
         end,
+        on_host,
         ..
     } = encoder;
     // SAFETY: the head was written above. `run` returns when the copiers have written all bytes from the head
@@ -221,11 +234,17 @@ pub fn encode(
         // Most subchunks are empty: do not keep the memory that they do not need.
         bytes.shrink_to(end + tail);
     }
-    Ok(EncodedShard { bytes, extents })
+    Ok(DeviceShard {
+        shard: EncodedShard { bytes, extents },
+        on_host,
+        batch: session.sizing.batch,
+        uses,
+    })
 }
 
 impl ShardEncoder<'_, '_> {
-    fn run(&mut self) -> Result<(), EngineError> {
+    /// Encodes all batches. Returns how often each buffer of the lane was used.
+    fn run(&mut self) -> Result<LaneUses, EngineError> {
         let session = self.session;
         let (grid, fill_value) = (self.job.grid, self.job.fill_value);
         enqueue::prepare(
@@ -234,10 +253,9 @@ impl ShardEncoder<'_, '_> {
             grid.subchunk_bytes(),
             fill_value,
         )?;
-        for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
-            .into_iter()
-            .enumerate()
-        {
+        let batches = layout::batches(self.job.grid, session.sizing.batch);
+        let count = batches.len();
+        for (number, batch) in batches.into_iter().enumerate() {
             let slabs = self.encoding.slabs(session, &batch)?;
             for slab in 0..slabs.len() {
                 self.make_room()?;
@@ -253,7 +271,8 @@ impl ShardEncoder<'_, '_> {
         }
         // The host has taken back all batches, so all copies to the device are complete.
         self.uploads.finish(session)?;
-        Ok(())
+        let rings = [self.uploads.uses(session), self.pieces.uses(session)];
+        Ok(session.uses(count, rings))
     }
 
     /// Takes batches back until the slab in `filled` can be enqueued.
@@ -467,7 +486,7 @@ impl ShardEncoder<'_, '_> {
                 let chain = &self.encoding.kind.chain;
                 let on_host = encode_subchunk(self.job, chain, self.decoded, subchunk)?;
                 session.counters.subchunk_on_host();
-                self.on_host += 1;
+                self.on_host.push(subchunk);
                 self.write(self.end, &on_host)?;
                 (None, on_host.len())
             } else {

@@ -1,17 +1,22 @@
 //! The CUDA engine: prepares each kind of shard once, caches the result, and encodes and decodes shards in
 //! lanes.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::arena::Tuning;
+use super::check_progress::Work;
 use super::compressed_frame_parts::{self, CompressedFrameLayout};
 use super::compression::Prepared;
 use super::counters::Counters;
+use super::decode::DecodedShard;
 use super::decompress::Decompression;
 use super::decompression;
+use super::device::Device;
 use super::eligible::{check_decoding, expected_layout};
 use super::lanes::{DeviceLimits, Devices};
+use super::result_checks::{CheckedShard, DEFAULT_EVERY, ResultChecks};
 use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
@@ -32,6 +37,9 @@ pub struct CudaEngine {
     compressors: Compressors,
     /// Whether the engine also decodes the shards that it encodes.
     decodes: bool,
+    /// One batch of so many is compared with the host's after a kind of shards has passed; 0 if the results of
+    /// devices are not checked at all.
+    pub(super) check_every: u32,
 }
 
 /// An engine for whole shards of one shape and chain. Its methods run on a device, or return an error.
@@ -50,7 +58,25 @@ impl CudaEngine {
             times: false,
             compressors: Compressors::default(),
             decodes: true,
+            check_every: DEFAULT_EVERY,
         }
+    }
+
+    /// Returns this engine, which compares one of `every` batches with the host's after a kind of shards has
+    /// passed its comparisons.
+    #[must_use]
+    pub fn with_check_every(mut self, every: NonZeroU32) -> Self {
+        self.check_every = every.get();
+        self
+    }
+
+    /// Returns this engine, which does not check the results of devices. For devices that compute nothing, and
+    /// for benchmarks of the device alone.
+    #[cfg(any(test, feature = "fakes"))]
+    #[must_use]
+    pub fn without_checks(mut self) -> Self {
+        self.check_every = 0;
+        self
     }
 
     /// Returns this engine, with the times of stages in the metrics if `times`.
@@ -291,12 +317,35 @@ impl CudaEngine {
         &self.devices.counters
     }
 
+    /// Returns the checks of the results of `device` for shards of `kind`.
+    pub(super) fn checks<'a>(
+        &'a self,
+        device: &'a Device,
+        kind: &'a ShardKind,
+    ) -> ResultChecks<'a> {
+        ResultChecks {
+            device,
+            counters: &self.devices.counters,
+            kind,
+            every: self.check_every,
+        }
+    }
+
     /// Runs `work` in a lane. If there is no memory for the planned lane, uses a lane with smaller batches.
     pub fn in_lane<T>(
         &self,
         kind: &ShardKind,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
+        self.in_lane_of_device(kind, work).map(|(result, _)| result)
+    }
+
+    /// Runs `work` in a lane like [`in_lane`](Self::in_lane). Also returns the device of the lane.
+    pub(super) fn in_lane_of_device<T>(
+        &self,
+        kind: &ShardKind,
+        work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
+    ) -> Result<(T, Arc<Device>), EngineError> {
         let plan = |most| kind.sizing(most, self.tuning);
         let (mut acquired, sizing) = self.devices.acquire(&plan, &self.limits)?;
         let lane = acquired.lane().map_err(EngineError::Device)?;
@@ -330,7 +379,12 @@ impl CudaEngine {
         if result.is_ok() {
             acquired.reusable();
         }
-        result
+        match result {
+            Ok(result) => Ok((result, device)),
+            Err(error) => Err(self
+                .checks(&device, kind)
+                .with_unchecked(Work::Encode, error)),
+        }
     }
 }
 
@@ -405,7 +459,7 @@ impl CudaShards {
         let parts = compressed_frame_parts::parse(job, chain, encoded, extents)
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
         let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
-        self.engine.in_lane(&kind, |session| {
+        let (decoded, device) = self.engine.in_lane_of_device(&kind, |session| {
             let Some(prepared) = kind.decompressor.as_ref() else {
                 return Err(EngineError::Internal("a lane without a decompressor"));
             };
@@ -414,7 +468,31 @@ impl CudaShards {
                 parts: &parts,
             };
             decode::decode(session, job, &kind, encoded, extents, Some(decompression))
-        })
+        })?;
+        self.checked(&device, &kind, job, (encoded, extents), decoded)
+    }
+
+    /// Checks a decoded shard, and returns it.
+    fn checked(
+        &self,
+        device: &Device,
+        kind: &ShardKind,
+        job: &ShardJob<'_>,
+        (encoded, extents): (&[u8], &[Extent]),
+        shard: DecodedShard,
+    ) -> Result<Vec<u8>, EngineError> {
+        let checked = CheckedShard {
+            decoded: &shard.decoded,
+            encoded,
+            extents,
+            on_host: &[],
+            batch: shard.batch,
+            uses: &shard.uses,
+        };
+        self.engine
+            .checks(device, kind)
+            .check_decoded(job, &checked)?;
+        Ok(shard.decoded)
     }
 }
 
@@ -444,12 +522,23 @@ impl Engine for CudaShards {
             });
         }
         let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
-        let encoded = self.engine.in_lane(&self.kind, |session| {
+        let (encoded, device) = self.engine.in_lane_of_device(&self.kind, |session| {
             encode::encode(session, job, &self.kind, decoded, (head, tail))
         })?;
-        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.extents);
+        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.shard.extents);
+        let checked = CheckedShard {
+            decoded,
+            encoded: &encoded.shard.bytes,
+            extents: &encoded.shard.extents,
+            on_host: &encoded.on_host,
+            batch: encoded.batch,
+            uses: &encoded.uses,
+        };
+        self.engine
+            .checks(&device, &self.kind)
+            .check_encoded(job, &checked)?;
         self.engine.devices.counters.shard_encoded(bytes);
-        Ok(encoded)
+        Ok(encoded.shard)
     }
 
     /// Decodes a whole shard. Shards with a compressor are decoded only if the options ask for it.
@@ -465,9 +554,10 @@ impl Engine for CudaShards {
         let decoded = if chain.is_fixed_size() {
             decode::check(job, chain, encoded, extents)?;
             let _span = span.entered();
-            self.engine.in_lane(&self.kind, |session| {
+            let (decoded, device) = self.engine.in_lane_of_device(&self.kind, |session| {
                 decode::decode(session, job, &self.kind, encoded, extents, None)
-            })?
+            })?;
+            self.checked(&device, &self.kind, job, (encoded, extents), decoded)?
         } else if self.engine.decodes {
             span.in_scope(|| self.decompress(job, encoded, extents))?
         } else {

@@ -19,6 +19,7 @@
 //! ```
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ impl Events {
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
+    /// The number of the lane in this process.
+    number: u64,
     capacity: Capacity,
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
@@ -98,8 +101,10 @@ impl Lane {
         capacity: Capacity,
         timeout: Duration,
     ) -> Result<Self, (DriverError, BufferBytes)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut lane = Self {
             device: device.clone(),
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             capacity,
             memory: None,
             pinned_in: None,
@@ -200,6 +205,7 @@ impl Lane {
             device,
             limit: self.limit(),
             driver,
+            number: self.number,
             up: *up,
             kernel_streams,
             down: *down,
@@ -347,6 +353,8 @@ pub struct Running<'a> {
     device: &'a Device,
     limit: WaitLimit<'a>,
     pub(super) driver: &'a dyn Driver,
+    /// The number of the lane in this process.
+    pub(super) number: u64,
     /// The stream of copies to the device.
     pub(super) up: StreamId,
     /// The CUDA streams that run kernels.

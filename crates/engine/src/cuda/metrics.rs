@@ -62,6 +62,10 @@ pub struct DeviceMetrics {
     /// The bytes of the stored subchunks that devices encoded and decoded, with the subchunks that the host
     /// compressed because a device's compressor failed on them.
     pub coded_bytes: CodedBytes,
+    /// The number of batches of subchunks whose results were compared with those of the host.
+    pub batches_checked: u64,
+    /// The number of wrong results of devices. A device is not used any more after the first one.
+    pub mismatches: u64,
     /// The number of shards and batches that the host ran after a device had been chosen, by reason: shards
     /// and batches of streams under `Backend::Auto`, and shards with a compressor that the host decoded
     /// although `device_decode` was set.

@@ -12,8 +12,12 @@
 //! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor on a device, and its buffers |
+//! | `frame_parsing` | the structure of one frame: headers, sizes and chains of blocks |
 //! | `compressed_frame_parts` | where the compressed streams of a shard's frames are |
 //! | `eligible` | which chains a device encodes and decodes |
+//! | `frame_checks` | the frames that a device has made, walked before they are stored |
+//! | `check_progress` | how far the results of a device were compared with those of the host |
+//! | `result_checks` | the results of a device, compared with those of the host |
 //! | `decompression` | a chain's decompressor on a device, and its buffers |
 //! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
 //! | `lane` | a lane: streams, events, pinned and device memory |
@@ -36,6 +40,7 @@
 mod answer;
 mod application;
 pub mod arena;
+mod check_progress;
 #[allow(unsafe_code)]
 mod compress;
 pub mod compressed_frame_parts;
@@ -58,6 +63,8 @@ pub mod encode;
 mod engine;
 #[allow(unsafe_code)]
 mod enqueue;
+mod frame_checks;
+mod frame_parsing;
 #[allow(unsafe_code)]
 pub mod kernels;
 #[allow(unsafe_code)]
@@ -71,6 +78,7 @@ mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
 mod recent_answers;
+mod result_checks;
 #[allow(unsafe_code)]
 pub mod session;
 pub mod sizing;

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 use std::sync::Arc;
 
+use super::check_progress::{LaneUses, ring_uses};
 use super::copiers::{Copiers, Copy};
 use super::counters::{Counters, TimedStage};
 use super::driver::{DriverError, EventId, Fault, Site, StreamId};
@@ -86,6 +87,15 @@ pub struct Session<'l> {
 }
 
 impl Session<'_> {
+    /// Returns how often a shard of `batches` batches, which used the two rings of pinned memory as `rings` says,
+    /// has used each buffer of the lane.
+    pub(super) fn uses(&self, batches: usize, [up, down]: [Vec<u32>; 2]) -> LaneUses {
+        LaneUses {
+            lane: self.lane.number,
+            classes: [ring_uses(batches, self.sizing.batches.len()), up, down],
+        }
+    }
+
     /// Returns the buffers of batch `number` of the shard.
     pub(super) fn batch(&self, number: usize) -> &BatchRegions {
         &self.sizing.batches[number % self.sizing.batches.len()]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT, Tuning};
+use super::check_progress::CheckProgress;
 use super::compressed_frame_parts::CompressedFrameLayout;
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
@@ -163,6 +164,8 @@ pub struct ShardKind {
     pub(super) decompressor: Option<decompression::Prepared>,
     /// The most subchunks of a batch for which nvCOMP was asked about its requirements.
     pub(super) most: usize,
+    /// How far the results of devices were compared with those of the host.
+    pub(super) checks: CheckProgress,
     /// A cache of the largest lanes within given budgets.
     sizings: RecentAnswers<(BufferBytes, Tuning), Result<Arc<Sizing>, String>>,
     /// A cache of the slabs of batches.
@@ -196,6 +199,7 @@ impl ShardKind {
             compressor: None,
             decompressor: None,
             most: usize::MAX,
+            checks: CheckProgress::default(),
             sizings: RecentAnswers::default(),
             slabs: RecentAnswers::default(),
         }

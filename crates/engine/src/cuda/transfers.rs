@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::arena::Region;
+use super::check_progress::ring_uses;
 use super::counters::TimedStage;
 use super::driver::{Access, DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span, StreamId};
 use super::session::{Session, Timed};
@@ -83,6 +84,11 @@ impl Staging {
 }
 
 impl Uploads {
+    /// Returns how often each place of the ring was used.
+    pub(super) fn uses(&self, session: &Session<'_>) -> Vec<u32> {
+        ring_uses(self.started, session.sizing.staging_in.len())
+    }
+
     /// Returns whether [`reserve`](Self::reserve) would wait for the device.
     pub(super) fn would_wait(&self, session: &Session<'_>) -> Result<bool, DriverError> {
         match self.copying.front() {
@@ -175,6 +181,11 @@ impl<T> Default for Downloads<T> {
 }
 
 impl<T> Downloads<T> {
+    /// Returns how often each place of the ring was used.
+    pub(super) fn uses(&self, session: &Session<'_>) -> Vec<u32> {
+        ring_uses(self.started, session.sizing.staging_out.len())
+    }
+
     /// Returns whether no copy is in the ring.
     pub(super) fn is_empty(&self) -> bool {
         self.copying.is_empty()

@@ -10,11 +10,13 @@
 //! | `not_decoded` | the reason why a value was not decompressed: its bytes, or missing memory |
 //! | `stages` | runs the stages of a chain, in the buffers of one thread |
 //! | `encode` | encodes one subchunk of a shard with its whole chain |
+//! | `compare` | compares one encoded subchunk with its elements |
 //! | `scratch` | buffers and contexts of a thread, kept between calls |
 
 #[allow(unsafe_code)]
 mod blosc;
 mod bounded;
+pub(super) mod compare;
 pub(super) mod crc32c;
 pub(super) mod encode;
 mod gzip;

@@ -38,19 +38,23 @@
 //! `compute` is the batch's. `AGGREGATED` and `ANSWERED` are in
 //! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
 //! `fetch`, `MADE` and `TAKEN` in `from_device`, `SOURCE` in `reduce`, `REDUCED` in `reading`. Besides, the host waits for whole streams:
-//! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), `KEPT_HOST` and `REDUCED_HOST` of a reduction
+//! `PADDED` and `BROUGHT_BACK` of an input (`input`), `KEPT_HOST` and `REDUCED_HOST` of a reduction
 //! (`reduce`, `reading`), and `DRAINED` after a failure (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::buffers::{CudaInput, CudaOutput};
+use super::check::{BatchBuffers, UncheckedSlices};
 use super::enqueue::{Enqueued, enqueue};
 use super::fetch::fetch;
+use super::input::CudaInput;
+use super::layout::Layout;
+use super::output::CudaOutput;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::coded_bytes::StoredBytes;
 use crate::contract::stream::{BatchInput, EncodedBatch, Encoder, FailedBatch};
+use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::driver::{DriverError, EventId, Fault};
 use crate::cuda::lane::Events;
 use crate::cuda::session::{FreeEvents, Session};
@@ -76,18 +80,20 @@ struct UnderWay {
 pub(super) struct CudaEncoder {
     shared: Arc<StreamLane>,
     under_way: VecDeque<UnderWay>,
-    /// The numbers of the buffers that no batch uses.
-    flights: Vec<usize>,
+    /// The numbers of the buffers that no batch uses. They take turns, so that each is used.
+    flights: VecDeque<usize>,
     /// The events of the lane that nothing uses.
     free: Events,
+    unchecked: UncheckedSlices,
 }
 
 impl CudaEncoder {
     pub(super) fn new(shared: Arc<StreamLane>) -> Self {
         Self {
             under_way: VecDeque::new(),
-            flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
+            flights: (0..shared.sizing.lane.batches.len()).collect(),
             free: Events::default(),
+            unchecked: UncheckedSlices::default(),
             shared,
         }
     }
@@ -109,8 +115,11 @@ impl CudaEncoder {
         };
         let result = work(&session);
         self.free = session.events.into_free();
-        if let Err(EngineError::Device(error)) = &result {
-            // If the error means that the device is broken, `watch` quarantines the device.
+        if let Err(EngineError::Device(error)) = &result
+            && error.fault != Fault::Wrong
+        {
+            // If the error means that the device is broken, `watch` quarantines the device. After wrong data,
+            // the lane is drained first.
             let _ = shared.device().watch::<()>(Err(error.clone()));
         }
         drop(entered);
@@ -118,7 +127,7 @@ impl CudaEncoder {
     }
 
     fn enqueue(&mut self, input: &CudaInput, batch: &BatchGrid) -> Result<Enqueued, EngineError> {
-        let flight = self.flights.pop().ok_or(EngineError::Internal(
+        let flight = self.flights.pop_front().ok_or(EngineError::Internal(
             "more batches under way than an encoder takes",
         ))?;
         let shared = self.shared.clone();
@@ -174,6 +183,10 @@ impl CudaEncoder {
         batch: &BatchGrid,
         output: Result<CudaOutput, EngineError>,
     ) -> Result<EncodedBatch, FailedBatch> {
+        if let Some(stopped) = self.shared.stopped() {
+            let error = EngineError::Device(stopped.clone());
+            return Err(FailedBatch { error, input });
+        }
         let Some(fallback) = self.shared.fallback.clone() else {
             return Err(FailedBatch { error, input });
         };
@@ -186,10 +199,13 @@ impl CudaEncoder {
             Ok((output, parts))
         });
         match encoded {
-            Ok((output, parts)) => Ok(EncodedBatch {
-                output: Box::new(output),
-                parts,
-            }),
+            Ok((output, parts)) => {
+                self.unchecked.by_host(self.slices(batch));
+                Ok(EncodedBatch {
+                    output: Box::new(output),
+                    parts,
+                })
+            }
             Err(error) => Err(FailedBatch { error, input }),
         }
     }
@@ -200,7 +216,7 @@ impl CudaEncoder {
         input: &mut CudaInput,
         error: &EngineError,
     ) -> Result<(), EngineError> {
-        if !input.is_partly_on_device() {
+        if !input.lacks_bytes() {
             return Ok(());
         }
         self.in_lane(|session| Ok(input.bring_back(session.lane)?))
@@ -268,6 +284,11 @@ impl CudaEncoder {
                 input: Box::new(NoInput),
             });
         };
+        if let Some(stopped) = self.shared.stopped() {
+            // No batch is enqueued any more.
+            let error = EngineError::Device(stopped.clone());
+            return Err(FailedBatch { error, input });
+        }
         if handed_back && let Err(error) = enqueued {
             return Err(FailedBatch { error, input });
         }
@@ -278,14 +299,26 @@ impl CudaEncoder {
             Ok(enqueued) => {
                 let flight = enqueued.flight;
                 let fetched = match &mut output {
-                    Ok(output) => self.in_lane(|session| {
-                        fetch(session, &shared, enqueued, &mut input, &batch, output)
-                    }),
+                    Ok(output) => self
+                        .in_lane(|session| {
+                            fetch(session, &shared, enqueued, &mut input, &batch, output)
+                        })
+                        .map_err(|error| {
+                            let (source, _) = input.comparison(Source::Host);
+                            (shared.checks()).with_unchecked(Work::Stream(source), error)
+                        }),
                     Err(_) => Err(EngineError::Internal("a batch without an output")),
                 };
                 (Some(flight), fetched)
             }
             Err(error) => (None, Err(error)),
+        };
+        let fetched = match (&output, flight) {
+            (Ok(output), Some(flight)) => fetched.and_then(|layout| {
+                self.check(&mut input, &batch, &layout, output, flight)?;
+                Ok(layout)
+            }),
+            _ => fetched,
         };
         match (fetched, output) {
             (Ok(layout), Ok(mut output)) => {
@@ -300,8 +333,12 @@ impl CudaEncoder {
                 })
             }
             (fetched, mut output) => {
+                let error = fetched
+                    .err()
+                    .unwrap_or(EngineError::Internal("a batch without an output"));
                 if flight.is_some() {
                     self.after_fault(flight);
+                    shared.stop_if_wrong(&error);
                     if shared.lost().is_some()
                         && let Ok(pinned) = &mut output
                         && let Err(error) = pinned.replace()
@@ -309,12 +346,47 @@ impl CudaEncoder {
                         output = Err(error);
                     }
                 }
-                let error = fetched
-                    .err()
-                    .unwrap_or(EngineError::Internal("a batch without an output"));
                 self.fall_back(error, input, &batch, output)
             }
         }
+    }
+
+    /// Checks a batch that was copied to `output`, before it is returned.
+    fn check(
+        &mut self,
+        input: &mut CudaInput,
+        batch: &BatchGrid,
+        layout: &Layout,
+        output: &CudaOutput,
+        flight: usize,
+    ) -> Result<(), EngineError> {
+        let shared = self.shared.clone();
+        let (_, is_due) = input.comparison(Source::Host);
+        if is_due && input.lacks_bytes() {
+            self.in_lane(|session| Ok(input.bring_back(session.lane)?))?;
+        }
+        let buffers = BatchBuffers {
+            lane: shared.lane_number()?,
+            flight,
+            input: input.number(),
+            output: output.number(),
+        };
+        let bytes = output.as_ref();
+        let compared = shared.check_batch(
+            input,
+            batch,
+            &layout.subchunks,
+            bytes,
+            buffers,
+            &self.unchecked,
+        )?;
+        self.unchecked.returned(self.slices(batch), compared);
+        Ok(())
+    }
+
+    /// Returns the number of slices of a batch.
+    fn slices(&self, batch: &BatchGrid) -> usize {
+        batch.epochs() * self.shared.job.grid.epoch_slices()
     }
 }
 

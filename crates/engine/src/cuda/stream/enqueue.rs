@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::buffers::CudaInput;
+use super::input::CudaInput;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::cuda::counters::TimedStage;

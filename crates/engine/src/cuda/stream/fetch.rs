@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::Enqueued;
+use super::input::CudaInput;
 use super::layout::{Layout, Transfer, transfers};
+use super::output::CudaOutput;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::cuda::answer::{Answer, wrong_answer};
@@ -67,9 +68,9 @@ pub(super) fn fetch(
         (session.lane.driver).host_access(place, Access::Write)?;
         transfer.spread(output.as_mut());
     }
-    for &(number, at) in &layout.on_host {
-        let bytes = bytes_of(number);
-        output.as_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    let by_host = layout.subchunks.iter().filter(|placed| placed.by_host);
+    for (placed, place) in by_host.filter_map(|placed| Some((placed, placed.place.clone()?))) {
+        output.as_mut()[place].copy_from_slice(bytes_of(placed.number));
     }
     Ok(layout)
 }

@@ -7,7 +7,7 @@ use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
-use crate::cuda::driver::{DeviceSpan, DriverError, EventId, Rows, RowsShape, Site, Span};
+use crate::cuda::driver::{DriverError, EventId, Rows, Site, Span};
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
@@ -20,7 +20,7 @@ const TAKEN: Site = Site("record: an application's bytes were copied");
 const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
 
 /// Enqueues copies of an application's bytes to the offset `at` of the batch whose padded slices are in
-/// `raw`.
+/// `raw`, on the device, and perhaps also in `pinned` memory.
 ///
 /// # Safety
 /// The requirements of [`DeviceBytes`].
@@ -30,7 +30,7 @@ const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it wri
 pub(super) unsafe fn read_from_device(
     shared: &Arc<StreamLane>,
     lane: Running<'_>,
-    raw: Region,
+    (raw, pinned): (Region, Option<Region>),
     at: usize,
     bytes: &DeviceBytes,
 ) -> Result<CudaReusable, DriverError> {
@@ -55,15 +55,20 @@ pub(super) unsafe fn read_from_device(
     let pieces = shared.sizing.padding.pieces(at, bytes.len);
     for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
         let RowsCopy { shape, from, to } = copy;
-        let to = rows(to, lane.device(raw), shape);
-        let from = rows(from, given, shape);
-        // SAFETY: the copies write the lane's region, and read bytes of the application, which does not write
-        // these bytes until the event below has happened.
-        unsafe {
-            if (shape.planes, shape.rows) == (1, 1) {
-                lane.driver.copy(lane.up, from.span, to.span)?;
-            } else {
-                lane.driver.copy_rows(lane.up, shape, from, to)?;
+        let span = |whole: Region| whole.part(to.bytes(shape));
+        let on_device = Span::Device(lane.device(span(raw)));
+        let in_pinned = pinned.map(|pinned| Span::Pinned(lane.pinned_in(span(pinned))));
+        let from = rows(from, Span::Device(sub_span(given, from.bytes(shape))));
+        for target in std::iter::chain([on_device], in_pinned) {
+            let to = rows(to, target);
+            // SAFETY: the copies write the lane's regions, and read bytes of the application, which does not
+            // write these bytes until the event below has happened.
+            unsafe {
+                if (shape.planes, shape.rows) == (1, 1) {
+                    lane.driver.copy(lane.up, from.span, to.span)?;
+                } else {
+                    lane.driver.copy_rows(lane.up, shape, from, to)?;
+                }
             }
         }
     }
@@ -72,11 +77,10 @@ pub(super) unsafe fn read_from_device(
     Ok(reusable)
 }
 
-/// Returns the rows at `place` within `span`.
-fn rows(place: RowsPlace, span: DeviceSpan, shape: RowsShape) -> Rows {
-    let bytes = place.bytes(shape);
+/// Returns the rows at `place`, whose bytes are `span`.
+fn rows(place: RowsPlace, span: Span) -> Rows {
     Rows {
-        span: Span::Device(sub_span(span, bytes)),
+        span,
         pitch: place.pitch,
         height: place.height,
     }

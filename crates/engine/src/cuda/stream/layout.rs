@@ -14,10 +14,21 @@ pub(super) struct Layout {
     pub(super) parts: Vec<EncodedPart>,
     /// The copies to make: each is a range of the dense bytes, and its place in the output.
     pub(super) copies: Vec<(Range<usize>, usize)>,
-    /// The subchunks that the host has encoded: the number of each subchunk, and its place in the output.
-    pub(super) on_host: Vec<(usize, usize)>,
+    /// All subchunks of the batch.
+    pub(super) subchunks: Vec<PlacedSubchunk>,
     /// The number of bytes of the output.
     pub(super) len: usize,
+}
+
+/// A subchunk of a batch, and its place in the output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PlacedSubchunk {
+    /// The number of the subchunk, in C order of the batch.
+    pub(super) number: usize,
+    /// The place of the encoded subchunk in the output; `None` if the subchunk is not stored.
+    pub(super) place: Option<Range<usize>>,
+    /// Whether the host has encoded the subchunk, because the compressor failed on it.
+    pub(super) by_host: bool,
 }
 
 /// One copy from the device, of parts that lie next to each other in the dense bytes.
@@ -89,7 +100,7 @@ impl Layout {
         let mut layout = Self {
             parts: Vec::with_capacity(batch.parts().len()),
             copies: Vec::new(),
-            on_host: Vec::new(),
+            subchunks: Vec::with_capacity(counts.iter().product()),
             len: 0,
         };
         let mut end = 0;
@@ -111,8 +122,8 @@ impl Layout {
                     continue;
                 };
                 answer.check_size(session, number, len, job.store_empty)?;
-                let encoded = if answer.has_failed(number) == Some(true) {
-                    layout.on_host.push((number, at));
+                let by_host = answer.has_failed(number) == Some(true);
+                let encoded = if by_host {
                     on_host(number)
                 } else {
                     match layout.copies.last_mut() {
@@ -124,6 +135,11 @@ impl Layout {
                     }
                     len
                 };
+                layout.subchunks.push(PlacedSubchunk {
+                    number,
+                    place: (encoded > 0).then_some(at..at + encoded),
+                    by_host,
+                });
                 sizes.push((encoded > 0).then_some(encoded));
                 at += encoded;
             }

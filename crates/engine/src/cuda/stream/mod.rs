@@ -9,19 +9,22 @@
 //! | `padding` | the slices of a batch as a box of whole subchunks |
 //! | `sizing` | the memory of a stream: estimated, allocated and divided by the same numbers |
 //! | `shared` | the lane, and the free buffers |
-//! | `buffers` | inputs and outputs, in pinned memory |
+//! | `input`, `output` | inputs and outputs, in pinned memory |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
 //! | `reduce`, `reduction`, `reading` | slices that the device makes from those of another stream: enqueued, planned, waited for |
 //! | `encoder` | batches; begins with the order of all operations, and with all edges |
 //! | `enqueue`, `fetch` | a batch, enqueued in the streams of the lane, and fetched from there |
 //! | `layout` | where the subchunks of a batch go |
+//! | `check` | checks a batch before it is returned |
 
-mod buffers;
+mod check;
 mod encoder;
 mod enqueue;
 mod fetch;
 mod from_device;
+mod input;
 mod layout;
+mod output;
 mod padding;
 mod ranges;
 mod reading;
@@ -41,8 +44,8 @@ use crate::contract::EngineError;
 use crate::contract::stream::{
     BatchFallback, BatchInput, Encoder, Returned, StreamChain, StreamEngine, StreamJob, Windows,
 };
-use buffers::CudaInput;
 use encoder::CudaEncoder;
+use input::CudaInput;
 use shared::{StreamLane, StreamPlan};
 use sizing::StreamSizing;
 
@@ -84,6 +87,7 @@ impl CudaEngine {
             job,
             times: self.times,
             timeout: self.limits.timeout,
+            check_every: self.check_every,
         };
         let shared = self.devices.on_first(&self.limits, |device, budget| {
             let check = plan.sizing.check(&plan.job, budget);

@@ -15,6 +15,12 @@ impl Ranges {
         self.0.iter()
     }
 
+    /// Returns whether a range of the set has a byte of `range`.
+    pub(super) fn intersects(&self, range: &Range<usize>) -> bool {
+        let mut others = self.0.iter();
+        others.any(|other| other.start < range.end && range.start < other.end)
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -7,16 +7,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::buffers::{CudaInput, unpadded};
+use super::input::{CudaInput, unpadded};
 use super::reading::Reading;
 use super::reduction::Reduction;
-use super::shared::StreamLane;
+use super::shared::{KeptSlice, StreamLane};
 use crate::contract::EngineError;
-use crate::contract::stream::{BatchInput, Windows};
+use crate::contract::stream::{BatchInput, ReducedFrom, Windows};
+use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
 use crate::cuda::kernels::reduce::ReduceWindows;
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
+use crate::memory::allocate::at_least;
 
 /// The record of the event after which the slices of the level above are on the device.
 const SOURCE: Site = Site("record: slices of the level above are on the device");
@@ -82,7 +84,7 @@ impl StreamLane {
             return Err(EngineError::Internal("an input of another stream"));
         }
         let mut kept = self.kept();
-        if windows.kept && !*kept {
+        if windows.kept && !kept.on_device {
             return Err(EngineError::Internal("no slice was kept for this window"));
         }
         let per_window = reduction.from.slices;
@@ -104,8 +106,9 @@ impl StreamLane {
         if made == 0 {
             return Ok(());
         }
+        let (_, is_due) = input.comparison(Source::Reduction);
         let (entered, lane) = self.enter()?;
-        let done = input.pad_on_device(lane).and_then(|()| {
+        let launched = input.pad_on_device(lane).and_then(|()| {
             let from = match &mut above {
                 Some((above, slices)) => Some(self.wait_for_source(lane, above, slices.clone())?),
                 None => None,
@@ -116,16 +119,24 @@ impl StreamLane {
             }
             Ok(())
         });
-        let done = self.device().watch(done);
+        let done = self.device().watch(launched).map_err(EngineError::from);
+        let done = done.and_then(|()| {
+            input.made_on_device(range.clone(), false);
+            if is_due {
+                let kept = windows.kept.then_some(&mut *kept);
+                self.reduce_on_host(lane, reduction, kept, above.as_mut(), input, at)?;
+            }
+            Ok(())
+        });
         drop(entered);
         if let Err(error) = done {
             self.after_fault(above.map(|(above, _)| above));
-            return Err(error.into());
+            input.not_made(&range);
+            return Err(error);
         }
         if windows.kept {
-            *kept = false;
+            *kept = KeptSlice::default();
         }
-        input.made_on_device(range);
         Ok(())
     }
 
@@ -143,9 +154,14 @@ impl StreamLane {
         let slices = slice..slice + 1;
         let above = self.source(cuda(above)?, &slices)?;
         let mut kept = self.kept();
-        if *kept {
+        if kept.on_device {
             return Err(EngineError::Internal("a slice is kept already"));
         }
+        let is_due = self.checks().are_all_due(Work::Stream(Source::Reduction));
+        let range = {
+            let len = reduction.from.above.slice_bytes();
+            slice * len..(slice + 1) * len
+        };
         let (entered, lane) = self.enter()?;
         let done = self.wait_for_source(lane, above, slices).and_then(|from| {
             lane.copy(
@@ -154,47 +170,139 @@ impl StreamLane {
                 Span::Device(lane.device(region)),
             )?;
             above.read_by(Reading::record(self, lane)?);
+            if is_due {
+                above.have_on_host(&range)?;
+            }
             Ok(())
         });
-        let done = self.device().watch(done);
+        let done = self.device().watch(done).map_err(EngineError::from);
         drop(entered);
-        if let Err(error) = done {
-            self.after_fault(Some(above));
-            return Err(error.into());
+        let on_host = done.and_then(|()| {
+            if !is_due {
+                return Ok(None);
+            }
+            let mut bytes = Vec::new();
+            above.read_pinned(range.start, at_least(&mut bytes, range.len())?);
+            Ok(Some(bytes))
+        });
+        match on_host {
+            Ok(on_host) => {
+                let on_device = true;
+                *kept = KeptSlice { on_device, on_host };
+                Ok(())
+            }
+            Err(error) => {
+                self.after_fault(Some(above));
+                Err(error)
+            }
         }
-        *kept = true;
-        Ok(())
     }
 
     /// Implements [`StreamEngine::take_kept`](crate::contract::stream::StreamEngine::take_kept).
     pub(super) fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
         let reduction = planned(self)?;
         let mut kept = self.kept();
-        let (true, Some((region, pinned))) = (*kept, reduction.kept) else {
+        if !kept.on_device {
             return Err(EngineError::Internal("no slice is kept"));
-        };
+        }
         if bytes.len() != reduction.from.above.slice_bytes() {
             return Err(EngineError::Internal("a kept slice of another size"));
         }
         let (entered, lane) = self.enter()?;
-        let (from, to) = (lane.device(region), lane.pinned_out(pinned));
-        let copied = lane
-            .copy(lane.up, Span::Device(from), Span::Pinned(to))
-            .and_then(|()| lane.synchronize_stream(lane.up, KEPT_HOST))
-            .and_then(|()| lane.driver.host_access(to, Access::Read));
-        let copied = self.device().watch(copied);
+        let copied = self.device().watch(self.read_kept(lane, reduction, bytes));
         drop(entered);
         if copied.is_err() {
             self.drain();
         }
         copied?;
+        *kept = KeptSlice::default();
+        Ok(())
+    }
+
+    /// Copies the slice that the device keeps to `bytes`, without padding, and waits for it.
+    fn read_kept(
+        &self,
+        lane: Running<'_>,
+        reduction: &Reduction,
+        bytes: &mut [u8],
+    ) -> Result<(), DriverError> {
+        let Some((region, pinned)) = reduction.kept else {
+            return Ok(());
+        };
+        let (from, to) = (lane.device(region), lane.pinned_out(pinned));
+        lane.copy(lane.up, Span::Device(from), Span::Pinned(to))?;
+        lane.synchronize_stream(lane.up, KEPT_HOST)?;
+        lane.driver.host_access(to, Access::Read)?;
         self.devices.counters.add_from_device(to.len);
         let copiers = self.devices.copiers_of(self.device());
         let from = self.output(pinned).cast_const();
         // SAFETY: the slice is in pinned memory, where nothing writes it now.
         let copies = unsafe { unpadded(&reduction.above, from, 0, bytes) };
         copiers.run(&copies, self.job.threads);
-        *kept = false;
+        Ok(())
+    }
+
+    /// Makes the slices that the device makes from the byte `at` of `input` on, too, in pinned memory: of the kept
+    /// slice, if there is one, and of slices of the level above. The encoded batch is compared with them.
+    fn reduce_on_host(
+        &self,
+        lane: Running<'_>,
+        reduction: &Reduction,
+        kept: Option<&mut KeptSlice>,
+        above: Option<&mut (&mut CudaInput, Range<usize>)>,
+        input: &mut CudaInput,
+        at: usize,
+    ) -> Result<(), EngineError> {
+        let ReducedFrom {
+            reducer,
+            slices: per_window,
+            above: grid,
+        } = &reduction.from;
+        let slice = grid.slice_bytes();
+        let (mut first, mut second, mut made) = (Vec::new(), Vec::new(), Vec::new());
+        let mut kept_slice = match kept {
+            Some(kept) => {
+                let mut bytes = kept.on_host.take().unwrap_or_default();
+                if bytes.is_empty() {
+                    self.read_kept(lane, reduction, at_least(&mut bytes, slice)?)?;
+                }
+                Some(bytes)
+            }
+            None => None,
+        };
+        let given = match &above {
+            Some((_, slices)) => slices.clone(),
+            None => 0..0,
+        };
+        let mut above = above.map(|(above, _)| above);
+        if let Some(above) = &mut above {
+            above.have_on_host(&(given.start * slice..given.end * slice))?;
+        }
+        let mut next = given.start;
+        let mut take = |buffer: &mut Vec<u8>| -> Result<bool, EngineError> {
+            if let Some(kept) = kept_slice.take() {
+                *buffer = kept;
+                return Ok(true);
+            }
+            let Some(above) = above.as_ref().filter(|_| next < given.end) else {
+                return Ok(false);
+            };
+            above.read_pinned(next * slice, at_least(buffer, slice)?);
+            next += 1;
+            Ok(true)
+        };
+        let mut at = at;
+        while take(&mut first)? {
+            let is_pair = *per_window == 2 && take(&mut second)?;
+            let window = [
+                &first[..slice],
+                if is_pair { &second[..slice] } else { &[] },
+            ];
+            let made = at_least(&mut made, reducer.reduced_bytes())?;
+            reducer.reduce(&window[..=usize::from(is_pair)], made, self.job.threads)?;
+            input.write_copy(at, made);
+            at += made.len();
+        }
         Ok(())
     }
 

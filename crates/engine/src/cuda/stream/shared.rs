@@ -1,5 +1,6 @@
 //! The state that the parts of a stream share: its lane, and its free buffers.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
 use crate::cuda::enqueue::{DeviceEncoding, prepare};
 use crate::cuda::lane::{Events, Lane, Running};
 use crate::cuda::lanes::Devices;
+use crate::cuda::result_checks::ResultChecks;
 use crate::cuda::sizing::ShardKind;
 
 /// The synchronisation after which nothing is in flight in the lane any more, after a failure.
@@ -38,14 +40,27 @@ pub(super) struct StreamLane {
     pinned: [PinnedMemory; 2],
     /// The reason, other than a broken device, why the lane is not used any more.
     lost: OnceLock<DriverError>,
-    inputs: Mutex<Vec<InputMemory>>,
+    /// The free inputs. They take turns, so that each is used.
+    inputs: Mutex<VecDeque<InputMemory>>,
     outputs: Mutex<Outputs>,
     reusables: Mutex<Reusables>,
-    /// Whether a slice of the level above is kept on the device for the next window.
-    kept: Mutex<bool>,
+    /// The slice of the level above that is kept for the next window.
+    kept: Mutex<KeptSlice>,
     pub(super) returned: Arc<Returned>,
     /// Whether the times of stages are measured.
     pub(super) times: bool,
+    check_every: u32,
+    /// The error after which the stream has stopped: the device returned wrong data.
+    stopped: OnceLock<DriverError>,
+}
+
+/// The slice of the level above that is kept for the next window.
+#[derive(Debug, Default)]
+pub(super) struct KeptSlice {
+    /// Whether the device keeps a slice.
+    pub(super) on_device: bool,
+    /// The same slice, without padding, from the memory of the host; `None` if the host does not need it.
+    pub(super) on_host: Option<Vec<u8>>,
 }
 
 /// The memory of an input.
@@ -73,7 +88,8 @@ pub(super) enum OutputMemory {
 /// The free outputs, and the number of all outputs.
 #[derive(Debug)]
 struct Outputs {
-    free: Vec<OutputMemory>,
+    /// They take turns, so that each is used.
+    free: VecDeque<OutputMemory>,
     all: usize,
 }
 
@@ -116,9 +132,41 @@ pub(super) struct StreamPlan {
     pub(super) times: bool,
     /// The limit of each wait of the host for the lane.
     pub(super) timeout: Duration,
+    /// One batch of so many is compared with the host's after the kind has passed; 0 if nothing is checked.
+    pub(super) check_every: u32,
 }
 
 impl StreamLane {
+    /// Returns the checks of the stream's results.
+    pub(super) fn checks(&self) -> ResultChecks<'_> {
+        ResultChecks {
+            device: self.device(),
+            counters: &self.devices.counters,
+            kind: &self.kind,
+            every: self.check_every,
+        }
+    }
+
+    /// Stops the stream if `error` says that the device returned wrong data: the device goes into quarantine,
+    /// and every later batch fails with the same error. The lane was drained before.
+    pub(super) fn stop_if_wrong(&self, error: &EngineError) {
+        if let EngineError::Device(error) = error
+            && error.fault == Fault::Wrong
+        {
+            let reason = format!("{}; this stream encodes nothing more", error.reason);
+            let _ = self.stopped.set(DriverError {
+                reason,
+                ..error.clone()
+            });
+            let _ = self.device().watch::<()>(Err(error.clone()));
+        }
+    }
+
+    /// Returns the error after which the stream has stopped; `None` if it has not.
+    pub(super) fn stopped(&self) -> Option<&DriverError> {
+        self.stopped.get()
+    }
+
     /// Allocates the lane of a stream on `device`.
     ///
     /// The device's errors, and [`EngineError::Unsuitable`] if the compressor requires more memory than was
@@ -149,7 +197,7 @@ impl StreamLane {
         lane.set_lent(lent.clone());
         let sizing = plan.sizing.clone();
         let pinned = lane.pinned()?;
-        let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {
+        let inputs = (0..sizing.inputs.len()).map(|number| InputMemory {
             number,
             filled: false,
             padded_on_device: false,
@@ -165,6 +213,8 @@ impl StreamLane {
             fallback: plan.fallback.clone(),
             returned: plan.returned.clone(),
             times: plan.times,
+            check_every: plan.check_every,
+            stopped: OnceLock::new(),
             lane,
             lent,
             pinned,
@@ -187,6 +237,11 @@ impl StreamLane {
             fill_value: &self.job.fill_value,
             store_empty: self.job.store_empty,
         }
+    }
+
+    /// Returns the number of the lane in this process.
+    pub(super) fn lane_number(&self) -> Result<u64, DriverError> {
+        Ok(self.lane.running()?.number)
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {
@@ -260,7 +315,7 @@ impl StreamLane {
     }
 
     /// Returns whether a slice of the level above is kept. The value does not change while the guard is held.
-    pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
+    pub(super) fn kept(&self) -> MutexGuard<'_, KeptSlice> {
         lock(&self.kept)
     }
 
@@ -322,11 +377,11 @@ impl StreamLane {
     }
 
     pub(super) fn take_input(&self) -> Option<InputMemory> {
-        lock(&self.inputs).pop()
+        lock(&self.inputs).pop_front()
     }
 
     pub(super) fn give_input(&self, memory: InputMemory) {
-        lock(&self.inputs).push(memory);
+        lock(&self.inputs).push_back(memory);
         self.returned.came_back();
     }
 
@@ -345,7 +400,7 @@ impl StreamLane {
         loop {
             let seen = self.returned.count();
             let mut outputs = lock(&self.outputs);
-            if let Some(memory) = outputs.free.pop() {
+            if let Some(memory) = outputs.free.pop_front() {
                 return Ok(memory);
             }
             if outputs.all == 0 {
@@ -362,7 +417,7 @@ impl StreamLane {
     }
 
     pub(super) fn give_output(&self, memory: OutputMemory) {
-        lock(&self.outputs).free.push(memory);
+        lock(&self.outputs).free.push_back(memory);
         self.returned.came_back();
     }
 

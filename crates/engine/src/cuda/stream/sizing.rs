@@ -150,9 +150,19 @@ impl StreamSizing {
         })())
     }
 
-    /// Returns the bytes of memory that the stream takes.
+    /// Returns the bytes of memory that the stream takes. On the host, the slices of the level above and the
+    /// slice that is made of them, for the comparison with the device's.
     pub(super) fn estimate(&self) -> BufferBytes {
-        self.lane.capacity.takes()
+        let on_host = |reduction: &Reduction| {
+            let above = reduction.from.above.slice_bytes();
+            let slices = reduction.from.slices.saturating_add(1);
+            let below = reduction.from.reducer.reduced_bytes();
+            above.saturating_mul(slices).saturating_add(below)
+        };
+        BufferBytes {
+            host: self.reduction.as_ref().map_or(0, on_host),
+            ..self.lane.capacity.takes()
+        }
     }
 
     /// Checks that `budget` is enough for the stream.

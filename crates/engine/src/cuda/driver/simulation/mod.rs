@@ -292,6 +292,14 @@ impl Simulation {
         assert!(set.is_ok(), "there is one");
     }
 
+    /// Lets the device write wrong bytes, and report no error. After each operation, `alter` gets the name of
+    /// the kernel or of the library's function (`up`, `down` or `within` for a copy, by its direction; `fill`),
+    /// the number of a span that the operation writes, the bytes of the span before the operation, and its
+    /// bytes now, which `alter` may change.
+    pub fn alter(&self, alter: impl FnMut(&str, usize, &[u8], &mut [u8]) + Send + 'static) {
+        self.lock().alter = Some(Box::new(alter));
+    }
+
     /// Returns the counts of each access to global memory in the last kernel that ran, if
     /// [`Config::sectors`] is set.
     pub fn sectors(&self) -> Vec<AccessCount> {

@@ -21,6 +21,11 @@ use super::trace::Trace;
 use super::{Config, Rule, Violation};
 use crate::cuda::driver::{Dims, EventId, Fault, LibraryCall, Site, StreamId};
 
+/// A function that changes the bytes that an operation has written: see [`Simulation::alter`].
+///
+/// [`Simulation::alter`]: super::Simulation::alter
+pub(super) type Alter = Box<dyn FnMut(&str, usize, &[u8], &mut [u8]) + Send>;
+
 /// Why a call fails.
 pub(super) enum Failure {
     Fault(Fault, String),
@@ -116,6 +121,7 @@ pub(super) struct SimulationState {
     pub(super) current: HashMap<ThreadId, usize>,
     /// The failure of an operation that ran after the call that enqueued it.
     pub(super) failed: Option<Failure>,
+    pub(super) alter: Option<Alter>,
     scheduler: Scheduler<OperationWork>,
     streams: Vec<Stream>,
     events: HashMap<EventId, Event>,
@@ -148,6 +154,7 @@ impl SimulationState {
             uploads_read: 0,
             current: HashMap::new(),
             failed: None,
+            alter: None,
             scheduler: Scheduler::new(config.schedule),
             streams: Vec::new(),
             events: HashMap::new(),

@@ -43,7 +43,7 @@ pub(crate) struct BloscFormat {
 impl BloscFormat {
     /// Returns the first word of a frame: versions, flags and type size. `None` if the type size does not
     /// fit.
-    fn word(self) -> Option<u32> {
+    pub(crate) fn word(self) -> Option<u32> {
         let compressor = match self.streams {
             StreamFormat::Lz4 => 1 << 5,
             StreamFormat::Zstd => 4 << 5,

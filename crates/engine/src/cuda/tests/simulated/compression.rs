@@ -79,7 +79,7 @@ impl Shard {
     }
 
     /// Returns a shard of one axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
-    fn of_bytes(bytes: usize, count: usize, content: Content) -> Self {
+    pub(super) fn of_bytes(bytes: usize, count: usize, content: Content) -> Self {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut noise = || {
             state ^= state << 13;
@@ -133,7 +133,7 @@ impl Shard {
 
 /// The content of a shard.
 #[derive(Clone, Copy, Debug)]
-enum Content {
+pub(super) enum Content {
     Noise,
     Constant,
     Text,

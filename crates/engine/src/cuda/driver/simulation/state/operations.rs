@@ -88,7 +88,7 @@ impl SimulationState {
     }
 
     /// Returns where a copy goes.
-    fn direction(&self, from: &AccessedBytes, to: &AccessedBytes) -> &'static str {
+    pub(super) fn direction(&self, from: &AccessedBytes, to: &AccessedBytes) -> &'static str {
         let kind = |place: &AccessedBytes| self.memory.get(place.address).map(|a| a.kind);
         match (kind(from), kind(to)) {
             (Some(Kind::Pinned), Some(Kind::Device)) => "up",

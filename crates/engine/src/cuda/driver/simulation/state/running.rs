@@ -6,7 +6,7 @@ use super::super::guard::{AccessedBytes, Guard};
 use super::super::kernels;
 use super::super::{Rule, Violation};
 use super::{Action, Failure, OperationWork, SimulationState, Time};
-use crate::cuda::driver::Fault;
+use crate::cuda::driver::{Access, Fault};
 
 impl SimulationState {
     /// Runs what the schedule runs now that something was enqueued.
@@ -57,6 +57,53 @@ impl SimulationState {
     /// Does what an operation does; all that it names is live, or was freed in violation of the
     /// rules. An error without a rule is a library's own.
     fn act(
+        &mut self,
+        places: &[AccessedBytes],
+        action: Action,
+    ) -> Result<(), (Option<Rule>, String)> {
+        let Some(mut alter) = self.alter.take() else {
+            return self.act_right(places, action);
+        };
+        let name = match &action {
+            Action::Copy => self.direction(&places[0], &places[places.len() / 2]),
+            Action::Fill(_) => "fill",
+            Action::Launch { name, .. } | Action::Call { name, .. } => name,
+            Action::Record(_) | Action::Wait(_) => "event",
+        };
+        let written: Vec<_> = places
+            .iter()
+            .filter(|place| place.access != Access::Read)
+            .cloned()
+            .collect();
+        let before: Vec<_> = written
+            .iter()
+            .map(|place| self.bytes(place).to_vec())
+            .collect();
+        let done = self.act_right(places, action);
+        if done.is_ok() {
+            for (number, (place, before)) in std::iter::zip(&written, &before).enumerate() {
+                alter(name, number, before, self.bytes(place));
+            }
+        }
+        self.alter = Some(alter);
+        done
+    }
+
+    /// Returns the bytes of a place; none if its memory was freed.
+    fn bytes(&mut self, place: &AccessedBytes) -> &mut [u8] {
+        let Some(allocation) = self.memory.get(place.address) else {
+            return &mut [];
+        };
+        // SAFETY: the place is within a live allocation, and the clocks have shown that neither the host nor
+        // another operation uses it now.
+        unsafe {
+            let first = allocation.block.at(place.bytes.start);
+            std::slice::from_raw_parts_mut(first, place.bytes.len())
+        }
+    }
+
+    /// Does what an operation does, without a change of what it has written.
+    fn act_right(
         &mut self,
         places: &[AccessedBytes],
         action: Action,

@@ -7,6 +7,7 @@ pub(super) mod hangs;
 mod levels;
 mod memory;
 mod sites;
+mod wrong_results;
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 

@@ -1,4 +1,4 @@
-//! Inputs and outputs of a stream: pinned memory that applications fill, and that stores read.
+//! The inputs of a stream: pinned memory that applications fill, with a copy on the device.
 
 use std::any::Any;
 use std::fmt;
@@ -9,12 +9,13 @@ use super::from_device::read_from_device;
 use super::padding::Padding;
 use super::ranges::Ranges;
 use super::reading::Reading;
-use super::shared::{InputMemory, OutputMemory, StreamLane};
+use super::shared::{InputMemory, StreamLane};
 use crate::contract::EngineError;
-use crate::contract::stream::{BatchInput, BatchOutput, DeviceBytes, Reusable};
+use crate::contract::stream::{BatchInput, DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
+use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::copiers::Copy;
-use crate::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
+use crate::cuda::driver::{Access, DeviceSpan, DriverError, Fault, Site, Span};
 use crate::cuda::lane::Running;
 
 /// The synchronisation after which the fill value is on the device, and pinned memory can be written again.
@@ -30,15 +31,20 @@ pub(super) struct CudaInput {
     memory: Option<InputMemory>,
     region: Region,
     raw: Region,
-    /// The ranges of the batch's bytes that only the device has.
+    /// The ranges of the batch's bytes that the device has, and did not get from pinned memory.
     on_device: Ranges,
+    /// The parts of `on_device` that pinned memory also has, for the comparison with the host's results.
+    on_host: Ranges,
+    /// Whether copies from the device to pinned memory may be in flight.
+    is_copying: bool,
+    /// The origin of the batch's bytes, and whether the encoded batch has to be compared; `None` until this is
+    /// decided.
+    compared: Option<(Source, bool)>,
     /// The ranges of the batch's bytes that reductions on the device read. The device has these bytes, and
     /// they do not change any more.
     read: Ranges,
     /// The reductions that read bytes of this input.
     readings: Vec<Reading>,
-    /// Whether the device was told to write the input's pinned memory, and the host has not waited for it.
-    being_written: bool,
 }
 
 impl fmt::Debug for CudaInput {
@@ -56,6 +62,9 @@ impl Drop for CudaInput {
             if let Err(error) = reading.finish() {
                 self.shared.leave_alone(error);
             }
+        }
+        if let Err(error) = self.finish_copies() {
+            self.shared.leave_alone(error);
         }
         // Memory that the device may still write is never used again.
         if let Some(memory) = self.memory.take()
@@ -104,9 +113,11 @@ impl CudaInput {
             raw: shared.sizing.raws[number],
             memory: None,
             on_device: Ranges::default(),
+            on_host: Ranges::default(),
+            is_copying: false,
+            compared: None,
             read: Ranges::default(),
             readings: Vec::new(),
-            being_written: false,
         };
         if !memory.filled {
             input.declare(input.region, Access::Write);
@@ -196,50 +207,135 @@ impl CudaInput {
         &self.readings
     }
 
-    /// Forgets the reductions that read this input: the answer of the batch waited for all of them, and the
-    /// host for the answer.
+    /// Forgets the reductions that read this input, and the copies to pinned memory: the answer of the batch
+    /// waited for all of them, and the host for the answer.
     pub(super) fn was_read(&mut self) {
         self.readings.clear();
+        self.is_copying = false;
     }
 
-    /// Notes that only the device has the bytes `bytes` of the batch.
-    pub(super) fn made_on_device(&mut self, bytes: Range<usize>) {
+    /// Notes that the device has the bytes `bytes` of the batch. If `on_host`, pinned memory also has them.
+    pub(super) fn made_on_device(&mut self, bytes: Range<usize>, on_host: bool) {
+        self.on_host.remove(&bytes);
+        if on_host {
+            self.on_host.insert(bytes.clone());
+        }
         self.on_device.insert(bytes);
+    }
+
+    /// Returns the origin of the bytes of the batch, and whether the encoded batch has to be compared with the
+    /// host's. The first call decides this, for bytes from `source`.
+    pub(super) fn comparison(&mut self, source: Source) -> (Source, bool) {
+        let decide = || (source, self.shared.checks().is_due(Work::Stream(source)));
+        *self.compared.get_or_insert_with(decide)
+    }
+
+    /// Returns the number of the input's memory among the inputs of the stream.
+    pub(super) fn number(&self) -> Option<usize> {
+        self.memory.as_ref().map(|memory| memory.number)
     }
 
     /// Checks that no reduction reads the bytes `range`.
     pub(super) fn check_unread(&self, range: &Range<usize>) -> Result<(), EngineError> {
-        let read = |other: &Range<usize>| other.start < range.end && range.start < other.end;
-        if self.read.iter().any(read) {
+        if self.read.intersects(range) {
             return Err(EngineError::Internal("slices that were reduced already"));
         }
         Ok(())
     }
 
-    /// Returns whether the device has bytes of the batch that the host does not have.
-    pub(super) fn is_partly_on_device(&self) -> bool {
-        !self.on_device.is_empty()
+    /// Returns the ranges of the batch's bytes within `whole` that pinned memory does not have.
+    fn only_on_device(&self, whole: &Range<usize>) -> Vec<Range<usize>> {
+        let part = |range: &Range<usize>| range.start.max(whole.start)..range.end.min(whole.end);
+        let there = self.on_device.iter().map(part);
+        there.flat_map(|range| self.on_host.gaps(range)).collect()
     }
 
-    /// Copies the bytes that only the device has to pinned memory.
+    /// Returns the range of all bytes of the batch.
+    fn all(&self) -> Range<usize> {
+        0..self.shared.job.epochs * self.shared.job.grid.epoch_bytes()
+    }
+
+    /// Returns whether the host can read all bytes of the batch only after the device has copied some of them.
+    pub(super) fn lacks_bytes(&self) -> bool {
+        self.is_copying || !self.only_on_device(&self.all()).is_empty()
+    }
+
+    /// Copies the bytes that only the device has to pinned memory, and waits for all copies to it.
     ///
     /// # Errors
     /// The error of the driver. Then the bytes are still only on the device.
     pub(super) fn bring_back(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
-        if self.on_device.is_empty() {
-            return Ok(());
-        }
-        self.being_written = true;
-        for range in self.on_device.iter() {
+        self.copy_to_host(lane, &self.all())?;
+        self.on_device.clear();
+        self.on_host.clear();
+        Ok(())
+    }
+
+    /// Copies the bytes in `whole` that only the device has to pinned memory, and waits for all copies to it.
+    /// The device still has the bytes.
+    ///
+    /// # Errors
+    /// The error of the driver. Then the bytes are still only on the device.
+    pub(super) fn copy_to_host(
+        &mut self,
+        lane: Running<'_>,
+        whole: &Range<usize>,
+    ) -> Result<(), DriverError> {
+        let missing = self.only_on_device(whole);
+        for range in &missing {
             let bytes = self.shared.sizing.padding.around(range);
             let from = lane.device(self.raw.part(bytes.clone()));
             let to = lane.pinned_in(self.region.part(bytes));
+            self.is_copying = true;
             lane.copy(lane.up, Span::Device(from), Span::Pinned(to))?;
             self.shared.devices.counters.add_from_device(to.len);
         }
-        lane.synchronize_stream(lane.up, BROUGHT_BACK)?;
-        self.being_written = false;
-        self.on_device.clear();
+        if self.is_copying {
+            lane.synchronize_stream(lane.up, BROUGHT_BACK)?;
+            self.is_copying = false;
+        }
+        for range in missing {
+            self.on_host.insert(range);
+        }
+        Ok(())
+    }
+
+    /// Ensures that the host can read the bytes in `whole` from pinned memory. The device's context is current on
+    /// this thread.
+    pub(super) fn have_on_host(&mut self, whole: &Range<usize>) -> Result<(), DriverError> {
+        if !self.is_copying && self.only_on_device(whole).is_empty() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let (entered, lane) = shared.enter()?;
+        let copied = self.copy_to_host(lane, whole);
+        drop(entered);
+        copied
+    }
+
+    /// Notes that the device did not make the bytes `bytes`.
+    pub(super) fn not_made(&mut self, bytes: &Range<usize>) {
+        self.on_device.remove(bytes);
+        self.on_host.remove(bytes);
+    }
+
+    /// Waits until no copy from the device writes to pinned memory.
+    ///
+    /// # Errors
+    /// It is unknown whether a copy still writes.
+    fn finish_copies(&mut self) -> Result<(), DriverError> {
+        if !self.is_copying {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let wait = || {
+            let (_entered, lane) = shared.enter()?;
+            let done = lane.synchronize_stream(lane.up, BROUGHT_BACK);
+            shared.device().watch(done)
+        };
+        // Try a second time: a fault may be transient.
+        wait().or_else(|_| wait())?;
+        self.is_copying = false;
         Ok(())
     }
 
@@ -250,9 +346,59 @@ impl CudaInput {
     /// The reason why the lane is lost.
     fn check_not_written(&self) -> Result<(), DriverError> {
         match self.shared.lost() {
-            Some(error) if self.being_written => Err(error),
+            Some(error) if self.is_copying => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Writes `bytes` to pinned memory, at the byte `at` of the batch, whose place the caller has checked.
+    fn write_pinned(&self, at: usize, bytes: &[u8]) {
+        let shared = &self.shared;
+        let range = at..at + bytes.len();
+        self.declare(
+            self.region.part(shared.sizing.padding.around(&range)),
+            Access::Write,
+        );
+        let to = self.address();
+        let pieces = shared.sizing.padding.pieces(at, bytes.len());
+        let copies: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                // SAFETY: the rows are in `bytes`, and their places are in the region, since the caller has
+                // checked them. Only this input uses its memory.
+                unsafe {
+                    Copy::strided(
+                        (bytes.as_ptr().add(piece.from), &piece.from_strides),
+                        (to.add(piece.to), &piece.to_strides),
+                        &piece.shape,
+                        1,
+                    )
+                }
+            })
+            .collect();
+        let copiers = shared.devices.copiers_of(shared.device());
+        copiers.run(&copies, shared.job.threads);
+    }
+
+    /// Copies bytes of the batch from pinned memory, which has them, to `bytes`. The caller has checked their
+    /// place.
+    pub(super) fn read_pinned(&self, at: usize, bytes: &mut [u8]) {
+        let shared = &self.shared;
+        let range = at..at + bytes.len();
+        let padding = &shared.sizing.padding;
+        self.declare(self.region.part(padding.around(&range)), Access::Read);
+        let from = self.address().cast_const();
+        // SAFETY: the rows are in the region, since the caller has checked them. All of the region was written,
+        // and only this input uses its memory.
+        let copies = unsafe { unpadded(padding, from, at, bytes) };
+        let copiers = shared.devices.copiers_of(shared.device());
+        copiers.run(&copies, shared.job.threads);
+    }
+
+    /// Writes bytes that the device has, too, to pinned memory. No copy from the device may write there.
+    pub(super) fn write_copy(&mut self, at: usize, bytes: &[u8]) {
+        self.write_pinned(at, bytes);
+        self.on_host.insert(at..at + bytes.len());
     }
 
     /// Returns the padded slices of the first `epochs` epochs. Nothing writes them during the borrow: the
@@ -298,39 +444,24 @@ impl BatchInput for CudaInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         let range = self.check(at, bytes.len())?;
         self.check_unread(&range)?;
+        if self.is_copying
+            && self.on_host.intersects(&range)
+            && let Err(error) = self.finish_copies()
+            && error.fault != Fault::Sticky
+        {
+            return Err(error.into());
+        }
         self.check_not_written()?;
         self.on_device.remove(&range);
-        let shared = &self.shared;
-        self.declare(
-            self.region.part(shared.sizing.padding.around(&range)),
-            Access::Write,
-        );
-        let to = self.address();
-        let pieces = shared.sizing.padding.pieces(at, bytes.len());
-        let copies: Vec<_> = pieces
-            .iter()
-            .map(|piece| {
-                // SAFETY: the rows are in `bytes`, and their places are in the region, by the check above.
-                // Only this input uses its memory.
-                unsafe {
-                    Copy::strided(
-                        (bytes.as_ptr().add(piece.from), &piece.from_strides),
-                        (to.add(piece.to), &piece.to_strides),
-                        &piece.shape,
-                        1,
-                    )
-                }
-            })
-            .collect();
-        let copiers = shared.devices.copiers_of(shared.device());
-        copiers.run(&copies, shared.job.threads);
+        self.on_host.remove(&range);
+        self.write_pinned(at, bytes);
         Ok(())
     }
 
     fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
-        let range = self.check(at, bytes.len())?;
+        self.check(at, bytes.len())?;
         let shared = self.shared.clone();
-        if self.is_partly_on_device() {
+        if self.lacks_bytes() {
             let (entered, lane) = shared.enter()?;
             let brought = shared.device().watch(self.bring_back(lane));
             drop(entered);
@@ -340,16 +471,7 @@ impl BatchInput for CudaInput {
             brought?;
         }
         self.check_not_written()?;
-        let padding = &shared.sizing.padding;
-        self.declare(self.region.part(padding.around(&range)), Access::Read);
-        let from = self.address().cast_const();
-        // SAFETY: the rows are in the region, by the check above. All of the region was written, and only
-        // this input uses its memory.
-        let copies = unsafe { unpadded(padding, from, at, bytes) };
-        shared
-            .devices
-            .copiers_of(shared.device())
-            .run(&copies, shared.job.threads);
+        self.read_pinned(at, bytes);
         Ok(())
     }
 
@@ -377,9 +499,12 @@ impl BatchInput for CudaInput {
                 "the stream of the data is being captured into a graph, which would take this stream's work along: append before the capture begins, or after it has ended".to_string(),
             ));
         }
+        let (_, is_due) = self.comparison(Source::Application);
+        let to_host = is_due.then_some(self.region);
+        self.is_copying |= is_due;
         let put = self.pad_on_device(lane).and_then(|()| {
             // SAFETY: this function has the same requirements, which its caller keeps.
-            unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }
+            unsafe { read_from_device(&shared, lane, (self.raw, to_host), at, bytes) }
         });
         let put = shared.device().watch(put);
         drop(entered);
@@ -388,7 +513,7 @@ impl BatchInput for CudaInput {
             shared.drain();
         }
         let reusable = put?;
-        self.on_device.insert(range);
+        self.made_on_device(range, is_due);
         Ok(Box::new(reusable))
     }
 
@@ -398,122 +523,5 @@ impl BatchInput for CudaInput {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
         self
-    }
-}
-
-/// The output of a stream: an encoded batch, in memory of the stream.
-pub(super) struct CudaOutput {
-    shared: Arc<StreamLane>,
-    /// The memory of this output; `None` after the drop has returned it to the stream.
-    memory: Option<OutputMemory>,
-    len: usize,
-}
-
-impl fmt::Debug for CudaOutput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaOutput")
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
-impl CudaOutput {
-    /// Takes memory for an encoded batch. Blocks until an output is free. All of the memory is initialised.
-    ///
-    /// # Errors
-    /// No output will ever be free, or the lane of the stream is not used any more.
-    pub(super) fn take(shared: &Arc<StreamLane>) -> Result<Self, EngineError> {
-        let mut memory = shared.take_output()?;
-        if let OutputMemory::Pinned { region, written } = &mut memory
-            && !std::mem::replace(written, true)
-        {
-            let to = shared.output(*region);
-            // SAFETY: nothing else uses the region, and no device was told to write it.
-            unsafe { to.write_bytes(0, region.len) };
-        }
-        Ok(Self {
-            shared: shared.clone(),
-            len: shared.sizing.outputs[0].len,
-            memory: Some(memory),
-        })
-    }
-
-    /// Returns the region of the output in the lane; `None` if the output is pageable memory.
-    pub(super) fn region(&self) -> Option<Region> {
-        match self.memory {
-            Some(OutputMemory::Pinned { region, .. }) => Some(region),
-            _ => None,
-        }
-    }
-
-    /// Limits the output to its first `len` bytes, which are the batch.
-    pub(super) fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// Returns the number of bytes of the output: all bytes of its memory, until the output is
-    /// [truncated](Self::truncate).
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Replaces pinned memory that a broken device may still be writing by pageable memory.
-    pub(super) fn replace(&mut self) -> Result<(), EngineError> {
-        if let Some(memory) = self.memory.take() {
-            self.memory = Some(self.shared.replace_output(memory)?);
-        }
-        Ok(())
-    }
-
-    fn address(&self) -> *mut u8 {
-        match &self.memory {
-            Some(OutputMemory::Pinned { region, .. }) => self.shared.output(*region),
-            _ => std::ptr::dangling_mut(),
-        }
-    }
-}
-
-impl AsRef<[u8]> for CudaOutput {
-    fn as_ref(&self) -> &[u8] {
-        match &self.memory {
-            None => &[],
-            Some(OutputMemory::Pageable(bytes)) => &bytes[..self.len],
-            // SAFETY: the bytes are the first of the region, all of which was written at some time. Nothing
-            // else uses it. The host has synchronised with all writes of the device before the batch was
-            // given to the application.
-            Some(OutputMemory::Pinned { .. }) => unsafe {
-                std::slice::from_raw_parts(self.address(), self.len)
-            },
-        }
-    }
-}
-
-impl AsMut<[u8]> for CudaOutput {
-    fn as_mut(&mut self) -> &mut [u8] {
-        let (address, len) = (self.address(), self.len);
-        match &mut self.memory {
-            None => &mut [],
-            Some(OutputMemory::Pageable(bytes)) => &mut bytes[..len],
-            // SAFETY: as for the shared slice. `&mut self` excludes other uses.
-            Some(OutputMemory::Pinned { .. }) => unsafe {
-                std::slice::from_raw_parts_mut(address, len)
-            },
-        }
-    }
-}
-
-impl Drop for CudaOutput {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            self.shared.give_output(memory);
-        }
-    }
-}
-
-impl BatchOutput for CudaOutput {
-    /// All outputs are scarce. Pageable memory that replaces pinned memory after a device was lost counts as
-    /// scarce, too.
-    fn is_scarce(&self) -> bool {
-        true
     }
 }

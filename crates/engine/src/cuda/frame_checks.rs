@@ -1,0 +1,53 @@
+//! Checks the frames that a device has made, before they are stored: headers, sizes, chains of blocks, and the
+//! checksums behind the compressor. This is done for every subchunk, and reads only headers, except for the
+//! checksums. The contents of compressed streams are not decompressed: `result_checks` does that for some.
+
+use super::compression::{CompressedFrameFormat, Compression};
+use super::frame_parsing::{Reason, blosc, blosc_stream, blosc_streams_begin, gzip, zstd};
+use super::kernels::compressed_frames::BloscFormat;
+use crate::subchunk::crc32c;
+
+/// Checks that `encoded` has the structure of a subchunk that `compression` encodes.
+///
+/// # Errors
+/// The reason why no encoder makes these bytes.
+pub(super) fn check_frame(compression: &Compression, encoded: &[u8]) -> Result<(), Reason> {
+    let mut frame = encoded;
+    for _checksum in 0..compression.after {
+        frame = crc32c::strip(frame, true).map_err(|invalid| match invalid {
+            crc32c::Invalid::Truncated => "a subchunk has no room for its checksum",
+            crc32c::Invalid::Mismatch => {
+                "the checksum behind the compressor is not that of the bytes before it"
+            }
+        })?;
+    }
+    let bytes = compression.chunking.bytes;
+    match compression.frame {
+        CompressedFrameFormat::Zstd => zstd(frame, bytes).map(|_| ()),
+        CompressedFrameFormat::Gzip => gzip(frame, bytes).map(|_| ()),
+        CompressedFrameFormat::Blosc(format) => check_blosc(compression, format, frame),
+    }
+}
+
+/// Checks a Blosc frame. A device writes the streams in the order of their blocks, and without gaps.
+fn check_blosc(compression: &Compression, format: BloscFormat, frame: &[u8]) -> Result<(), Reason> {
+    let header = blosc(frame, compression.chunking.bytes)?;
+    let word = format.word().map(u32::to_le_bytes);
+    if word.as_ref() != frame.first_chunk() || header.block != compression.chunking.block {
+        return Err("the header of a Blosc frame has other parameters than the codec");
+    }
+    let chunking = compression.chunking;
+    let mut end = blosc_streams_begin(chunking);
+    for number in 0..chunking.blocks() {
+        let (part, _) = blosc_stream(frame, chunking, header.format, number)?;
+        // The size of a stream is in front of the stream.
+        if part.start != end + 4 {
+            return Err("the streams of a Blosc frame do not follow one another");
+        }
+        end = part.start + part.len;
+    }
+    if end != frame.len() {
+        return Err("there are bytes behind the streams of a Blosc frame");
+    }
+    Ok(())
+}
