@@ -1,12 +1,13 @@
 //! The settings of devices with which Python opens an array.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use zarrs::array::Array;
 use zarrs_codec::CodecSpecificOptions;
-use zarrs_cuda::{Backend, Options};
+use zarrs_cuda::{Backend, Check, Options};
 
 use crate::store::Store;
 
@@ -29,6 +30,9 @@ pub(crate) struct DeviceSettings {
     /// The number of seconds after which a wait for a device fails.
     #[pyo3(item(4))]
     timeout: Option<f64>,
+    /// The number of batches of which one is compared with the host's result after the warm-up.
+    #[pyo3(item(5))]
+    check: Option<NonZeroU32>,
 }
 
 /// Ends the use of devices, because the process is about to end. Waits `limit` seconds at most.
@@ -66,6 +70,9 @@ impl DeviceSettings {
         if let Some(Ok(timeout)) = timeout {
             options = options.with_device_timeout(timeout);
         }
-        options
+        match self.check {
+            Some(every) => options.with_device_check(Check::Every(every)),
+            None => options,
+        }
     }
 }

@@ -244,6 +244,8 @@ pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         ("device_encode_bytes_out", now.device_encode_bytes_out),
         ("device_decode_bytes_in", now.device_decode_bytes_in),
         ("device_decode_bytes_out", now.device_decode_bytes_out),
+        ("batches_compared", now.batches_checked),
+        ("wrong_results_of_devices", now.mismatches),
         ("partial_writes", now.partial_writes),
         ("compaction_requests", now.compaction_requests),
         ("compactions", now.compactions),

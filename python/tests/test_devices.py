@@ -70,7 +70,9 @@ def why(**settings: Any) -> str:
         ("device_timeout", "soon", "a number of seconds"),
         ("device_timeout", 0, "a number of seconds"),
         ("device_timeout", float("nan"), "a number of seconds"),
-        ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout"),
+        ("device_check", "never", "'warmup', 'all' or a positive number"),
+        ("device_check", 0, "'warmup', 'all' or a positive number"),
+        ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout, device_check"),
     ],
 )
 def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: str) -> None:
@@ -85,7 +87,7 @@ def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: st
     with pytest.raises(ValueError, match=said):
         zarrs_cuda.configure(**{"backend": "auto", key: value})
     # No setting was changed.
-    assert _devices.settings() == ("host", None, None, None, None)
+    assert _devices.settings() == ("host", None, None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +140,12 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    assert in_child() == "(None, None, None, None, None)"
+    assert in_child() == "(None, None, None, None, None, None)"
     nvcomp = Path("/a b/libnvcomp.so.6")
-    zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp, device_timeout=90)
-    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0)"
-    zarrs_cuda.configure(devices=None, device_memory=None, nvcomp=None, device_timeout=None)
+    zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp)
+    zarrs_cuda.configure(device_timeout=90, device_check="all")
+    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1)"
+    zarrs_cuda.configure(devices=None, device_memory=None, nvcomp=None, device_timeout=None, device_check=None)
     # nvCOMP may be found among the packages.
     assert eval(in_child())[:2] == ("cuda", None)
 

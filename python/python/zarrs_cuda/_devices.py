@@ -7,7 +7,7 @@ import math
 import os
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from zarr.core.config import config
 
@@ -35,6 +35,8 @@ class Devices(NamedTuple):
     nvcomp: str | None
     device_memory: int | None
     device_timeout: float | None
+    # One batch of so many is compared after the warm-up; None for the library's default.
+    device_check: int | None
 
     def asks(self) -> bool:
         """Return whether these settings, or the environment, ask for a device."""
@@ -53,6 +55,7 @@ def configure(
     nvcomp: str | os.PathLike[str] | None | _Unset = UNSET,
     device_memory: int | str | None | _Unset = UNSET,
     device_timeout: float | None | _Unset = UNSET,
+    device_check: int | str | None | _Unset = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
@@ -80,6 +83,9 @@ def configure(
     device_timeout
         For how many seconds a call waits for a GPU before the GPU counts as hanging, and is not used any more
         in this process. By default 60.
+    device_check
+        How often results of a GPU are compared with those of the host after the first ones, which always are:
+        ``"all"``, or a number n for one batch of n. By default, and with ``"warmup"``, one of 64.
 
     Raises
     ------
@@ -92,6 +98,7 @@ def configure(
         "nvcomp": nvcomp,
         "device_memory": device_memory,
         "device_timeout": device_timeout,
+        "device_check": device_check,
     }
     checked = {
         key: None if value is None else _KNOWN[key](key, value)
@@ -128,8 +135,10 @@ def settings() -> Devices:
             raise ValueError(msg)
         if value is not None:
             checked[name] = _KNOWN[name](name, value)
-    devices = checked["devices"]
-    found = Devices(**{**checked, "devices": None if devices is None else tuple(devices)})
+    devices, check = checked["devices"], checked["device_check"]
+    checked["devices"] = None if devices is None else tuple(devices)
+    checked["device_check"] = {"warmup": None, "all": 1}.get(check, check)
+    found = Devices(**checked)
     _check_environment()
     if found.nvcomp is None and found.asks():
         found = found._replace(nvcomp=packaged_nvcomp())
@@ -224,10 +233,18 @@ def _seconds(key: str, value: Any) -> float:
     return float(value)
 
 
+def _check(key: str, value: Any) -> int | str:
+    if value in ("warmup", "all") or (type(value) is int and 1 <= value < 2**32):
+        return cast("int | str", value)
+    msg = f"`zarrs_cuda.{key}` is {value!r}, and must be 'warmup', 'all' or a positive number"
+    raise ValueError(msg)
+
+
 _KNOWN: dict[str, Callable[[str, Any], Any]] = {
     "backend": _backend,
     "devices": _devices,
     "nvcomp": _file,
     "device_memory": _memory,
     "device_timeout": _seconds,
+    "device_check": _check,
 }
