@@ -339,14 +339,19 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Checks that the device does not write the input's pinned memory. Only a lane that is lost may still
-    /// have such work in flight.
+    /// Checks that the device does not write the input's pinned memory. A device that hangs, or whose lane
+    /// could not be drained, may still do such work. A broken device does no work any more.
     ///
     /// # Errors
     /// The reason why the lane is lost.
     fn check_not_written(&self) -> Result<(), DriverError> {
         match self.shared.lost() {
-            Some(error) if self.is_copying => Err(error),
+            Some(error)
+                if self.is_copying
+                    && (error.fault != Fault::Sticky || self.shared.device().hangs()) =>
+            {
+                Err(error)
+            }
             _ => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::levels::{abandon as abandon_both, encode_both, odd, open_both};
+use super::levels::{abandon as abandon_both, encode_both, odd, open_both, open_both_on};
 use super::sites::abandon;
 use super::*;
 use crate::contract::stream::{BatchInput, DeviceBytes, Reusable, Windows};
@@ -137,7 +137,8 @@ fn lent(
     simulation: &Arc<Simulation>,
     subject: &Subject,
 ) -> (CudaEngine, Arc<dyn StreamEngine>, StalledApplication) {
-    let engine = stream_engine(simulation, StandIn::Six, subject);
+    // For a comparison, the application's bytes are copied to the host at once.
+    let engine = stream_engine(simulation, StandIn::Six, subject).without_checks();
     let stream = open(&engine, subject, false).expect("fits");
     let application = StalledApplication::new(simulation, subject.job.grid.slice_bytes());
     (engine, stream, application)
@@ -226,7 +227,9 @@ fn everything_behind_the_application_stands_still() {
     let levels = odd(4);
     let slice = levels.above.job.grid.slice_bytes();
     let simulation = simulation(Schedule::Latest);
-    let (engine, [above, below]) = open_both(&simulation, &levels, 1, false).expect("fits");
+    // A comparison waits for the device, and so for the application, at once.
+    let engine = stream_engine(&simulation, StandIn::Six, &levels.above).without_checks();
+    let (engine, [above, below]) = open_both_on(engine, &levels, false).expect("fits");
     let mut input = above.input(true).expect("no fault").expect("free");
     let mut made = below.input(true).expect("no fault").expect("free");
     // The padding of both levels is on the device before the application's stream stalls.

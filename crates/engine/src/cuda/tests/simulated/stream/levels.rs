@@ -22,7 +22,15 @@ pub(super) fn open_both(
     falls_back: bool,
 ) -> Result<(CudaEngine, [Arc<dyn StreamEngine>; 2]), EngineError> {
     let engine = stream_engine(simulation, StandIn::Six, &levels.above);
-    let engine = with_streams(engine, streams);
+    open_both_on(with_streams(engine, streams), levels, falls_back)
+}
+
+/// Opens streams for both levels on `engine`.
+pub(super) fn open_both_on(
+    engine: CudaEngine,
+    levels: &Levels,
+    falls_back: bool,
+) -> Result<(CudaEngine, [Arc<dyn StreamEngine>; 2]), EngineError> {
     let above = open(&engine, &levels.above, falls_back)?;
     let below = open(&engine, &levels.below, falls_back)?;
     Ok((engine, [above, below]))
