@@ -81,6 +81,10 @@ fn every_function_may_fail() {
         let opened = before.iter().find(|(name, _)| *name == function);
         let first = opened.map_or(0, |(_, count)| *count);
         let mut calls = vec![first, usize::midpoint(first, count), count - 1];
+        if function == "cuEventQuery" {
+            // How often a wait asks depends on time: a later call may be one of the second run.
+            calls.truncate(1);
+        }
         calls.dedup();
         for call in calls
             .into_iter()
