@@ -341,7 +341,15 @@ mod tests {
         let python = Options::default().with_consent("zarr.config");
         let variables = [(DEVICES, "1, 2"), (LOCAL_RANK, "3")];
         let one = |number| Which::Numbers(vec![number]);
-        let rows: [(&Options, &[(&str, &str)], _, &[usize], Which, &str); 9] = [
+        type Row<'a> = (
+            &'a Options,
+            &'a [(&'a str, &'a str)],
+            Option<usize>,
+            &'a [usize],
+            Which,
+            &'a str,
+        );
+        let rows: [Row<'_>; 9] = [
             (&named, &variables, Some(4), &[6], one(5), "the options"),
             (
                 &cuda,

@@ -55,50 +55,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ),
         format!("huge pages: {}", huge_pages()),
     ];
-    let driver = &machine.driver;
-    let versions = [
-        driver
-            .cuda
-            .map(|(major, minor)| format!("for CUDA {major}.{minor}")),
-        driver
-            .kernel_module
-            .as_ref()
-            .map(|version| format!("kernel module {version}")),
-        driver
-            .library
-            .as_ref()
-            .map(|file| format!("library {}", file.display())),
-    ];
-    let versions: Vec<_> = versions.into_iter().flatten().collect();
-    if !versions.is_empty() {
-        lines.push(format!("driver: {}", versions.join(", ")));
-    }
-    match &machine.devices {
-        Err(reason) => lines.push(format!("devices: none: {reason}")),
-        Ok(devices) => lines.extend(devices.iter().map(|device| {
-            format!(
-                "device {}: {}, {}, compute capability {}.{}",
-                device.ordinal,
-                device.name,
-                bytes_text(device.memory as u64),
-                device.compute_capability.0,
-                device.compute_capability.1
-            )
-        })),
-    }
     let not_asked = zarrs_cuda::machine(&common.options()).devices.err();
     let not_asked = not_asked.filter(|_| machine.devices.is_ok());
-    if let Some(reason) = &not_asked {
-        lines.push(format!("they are not used: {reason}"));
-    }
-    match &machine.nvcomp {
-        Err(reason) => lines.push(format!("nvCOMP: none: {reason}")),
-        Ok(nvcomp) => lines.push(format!(
-            "nvCOMP: {} in {}",
-            nvcomp.version,
-            nvcomp.path.display()
-        )),
-    }
+    lines.extend(of_devices(&machine, not_asked.as_deref()));
     let if_asked = if not_asked.is_some() {
         ", if a GPU is asked for"
     } else {
@@ -144,6 +103,55 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     });
     let columns = common.columns();
     Ok(Outcome::new(wrapped(&lines.join("\n"), columns), json))
+}
+
+/// Returns the lines about devices: the driver, the devices, the reason `not_asked` why arrays do not use them,
+/// and nvCOMP.
+fn of_devices(machine: &Machine, not_asked: Option<&str>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let driver = &machine.driver;
+    let versions = [
+        driver
+            .cuda
+            .map(|(major, minor)| format!("for CUDA {major}.{minor}")),
+        driver
+            .kernel_module
+            .as_ref()
+            .map(|version| format!("kernel module {version}")),
+        driver
+            .library
+            .as_ref()
+            .map(|file| format!("library {}", file.display())),
+    ];
+    let versions: Vec<_> = versions.into_iter().flatten().collect();
+    if !versions.is_empty() {
+        lines.push(format!("driver: {}", versions.join(", ")));
+    }
+    match &machine.devices {
+        Err(reason) => lines.push(format!("devices: none: {reason}")),
+        Ok(devices) => lines.extend(devices.iter().map(|device| {
+            format!(
+                "device {}: {}, {}, compute capability {}.{}",
+                device.ordinal,
+                device.name,
+                bytes_text(device.memory as u64),
+                device.compute_capability.0,
+                device.compute_capability.1
+            )
+        })),
+    }
+    if let Some(reason) = not_asked {
+        lines.push(format!("they are not used: {reason}"));
+    }
+    match &machine.nvcomp {
+        Err(reason) => lines.push(format!("nvCOMP: none: {reason}")),
+        Ok(nvcomp) => lines.push(format!(
+            "nvCOMP: {} in {}",
+            nvcomp.version,
+            nvcomp.path.display()
+        )),
+    }
+    lines
 }
 
 /// Returns the options with which devices are looked for. The command is a process of its own, so that no
