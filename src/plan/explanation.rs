@@ -148,10 +148,14 @@ pub(crate) fn explain(
     };
     stages.push(on_host(index, "always on the host".to_string()));
     Explanation {
+        decoding: if (plan.engine, &plan.why) == (decoder.engine, &decoder.why) {
+            format!("{} (for the same reason)", decoder.engine)
+        } else {
+            decoder.in_words()
+        },
         engine: plan.engine,
         why: plan.why,
         estimates,
-        decoding: decoder.in_words(),
         shard: grid.shard().to_vec(),
         subchunk: grid.subchunk().to_vec(),
         num_subchunks: grid.num_subchunks(),
