@@ -102,6 +102,9 @@ quote() {
 
 # What runs the programs of this bundle, and nothing else.
 environment=(ZARRS_CUDA_REQUIRE_GPU=1 RUST_BACKTRACE=1)
+if [ -d "$here/bold.zarr" ]; then
+    environment+=("ZARRS_CUDA_BENCH_MRI=$here/bold.zarr")
+fi
 
 # Containers may have the driver's libraries where the loader does not look.
 libcuda=${ZARRS_CUDA_LIBCUDA:-/usr/local/nvidia/lib64}
@@ -513,9 +516,15 @@ for name in "${parts[@]}"; do
     nvcomp) ;;
     machine | start | benchmark | connections | profile) "$name" ;;
     quick) suites quick env ZARRS_CUDA_GPU_CASES=8 ;;
-    chunks | stream)
-        if measurement "$name"; then
-            measure "$name" "$name" --
+    chunks)
+        if measurement chunks; then
+            measure chunks chunks --
+            end
+        fi
+        ;;
+    stream)
+        if measurement stream; then
+            measure stream stream shards --
             end
         fi
         ;;
