@@ -4,7 +4,7 @@
 //!
 //! Without a device the library answers: its version and properties, the text of a status, the alignments for
 //! compression and decompression, the most bytes that a chunk becomes, and the temporary memory for both. The
-//! temporary memory of zstd's compression is unknown in some versions until there is a device.
+//! temporary memory for the compression with zstd is unknown until there is a device.
 
 use super::*;
 use libloading::Library;
