@@ -28,6 +28,7 @@ fn comparison(functions: &str, layouts: &Path) -> Result<String> {
             "{FUNCTIONS} has a short list of functions:\n{list}"
         ));
     }
+    let layouts = layouts.display().to_string();
     Ok(format!(
         "#![allow(unused_imports)]
 use cudarc::driver::sys::*;

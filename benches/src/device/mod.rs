@@ -307,8 +307,7 @@ fn of_process(sizes: &Sizes, run: &Run<'_>) -> std::result::Result<Value, String
         (run.save)(&report.so_far());
     }
     if (run.wants)("stream") {
-        let stream = stream::measure(driver.device().ordinal, sizes, run, &mut report);
-        report.failed("streams", stream);
+        stream::measure(driver.device().ordinal, sizes, run, &mut report);
         (run.save)(&report.so_far());
     }
     measure_more(&driver, sizes, run, &mut report);
@@ -333,14 +332,8 @@ pub(crate) fn probe() -> std::result::Result<(), String> {
     there_and_back().map_err(|failure| failure.0)
 }
 
-/// Measures what `run` wants. Failures are listed in `errors`, and do not stop the other measurements.
-pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>) -> Value {
-    let mut report = Report::new(driver.device(), sizes, run.say);
-    measure_more(driver, sizes, run, &mut report);
-    report.finish()
-}
-
-/// Measures the sections that need no process of their own.
+/// Measures the sections that need no process of their own. Failures are listed in `errors`, and do not stop the
+/// other measurements.
 fn measure_more(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>, report: &mut Report<'_>) {
     let mut limits = sizes.limits.clone();
     limits.devices = Some(vec![driver.device().ordinal]);

@@ -19,7 +19,7 @@ use super::bus::Bus;
 use super::failure::Result;
 use super::report::Report;
 use super::workbench::Workbench;
-use super::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
+use super::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure_more};
 
 fn tiny() -> Sizes {
     Sizes {
@@ -80,6 +80,12 @@ fn tiny() -> Sizes {
             time: Duration::from_mins(10),
         },
     }
+}
+
+fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>) -> Value {
+    let mut report = Report::new(driver.device(), sizes, run.say);
+    measure_more(driver, sizes, run, &mut report);
+    report.finish()
 }
 
 fn measured(config: Config) -> (Arc<Simulation>, Value, String) {

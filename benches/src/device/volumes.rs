@@ -67,7 +67,7 @@ impl Volume {
                 }
                 Ok(elements)
             }
-            Self::Mri => tiled(&scan(&place())?, shape),
+            Self::Mri => Ok(tiled(&scan(&place())?, shape)),
         }
     }
 }
@@ -108,7 +108,7 @@ fn scan(folder: &Path) -> Result<([usize; 3], Vec<u8>)> {
 }
 
 /// Repeats a scan along each axis.
-fn tiled((scan, elements): &([usize; 3], Vec<u8>), shape: [usize; 3]) -> Result<Vec<u8>> {
+fn tiled((scan, elements): &([usize; 3], Vec<u8>), shape: [usize; 3]) -> Vec<u8> {
     let mut all = Vec::with_capacity(shape.iter().product::<usize>() * 2);
     let row = scan[2] * 2;
     for z in 0..shape[0] {
@@ -118,7 +118,7 @@ fn tiled((scan, elements): &([usize; 3], Vec<u8>), shape: [usize; 3]) -> Result<
             all.extend(line);
         }
     }
-    Ok(all)
+    all
 }
 
 #[cfg(test)]
