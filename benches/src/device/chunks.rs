@@ -66,15 +66,14 @@ pub(crate) fn measure(
     if !has_nvcomp(sizes, report)? {
         return Ok(());
     }
+    // All sizes use the same bytes. The time does not begin before the bytes are made.
+    let largest = sizes.chunk_bytes.iter().max().copied().unwrap_or(1);
+    let rows = (sizes.chunk_memory / largest).max(1);
+    let data = Volume::Microscopy.elements([rows, 1, largest / ELEMENT])?;
     let begin = Instant::now();
     let is_late = || begin.elapsed() > sizes.chunk_time;
     let mut left_out = Vec::new();
-    let most = sizes.chunk_counts.iter().max().copied().unwrap_or(1);
     for &bytes in &sizes.chunk_bytes {
-        let elements = bytes / ELEMENT;
-        // As many bytes as the most chunks have, and not more than a device has room for.
-        let count = most.min(sizes.chunk_memory / bytes).max(1);
-        let data = Volume::Microscopy.elements([count, 1, elements])?;
         for (name, stage) in stages(bytes) {
             for &count in &sizes.chunk_counts {
                 if count * bytes > data.len() {
@@ -84,7 +83,14 @@ pub(crate) fn measure(
                 } else {
                     let kind = kind(count, bytes, &stage)?;
                     let data = &data[..count * bytes];
-                    report.row(on_device(driver, engine, sizes, &kind, (name, data))?);
+                    match on_device(driver, engine, sizes, &kind, (name, data)) {
+                        Ok(row) => report.row(row),
+                        // The device may have no room for so many.
+                        Err(failure) => {
+                            let what = format!("{name}, {count} chunks of {bytes} bytes");
+                            report.failed(&what, Err(failure));
+                        }
+                    }
                 }
             }
             for &threads in &sizes.host_threads {
