@@ -514,24 +514,26 @@ template <typename T> DEVICE T reduce_bits(const ReduceParameters& p, const Wind
     return BY_AXES(mode);
 }
 
-#define REDUCE(kernel, function, Element, blocks)                                                  \
-    KERNEL_RESIDENT(kernel, 256, blocks)                                                           \
+// Four blocks fit on a multiprocessor of every architecture. Where a multiprocessor has room for fewer blocks
+// than a kernel asks for, assemblers warn, and ignore the number.
+#define REDUCE(kernel, function, Element)                                                          \
+    KERNEL_RESIDENT(kernel, 256, 4)                                                                \
     (ReduceParameters p, const uint8_t* first, const uint8_t* second, uint8_t* to) {               \
         const uint32_t number = block_index() * THREADS + thread_index();                          \
         if (number >= p.count) return;                                                             \
         const Window w = find_window(p, first, second, to, number);                                \
         store_element(w.to, function<Element>(p, w));                                              \
     }
-REDUCE(reduce_mean_1, reduce_mean, uint8_t, 8)
-REDUCE(reduce_mean_2, reduce_mean, uint16_t, 8)
-REDUCE(reduce_mean_4, reduce_mean, uint32_t, 8)
-REDUCE(reduce_mean_8, reduce_mean, uint64_t, 6)
-REDUCE(reduce_order_1, reduce_order, uint8_t, 8)
-REDUCE(reduce_order_2, reduce_order, uint16_t, 8)
-REDUCE(reduce_order_4, reduce_order, uint32_t, 8)
-REDUCE(reduce_order_8, reduce_order, uint64_t, 6)
-REDUCE(reduce_bits_1, reduce_bits, uint8_t, 8)
-REDUCE(reduce_bits_2, reduce_bits, uint16_t, 8)
-REDUCE(reduce_bits_4, reduce_bits, uint32_t, 8)
-REDUCE(reduce_bits_8, reduce_bits, uint64_t, 6)
-REDUCE(reduce_bits_16, reduce_bits, Bytes16, 4)
+REDUCE(reduce_mean_1, reduce_mean, uint8_t)
+REDUCE(reduce_mean_2, reduce_mean, uint16_t)
+REDUCE(reduce_mean_4, reduce_mean, uint32_t)
+REDUCE(reduce_mean_8, reduce_mean, uint64_t)
+REDUCE(reduce_order_1, reduce_order, uint8_t)
+REDUCE(reduce_order_2, reduce_order, uint16_t)
+REDUCE(reduce_order_4, reduce_order, uint32_t)
+REDUCE(reduce_order_8, reduce_order, uint64_t)
+REDUCE(reduce_bits_1, reduce_bits, uint8_t)
+REDUCE(reduce_bits_2, reduce_bits, uint16_t)
+REDUCE(reduce_bits_4, reduce_bits, uint32_t)
+REDUCE(reduce_bits_8, reduce_bits, uint64_t)
+REDUCE(reduce_bits_16, reduce_bits, Bytes16)

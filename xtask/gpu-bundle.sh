@@ -1,21 +1,29 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU: bash run.sh [PART...], all parts where none is named.
+# Runs what needs a GPU, in half an hour: bash run.sh [PART...], all parts where none is named.
 #
-#   suites        the tests that need a GPU                                  240 s
+#   machine       what nvidia-smi, lscpu and the system say of this machine  30 s
+#   start         times until a fresh process has its first shards           40 s
+#   quick         the tests that need a GPU, with few cases                  100 s
+#   chunks        nvCOMP beside threads of the host, by number and size      30 s
+#   stream        writers, levels and shards beside the host, and the ratios 240 s
 #   benchmark     what the kernels, the bus and the engine reach             330 s
+#   connections   shards with CUDA_DEVICE_MAX_CONNECTIONS of 8 and of 32     60 s
+#   suites        the tests that need a GPU, with all cases                  240 s
 #   memcheck, racecheck, synccheck, initcheck
-#                 tests under one tool of compute-sanitizer                  120 s each
-#   profile       what ncu says of scatter, gather and crc32c                90 s
+#                 tests under one tool of compute-sanitizer                  120, 100, 60, 100 s
+#   profile       what ncu says of scatter, gather and crc32c                80 s
 #
-# The first two take less than ten minutes together, and so do the other five.
+# The parts run in this order, and take less than half an hour together also where each of them
+# takes all its time.
 #
 # Writes two files, or three, into the folder OUT, or the working directory, over those of an earlier run:
 # zarrs_cuda-gpu.json, anew before and after every part, so that whoever ends this script early
 # loses one part alone; and zarrs_cuda-gpu.log, what all parts printed. Fails if a part failed.
 #
-# A part is "passed", "failed", "timeout", "empty" (no test ran), "cannot start" (the loader refused
-# the program), "absent" (nothing to run it with: a reason says so, and it is no failure), "skipped"
-# (the suites had hung the GPU), "running" or "waiting" (this script was ended before).
+# A part is "passed", "failed", "timeout", "incomplete" (a tool took all its time: no failure),
+# "empty" (no test ran), "cannot start" (the loader refused the program), "absent" (nothing to run it
+# with: a reason says so, and it is no failure), "skipped" (after a time-out the GPU did not answer a
+# probe of five seconds), "running" or "waiting" (this script was ended before).
 #
 # Needs Linux on x86-64, bash, the usual commands (coreutils, sed, awk, grep; tar and gzip for arrays), an NVIDIA driver for
 # CUDA 12.0 or newer, and the glibc that the file named glibc says: 2.34 where the bundle was built on
@@ -35,9 +43,11 @@ set -uo pipefail
 # Messages that can be recognised, and bytes for characters.
 export LC_ALL=C
 
-all=(suites benchmark memcheck racecheck synccheck initcheck profile)
-declare -A limit=([suites]=240 [benchmark]=330 [memcheck]=120 [racecheck]=120 [synccheck]=120
-    [initcheck]=120 [profile]=90)
+all=(machine start quick chunks stream benchmark connections suites
+    memcheck racecheck synccheck initcheck profile)
+declare -A limit=([machine]=30 [start]=40 [quick]=100 [chunks]=30 [stream]=240 [benchmark]=330
+    [connections]=60 [suites]=240 [memcheck]=120 [racecheck]=100 [synccheck]=60 [initcheck]=100
+    [profile]=80)
 
 for name in "$@"; do
     if [[ " ${all[*]} " != *" $name "* ]]; then
@@ -45,7 +55,7 @@ for name in "$@"; do
         exit 2
     fi
 done
-# Each once, and the suites first.
+# Each once, in the order above.
 parts=()
 for name in "${all[@]}"; do
     if [ $# -eq 0 ] || [[ " $* " == *" $name "* ]]; then
@@ -92,6 +102,9 @@ quote() {
 
 # What runs the programs of this bundle, and nothing else.
 environment=(ZARRS_CUDA_REQUIRE_GPU=1 RUST_BACKTRACE=1)
+if [ -d "$here/bold.zarr" ]; then
+    environment+=("ZARRS_CUDA_BENCH_MRI=$here/bold.zarr")
+fi
 
 # Containers may have the driver's libraries where the loader does not look.
 libcuda=${ZARRS_CUDA_LIBCUDA:-/usr/local/nvidia/lib64}
@@ -103,7 +116,7 @@ fi
 
 # The first line of what nvidia-smi says, or null four times.
 gpu=(null null null null)
-if lines=$(PATH=$PATH:/usr/local/nvidia/bin timeout 30 nvidia-smi \
+if lines=$(PATH=$PATH:/usr/local/nvidia/bin timeout 10 nvidia-smi \
     --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null) &&
     [ -n "$lines" ]; then
     IFS=, read -ra fields <<<"$lines"
@@ -120,7 +133,9 @@ declare -A record
 for name in "${parts[@]}"; do
     record[$name]='"result": "waiting"'
 done
-document=null
+# What parts measured, as JSON.
+documents=(machine start start_again chunks stream benchmark connections_8 connections_32)
+declare -A document
 passed=false # until all parts are done
 failed=0
 
@@ -135,7 +150,11 @@ save() {
             printf '%s\n    { "part": "%s", %s }' "$separator" "$name" "${record[$name]}"
             separator=,
         done
-        printf '\n  ],\n  "benchmark": %s\n}\n' "$document"
+        printf '\n  ]'
+        for name in "${documents[@]}"; do
+            printf ',\n  "%s": %s' "$name" "${document[$name]:-null}"
+        done
+        printf '\n}\n'
     } >"$json.new" && mv -f "$json.new" "$json"
 }
 
@@ -166,6 +185,7 @@ run() {
     printed=$(tail -c "+$first" "$log" | tail -n 60 | tail -c 20000 | tr -d '\000')
     if [ "$code" -eq 124 ] || { [ "$code" -eq 137 ] && [ $((SECONDS - start)) -ge "$seconds" ]; }; then
         result=timeout
+        timed_out=true
     elif [ "$code" -ne 0 ]; then
         result=failed
     # Tests that did not run have shown nothing.
@@ -180,7 +200,9 @@ run() {
 end() {
     local more= summary
     if [ "$result" != passed ]; then
-        failed=1
+        if [ "$result" != incomplete ]; then
+            failed=1
+        fi
         more=", \"log\": $(quote <<<"$printed")"
         printf '%s\n' "$printed"
     fi
@@ -202,7 +224,9 @@ without() {
 
 # Whether the loader takes a program; if not, that is how the part ends.
 starts() {
-    run 30 "$1" --list ::on_gpu::
+    local seconds
+    seconds=$(left)
+    run $((seconds < 30 ? seconds : 30)) "$1" --list ::on_gpu::
     if [ "$code" -ne 0 ]; then
         result='cannot start'
         end
@@ -210,18 +234,80 @@ starts() {
     fi
 }
 
+# fact NAME COMMAND...: what the command prints is known of this machine.
+fact() {
+    local name=$1 text
+    shift
+    if text=$(timeout 10 env "PATH=$PATH:/usr/local/nvidia/bin:/usr/sbin:/sbin" "$@" 2>>"$log" |
+        tr -d '\000') && [ -n "$text" ]; then
+        facts+="${facts:+, }"$'\n'"    \"$name\": $(quote <<<"${text:0:60000}")"
+    else
+        absent+="${absent:+, }$(quote <<<"$name: nothing from $*")"
+    fi
+}
+
+# files NAME PATTERN...: the files that exist, each line with its file before it.
+files() {
+    local name=$1 text
+    shift
+    # The status of grep is an error where one of the files is missing.
+    text=$(grep -s '' "$@")
+    if [ -n "$text" ]; then
+        facts+="${facts:+, }"$'\n'"    \"$name\": $(quote <<<"${text:0:60000}")"
+    else
+        absent+="${absent:+, }$(quote <<<"$name: none of $*")"
+    fi
+}
+
+machine() {
+    local facts= absent= device links=() name
+    begin machine
+    fact 'nvidia-smi -q' nvidia-smi -q
+    fact 'nvidia-smi topo' nvidia-smi topo -m
+    fact 'lscpu' lscpu
+    fact 'uname' uname -a
+    fact 'disk' df -h "$temporary"
+    files 'NUMA' /sys/devices/system/node/node*/{cpulist,distance}
+    files 'huge pages' /sys/kernel/mm/transparent_hugepage/{enabled,defrag,shmem_enabled} \
+        /sys/kernel/mm/hugepages/*/nr_hugepages
+    for device in /sys/bus/pci/devices/*; do
+        # NVIDIA's controllers of displays, of class 3.
+        if [[ $(cat "$device/vendor" 2>/dev/null) == 0x10de ]] &&
+            [[ $(cat "$device/class" 2>/dev/null) == 0x03* ]]; then
+            for name in {current,max}_link_{speed,width} numa_node; do
+                links+=("$device/$name")
+            done
+        fi
+    done
+    files 'PCIe' "${links[@]:-/sys/bus/pci/devices/NVIDIA}"
+    # Under load and in a control group nothing is as fast.
+    files 'load' /proc/loadavg
+    files 'memory' /proc/meminfo
+    files 'driver' /proc/driver/nvidia/version
+    files 'control group' /sys/fs/cgroup/{cpu.max,memory.max,cpuset.cpus.effective} \
+        /sys/fs/cgroup/{cpu/cpu.cfs_quota_us,memory/memory.limit_in_bytes}
+    fact 'limits' bash -c 'ulimit -a'
+    fact 'environment' bash -c "env | grep -E '^(CUDA|NVIDIA|ZARRS_CUDA|LD_LIBRARY_PATH)'"
+    document[machine]="{$facts${facts:+,}"$'\n'"    \"absent\": [$absent]"$'\n'"  }"
+    result=passed code=0
+    end
+}
+
+# suites PART COMMAND...: the tests that need a GPU, by the command, which may be none.
 suites() {
-    begin suites
+    local part=$1
+    shift
+    begin "$part"
     starts "$tests" && starts "$library_tests" || return
-    local export=()
+    local export=("$@")
     if [ -n "${ZARRS_CUDA_EXPORT:-}" ]; then
-        export=(env "ZARRS_CUDA_EXPORT=$temporary/arrays")
+        export=(env "ZARRS_CUDA_EXPORT=$temporary/arrays" "$@")
         mkdir -p "$temporary/arrays"
     fi
     # What tests print is a result where they only look.
-    run "${limit[suites]}" "${export[@]}" "$tests" ::on_gpu:: --show-output
+    run "$(left)" "${export[@]}" "$tests" ::on_gpu:: --show-output
     if [ "$result" = passed ]; then
-        run "$(left)" "$library_tests" ::on_gpu:: --show-output
+        run "$(left)" "$@" "$library_tests" ::on_gpu:: --show-output
     fi
     if [ -n "${ZARRS_CUDA_EXPORT:-}" ] &&
         ! tar -C "$temporary/arrays" -czf "$out/zarrs_cuda-gpu-arrays.tar.gz" . 2>>"$log" &&
@@ -250,7 +336,7 @@ fi
 probe=::on_gpu::kernels::the_driver_compiles_every_kernel
 
 tool() {
-    local name=$1 seconds=$((limit[$1] < 60 ? limit[$1] : 60)) reason
+    local name=$1 seconds=$((limit[$1] / 2)) reason
     # Not the driver's suite: it asks for what is refused, which memcheck reports.
     local filters=(::on_gpu::kernels ::on_gpu::engine) exclude=() option=--kernel-name-exclude
     if [ "$name" = initcheck ]; then
@@ -278,15 +364,19 @@ tool() {
         if [ "$result" = timeout ]; then
             reason="one test takes more than $seconds s"
         fi
-        run "$seconds" "$tests" "$probe"
+        run "$(left)" "$tests" "$probe"
         if [ "$result" = passed ]; then
             without "$name" absent "unusable here: $reason"
             return
         fi
     fi
-    run "${limit[$name]}" "${command[@]}" "$tests" --test-threads=1 "${filters[@]}"
+    run "$(left)" "${command[@]}" "$tests" --test-threads=1 "${filters[@]}"
     if [ "$result" = passed ]; then
         run "$(left)" "${command[@]}" "$library_tests" --test-threads=1 ::on_gpu::
+    fi
+    # A tool makes programs slower by a factor that nobody knows before.
+    if [ "$result" = timeout ]; then
+        result=incomplete
     fi
     end
 }
@@ -318,7 +408,7 @@ profile() {
     fi
     begin profile
     starts "$bench" || return
-    run "${limit[profile]}" "$ncu" --csv --metrics "$metrics" --launch-count 40 \
+    run "$(left)" "$ncu" --csv --metrics "$metrics" --launch-count 40 \
         --kernel-name 'regex:^(scatter|unscatter|gather|crc32c)' "$bench" --bench kernels
     if [ "$result" != passed ] && [[ $printed == *ERR_NVGPUCTRPERM* ]]; then
         without profile absent "this user may not read the counters of the GPU (ERR_NVGPUCTRPERM)"
@@ -327,31 +417,77 @@ profile() {
     if [ "$result" = passed ] && [[ $printed == *"No kernels were profiled"* ]]; then
         result=empty
     fi
+    if [ "$result" = timeout ]; then
+        result=incomplete
+    fi
     end
 }
 
-benchmark() {
-    local file=$temporary/device.json text=
-    if [ ! -e "$bench" ]; then
-        without benchmark absent "it is not in this bundle"
-        return
-    fi
-    begin benchmark
-    starts "$bench" || return
-    rm -f "$file"
-    # shellcheck disable=SC2086 # a list of words
-    run "${limit[benchmark]}" env "ZARRS_CUDA_BENCH_OUT=$file" "$bench" --bench ${ZARRS_CUDA_SECTIONS:-}
+# measure KEY SECTIONS... [-- COMMAND...]: runs sections of the benchmark, by the command if there is
+# one. What the benchmark writes becomes a document of that key. Returns whether the sections ran.
+measure() {
+    local key=$1 file=$temporary/$1.json text= sections=()
+    shift
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        sections+=("$1")
+        shift
+    done
+    shift
+    run "$(left)" env "ZARRS_CUDA_BENCH_OUT=$file" "$@" "$bench" --bench "${sections[@]}"
     if [ -s "$file" ]; then
         text=$(<"$file")
     fi
     # A benchmark that is ended leaves the sections that were complete.
     if [[ $text == \{*\} ]]; then
-        document=$text
+        document[$key]=$text
     elif [ "$result" = passed ]; then
         result=failed
         printed+=$'\n'"it wrote no results to $file"
     fi
+    [ "$result" = passed ]
+}
+
+# measurement PART: begins a part that the benchmark's program measures. Returns whether it can.
+measurement() {
+    if [ ! -e "$bench" ]; then
+        without "$1" absent "it is not in this bundle"
+        return 1
+    fi
+    begin "$1"
+    starts "$bench"
+}
+
+start() {
+    measurement start || return
+    # The driver keeps what it compiled. The first process has to compile, and the second does not.
+    local cache=(env "CUDA_CACHE_PATH=$temporary/compiled" "CUDA_CACHE_DISABLE=0")
+    measure start start -- "${cache[@]}" && measure start_again start -- "${cache[@]}"
     end
+}
+
+benchmark() {
+    measurement benchmark || return
+    # shellcheck disable=SC2086 # a list of words
+    measure benchmark \
+        ${ZARRS_CUDA_SECTIONS:-kernels bus pinned staging inputs whole compressed sweep} --
+    end
+}
+
+connections() {
+    measurement connections || return
+    measure connections_8 shards -- env CUDA_DEVICE_MAX_CONNECTIONS=8 &&
+        measure connections_32 shards -- env CUDA_DEVICE_MAX_CONNECTIONS=32
+    end
+}
+
+# Whether a small program still gets a context and copies bytes there and back.
+answers() {
+    local program=("$bench" --probe)
+    if [ ! -e "$bench" ]; then
+        program=("$tests" "$probe")
+    fi
+    run 5 "${program[@]}"
+    [ "$result" = passed ]
 }
 
 save
@@ -372,21 +508,32 @@ fi
 hung=false
 for name in "${parts[@]}"; do
     if "$hung"; then
-        without "$name" skipped "the suites did not end, and may have hung the GPU"
+        without "$name" skipped "after a part that did not end, the GPU did not answer within 5 s"
         continue
     fi
+    timed_out=false
     case $name in
     nvcomp) ;;
-    suites)
-        suites
-        if [ "$result" = timeout ]; then
-            hung=true
+    machine | start | benchmark | connections | profile) "$name" ;;
+    quick) suites quick env ZARRS_CUDA_GPU_CASES=8 ;;
+    chunks)
+        if measurement chunks; then
+            measure chunks chunks --
+            end
         fi
         ;;
-    benchmark) benchmark ;;
-    profile) profile ;;
+    stream)
+        if measurement stream; then
+            measure stream stream shards --
+            end
+        fi
+        ;;
+    suites) suites suites ;;
     *) tool "$name" ;;
     esac
+    if "$timed_out" && ! answers; then
+        hung=true
+    fi
 done
 
 if [ "$failed" -eq 0 ]; then

@@ -6,6 +6,7 @@
 //! | [`chains`] | the inner codecs that are measured, by name |
 //! | [`clock`] | elapsed time and CPU time |
 //! | [`device`] | the CUDA engine on a device, stage by stage |
+//! | [`discarding`] | a store that keeps nothing |
 //! | [`frames`], [`stream`] | a stream of frames, and our writer for it |
 //! | [`goals`], [`results`] | goals that are met or missed; files of results |
 //! | [`keeping`] | a store in memory that copies nothing |
@@ -33,6 +34,7 @@ pub mod chains;
 pub mod clock;
 #[allow(unsafe_code, reason = "calls of a driver")]
 pub mod device;
+pub mod discarding;
 pub mod frames;
 pub mod goals;
 pub mod keeping;

@@ -21,7 +21,7 @@ use zarrs_cuda_benches::clock::{Clock, Cost};
 use zarrs_cuda_benches::frames::{Frames, SHARD};
 use zarrs_cuda_benches::stream::{append, array, verify};
 
-use crate::discarding::Discarding;
+use zarrs_cuda_benches::discarding::Discarding;
 
 /// The destination of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@
 //! times of our threads for these tasks. The last three are from the last round.
 //!
 //! There are two sinks. `discarding` is a store that drops each value in its `set`
-//! (`discarding.rs`). `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a
+//! (`benches/src/discarding.rs`). `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a
 //! temporary folder in `target/tmp` or FOLDER; our writer uses `with_atomic_rename` there. In the
 //! round that does not count, zarrs must read our files.
 
@@ -52,7 +52,6 @@ use zarrs_cuda_benches::goals::Goals;
 use zarrs_cuda_benches::{Result, chains, results, warm};
 
 mod contender;
-mod discarding;
 mod pyramid;
 mod report;
 

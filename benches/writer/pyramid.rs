@@ -22,7 +22,7 @@ use zarrs_cuda_benches::{median, warm};
 
 use crate::TMP;
 use crate::contender::{Sink, new_folder};
-use crate::discarding::Discarding;
+use zarrs_cuda_benches::discarding::Discarding;
 
 /// Elements of a subchunk along each axis.
 const SUBCHUNK: u64 = 64;

@@ -35,6 +35,7 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     if nvcomp {
         add_nvcomp(&folder.join("nvcomp"))?;
     }
+    add_scan(&folder.join("bold.zarr"))?;
     copy(Path::new("xtask/gpu-bundle.sh"), &folder.join("run.sh"))?;
     let commit = output(Command::new("git").args(["describe", "--always", "--dirty"]))?;
     write(&folder.join("commit"), commit.trim().as_bytes())?;
@@ -158,6 +159,27 @@ fn add_nvcomp(folder: &Path) -> Result<()> {
     copy(&compressed, &folder.join("libnvcomp.so.6.xz"))?;
     for text in ["LICENSE", "NOTICE"] {
         copy(&package.join(text), &folder.join(text))?;
+    }
+    Ok(())
+}
+
+/// Adds the scan of the command's demo, which the benchmark encodes, and its licence.
+fn add_scan(to: &Path) -> Result<()> {
+    copy_folder(Path::new("cli/data/bold.zarr"), to)?;
+    copy(Path::new("cli/data/LICENSE"), &to.join("LICENSE"))
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    create(to)?;
+    let error = |e: std::io::Error| format!("{}: {e}", from.display());
+    for entry in fs::read_dir(from).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        let to = to.join(entry.file_name());
+        if entry.metadata().map_err(error)?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            copy(&entry.path(), &to)?;
+        }
     }
     Ok(())
 }

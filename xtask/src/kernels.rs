@@ -3,6 +3,7 @@
 
 use crate::{
     Result, machine_code,
+    nvjitlink::NvJitLink,
     nvrtc::Nvrtc,
     occupancy::{self, ARCHITECTURES},
     ptx::Module,
@@ -65,6 +66,8 @@ pub(crate) fn check() -> Result<()> {
         .map(|module| assembled(&module.name))
         .collect();
     machine_code::check(&files, &target().join("kernels-toolchain/ptx"))?;
+    let newest = pypi::install("kernels-machine-code.txt")?;
+    NvJitLink::load(&newest.join("nvidia/cu13/lib/libnvJitLink.so.13"))?.check(&files)?;
 
     let outputs = outputs(&modules);
     let mut drifted = stale(&outputs)?;

@@ -26,8 +26,6 @@ const REGISTERS: [(u32, &[&str]); 4] = [
             "scatter_tile_4",
             "scatter_tile_8",
             "scatter_tile_16",
-            "reduce_bits_1",
-            "reduce_bits_2",
             "reduce_bits_4",
             "reduce_mean_1",
             "reduce_mean_2",
@@ -47,6 +45,8 @@ const REGISTERS: [(u32, &[&str]); 4] = [
         40,
         &[
             "scan_add",
+            "reduce_bits_1",
+            "reduce_bits_2",
             "reduce_bits_8",
             "reduce_mean_8",
             "reduce_order_8",

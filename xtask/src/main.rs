@@ -13,6 +13,8 @@ mod machine_code;
 mod mutants;
 mod nvcomp;
 #[allow(unsafe_code)]
+mod nvjitlink;
+#[allow(unsafe_code)]
 mod nvrtc;
 mod occupancy;
 mod packages;

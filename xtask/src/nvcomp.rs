@@ -4,8 +4,8 @@
 use crate::{Result, cargo, output, pypi, run};
 use std::{env, fs, path::Path, process::Command};
 
-/// The files that list the package of each major version.
-const REQUIREMENTS: [&str; 2] = ["nvcomp.txt", "nvcomp5.txt"];
+/// The files that list the package of each major version, and of each major version of CUDA.
+const REQUIREMENTS: [&str; 3] = ["nvcomp.txt", "nvcomp5.txt", "nvcomp13.txt"];
 
 const STAND_IN: &str = "crates/fakes/nvcomp-stand-in/stand_in.c";
 
@@ -25,7 +25,7 @@ pub(crate) fn check() -> Result<()> {
                 .arg(package.join("include"))
                 .arg(STAND_IN),
         )?;
-        println!("{STAND_IN} agrees with the headers of {version}");
+        println!("{STAND_IN} agrees with the headers of {version} in {requirements}");
     }
     run(cargo()
         // With the same features as all tests, so that nothing is compiled again.

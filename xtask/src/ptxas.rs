@@ -40,6 +40,9 @@ pub(crate) fn assemble(
 fn parse(report: &str) -> std::result::Result<Vec<(String, Resources)>, String> {
     let mut functions: Vec<(String, Resources)> = Vec::new();
     for line in report.lines() {
+        if line.starts_with("ptxas warning") {
+            return Err(line.to_owned());
+        }
         let text = line.trim_start_matches("ptxas info    : ").trim();
         if let Some(name) = text.strip_prefix("Function properties for ") {
             functions.push((name.to_owned(), Resources::default()));
@@ -101,6 +104,13 @@ ptxas info    : Used 255 registers, used 0 barriers
         };
         let expected = vec![("one".into(), one), ("two".into(), two)];
         assert_eq!(parse(REPORT), Ok(expected));
+    }
+
+    #[test]
+    fn a_warning_is_an_error() {
+        let warning = "ptxas warning : Value of threads per SM is out of range\n";
+        let report = format!("{warning}{REPORT}");
+        assert_eq!(parse(&report), Err(warning.trim_end().into()));
     }
 
     #[test]

@@ -156,18 +156,9 @@ pub(crate) fn measure(
         "compressed",
         "Vec to the bytes of a shard; decoded bytes, against the slowest thing that has to be done",
     );
-    let library = match nvcomp::of_process(sizes.nvcomp.as_deref()) {
-        Ok(library) => library,
-        // A user who names a library wants it measured, so its absence is an error then.
-        Err(reason) if sizes.nvcomp.is_none() && std::env::var_os(VARIABLE).is_none() => {
-            report.say(&format!("  not measured: {reason}"));
-            report.note("not_measured", reason);
-            return Ok(());
-        }
-        Err(reason) => return Err(Failure(reason)),
-    };
-    report.say(&format!("  nvCOMP {}", library.version()));
-    report.note("nvcomp", library.version().to_string());
+    if !has_nvcomp(sizes, report)? {
+        return Ok(());
+    }
     report.note("batch_bytes", sizes.tuning.compressed_batch);
     engine.devices.release_idle();
     let mut data = None;
@@ -187,7 +178,31 @@ pub(crate) fn measure(
     }
 }
 
-fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -> CudaEngine {
+/// Returns whether there is nvCOMP. Notes its version, or why there is none.
+pub(crate) fn has_nvcomp(sizes: &Sizes, report: &mut Report<'_>) -> Result<bool> {
+    match nvcomp::of_process(sizes.nvcomp.as_deref()) {
+        Ok(library) => {
+            report.say(&format!("  nvCOMP {}", library.version()));
+            report.note("nvcomp", library.version().to_string());
+            Ok(true)
+        }
+        // A user who names a library wants it measured, so its absence is an error then.
+        Err(reason) if sizes.nvcomp.is_none() && std::env::var_os(VARIABLE).is_none() => {
+            report.say(&format!("  not measured: {reason}"));
+            report.note("not_measured", reason);
+            Ok(false)
+        }
+        Err(reason) => Err(Failure(reason)),
+    }
+}
+
+/// Returns an engine for the chain of `kind`, which also decodes.
+pub(crate) fn engine_for(
+    engine: &CudaEngine,
+    kind: &Kind,
+    sizes: &Sizes,
+    tuning: Tuning,
+) -> CudaEngine {
     let limits = DeviceLimits {
         device_memory: sizes.compressed_memory,
         ..engine.limits.clone()
@@ -195,6 +210,7 @@ fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -
     let compressors = Compressors {
         levels: HighestLevels::ALL,
         nvcomp: sizes.nvcomp.clone(),
+        decode: true,
         ..Compressors::default()
     };
     CudaEngine::new(engine.devices.clone(), limits, tuning).for_chain(&kind.chain, compressors)
@@ -251,10 +267,10 @@ impl Zarrs {
 
 /// nvCOMP alone. Its input is the first batch of a shard, and its memory is as large as in the
 /// engine.
-struct Alone<'d> {
+pub(crate) struct Alone<'d> {
     workbench: Workbench<'d>,
     compressor: Compressor,
-    requirements: Requirements,
+    pub(crate) requirements: Requirements,
     tables: ChunkTables,
     inputs: Slots,
     outputs: Slots,
@@ -262,19 +278,19 @@ struct Alone<'d> {
     output_sizes: DeviceSpan,
     statuses: DeviceSpan,
     /// The length of the input, in bytes.
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl<'d> Alone<'d> {
-    fn new(
+    /// Prepares the first `count` subchunks of a shard, in slots that begin `stride` bytes apart.
+    pub(crate) fn new(
         driver: &'d dyn Driver,
         sizes: &Sizes,
         kind: &Kind,
-        (prepared, sizing): (&Prepared, &Sizing),
+        (prepared, count, stride): (&Prepared, usize, usize),
         shard: &[u8],
     ) -> Result<Self> {
         let workbench = Workbench::new(driver, sizes.staging)?;
-        let (count, stride) = (sizing.batch, sizing.slot_stride);
         let requirements = *prepared.requirements(count).map_err(Failure)?;
         let compression = &prepared.compression;
         let chunks_of_all = count * compression.chunking.blocks();
@@ -340,7 +356,8 @@ impl<'d> Alone<'d> {
         Ok(this)
     }
 
-    fn seconds(&self) -> Result<f64> {
+    /// Times the compression of the batch, in seconds on the device.
+    pub(crate) fn seconds(&self) -> Result<f64> {
         let batch = CompressBatch {
             requirements: &self.requirements,
             chunks: self.outputs.count,
@@ -400,7 +417,8 @@ impl<'a> Subject<'a> {
             .as_ref()
             .ok_or_else(|| Failure(format!("{} is no compressor", codec.name)))?;
         let driver = bus.workbench.driver;
-        let alone = Alone::new(driver, sizes, &kind, (prepared, &sizing), shards[0])?;
+        let batch = (prepared, sizing.batch, sizing.slot_stride);
+        let alone = Alone::new(driver, sizes, &kind, batch, shards[0])?;
         let encoded: Vec<usize> = shards
             .iter()
             .map(|shard| verified(&engine, &kind, shard))
@@ -504,7 +522,7 @@ impl<'a> Subject<'a> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for people")]
-fn compression_ratio(decoded: usize, encoded: usize) -> f64 {
+pub(crate) fn compression_ratio(decoded: usize, encoded: usize) -> f64 {
     decoded as f64 / encoded as f64
 }
 

@@ -11,30 +11,42 @@
 //! | `whole` | the whole engine, relative to its slowest inevitable step, and to the host |
 //! | `compressed` | the same with compressors, also relative to nvCOMP alone and to zarrs |
 //! | `sweep` | the parameters of [`Tuning`] |
+//! | `chunks` | nvCOMP alone by number and size of chunks, beside threads of the host |
+//! | `shards` | whole shards of each kind of data, encoded and decoded, and their ratios |
+//! | `stream` | writers of streams and of levels, beside the host engine |
+//! | `start` | the first times of a process |
 //!
 //! Every operation is run before it is timed, and its result is checked. The reference is the host
 //! engine, or the plain bytes if the operation only moves them. The host decompresses compressed
 //! bytes. The only exception is `pinned`.
 
 mod bus;
+mod chunks;
 mod compressed;
 mod failure;
 mod inputs;
 mod on_device;
 mod pinned;
+mod program;
 mod report;
 mod samples;
+mod shards;
 mod staging;
+mod start;
+mod stream;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod volumes;
 mod whole;
 mod workbench;
+
+pub use program::program;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -103,6 +115,19 @@ pub(crate) struct Sizes {
     pub(crate) compressed_batches: Vec<usize>,
     /// The numbers of streams of kernels.
     pub(crate) streams: Vec<usize>,
+    /// The numbers of chunks that nvCOMP compresses at once, and their sizes in bytes.
+    pub(crate) chunk_counts: Vec<usize>,
+    pub(crate) chunk_bytes: Vec<usize>,
+    /// The most bytes of chunks at once. More are left out.
+    pub(crate) chunk_memory: usize,
+    /// The time limit of the measurements of chunks.
+    pub(crate) chunk_time: Duration,
+    /// The numbers of threads of the host beside nvCOMP.
+    pub(crate) host_threads: Vec<usize>,
+    /// Elements along each axis of the shards of each kind of data, and their concurrent calls.
+    pub(crate) volume: usize,
+    pub(crate) volume_calls: Vec<usize>,
+    pub(crate) stream: stream::Lengths,
 }
 
 impl Sizes {
@@ -141,6 +166,21 @@ impl Sizes {
             compressed_memory: None,
             compressed_batches: vec![64 << 20, 128 << 20, 256 << 20],
             streams: vec![1, 2, 3],
+            chunk_counts: vec![16, 64, 256, 1024],
+            chunk_bytes: vec![16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20],
+            chunk_memory: 1 << 30,
+            chunk_time: Duration::from_secs(10),
+            host_threads: vec![1, 4, 8, 16],
+            volume: 256,
+            volume_calls: vec![1, 8],
+            stream: stream::Lengths {
+                frame: 1024,
+                shard: 256,
+                epochs: 2,
+                subchunks: vec![32, 64],
+                rounds: 3,
+                time: Duration::from_secs(150),
+            },
         }
     }
 
@@ -228,17 +268,17 @@ pub(crate) fn made_up(len: usize) -> Vec<u8> {
 }
 
 /// What to measure, and where results go.
-pub struct Run<'a> {
-    /// Whether to measure a section: `kernels`, `bus`, `pinned`, `staging`, `inputs`, `whole`, `compressed`, `sweep`.
-    pub wants: &'a dyn Fn(&str) -> bool,
+pub(crate) struct Run<'a> {
+    /// Whether to measure a section, one of [`SECTIONS`] and [`NAMED_SECTIONS`].
+    pub(crate) wants: &'a dyn Fn(&str) -> bool,
     /// Takes each result, as a line, as soon as it is known.
-    pub say: &'a dyn Fn(&str),
+    pub(crate) say: &'a dyn Fn(&str),
     /// Takes all results so far, after each section.
-    pub save: &'a dyn Fn(&Value),
+    pub(crate) save: &'a dyn Fn(&Value),
 }
 
 /// The sections, in order.
-pub const SECTIONS: [&str; 8] = [
+pub(crate) const SECTIONS: [&str; 8] = [
     "kernels",
     "bus",
     "pinned",
@@ -249,35 +289,83 @@ pub const SECTIONS: [&str; 8] = [
     "sweep",
 ];
 
-/// Measures the first device of this machine.
-///
-/// # Errors
-/// No device can be used. The error says why.
-pub fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
-    let found = driver::cuda::open_all().map_err(|error| error.to_string())?;
-    let Some(driver) = found.drivers.into_iter().next() else {
+/// The sections that are measured only where they are named, in order. The first one is of a process that has
+/// not used a device yet.
+pub(crate) const NAMED_SECTIONS: [&str; 4] = ["start", "chunks", "stream", "shards"];
+
+/// Measures the first device of this process.
+fn of_process(sizes: &Sizes, run: &Run<'_>) -> std::result::Result<Value, String> {
+    let begin = Instant::now();
+    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
+    let Some(driver) = drivers.drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());
     };
-    Ok(measure(&driver, &Sizes::of_hardware(), run))
+    let opened = begin.elapsed();
+    let mut report = Report::new(driver.device(), sizes, run.say);
+    if (run.wants)("start") {
+        let start = start::measure(&driver, opened, sizes, &mut report);
+        report.failed("the start of a process", start);
+        (run.save)(&report.so_far());
+    }
+    if (run.wants)("stream") {
+        stream::measure(driver.device().ordinal, sizes, run, &mut report);
+        (run.save)(&report.so_far());
+    }
+    measure_more(&driver, sizes, run, &mut report);
+    Ok(report.finish())
 }
 
-/// Measures what `run` wants. Failures are listed in `errors`, and do not stop the other measurements.
-pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>) -> Value {
-    let mut report = Report::new(driver.device(), sizes, run.say);
+/// Opens the first device, and copies bytes there and back: a sign that the device still answers.
+///
+/// # Errors
+/// The device does not answer, or not with the same bytes.
+pub(crate) fn probe() -> std::result::Result<(), String> {
+    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
+    let driver = drivers.drivers.into_iter().next();
+    let driver = driver.ok_or("there is no CUDA device")?;
+    let there_and_back = || -> Result<()> {
+        let workbench = Workbench::new(&*driver, 1 << 16)?;
+        let span = workbench.device(1 << 20)?;
+        let bytes = made_up(span.len);
+        workbench.upload(span, &bytes)?;
+        workbench.check("what came back", span, [(0, &bytes[..])])
+    };
+    there_and_back().map_err(|failure| failure.0)
+}
+
+/// Measures the sections that need no process of their own. Failures are listed in `errors`, and do not stop the
+/// other measurements.
+fn measure_more(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>, report: &mut Report<'_>) {
+    let mut limits = sizes.limits.clone();
+    limits.devices = Some(vec![driver.device().ordinal]);
+    let engine = CudaEngine::new(Devices::new(vec![driver.clone()]), limits, sizes.tuning);
+    if (run.wants)("chunks") {
+        let chunks = chunks::measure(&**driver, &engine, sizes, report);
+        report.failed("chunks", chunks);
+        (run.save)(&report.so_far());
+    }
+    if (run.wants)("shards") {
+        let shards = shards::measure(&engine, sizes, run, report);
+        report.failed("shards of each kind of data", shards);
+        (run.save)(&report.so_far());
+    }
+    if !SECTIONS.iter().any(|section| (run.wants)(section)) {
+        return;
+    }
     let data = made_up(sizes.data_len());
     if (run.wants)("kernels") {
-        let kernels = on_device::measure(&**driver, sizes, &data, &mut report);
+        let kernels = on_device::measure(&**driver, sizes, &data, report);
         report.failed("kernels on the device", kernels);
         (run.save)(&report.so_far());
     }
-    let engine = of_engine(driver, sizes, &data, run, &mut report);
+    let engine = of_engine(driver, &engine, sizes, &data, run, report);
     report.failed("the engine", engine);
-    report.finish()
 }
 
 /// Measures everything except the kernels alone.
 fn of_engine(
     driver: &Arc<dyn Driver>,
+    engine: &CudaEngine,
     sizes: &Sizes,
     data: &[u8],
     run: &Run<'_>,
@@ -288,10 +376,6 @@ fn of_engine(
     }
     let workbench = Workbench::new(&**driver, sizes.staging)?;
     let bus = Bus::new(&workbench, sizes, data)?;
-    let mut limits = sizes.limits.clone();
-    limits.devices = Some(vec![driver.device().ordinal]);
-    let devices = Devices::new(vec![driver.clone()]);
-    let engine = CudaEngine::new(devices, limits, sizes.tuning);
     for section in &SECTIONS[1..] {
         if !(run.wants)(section) {
             continue;
@@ -300,27 +384,27 @@ fn of_engine(
             "bus" => ("the bus", bus.measure(sizes, report)),
             "pinned" => (
                 "the engine from pinned to pinned memory",
-                pinned::measure(&engine, &bus, sizes, data, report),
+                pinned::measure(engine, &bus, sizes, data, report),
             ),
             "staging" => (
                 "pinned memory for the way to the device",
-                staging::measure(&engine, &bus, sizes, data, report),
+                staging::measure(engine, &bus, sizes, data, report),
             ),
             "inputs" => (
                 "inputs of streams",
-                inputs::measure(&engine, bus.workbench, sizes, data, report),
+                inputs::measure(engine, bus.workbench, sizes, data, report),
             ),
             "whole" => (
                 "the engine as it is called",
-                whole::measure(&engine, &bus, sizes, data, report),
+                whole::measure(engine, &bus, sizes, data, report),
             ),
             "compressed" => (
                 "the engine with a compressor",
-                compressed::measure(&engine, &bus, sizes, report),
+                compressed::measure(engine, &bus, sizes, report),
             ),
             _ => (
                 "the sweep over the tuning",
-                sweep::measure(&engine, sizes, data, report),
+                sweep::measure(engine, sizes, data, report),
             ),
         };
         report.failed(what, outcome);

@@ -19,7 +19,7 @@ use super::bus::Bus;
 use super::failure::Result;
 use super::report::Report;
 use super::workbench::Workbench;
-use super::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
+use super::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure_more};
 
 fn tiny() -> Sizes {
     Sizes {
@@ -65,7 +65,28 @@ fn tiny() -> Sizes {
         compressed_memory: Some(1 << 24),
         compressed_batches: vec![600, 2000],
         streams: vec![1, 3],
+        chunk_counts: vec![2, 5],
+        chunk_bytes: vec![256, 1024],
+        chunk_memory: 2500,
+        chunk_time: Duration::from_mins(10),
+        host_threads: vec![1, 2],
+        volume: 8,
+        volume_calls: vec![1, 2],
+        stream: super::stream::Lengths {
+            frame: 16,
+            shard: 8,
+            epochs: 2,
+            subchunks: vec![4, 8],
+            rounds: 1,
+            time: Duration::from_mins(10),
+        },
     }
+}
+
+fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>) -> Value {
+    let mut report = Report::new(driver.device(), sizes, run.say);
+    measure_more(driver, sizes, run, &mut report);
+    report.finish()
 }
 
 fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
@@ -145,6 +166,11 @@ fn check(document: &Value, lines: &str) {
         ("compressed", 16, true),
         ("compressed_sweep", 8, true),
         ("sweep", 6, true),
+        // Two compressors: with 256 bytes two numbers of chunks and of threads, with 1024 only one number of
+        // chunks has room.
+        ("chunks", 2 * (4 + 3), false),
+        // Three kinds of data, three compressors, encode and decode, one call and two.
+        ("shards", 36, true),
     ] {
         let rows = document[section]["rows"].as_array().unwrap();
         assert_eq!(rows.len(), count, "{section}\n{lines}");
@@ -163,6 +189,17 @@ fn check(document: &Value, lines: &str) {
     let goals = 4 + 4 + 12 + 8 + 12 + 8;
     assert_eq!(document["goals"].as_array().unwrap().len(), goals);
     assert_eq!(document["sweep"]["left_out_for_time"], 0);
+    let left_out = json!([["zstd-1", 1024, 5, "memory"], ["lz4", 1024, 5, "memory"]]);
+    assert_eq!(document["chunks"]["left_out"], left_out);
+    for row in document["shards"]["rows"].as_array().unwrap() {
+        for key in [
+            "compression_ratio",
+            "host_zstd_1_ratio",
+            "host_zstd_3_ratio",
+        ] {
+            assert!(row[key].as_f64().unwrap() > 0.5, "{row}");
+        }
+    }
     for row in document["compressed"]["rows"].as_array().unwrap() {
         assert_eq!(row["subchunks_on_host"], 0);
         assert_eq!(row["limits_gb_per_s"].as_array().unwrap().len(), 4);
@@ -188,10 +225,10 @@ fn what_fails_is_named_and_the_rest_is_measured() {
     });
     let errors = document["errors"].as_array().unwrap();
     assert_eq!(errors.len(), 1, "{lines}");
-    assert_eq!(errors[0]["what"], "kernels on the device");
+    assert_eq!(errors[0]["what"], "zstd-1, 2 chunks of 256 bytes");
     let reason = errors[0]["reason"].as_str().unwrap();
     assert!(reason.starts_with("allocate "), "{reason}");
-    assert_eq!(document["on_device"]["rows"], json!([]));
+    assert_eq!(document["chunks"]["rows"].as_array().unwrap().len(), 13);
     assert_eq!(document["encode"]["rows"].as_array().unwrap().len(), 8);
     assert_eq!(simulation.live(), Live::default());
 }
@@ -322,4 +359,95 @@ fn a_library_that_does_not_load_is_an_error() {
     );
     assert_eq!(document["compressed"]["rows"], json!([]));
     assert_eq!(document["sweep"]["rows"].as_array().unwrap().len(), 6);
+}
+
+/// The script of the bundle, with the benchmark on an emulated driver and tiny sizes. Programs that pass stand
+/// in for the suites: the tests of the engine run those on an emulated driver.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_script_of_the_bundle_measures_on_an_emulated_driver() {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+    use std::process::Command;
+    let folder = tempfile::tempdir().unwrap();
+    let [bundle, driver, out] = ["bundle", "driver", "out"].map(|name| folder.path().join(name));
+    fs::create_dir(&bundle).unwrap();
+    fs::create_dir(&driver).unwrap();
+    zarrs_cuda_emulator::driver::library(&driver).unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fs::copy(
+        repository.join("xtask/gpu-bundle.sh"),
+        bundle.join("run.sh"),
+    )
+    .unwrap();
+    fs::write(bundle.join("commit"), "0123456").unwrap();
+    let program = |name: &str, body: &str| {
+        let path = bundle.join(name);
+        fs::write(&path, format!("#!/usr/bin/env bash\n{body}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let test = module_path!().split_once("::").unwrap().1;
+    program(
+        "zarrs_cuda-bench",
+        &format!(
+            "ARGUMENTS=\"$*\" exec '{}' --exact '{test}::is_the_program_of_the_bundle' --ignored --nocapture",
+            std::env::current_exe().unwrap().display()
+        ),
+    );
+    let passes = "echo 'running 1 test'; echo 'test result: ok. 1 passed; 0 failed'";
+    program("zarrs_cuda-engine-tests", passes);
+    program("zarrs_cuda-tests", passes);
+    let output = Command::new("bash")
+        .arg(bundle.join("run.sh"))
+        .env("OUT", &out)
+        .env("ZARRS_CUDA_SANITIZER", "")
+        .env("ZARRS_CUDA_NCU", "")
+        .env("ZARRS_CUDA_LIBCUDA", &driver)
+        .env("ZARRS_CUDA_NVCOMP", StandIn::Six.path())
+        .env(
+            "ZARRS_CUDA_BENCH_MRI",
+            repository.join("cli/data/bold.zarr"),
+        )
+        .output()
+        .unwrap();
+    let log = fs::read_to_string(out.join("zarrs_cuda-gpu.log")).unwrap();
+    assert!(output.status.success(), "{log}");
+    let text = fs::read_to_string(out.join("zarrs_cuda-gpu.json")).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    for part in json["parts"].as_array().unwrap() {
+        let name = part["part"].as_str().unwrap();
+        let is_tool = name.ends_with("check") || name == "profile";
+        let expected = if is_tool { "absent" } else { "passed" };
+        assert_eq!(part["result"], expected, "{part}\n{log}");
+    }
+    for start in ["start", "start_again"] {
+        // The driver, the context and the kernels, and three shards of three chains.
+        let times = json[start]["start"]["times"].as_array().unwrap();
+        assert_eq!(times.len(), 3 + 9, "{times:#?}");
+    }
+    // Three kinds of data and three chains: subchunks of two sizes, and levels.
+    for (part, section, rows) in [
+        ("stream", "stream", 27),
+        ("stream", "shards", 36),
+        ("connections_8", "shards", 36),
+        ("connections_32", "shards", 36),
+        ("chunks", "chunks", 14),
+        ("benchmark", "compressed", 16),
+    ] {
+        assert_eq!(json[part]["errors"], json!([]), "{part}\n{log}");
+        let measured = json[part][section]["rows"].as_array().unwrap();
+        assert_eq!(measured.len(), rows, "{part}, {section}\n{log}");
+    }
+    assert!(json["machine"]["memory"].is_string());
+}
+
+#[test]
+#[ignore = "the_script_of_the_bundle_measures_on_an_emulated_driver runs it"]
+fn is_the_program_of_the_bundle() {
+    let arguments = std::env::var("ARGUMENTS").unwrap_or_default();
+    let arguments: Vec<String> = arguments.split_whitespace().map(str::to_string).collect();
+    let output = std::env::var_os("ZARRS_CUDA_BENCH_OUT").unwrap_or_default();
+    let succeeded = super::program::with_sizes(&tiny(), &arguments, output.as_ref());
+    assert!(succeeded);
 }

@@ -29,6 +29,17 @@ echo 'test result: ok. 2 passed; 0 failed'";
 /// The files that the script writes.
 const FILES: [&str; 2] = ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"];
 
+/// What parts measure, by the names in the document.
+const DOCUMENTS: [&str; 7] = [
+    "start",
+    "start_again",
+    "chunks",
+    "stream",
+    "benchmark",
+    "connections_8",
+    "connections_32",
+];
+
 /// A bundle in a temporary folder, and a simulated machine for it.
 struct Bundle {
     root: PathBuf,
@@ -86,8 +97,15 @@ impl Bundle {
         self.listed("bundle/zarrs_cuda-tests", body);
     }
 
+    /// Makes the benchmark run `body`. The GPU answers its probe.
     fn bench(&self, body: &str) {
-        self.listed("bundle/zarrs_cuda-bench", body);
+        self.probed("exit 0", body);
+    }
+
+    /// Makes the benchmark run `body`, and `probe` when the script asks whether the GPU answers.
+    fn probed(&self, probe: &str, body: &str) {
+        let case = format!(r#"case " $* " in *" --probe "*) {probe};; esac"#);
+        self.listed("bundle/zarrs_cuda-bench", &format!("{case}\n{body}"));
     }
 
     fn listed(&self, path: &str, body: &str) {
@@ -195,8 +213,14 @@ fn everything_passes() {
     assert_eq!(
         results(&json),
         [
-            ("suites", "passed"),
+            ("machine", "passed"),
+            ("start", "passed"),
+            ("quick", "passed"),
+            ("chunks", "passed"),
+            ("stream", "passed"),
             ("benchmark", "passed"),
+            ("connections", "passed"),
+            ("suites", "passed"),
             ("memcheck", "passed"),
             ("racecheck", "passed"),
             ("synccheck", "passed"),
@@ -210,7 +234,9 @@ fn everything_passes() {
     assert_eq!(json["driver"], "580.1");
     assert_eq!(json["memory"], "81559 MiB");
     assert_eq!(json["compute_capability"], "9.0");
-    assert_eq!(json["benchmark"]["goals"][0], 1);
+    for document in DOCUMENTS {
+        assert_eq!(json[document]["goals"][0], 1, "{document}");
+    }
     assert_eq!(
         part(&json, "suites")["tests"],
         "test result: ok. 2 passed; 0 failed\ntest result: ok. 2 passed; 0 failed"
@@ -220,6 +246,7 @@ fn everything_passes() {
         assert!(log.contains(heading), "{log}");
     }
     assert_eq!(log.matches("cases=all").count(), 2);
+    assert_eq!(log.matches("cases=8").count(), 2);
     assert_eq!(log.matches("cases=4").count(), 4 * 3);
 
     let calls = bundle.calls();
@@ -264,7 +291,7 @@ fn a_failing_test_fails_its_part_and_no_other() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         results(&json),
-        [("suites", "failed"), ("benchmark", "passed")]
+        [("benchmark", "passed"), ("suites", "failed")]
     );
     let suites = part(&json, "suites");
     assert_eq!(suites["code"], 101);
@@ -434,35 +461,140 @@ fn a_benchmark_that_is_ended_leaves_the_document_whole() {
 }
 
 #[test]
-fn after_suites_that_hang_the_rest_is_skipped() {
+fn after_a_time_out_the_rest_runs_only_if_the_gpu_answers() {
+    for (probe, rest) in [
+        ("exit 0", "passed"),
+        ("exit 1", "skipped"),
+        ("exec sleep 60", "skipped"),
+    ] {
+        let bundle = Bundle::new();
+        bundle.sanitizer("");
+        bundle.probed(probe, "echo one; exec sleep 60");
+        let begin = Instant::now();
+        let (output, json) = bundle.run(
+            &["suites", "memcheck", "benchmark"],
+            &[("ZARRS_CUDA_LIMIT_BENCHMARK", "2")],
+        );
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(
+            results(&json),
+            [
+                ("benchmark", "timeout"),
+                ("suites", rest),
+                ("memcheck", rest)
+            ],
+            "{probe}"
+        );
+        assert_eq!(part(&json, "benchmark")["log"], "one");
+        let calls = bundle.calls();
+        assert_eq!(calls.matches("--probe").count(), 1, "{calls}");
+        assert_eq!(calls.contains("sanitizer"), rest == "passed", "{calls}");
+    }
+}
+
+#[test]
+fn a_tool_that_takes_all_its_time_is_no_failure() {
     let bundle = Bundle::new();
-    bundle.sanitizer("");
-    bundle.tests("echo one; exec sleep 60");
-    let (output, json) = bundle.run(
-        &["suites", "memcheck", "benchmark"],
-        &[("ZARRS_CUDA_LIMIT_SUITES", "2")],
-    );
-    assert_eq!(output.status.code(), Some(1));
+    bundle.sanitizer("[[ $* == *every_kernel* ]] || { echo slow; exec sleep 60; }");
+    bundle.program("bin/ncu", "exec sleep 60");
+    let limits = [
+        ("ZARRS_CUDA_LIMIT_MEMCHECK", "4"),
+        ("ZARRS_CUDA_LIMIT_PROFILE", "1"),
+    ];
+    let (output, json) = bundle.run(&["memcheck", "profile"], &limits);
+    assert!(output.status.success(), "{json:#}");
     assert_eq!(
         results(&json),
-        [
-            ("suites", "timeout"),
-            ("benchmark", "skipped"),
-            ("memcheck", "skipped"),
-        ]
+        [("memcheck", "incomplete"), ("profile", "incomplete")]
     );
-    assert_eq!(part(&json, "suites")["log"], "one");
-    let calls = bundle.calls();
+    assert_eq!(part(&json, "memcheck")["log"], "slow");
+    assert_eq!(json["passed"], true);
+}
+
+#[test]
+fn the_machine_is_described_and_what_is_absent_is_named() {
+    let bundle = Bundle::new();
+    bundle.program("bin/nvidia-smi", "echo \"smi $*\"");
+    bundle.program("bin/lscpu", "echo 'CPU(s): 2'; exit 3");
+    let (output, json) = bundle.run(&["machine"], &[("CUDA_VISIBLE_DEVICES", "0")]);
+    assert!(output.status.success(), "{json:#}");
+    let machine = &json["machine"];
+    assert_eq!(machine["nvidia-smi -q"], "smi -q");
+    assert_eq!(machine["nvidia-smi topo"], "smi topo -m");
+    for file in ["load", "memory"] {
+        assert!(machine[file].is_string(), "{machine:#}");
+    }
+    assert!(machine["limits"].as_str().unwrap().contains("open files"));
+    let environment = machine["environment"].as_str().unwrap();
     assert!(
-        !calls.contains("sanitizer") && !calls.contains("bench"),
-        "{calls}"
+        environment.contains("CUDA_VISIBLE_DEVICES=0"),
+        "{environment}"
+    );
+    let absent = machine["absent"].as_array().unwrap();
+    assert!(
+        absent.contains(&"lscpu: nothing from lscpu".into()),
+        "{absent:?}"
     );
 }
 
-/// Starts a script that runs the suites, and then the benchmark, which runs `body`.
+#[test]
+fn a_start_is_measured_before_and_after_the_driver_has_compiled() {
+    let bundle = Bundle::new();
+    bundle.bench(
+        "cached=$(cat \"$CUDA_CACHE_PATH\" 2>/dev/null); echo kernels >\"$CUDA_CACHE_PATH\"
+        echo \"{ \\\"cached\\\": \\\"$cached\\\" }\" >\"$ZARRS_CUDA_BENCH_OUT\"",
+    );
+    let (_, json) = bundle.run(&["start"], &[]);
+    assert_eq!(json["start"]["cached"], "");
+    assert_eq!(json["start_again"]["cached"], "kernels");
+    assert_eq!(json["chunks"], Value::Null);
+}
+
+#[test]
+fn shards_are_measured_with_few_and_many_connections() {
+    let bundle = Bundle::new();
+    bundle.bench(
+        "echo \"{ \\\"asked\\\": \\\"$CUDA_DEVICE_MAX_CONNECTIONS $*\\\" }\" >\"$ZARRS_CUDA_BENCH_OUT\"",
+    );
+    let (_, json) = bundle.run(&["connections"], &[]);
+    assert_eq!(json["connections_8"]["asked"], "8 --bench shards");
+    assert_eq!(json["connections_32"]["asked"], "32 --bench shards");
+}
+
+/// The limits of all parts, and for each part the seconds until a killed program is gone and the GPU
+/// has answered, are less than half an hour.
+#[test]
+fn all_limits_fit_half_an_hour() {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = fs::read_to_string(xtask.join("gpu-bundle.sh")).unwrap();
+    let (_, limits) = script.split_once("declare -A limit=(").unwrap();
+    let (limits, _) = limits.split_once(')').unwrap();
+    let limits: Vec<(&str, u32)> = limits
+        .split_whitespace()
+        .map(|limit| {
+            let (name, seconds) = limit.split_once("]=").unwrap();
+            (&name[1..], seconds.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(limits.len(), 13);
+    let sum: u32 = limits.iter().map(|(_, seconds)| seconds + 10 + 5).sum();
+    assert!(sum < 30 * 60, "{sum}");
+    // The head of the script says the same.
+    for (name, seconds) in limits {
+        if !name.ends_with("check") {
+            let line = script
+                .lines()
+                .find(|line| line.starts_with(&format!("#   {name} ")));
+            assert!(line.unwrap().ends_with(&format!(" {seconds} s")), "{name}");
+        }
+    }
+}
+
+/// Starts a script that describes the machine, and then runs the benchmark, which runs `body`.
 fn in_the_benchmark(bundle: &Bundle, body: &str) -> Child {
     bundle.bench(body);
-    let mut command = bundle.command(&["suites", "benchmark"]);
+    let mut command = bundle.command(&["machine", "benchmark"]);
     let mut script = command.stdout(Stdio::null()).spawn().unwrap();
     until(|| {
         assert_eq!(script.try_wait().unwrap(), None);
@@ -491,7 +623,7 @@ fn a_script_that_is_killed_keeps_the_parts_before() {
     let json = bundle.json();
     assert_eq!(
         results(&json),
-        [("suites", "passed"), ("benchmark", "running")]
+        [("machine", "passed"), ("benchmark", "running")]
     );
     assert_eq!(json["passed"], false);
 }
@@ -516,17 +648,17 @@ fn a_script_that_is_told_to_end_takes_all_with_it() {
 #[test]
 fn parts_that_are_yet_to_come_are_waiting() {
     let bundle = Bundle::new();
-    // A copy of the document from the time of the suites.
+    // A copy of the document from the time of the first suites.
     let text = bundle.root.join("text");
     bundle.tests(&format!(
         "cat \"$OUT\"/zarrs_cuda-gpu.json >'{}'\n{PASSING}",
         text.display()
     ));
-    bundle.run(&["suites", "benchmark"], &[]);
+    bundle.run(&["quick", "benchmark"], &[]);
     let json: Value = serde_json::from_str(&fs::read_to_string(text).unwrap()).unwrap();
     assert_eq!(
         results(&json),
-        [("suites", "running"), ("benchmark", "waiting")]
+        [("quick", "running"), ("benchmark", "waiting")]
     );
 }
 
@@ -545,8 +677,8 @@ fn programs_that_cannot_start_are_not_failed_tests() {
     assert_eq!(
         results(&json),
         [
-            ("suites", "cannot start"),
             ("benchmark", "cannot start"),
+            ("suites", "cannot start"),
             ("memcheck", "cannot start"),
         ]
     );
@@ -576,7 +708,8 @@ fn unknown_parts_and_limits_are_errors() {
     assert_eq!(
         message,
         "there is no part \"memchek\"; the parts are: \
-         suites benchmark memcheck racecheck synccheck initcheck profile\n"
+         machine start quick chunks stream benchmark connections suites \
+         memcheck racecheck synccheck initcheck profile\n"
     );
     let mut command = bundle.command(&[]);
     command.env("ZARRS_CUDA_LIMIT_SYNCCHECK", "1m");

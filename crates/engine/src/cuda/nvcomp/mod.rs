@@ -80,7 +80,7 @@ impl Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignments {
     /// The alignment of each chunk that is read.
-    pub(crate) input: usize,
+    pub input: usize,
     /// The alignment of each chunk that is written.
     pub output: usize,
     /// The alignment of the temporary memory.

@@ -16,6 +16,8 @@ pub mod emulated;
 mod functions;
 mod handles;
 mod kernels;
+#[cfg(test)]
+mod layouts;
 mod open;
 mod rows;
 

@@ -1,6 +1,10 @@
 //! Queries of NVIDIA's own library, as packaged, that need no device.
 //!
 //! `cargo xtask nvcomp-check` installs the packages, and runs these tests.
+//!
+//! Without a device the library answers: its version and properties, the text of a status, the alignments for
+//! compression and decompression, the most bytes that a chunk becomes, and the temporary memory for both. The
+//! temporary memory for the compression with zstd is unknown until there is a device.
 
 use super::*;
 use libloading::Library;
@@ -9,12 +13,15 @@ use std::{env, path::PathBuf};
 /// If this variable is 1, an absent library is a failure.
 const REQUIRE: &str = "ZARRS_CUDA_REQUIRE_NVCOMP";
 
-/// Returns the installed library of a major version, or `None` where there is none.
-fn installed(major: u32) -> Option<PathBuf> {
+/// The folders of the installed packages, and the major version of the library in each. The last one is for
+/// CUDA 13, and the others are for CUDA 12.
+const INSTALLED: [(&str, u32); 3] = [("nvcomp", 6), ("nvcomp5", 5), ("nvcomp13", 6)];
+
+/// Returns the installed library of a package, or `None` where there is none.
+fn installed((folder, major): (&str, u32)) -> Option<PathBuf> {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package.ancestors().nth(2).unwrap_or(package);
     let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let folder = if major == 6 { "nvcomp" } else { "nvcomp5" };
     let file = root
         .join(target)
         .join(folder)
@@ -34,9 +41,9 @@ fn installed(major: u32) -> Option<PathBuf> {
 }
 
 fn libraries() -> Vec<(u32, Nvcomp)> {
-    [6, 5]
+    INSTALLED
         .into_iter()
-        .filter_map(|major| Some((major, Nvcomp::open(&installed(major)?).unwrap())))
+        .filter_map(|package| Some((package.1, Nvcomp::open(&installed(package)?).unwrap())))
         .collect()
 }
 

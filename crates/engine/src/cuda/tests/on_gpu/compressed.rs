@@ -39,6 +39,8 @@ pub(in crate::cuda) struct Setup {
     compressors: Compressors,
     tuning: Tuning,
     scale: Scale,
+    /// Whether subchunks on which the compressor fails are only reported.
+    reports: bool,
 }
 
 impl Setup {
@@ -53,6 +55,16 @@ impl Setup {
             compressors,
             tuning,
             scale,
+            reports: false,
+        }
+    }
+
+    /// Returns this setup for a compressor that nobody has seen at work: the tests print how many subchunks it
+    /// fails on, and do not fail. The host has compressed these subchunks.
+    pub(in crate::cuda) fn reporting(self) -> Self {
+        Self {
+            reports: true,
+            ..self
         }
     }
 
@@ -73,7 +85,12 @@ impl Setup {
     fn assert_all_on_the_device(&self, shards: usize) {
         let metrics = self.devices.counters.snapshot();
         assert_eq!(metrics.shards_encoded, shards as u64);
-        assert_eq!(metrics.subchunks_on_host, 0, "nvCOMP failed on subchunks");
+        let on_host = metrics.subchunks_on_host;
+        if self.reports {
+            println!("nvCOMP failed on {on_host} subchunks");
+        } else {
+            assert_eq!(on_host, 0, "nvCOMP failed on subchunks");
+        }
     }
 }
 

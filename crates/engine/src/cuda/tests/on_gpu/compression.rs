@@ -22,7 +22,8 @@ fn setup(test: &str) -> Option<Setup> {
         (Scale::Large, tuning)
     };
     let tuning = engine::tuned(tuning);
-    Some(Setup::new(driver, Compressors::default(), tuning, scale))
+    let setup = Setup::new(driver, Compressors::default(), tuning, scale);
+    Some(setup.reporting())
 }
 
 /// The environment variable that names a folder for arrays of every chain. The interoperability

@@ -11,13 +11,13 @@ use zarrs::storage::{
 /// An empty store. [`set`](WritableStorageTraits::set) counts the bytes of a value and drops it at
 /// once: on the calling thread, before `set` returns.
 #[derive(Debug, Default)]
-pub(crate) struct Discarding {
+pub struct Discarding {
     bytes: AtomicU64,
 }
 
 impl Discarding {
     /// The number of bytes that were stored.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }
