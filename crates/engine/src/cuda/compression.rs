@@ -1,6 +1,8 @@
 //! A chain's compressor on a device: its nvCOMP format, its frames, and its buffers.
 
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::{Arena, Region, SLOT_ALIGNMENT};
 use super::compressed_frame_parts::{CompressedFrameLayout, beside_streams, most_encoded};
@@ -285,11 +287,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares the compressor for batches of up to `most` subchunks. A device's context is current on this
-    /// thread.
+    /// Prepares the compressor for batches of up to `most` subchunks. The context of the device with the
+    /// number `device` is current on this thread.
     pub(super) fn new(
         compression: Compression,
         nvcomp: &Nvcomp,
+        device: usize,
         most: usize,
     ) -> Result<Self, String> {
         let compressor = nvcomp.compressor(compression.format)?;
@@ -304,7 +307,7 @@ impl Prepared {
         let query = |chunks, block, total| compressor.requirements(chunks, block, total);
         Ok(Self {
             compression,
-            requirements: BatchRequirements::new(compression.chunking, most, &query)?,
+            requirements: BatchRequirements::new(compression.chunking, device, most, &query)?,
             compressor,
         })
     }
@@ -322,14 +325,14 @@ impl Prepared {
         self.requirements.of_batch(count)
     }
 
-    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
-    /// this thread.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device with the number `device`,
+    /// whose context is current on this thread.
     ///
     /// # Errors
     /// The buffers are too small. The reason has the numbers.
-    pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
+    pub(super) fn check(&self, buffers: &Buffers, device: usize) -> Result<(), String> {
         self.requirements
-            .check(&buffers.requirements, &|chunks, block, total| {
+            .check(&buffers.requirements, device, &|chunks, block, total| {
                 self.compressor.requirements(chunks, block, total)
             })
     }
@@ -345,19 +348,33 @@ pub(super) struct BatchRequirements {
     chunking: Chunking,
     /// The requirements of ever smaller batches. Each batch has half as many subchunks as the batch before.
     all: Vec<Requirements>,
+    /// The devices, by their numbers, and the numbers of chunks for which these requirements suffice there.
+    /// nvCOMP is asked once about each, because every shard checks its lane.
+    sufficient: Arc<Mutex<HashSet<(usize, usize)>>>,
 }
 
 impl BatchRequirements {
-    /// Asks nvCOMP for the requirements of batches of up to `most` subchunks.
+    /// Asks nvCOMP for the requirements of batches of up to `most` subchunks on the device with the number
+    /// `device`.
     ///
     /// # Errors
     /// nvCOMP does not answer, or a batch has more bytes than a machine can address.
-    pub(super) fn new(chunking: Chunking, most: usize, query: Query<'_>) -> Result<Self, String> {
+    pub(super) fn new(
+        chunking: Chunking,
+        device: usize,
+        most: usize,
+        query: Query<'_>,
+    ) -> Result<Self, String> {
         let halves = |count: &usize| (*count > 1).then_some(count / 2);
         let all = std::iter::successors(Some(most.max(1)), halves)
             .map(|count| ask(chunking, count, query))
-            .collect::<Result<_, _>>()?;
-        Ok(Self { chunking, all })
+            .collect::<Result<Vec<Requirements>, _>>()?;
+        let sufficient = all.iter().map(|known| (device, known.chunks)).collect();
+        Ok(Self {
+            chunking,
+            all,
+            sufficient: Arc::new(Mutex::new(sufficient)),
+        })
     }
 
     /// Returns the smallest of the known requirements that suffice for `count` subchunks at once.
@@ -372,13 +389,29 @@ impl BatchRequirements {
             .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
     }
 
-    /// Checks that `known`, one of these requirements, suffices on the device that `query` asks about.
+    /// Checks that `known`, one of these requirements, suffices on the device with the number `device`, which
+    /// `query` asks about. An answer that `known` suffices is kept.
     ///
     /// # Errors
     /// `known` does not suffice. The reason has the numbers.
-    pub(super) fn check(&self, known: &Requirements, query: Query<'_>) -> Result<(), String> {
+    pub(super) fn check(
+        &self,
+        known: &Requirements,
+        device: usize,
+        query: Query<'_>,
+    ) -> Result<(), String> {
+        let batch = (device, known.chunks);
+        let sufficient = || {
+            self.sufficient
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if sufficient().contains(&batch) {
+            return Ok(());
+        }
         let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
         if needed.temp <= known.temp && needed.max_output <= known.max_output {
+            sufficient().insert(batch);
             return Ok(());
         }
         Err(format!(
@@ -488,5 +521,62 @@ impl Buffers {
             framed: of(self.framed, 4),
             ..*self
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::nvcomp::Alignments;
+    use super::*;
+
+    /// nvCOMP is asked once about each batch on each device. An answer that a batch does not suffice is not
+    /// kept.
+    #[test]
+    fn nvcomp_is_asked_once_about_each_device_and_batch() {
+        let asked = Cell::new(0);
+        let temp = Cell::new(100);
+        let query = |chunks, max_chunk_bytes, total_bytes| {
+            asked.set(asked.get() + 1);
+            Ok(Requirements {
+                chunks,
+                max_chunk_bytes,
+                total_bytes,
+                alignments: Alignments {
+                    input: 1,
+                    output: 1,
+                    temp: 1,
+                },
+                max_output: 10,
+                temp: temp.get(),
+            })
+        };
+        let chunking = Chunking { bytes: 8, block: 8 };
+        let requirements = BatchRequirements::new(chunking, 3, 4, &query).unwrap();
+        assert_eq!(asked.get(), 3, "batches of 4, 2 and 1");
+        let batch = |count| *requirements.of_batch(count).unwrap();
+        for (device, count, sum) in [
+            (3, 4, 3),
+            (3, 1, 3),
+            (5, 4, 4),
+            (5, 4, 4),
+            (5, 2, 5),
+            (3, 2, 5),
+            (5, 2, 5),
+            (0, 2, 6),
+        ] {
+            requirements.check(&batch(count), device, &query).unwrap();
+            assert_eq!(asked.get(), sum, "device {device}, {count} subchunks");
+        }
+        temp.set(101);
+        for sum in [7, 8] {
+            requirements.check(&batch(4), 0, &query).unwrap_err();
+            assert_eq!(asked.get(), sum);
+        }
+        temp.set(100);
+        requirements.check(&batch(4), 0, &query).unwrap();
+        requirements.check(&batch(4), 0, &query).unwrap();
+        assert_eq!(asked.get(), 9);
     }
 }

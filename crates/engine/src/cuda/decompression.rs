@@ -24,11 +24,12 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares the decompressor for batches of up to `most` subchunks. A device's context is current on this
-    /// thread.
+    /// Prepares the decompressor for batches of up to `most` subchunks. The context of the device with the
+    /// number `device` is current on this thread.
     pub(super) fn new(
         layout: CompressedFrameLayout,
         nvcomp: &Nvcomp,
+        device: usize,
         most: usize,
     ) -> Result<Self, String> {
         let decompressor = nvcomp.decompressor(layout.format)?;
@@ -42,7 +43,7 @@ impl Prepared {
         let query = |chunks, block, total| decompressor.requirements(chunks, block, total);
         Ok(Self {
             layout,
-            requirements: BatchRequirements::new(layout.chunking, most, &query)?,
+            requirements: BatchRequirements::new(layout.chunking, device, most, &query)?,
             decompressor,
         })
     }
@@ -67,14 +68,14 @@ impl Prepared {
         self.requirements.of_batch(count)
     }
 
-    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
-    /// this thread.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device with the number `device`,
+    /// whose context is current on this thread.
     ///
     /// # Errors
     /// The buffers are too small. The reason has the numbers.
-    pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
+    pub(super) fn check(&self, buffers: &Buffers, device: usize) -> Result<(), String> {
         self.requirements
-            .check(&buffers.requirements, &|chunks, block, total| {
+            .check(&buffers.requirements, device, &|chunks, block, total| {
                 self.decompressor.requirements(chunks, block, total)
             })
     }

@@ -190,8 +190,9 @@ impl CudaEngine {
                 .map_err(EngineError::Unsuitable)?;
             let mut kind = ShardKind::new(grid.clone(), chain.clone());
             if let Some(compression) = compression {
-                kind.compressor =
-                    Some(self.ask(|nvcomp| Prepared::new(compression, nvcomp, most))?);
+                kind.compressor = Some(
+                    self.ask(|nvcomp, device| Prepared::new(compression, nvcomp, device, most))?,
+                );
                 kind.most = most;
             }
             Ok(kind)
@@ -210,8 +211,9 @@ impl CudaEngine {
         self.kept_kind(grid, chain, most, Some(layout), || {
             sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
             let mut kind = ShardKind::new(grid.clone(), chain.clone());
-            kind.decompressor =
-                Some(self.ask(|nvcomp| decompression::Prepared::new(layout, nvcomp, most))?);
+            kind.decompressor = Some(self.ask(|nvcomp, device| {
+                decompression::Prepared::new(layout, nvcomp, device, most)
+            })?);
             kind.most = most;
             Ok(kind)
         })
@@ -250,18 +252,19 @@ impl CudaEngine {
         )
     }
 
-    /// Asks nvCOMP a question, while the context of a device is current on this thread.
+    /// Asks nvCOMP a question, while the context of a device is current on this thread. The question takes
+    /// the number of the device.
     ///
     /// # Errors
     /// No device is usable, there is no nvCOMP, or it does not support the question. The error has the
     /// reason.
     fn ask<T>(
         &self,
-        question: impl FnOnce(&nvcomp::Nvcomp) -> Result<T, String>,
+        question: impl FnOnce(&nvcomp::Nvcomp, usize) -> Result<T, String>,
     ) -> Result<T, EngineError> {
-        let answer = self.devices.with_context(&self.limits, || {
+        let answer = self.devices.with_context(&self.limits, |device| {
             let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
-            question(&nvcomp)
+            question(&nvcomp, device)
         })?;
         answer.map_err(EngineError::Unsuitable)
     }
@@ -351,7 +354,7 @@ impl CudaEngine {
         let lane = acquired.lane().map_err(EngineError::Device)?;
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
-        if let Err(reason) = kind.check(&sizing) {
+        if let Err(reason) = kind.check(&sizing, device.info().ordinal) {
             // Nothing was enqueued, so that another shard can use the lane.
             drop(entered);
             acquired.reusable();

@@ -324,7 +324,7 @@ impl Devices {
     pub(super) fn with_context<T>(
         &self,
         limits: &DeviceLimits,
-        work: impl FnOnce() -> T,
+        work: impl FnOnce(usize) -> T,
     ) -> Result<T, DriverError> {
         let usable = self.usable(limits)?;
         let order = in_order(&self.lock(), &usable, |_| 0);
@@ -332,7 +332,7 @@ impl Devices {
         for index in order {
             match self.devices[index].enter() {
                 Ok(entered) => {
-                    let result = work();
+                    let result = work(self.devices[index].info().ordinal);
                     drop(entered);
                     return Ok(result);
                 }

@@ -263,19 +263,19 @@ impl ShardKind {
         }
     }
 
-    /// Checks that the buffers have the sizes that nvCOMP requires on the device whose context is current on
-    /// this thread.
+    /// Checks that the buffers have the sizes that nvCOMP requires on the device with the number `device`,
+    /// whose context is current on this thread.
     ///
     /// # Errors
     /// The buffers are too small. The reason has the numbers.
-    pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
+    pub(super) fn check(&self, sizing: &Sizing, device: usize) -> Result<(), String> {
         // All workspaces have buffers of the same sizes.
         let workspace = sizing.workspaces.first().copied().unwrap_or_default();
         if let (Some(prepared), Some(buffers)) = (&self.compressor, &workspace.compression) {
-            prepared.check(buffers)?;
+            prepared.check(buffers, device)?;
         }
         if let (Some(prepared), Some(buffers)) = (&self.decompressor, &workspace.decompression) {
-            prepared.check(buffers)?;
+            prepared.check(buffers, device)?;
         }
         Ok(())
     }

@@ -162,6 +162,12 @@ impl Nvcomp {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The number of times that this thread has asked a library for the size of temporary memory.
+    pub(crate) static TEMP_SIZE_CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The properties that the compressor and the decompressor of a format have in common.
 #[derive(Clone, Copy, Debug)]
 struct OneDirection {
@@ -251,6 +257,8 @@ impl OneDirection {
         if chunks == 0 {
             return Ok(0);
         }
+        #[cfg(test)]
+        TEMP_SIZE_CALLS.set(TEMP_SIZE_CALLS.get() + 1);
         let (options, mut bytes) = (self.options, 0);
         let result = &raw mut bytes;
         // SAFETY: the options are of this format and direction. The query writes the number of bytes. It

@@ -173,7 +173,8 @@ impl StreamLane {
     /// planned.
     pub(super) fn open(device: &Arc<Device>, plan: &StreamPlan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
-        (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
+        (plan.kind.check(&plan.sizing.lane, device.info().ordinal))
+            .map_err(EngineError::Unsuitable)?;
         let counters = &plan.devices.counters;
         let capacity = plan.sizing.lane.capacity;
         let lane = Lane::new(device, capacity, plan.timeout).map_err(|(error, leaked)| {

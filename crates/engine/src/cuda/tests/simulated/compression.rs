@@ -7,6 +7,7 @@ use super::*;
 use crate::contract::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::cuda::Compressors;
 use crate::cuda::HighestLevels;
+use crate::cuda::nvcomp::TEMP_SIZE_CALLS;
 
 /// Returns the compressors of `library`, at every level.
 pub(super) fn with(library: StandIn) -> Compressors {
@@ -616,4 +617,23 @@ fn a_library_that_refuses_a_batch() {
         assert!(simulation.violations().is_empty());
         assert_eq!(simulation.live().entered, 0);
     }
+}
+
+/// Only the first shard of a kind asks nvCOMP how much temporary memory a batch needs.
+#[test]
+fn only_the_first_shard_asks_for_temporary_memory() {
+    let simulation = simulation(Schedule::Latest);
+    let shard = Shard::new(0).compressed(0, compressors().remove(0), 1);
+    let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
+    let encode = || engine.encode(&shard.job(), &shard.elements, 3, 5).unwrap();
+    let before = TEMP_SIZE_CALLS.get();
+    encode();
+    let first = TEMP_SIZE_CALLS.get();
+    assert!(first > before);
+    for _ in 0..3 {
+        encode();
+    }
+    assert_eq!(TEMP_SIZE_CALLS.get(), first);
+    drop(engine);
+    assert_clean(&simulation);
 }
