@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
-from conftest import OURS, create
+from conftest import create
 from zarr.storage import MemoryStore
 from zarrs_cuda import _devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 KIND: dict[str, Any] = {
@@ -145,7 +145,9 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
     zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp)
     zarrs_cuda.configure(device_timeout=90, device_check="all")
     assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1)"
-    zarrs_cuda.configure(devices=None, device_memory=None, nvcomp=None, device_timeout=None, device_check=None)
+    zarrs_cuda.configure(
+        devices=None, device_memory=None, nvcomp=None, device_timeout=None, device_check=None
+    )
     # nvCOMP may be found among the packages.
     assert eval(in_child())[:2] == ("cuda", None)
 

@@ -50,12 +50,12 @@ class Devices(NamedTuple):
 
 def configure(
     *,
-    backend: str | None | _Unset = UNSET,
-    devices: int | Sequence[int] | None | _Unset = UNSET,
-    nvcomp: str | os.PathLike[str] | None | _Unset = UNSET,
-    device_memory: int | str | None | _Unset = UNSET,
-    device_timeout: float | None | _Unset = UNSET,
-    device_check: int | str | None | _Unset = UNSET,
+    backend: str | _Unset | None = UNSET,
+    devices: int | Sequence[int] | _Unset | None = UNSET,
+    nvcomp: str | os.PathLike[str] | _Unset | None = UNSET,
+    device_memory: int | str | _Unset | None = UNSET,
+    device_timeout: float | _Unset | None = UNSET,
+    device_check: int | str | _Unset | None = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
@@ -188,7 +188,12 @@ def packaged_nvcomp() -> str | None:
         return None
     folders = [] if spec is None else spec.submodule_search_locations or []
     for folder in folders:
-        for name in ("lib64/libnvcomp.so.6", "lib64/libnvcomp.so.5", "bin/nvcomp64_6.dll", "bin/nvcomp64_5.dll"):
+        for name in (
+            "lib64/libnvcomp.so.6",
+            "lib64/libnvcomp.so.5",
+            "bin/nvcomp64_6.dll",
+            "bin/nvcomp64_5.dll",
+        ):
             file = Path(folder, name)
             if file.exists():
                 return str(file)

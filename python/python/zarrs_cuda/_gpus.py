@@ -59,7 +59,9 @@ def _use(settings: _devices.Devices, devices: list[Any]) -> str:
     numbers = [device["ordinal"] for device in devices]
     missing = [number for number in settings.devices or () if number not in numbers]
     if missing:
-        return f"WRONG: `zarrs_cuda.devices` names GPU {missing[0]}, and the GPUs that can be used are {numbers}"
+        return (
+            f"WRONG: `zarrs_cuda.devices` names GPU {missing[0]}, and the GPUs that can be used are {numbers}"
+        )
     return "arrays use a GPU where one helps" if devices else "arrays use no GPU: there is none"
 
 

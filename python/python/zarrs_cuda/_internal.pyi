@@ -15,7 +15,9 @@ class Objects:
 
 @final
 class Native:
-    def __new__(cls, metadata: bytes, place: str | Objects | None, mode: str, devices: Devices | None, *, sync: bool) -> Self: ...
+    def __new__(
+        cls, metadata: bytes, place: str | Objects | None, mode: str, devices: Devices | None, *, sync: bool
+    ) -> Self: ...
     @property
     def mode(self) -> str: ...
     @property

@@ -1,4 +1,4 @@
-"""Ends reads that wait when the user presses Ctrl-C; `interrupted` in `python/src/writing.rs` ends calls of writers.
+"""Ends reads that wait on Ctrl-C; `interrupted` in `python/src/writing.rs` ends calls of writers.
 
 In Python, a signal reaches the main thread alone.
 """

@@ -16,8 +16,8 @@ from zarrs_cuda._interrupts import interruptible
 from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._places import place, place_of_shards
-from zarrs_cuda._writers import native_type
 from zarrs_cuda._supported import has_shards
+from zarrs_cuda._writers import native_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
