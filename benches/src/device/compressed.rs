@@ -211,7 +211,6 @@ pub(crate) fn engine_for(
         levels: HighestLevels::ALL,
         nvcomp: sizes.nvcomp.clone(),
         decode: true,
-        ..Compressors::default()
     };
     CudaEngine::new(engine.devices.clone(), limits, tuning).for_chain(&kind.chain, compressors)
 }
