@@ -50,11 +50,18 @@ impl ToHost {
         unsafe { download.read(bytes, failed, take) }
     }
 
+    /// # Errors
+    /// [`EngineError::Unsuitable`], because nothing was copied yet.
     fn download(&self, ordinal: usize) -> Result<Download, EngineError> {
         let devices = match &self.given {
-            Some(devices) => devices.clone(),
-            None => cuda::devices().map_err(EngineError::Device)?,
+            Some(devices) => Ok(devices.clone()),
+            None => cuda::devices().map_err(EngineError::Device),
         };
-        devices.download(ordinal, self.timeout)
+        let download = devices.and_then(|devices| devices.download(ordinal, self.timeout));
+        download.map_err(|error| {
+            EngineError::Unsuitable(format!(
+                "the data are on CUDA device {ordinal}, and cannot be copied to the host, which encodes them: {error}"
+            ))
+        })
     }
 }
