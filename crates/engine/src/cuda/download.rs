@@ -165,6 +165,8 @@ impl Download {
     /// The requirements of [`DeviceBytes`].
     unsafe fn begin(&self, bytes: &DeviceBytes, starts: &[usize]) -> Result<(), DriverError> {
         let driver = self.device.driver();
+        // The event of an earlier read is free again, and is this one.
+        let _ = self.lent.free_event();
         // SAFETY: this function has the same requirements, which its caller keeps.
         unsafe { driver.record_in(self.made, bytes.stream, MADE)? };
         let lent = bytes.pointer..bytes.pointer.saturating_add(bytes.len as u64);
