@@ -5,15 +5,17 @@ use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use zarrs_cuda::Registration;
+use zarrs_cuda::{Backend, Options, Registration};
 
 use crate::error::unsupported;
 
 static REGISTRATION: Mutex<Option<Registration>> = Mutex::new(None);
 
-/// Makes zarrs use the library's codec for every sharded array that this module opens.
+/// Makes zarrs use the library's codec for every sharded array that this module opens, on the host. Arrays that
+/// may use a device are given that option when they are opened, so that no device is looked for here.
 pub(crate) fn register() -> PyResult<()> {
-    match zarrs_cuda::register(zarrs_cuda::Options::default()) {
+    let options = Options::default().with_backend(Backend::Host);
+    match zarrs_cuda::register(options) {
         Ok(registration) => {
             let mut known = REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(registration);

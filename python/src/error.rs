@@ -9,6 +9,7 @@ use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use zarrs::array::ArrayError;
 use zarrs_codec::CodecError;
+use zarrs_cuda::maintenance::is_damage;
 use zarrs_cuda::reader::ReaderError;
 use zarrs_storage::StorageError;
 
@@ -52,6 +53,10 @@ impl Error {
         }
         if is_of_memory(error) {
             return Self::Memory(format!("cannot decode {key}: {error}"));
+        }
+        if !is_damage(error) {
+            // For example, a device that was asked for cannot be used.
+            return Self::Other(format!("cannot read or change {key}: {error}"));
         }
         Self::Damaged {
             key: key.to_owned(),

@@ -248,3 +248,44 @@ def test_no_nvcomp_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch)
     assert len(lines) == 1
     for place in ("libnvcomp.so.6", "libnvcomp.so.5", "ZARRS_CUDA_NVCOMP"):
         assert place in lines[0], lines
+
+
+@without_driver
+@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+def test_a_missing_gpu_is_no_damage(mode: str, tmp_path: Path) -> None:
+    """No error of a device advises to delete a shard."""
+    array = create(tmp_path, **KIND)
+    array[...] = 7
+    with zarr.config.set({"zarrs_cuda.backend": "cuda", "codec_pipeline.shards": mode}):
+        with zarr.config.set({"codec_pipeline.path": OURS}):
+            again = zarr.open_array(tmp_path, mode="r+")
+        with pytest.raises(RuntimeError, match="no CUDA driver is installed") as error:
+            again[0, 0] = 9
+        assert not isinstance(error.value, zarrs_cuda.ShardError)
+    assert (array[...] == 7).all()
+
+
+@without_driver
+def test_a_variable_that_asks_for_a_missing_gpu(tmp_path: Path) -> None:
+    """The package goes on, writes are refused, and the program's own setting comes first."""
+    code = f"""
+import zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+array = zarr.create_array({str(tmp_path / "a")!r}, shape=(8,), chunks=(2,), shards=(8,), dtype="uint8")
+assert "cuda" in zarrs_cuda.doctor()
+try:
+    array[...] = 1
+except RuntimeError as error:
+    assert "no CUDA driver is installed" in str(error), error
+else:
+    raise AssertionError
+zarrs_cuda.configure(backend="host")
+array = zarr.open_array({str(tmp_path / "a")!r}, mode="r+")
+array[...] = 2
+assert (array[...] == 2).all()
+"""
+    environment = {**os.environ, "ZARRS_CUDA_BACKEND": "cuda"}
+    for command in (["-c", code], ["-m", "zarrs_cuda", "--version"], ["-m", "zarrs_cuda", "doctor"]):
+        command = [sys.executable, "-W", "error", *command]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

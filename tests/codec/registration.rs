@@ -127,7 +127,10 @@ fn registering_twice() {
     let again = register(Options::default());
     assert!(matches!(again, Err(Error::AlreadyRegistered)), "{again:?}");
     let why = explain(&open(plain())).unwrap().why;
-    assert_eq!(why, "the host was asked for", "the options of the first");
+    assert_eq!(
+        why, "the options asked for the host",
+        "the options of the first"
+    );
     drop(registration);
     for _ in 0..3 {
         let registration = register(Options::default()).unwrap();
@@ -164,8 +167,14 @@ fn options_of_a_registration() {
     };
     let host = open_with(Options::default().with_backend(Backend::Host));
     let auto = open_with(Options::default().with_huge_pages(false));
-    assert_eq!(explain(&host).unwrap().why, "the host was asked for");
-    assert_ne!(explain(&auto).unwrap().why, "the host was asked for");
+    assert_eq!(
+        explain(&host).unwrap().why,
+        "the options asked for the host"
+    );
+    assert_ne!(
+        explain(&auto).unwrap().why,
+        "the options asked for the host"
+    );
     check_round_trip(&host);
     check_round_trip(&auto);
 }
@@ -283,12 +292,18 @@ fn options_of_one_array() {
         assert_eq!(part.unwrap(), [1, 2, 3]);
 
         let host = cuda.with_codec_specific_options(&with_backend(Backend::Host));
-        assert_eq!(explain(&host).unwrap().why, "the host was asked for");
+        assert_eq!(
+            explain(&host).unwrap().why,
+            "the options asked for the host"
+        );
         check_round_trip(&host);
         // Options of other codecs do not change ours.
         let others = CodecSpecificOptions::default().with_option(5_u8);
         let host = host.with_codec_specific_options(&others);
-        assert_eq!(explain(&host).unwrap().why, "the host was asked for");
+        assert_eq!(
+            explain(&host).unwrap().why,
+            "the options asked for the host"
+        );
     }
 }
 
