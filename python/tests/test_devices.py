@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
-from conftest import create
+from conftest import OURS, create
 from zarr.storage import MemoryStore
 from zarrs_cuda import _devices
 
