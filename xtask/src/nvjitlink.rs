@@ -5,6 +5,7 @@ use libloading::Library;
 use std::{
     ffi::{CString, c_char, c_int, c_uint, c_void},
     fs,
+    mem::ManuallyDrop,
     path::Path,
     ptr,
 };
@@ -32,8 +33,8 @@ pub(crate) struct NvJitLink {
     log_sizes: [Size; 2],
     logs: [Text; 2],
     destroy: Destroy,
-    /// The last field, so that it is dropped after the functions, which are in it.
-    _library: Library,
+    /// The library is never unloaded: its code may run until the process ends.
+    _library: ManuallyDrop<Library>,
 }
 
 impl NvJitLink {
@@ -68,7 +69,7 @@ impl NvJitLink {
                         .map_err(error)?,
                 ],
                 destroy: *library.get(b"__nvJitLinkDestroy_13_0\0").map_err(error)?,
-                _library: library,
+                _library: ManuallyDrop::new(library),
             })
         }
     }
