@@ -206,8 +206,9 @@ impl Engines {
         }
     }
 
-    /// Chooses the place where a job is done. `rule` returns a reason to leave the job to the host instead of
-    /// the selected devices, or `None`. `prepare` prepares the job for the selected devices.
+    /// Chooses the place where a job is done. `device` returns the engine of the selected devices for the job,
+    /// `rule` returns a reason to leave the job to the host instead, or `None`, and `prepare` prepares the job
+    /// for the engine.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`], with the reason, if a setting asks for a device and none can do the job,
@@ -215,8 +216,9 @@ impl Engines {
     fn choose_place<T>(
         &self,
         options: &Options,
-        rule: impl FnOnce(&Selected) -> Option<String>,
-        prepare: impl FnOnce(&Selected) -> Result<T, String>,
+        device: impl FnOnce(&Selected) -> Result<CudaEngine, String>,
+        rule: impl FnOnce(&CudaEngine) -> Option<String>,
+        prepare: impl FnOnce(CudaEngine, &Selected) -> Result<T, String>,
     ) -> Result<Chosen<T>, Error> {
         let consent = self.consent(options);
         let backend = consent.backend;
@@ -229,12 +231,33 @@ impl Engines {
                 return Err(Error::BackendUnavailable { backend, reason });
             }
         };
-        let on_host = if strict { None } else { rule(selected) };
-        match on_host.map_or_else(|| prepare(selected), Err) {
+        let prepared = device(selected).and_then(|device| {
+            let on_host = if strict { None } else { rule(&device) };
+            on_host.map_or_else(|| prepare(device, selected), Err)
+        });
+        match prepared {
             Ok(prepared) => Ok(Chosen::Device { prepared, strict }),
             Err(reason) if strict => Err(Error::BackendUnavailable { backend, reason }),
             Err(why) => Ok(Chosen::Host(why)),
         }
+    }
+
+    /// Chooses the place where shards of `grid` are encoded or decoded, like
+    /// [`choose_place`](Self::choose_place). `prepare` is also given the known chain.
+    fn choose_shard_place<T>(
+        &self,
+        direction: Direction,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+        prepare: impl FnOnce(CudaEngine, &KnownChain, &Selected) -> Result<T, String>,
+    ) -> Result<Chosen<T>, Error> {
+        self.choose_place(
+            options,
+            |selected| self.device(direction, options, selected, grid, known(chain)?),
+            |device| self.rule_of_shard(direction, grid, chain.ok()?, device),
+            |device, selected| prepare(device, known(chain)?, selected),
+        )
     }
 
     /// Returns the engine that encodes whole shards of `grid`, and the reason for the choice. The engine also
@@ -260,16 +283,7 @@ impl Engines {
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
-        let rule = |selected: &Selected| {
-            let chain = chain.ok()?;
-            let device = self
-                .device(direction, options, selected, grid, chain)
-                .ok()?;
-            self.rule_of_shard(direction, grid, chain, &device)
-        };
-        let prepare = |selected: &Selected| {
-            let chain = known(chain)?;
-            let device = self.device(direction, options, selected, grid, chain)?;
+        let prepare = |device: CudaEngine, chain: &KnownChain, selected: &Selected| {
             let devices = devices_text(&device.numbers()?, selected);
             let shards = match direction {
                 Direction::Encode => device.shards(grid, chain),
@@ -279,29 +293,34 @@ impl Engines {
             let memory = shards.memory_estimate().map_err(|e| e.to_string())?;
             Ok((shards, memory, devices))
         };
-        Ok(match self.choose_place(options, rule, prepare)? {
-            Chosen::Host(why) => ShardPlan::host(why),
-            Chosen::Device {
-                prepared: (shards, memory, devices),
-                strict,
-            } => {
-                let engine = if strict {
-                    WithFallback::strict(shards)
-                } else {
-                    WithFallback::new(shards)
-                };
-                ShardPlan {
-                    summary: PlanSummary {
-                        engine: engine.name(),
-                        why: format!("{}: {devices}; a lane takes {memory}", why_device(strict)),
-                        place: Place::Cuda,
-                        memory: Some(MemoryEstimate::of(memory)),
-                        first_wait: engine.first_wait(),
-                    },
-                    engine: Box::new(engine),
+        Ok(
+            match self.choose_shard_place(direction, options, grid, chain, prepare)? {
+                Chosen::Host(why) => ShardPlan::host(why),
+                Chosen::Device {
+                    prepared: (shards, memory, devices),
+                    strict,
+                } => {
+                    let engine = if strict {
+                        WithFallback::strict(shards)
+                    } else {
+                        WithFallback::new(shards)
+                    };
+                    ShardPlan {
+                        summary: PlanSummary {
+                            engine: engine.name(),
+                            why: format!(
+                                "{}: {devices}; a lane takes {memory}",
+                                why_device(strict)
+                            ),
+                            place: Place::Cuda,
+                            memory: Some(MemoryEstimate::of(memory)),
+                            first_wait: engine.first_wait(),
+                        },
+                        engine: Box::new(engine),
+                    }
                 }
-            }
-        })
+            },
+        )
     }
 
     /// Returns the engine that decodes whole shards of `grid`, and the reason for the choice. Looks for no
@@ -345,23 +364,14 @@ impl Engines {
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
     ) -> Result<PlanSummary, Error> {
-        let rule = |selected: &Selected| {
-            let chain = chain.ok()?;
-            let device = self
-                .device(direction, options, selected, grid, chain)
-                .ok()?;
-            self.rule_of_shard(direction, grid, chain, &device)
-        };
-        let prepare = |selected: &Selected| {
-            let chain = known(chain)?;
-            let device = self.device(direction, options, selected, grid, chain)?;
+        let prepare = |device: CudaEngine, chain: &KnownChain, selected: &Selected| {
             if device.has_contexts() {
                 return Ok(None);
             }
             device.check_without_context(chain)?;
             Ok(Some(devices_text(&device.numbers()?, selected)))
         };
-        Ok(match self.choose_place(options, rule, prepare)? {
+        Ok(match self.choose_shard_place(direction, options, grid, chain, prepare)? {
             Chosen::Host(why) => PlanSummary::host(why),
             Chosen::Device { prepared: None, .. } => {
                 self.choose_for(direction, options, grid, chain)?.summary

@@ -118,26 +118,30 @@ impl Engines {
         options: &Options,
         job: &StreamJob,
     ) -> Result<StreamChoice, Error> {
-        let of_job = |selected: &Selected| {
-            let StreamChain::Known(chain) = &job.chain else {
-                return Err("the CUDA engine does not know the inner codecs".to_string());
-            };
-            let grid = job.grid.shard();
-            let device = self.device(Direction::Encode, options, selected, grid, chain)?;
-            Ok((chain, device))
+        let chain = match &job.chain {
+            StreamChain::Known(chain) => Ok(chain),
+            StreamChain::Foreign(_) => {
+                Err("the CUDA engine does not know the inner codecs".to_string())
+            }
         };
-        let rule = |selected: &Selected| {
-            let (chain, device) = of_job(selected).ok()?;
-            self.rule_of_stream(job, chain, &device)
+        let device = |selected: &Selected| {
+            let chain = chain.as_ref().map_err(String::clone)?;
+            self.device(
+                Direction::Encode,
+                options,
+                selected,
+                job.grid.shard(),
+                chain,
+            )
         };
-        let prepare = |selected: &Selected| {
-            let (_, device) = of_job(selected)?;
+        let rule = |device: &CudaEngine| self.rule_of_stream(job, chain.as_ref().ok()?, device);
+        let prepare = |device: CudaEngine, selected: &Selected| {
             let estimate = device.stream_estimate(job);
             estimate.map_err(|error| error.to_string())?;
             let devices = devices_text(&device.numbers()?, selected);
             Ok((device, devices))
         };
-        Ok(match self.choose_place(options, rule, prepare)? {
+        Ok(match self.choose_place(options, device, rule, prepare)? {
             Chosen::Host(why) => StreamChoice {
                 given: self.devices.clone(),
                 ..StreamChoice::host(why)
