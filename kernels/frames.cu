@@ -3,8 +3,9 @@
 // Stream c, at streams + c * stream_stride (16-aligned), has stream_sizes[c] bytes. It has failed
 // if statuses[c] != 0, or its size is 0 or more than stream_most. The frame of subchunk i of
 // `count` goes to frames + i * frame_stride (16-aligned). sizes[i] becomes the frame's bytes,
-// framed[i] 1 and failed[i] 0. Without a frame, sizes[i] and framed[i] become 0, and failed[i] 0 if
-// stored[i] == 0 (stored may be null), else 1: a stream failed, or the frame's slot is too small.
+// framed[i] 1 and outcomes[i] FRAMED. Without a frame, sizes[i] and framed[i] become 0, and
+// outcomes[i] EMPTY if stored[i] == 0 (stored may be null), else FAILED: a stream failed, or the
+// frame's slot is too small.
 //
 // frame_zstd: copies stream i, a Zstandard frame (RFC 8878) of `bytes` bytes of content, to a frame
 // whose header has the content size. The stream has failed if it is not one frame
@@ -75,13 +76,19 @@ DEVICE uint64_t stream_bytes(const uint64_t* sizes, const uint32_t* statuses, ui
     return status != 0 || size > most ? 0 : size;
 }
 
+// The outcome of a subchunk. Any two differ in two bits, and none is 0: the host takes neither a
+// flipped bit nor cleared memory for an outcome.
+constexpr uint32_t FRAMED = 1;
+constexpr uint32_t FAILED = 2;
+constexpr uint32_t EMPTY = 4;
+
 // The warp stores the results for a subchunk.
-DEVICE void store_result(uint64_t* sizes, uint32_t* framed, uint32_t* failed, uint64_t i, uint64_t size,
+DEVICE void store_result(uint64_t* sizes, uint32_t* framed, uint32_t* outcomes, uint64_t i, uint64_t size,
                          bool elided) {
     if (lane_index() != 0) return;
     store(sizes + i, size);
     store(framed + i, static_cast<uint32_t>(size != 0));
-    store(failed + i, static_cast<uint32_t>(size == 0 && !elided));
+    store(outcomes + i, size != 0 ? FRAMED : elided ? EMPTY : FAILED);
 }
 
 constexpr uint32_t ZSTD_MAGIC = 0xfd2fb528u;
@@ -150,7 +157,7 @@ DEVICE bool zstd_blocks_end_at(const uint8_t* frame, uint64_t at, bool checksum,
 KERNEL(frame_zstd, 256)
 (const uint8_t* streams, uint64_t stream_stride, uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, uint64_t count, uint8_t* frames, uint64_t frame_stride, uint64_t* sizes,
- uint32_t* framed, uint32_t* failed) {
+ uint32_t* framed, uint32_t* outcomes) {
     const uint64_t pieces = pieces_in(stream_most);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
@@ -172,7 +179,7 @@ KERNEL(frame_zstd, 256)
                 copy_piece(frame + header.new_bytes, stream + header.replaced, stream_size - header.replaced, piece);
             }
         }
-        if (piece == 0) store_result(sizes, framed, failed, i, size, elided);
+        if (piece == 0) store_result(sizes, framed, outcomes, i, size, elided);
     }
 }
 
@@ -185,7 +192,7 @@ constexpr uint32_t GZIP_TRAILER = 8;
 KERNEL(frame_gzip, 256)
 (const uint8_t* streams, uint64_t stream_stride, uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, const uint32_t* checksums, uint64_t count, uint8_t* frames,
- uint64_t frame_stride, uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
+ uint64_t frame_stride, uint64_t* sizes, uint32_t* framed, uint32_t* outcomes) {
     const uint64_t pieces = pieces_in(stream_most);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
@@ -204,7 +211,7 @@ KERNEL(frame_gzip, 256)
             }
             copy_piece(frame + GZIP_HEADER, streams + i * stream_stride, stream_size, piece);
         }
-        if (piece == 0) store_result(sizes, framed, failed, i, size, elided);
+        if (piece == 0) store_result(sizes, framed, outcomes, i, size, elided);
     }
 }
 
@@ -220,7 +227,7 @@ DEVICE uint32_t block_bytes(uint32_t bytes, uint32_t block, uint32_t j) {
 KERNEL(frame_blosc_layout, 256)
 (uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses, const uint32_t* stored,
  uint32_t bytes, uint32_t block, uint64_t count, uint32_t format, uint8_t* frames, uint64_t frame_stride,
- uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
+ uint64_t* sizes, uint32_t* framed, uint32_t* outcomes) {
     const uint32_t lane = lane_index();
     const uint32_t blocks = (bytes - 1) / block + 1;
     for (uint64_t i = first_warp(); i < count; i += warps()) {
@@ -249,7 +256,7 @@ KERNEL(frame_blosc_layout, 256)
         }
         if (elided || bad) end = 0;
         if (end != 0 && lane < 4) store(words + lane, lane == 0 ? format : lane == 1 ? bytes : lane == 2 ? block : end);
-        store_result(sizes, framed, failed, i, end, elided);
+        store_result(sizes, framed, outcomes, i, end, elided);
     }
 }
 

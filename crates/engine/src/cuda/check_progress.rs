@@ -1,10 +1,14 @@
 //! How far the results of a device were compared with those of the host, for one kind of shards.
 //!
 //! A kind passes on a device when every buffer of a lane was used three times, and 64 subchunks that are not
-//! empty were compared. Until then, every batch is compared. Later, one batch of some is compared.
+//! empty were compared. Until then, every batch is compared. Later, one batch of some is compared, and each
+//! shard that uses a buffer for the first, second or third time.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
+
+use crate::reduce::Reducer;
 
 /// How often each buffer of a lane is used before a kind has passed: a buffer that keeps bytes of an earlier
 /// batch then had them twice.
@@ -37,6 +41,30 @@ pub(super) enum Source {
     Reduction,
 }
 
+/// The work that is checked, on one device, with the values that are no part of a kind of shards. The results
+/// depend on these values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Subject<'a> {
+    pub(super) ordinal: usize,
+    pub(super) work: Work,
+    pub(super) fill_value: Cow<'a, [u8]>,
+    pub(super) store_empty: bool,
+    /// Whether slices of a stream are padded.
+    pub(super) pads: bool,
+    /// The reduction that makes the slices of a stream.
+    pub(super) reducer: Option<Cow<'a, Reducer>>,
+}
+
+impl Subject<'_> {
+    fn into_owned(self) -> Subject<'static> {
+        Subject {
+            fill_value: Cow::Owned(self.fill_value.into_owned()),
+            reducer: self.reducer.map(|reducer| Cow::Owned(reducer.into_owned())),
+            ..self
+        }
+    }
+}
+
 /// How often each buffer of a lane was used: the buffers by class, and the number of the lane in its process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LaneUses {
@@ -56,6 +84,14 @@ impl LaneUses {
 
     fn are_enough(&self) -> bool {
         self.classes.iter().flatten().all(|uses| *uses >= USES)
+    }
+
+    /// Returns whether each buffer that `other` uses was used often enough.
+    fn cover(&self, other: &Self) -> bool {
+        std::iter::zip(&self.classes, &other.classes).all(|(uses, of_other)| {
+            let mut used = of_other.iter().enumerate().filter(|(_, uses)| **uses > 0);
+            used.all(|(buffer, _)| uses.get(buffer).is_some_and(|uses| *uses >= USES))
+        })
     }
 }
 
@@ -86,12 +122,14 @@ impl fmt::Display for Unchecked {
     }
 }
 
-/// The progress of one kind of work on one device.
+/// The progress of one subject.
 #[derive(Debug, Default)]
 struct Progress {
-    passed: bool,
+    /// The compared uses of the buffers of a lane, after the kind has passed.
+    passed: Option<LaneUses>,
     /// The number of compared subchunks that are not empty, until the kind has passed.
     subchunks: u64,
+    /// The compared uses of the buffers of each lane, until the kind has passed.
     lanes: Vec<LaneUses>,
     /// The number of batches since the kind has passed.
     batches: u64,
@@ -100,14 +138,14 @@ struct Progress {
 
 /// The progress of all work on all devices, for one kind of shards.
 #[derive(Debug, Default)]
-pub(super) struct CheckProgress(Mutex<Vec<(usize, Work, Progress)>>);
+pub(super) struct CheckProgress(Mutex<Vec<(Subject<'static>, Progress)>>);
 
 impl CheckProgress {
-    /// Returns whether the next batch has to be compared: each batch until the kind has passed on the device
-    /// with this ordinal, and one of `every` batches later.
-    pub(super) fn is_due(&self, ordinal: usize, work: Work, every: u32) -> bool {
-        self.with(ordinal, work, |progress| {
-            if !progress.passed {
+    /// Returns whether the next batch has to be compared: each batch until the kind has passed, and one of
+    /// `every` batches later.
+    pub(super) fn is_due(&self, subject: &Subject<'_>, every: u32) -> bool {
+        self.with(subject, |progress| {
+            if progress.passed.is_none() {
                 return true;
             }
             progress.batches += 1;
@@ -115,17 +153,29 @@ impl CheckProgress {
         })
     }
 
-    /// Returns whether the kind has passed on the device.
-    pub(super) fn has_passed(&self, ordinal: usize, work: Work) -> bool {
-        self.with(ordinal, work, |progress| progress.passed)
+    /// Returns whether the kind has passed.
+    pub(super) fn has_passed(&self, subject: &Subject<'_>) -> bool {
+        self.with(subject, |progress| progress.passed.is_some())
+    }
+
+    /// Returns whether `uses` has a buffer that was not used often enough in compared work. A large shard
+    /// reaches buffers that smaller ones never use, also after the kind has passed.
+    pub(super) fn reaches_new(&self, subject: &Subject<'_>, uses: &LaneUses) -> bool {
+        self.with(subject, |progress| {
+            progress
+                .passed
+                .as_ref()
+                .is_none_or(|passed| !passed.cover(uses))
+        })
     }
 
     /// Notes that a comparison found no difference. It compared `subchunks` subchunks that are not empty, and
     /// the work has used the buffers of a lane as `uses` says.
-    pub(super) fn equal(&self, ordinal: usize, work: Work, subchunks: u64, uses: &LaneUses) {
-        self.with(ordinal, work, |progress| {
+    pub(super) fn equal(&self, subject: &Subject<'_>, subchunks: u64, uses: &LaneUses) {
+        self.with(subject, |progress| {
             progress.unchecked = Unchecked::default();
-            if progress.passed {
+            if let Some(passed) = &mut progress.passed {
+                passed.add(uses);
                 return;
             }
             progress.subchunks += subchunks;
@@ -138,13 +188,15 @@ impl CheckProgress {
                 }
                 progress.lanes.push(uses.clone());
             }
-            progress.passed =
-                progress.subchunks >= SUBCHUNKS && progress.lanes.iter().any(LaneUses::are_enough);
-            if progress.passed {
+            let mut lanes = progress.lanes.iter();
+            if progress.subchunks >= SUBCHUNKS
+                && let Some(lane) = lanes.find(|lane| lane.are_enough())
+            {
+                progress.passed = Some(lane.clone());
                 progress.lanes.clear();
                 tracing::info!(
-                    device = ordinal,
-                    ?work,
+                    device = subject.ordinal,
+                    work = ?subject.work,
                     subchunks = progress.subchunks,
                     "the results of a CUDA device have passed the comparison with the host"
                 );
@@ -153,30 +205,26 @@ impl CheckProgress {
     }
 
     /// Notes that results are returned without a comparison.
-    pub(super) fn returned(&self, ordinal: usize, work: Work, unchecked: Unchecked) {
-        self.with(ordinal, work, |progress| {
+    pub(super) fn returned(&self, subject: &Subject<'_>, unchecked: Unchecked) {
+        self.with(subject, |progress| {
             progress.unchecked.shards += unchecked.shards;
             progress.unchecked.batches += unchecked.batches;
         });
     }
 
     /// Returns the results that were returned since the last comparison without a difference.
-    pub(super) fn unchecked(&self, ordinal: usize, work: Work) -> Unchecked {
-        self.with(ordinal, work, |progress| progress.unchecked)
+    pub(super) fn unchecked(&self, subject: &Subject<'_>) -> Unchecked {
+        self.with(subject, |progress| progress.unchecked)
     }
 
-    fn with<T>(&self, ordinal: usize, work: Work, then: impl FnOnce(&mut Progress) -> T) -> T {
-        let mut all = self.lock();
-        let is_it = |(device, of, _): &(usize, Work, Progress)| (*device, *of) == (ordinal, work);
-        let at = all.iter().position(is_it).unwrap_or_else(|| {
-            all.push((ordinal, work, Progress::default()));
+    fn with<T>(&self, subject: &Subject<'_>, then: impl FnOnce(&mut Progress) -> T) -> T {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|(known, _)| known == subject);
+        let at = at.unwrap_or_else(|| {
+            all.push((subject.clone().into_owned(), Progress::default()));
             all.len() - 1
         });
-        then(&mut all[at].2)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Work, Progress)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        then(&mut all[at].1)
     }
 }
 
@@ -185,6 +233,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn subject(work: Work) -> Subject<'static> {
+        Subject {
+            ordinal: 0,
+            work,
+            fill_value: Cow::Borrowed(&[0]),
+            store_empty: false,
+            pads: false,
+            reducer: None,
+        }
+    }
 
     fn uses(lane: u64, classes: [&[u32]; 3]) -> LaneUses {
         LaneUses {
@@ -196,50 +255,87 @@ mod tests {
     #[test]
     fn a_kind_passes_with_enough_uses_of_one_lane_and_enough_subchunks() {
         let progress = CheckProgress::default();
+        let encode = subject(Work::Encode);
         let one = uses(1, [&[1, 1], &[1], &[]]);
         let other = uses(2, [&[1, 1], &[1], &[]]);
         for _ in 0..2 {
-            progress.equal(0, Work::Encode, 100, &one);
-            progress.equal(0, Work::Encode, 100, &other);
+            progress.equal(&encode, 100, &one);
+            progress.equal(&encode, 100, &other);
         }
-        assert!(!progress.has_passed(0, Work::Encode), "two uses of each");
-        assert!(progress.is_due(0, Work::Encode, 64));
-        progress.equal(0, Work::Encode, 0, &one);
-        assert!(progress.has_passed(0, Work::Encode));
-        for others in [(1, Work::Encode), (0, Work::Decode)] {
-            assert!(!progress.has_passed(others.0, others.1), "{others:?}");
+        assert!(!progress.has_passed(&encode), "two uses of each");
+        assert!(progress.is_due(&encode, 64));
+        progress.equal(&encode, 0, &one);
+        assert!(progress.has_passed(&encode));
+        let others = [
+            subject(Work::Decode),
+            Subject {
+                ordinal: 1,
+                ..encode.clone()
+            },
+            Subject {
+                fill_value: Cow::Borrowed(&[1]),
+                ..encode.clone()
+            },
+            Subject {
+                store_empty: true,
+                ..encode.clone()
+            },
+            Subject {
+                pads: true,
+                ..encode.clone()
+            },
+        ];
+        for other in &others {
+            assert!(!progress.has_passed(other), "{other:?}");
         }
-        let due = (0..128).filter(|_| progress.is_due(0, Work::Encode, 64));
+        let due = (0..128).filter(|_| progress.is_due(&encode, 64));
         assert_eq!(due.count(), 2);
-        assert!(progress.is_due(0, Work::Encode, 1));
+        assert!(progress.is_due(&encode, 1));
     }
 
     #[test]
     fn empty_subchunks_and_unused_buffers_do_not_count() {
         let progress = CheckProgress::default();
+        let encode = subject(Work::Encode);
         for _ in 0..10 {
-            progress.equal(0, Work::Encode, 0, &uses(1, [&[1], &[1], &[1]]));
+            progress.equal(&encode, 0, &uses(1, [&[1], &[1], &[1]]));
         }
-        assert!(!progress.has_passed(0, Work::Encode), "no subchunks");
-        let stream = Work::Stream(Source::Host);
+        assert!(!progress.has_passed(&encode), "no subchunks");
+        let stream = subject(Work::Stream(Source::Host));
         for _ in 0..10 {
-            progress.equal(0, stream, 64, &uses(1, [&[1], &[1, 0], &[1]]));
+            progress.equal(&stream, 64, &uses(1, [&[1], &[1, 0], &[1]]));
         }
-        assert!(!progress.has_passed(0, stream), "a buffer without a use");
+        assert!(!progress.has_passed(&stream), "a buffer without a use");
+    }
+
+    #[test]
+    fn a_buffer_that_is_used_later_is_new_until_its_third_use() {
+        let progress = CheckProgress::default();
+        let encode = subject(Work::Encode);
+        let (few, more) = (uses(1, [&[3], &[3], &[]]), uses(2, [&[1, 1], &[1], &[]]));
+        assert!(progress.reaches_new(&encode, &few), "not passed");
+        progress.equal(&encode, 64, &few);
+        assert!(!progress.reaches_new(&encode, &few));
+        for _ in 0..3 {
+            assert!(progress.reaches_new(&encode, &more));
+            progress.equal(&encode, 1, &more);
+        }
+        assert!(!progress.reaches_new(&encode, &more));
     }
 
     #[test]
     fn results_without_a_comparison_are_counted_until_the_next_comparison() {
         let progress = CheckProgress::default();
-        let said = || progress.unchecked(0, Work::Encode).to_string();
+        let encode = subject(Work::Encode);
+        let said = || progress.unchecked(&encode).to_string();
         assert!(said().ends_with("nothing of this kind"));
         for shards in [0, 2] {
             let unchecked = Unchecked { shards, batches: 3 };
-            progress.returned(0, Work::Encode, unchecked);
+            progress.returned(&encode, unchecked);
         }
         let expected = "batches of this kind: 6, whole shards: 2";
         assert!(said().ends_with(expected), "{}", said());
-        progress.equal(0, Work::Encode, 1, &uses(1, [&[], &[], &[]]));
+        progress.equal(&encode, 1, &uses(1, [&[], &[], &[]]));
         assert!(said().ends_with("nothing of this kind"));
     }
 

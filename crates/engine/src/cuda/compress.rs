@@ -5,12 +5,12 @@
 //! slots -> tables of chunks                            chunks
 //! chunks -> streams, their sizes and statuses          nvCOMP
 //! slots -> CRC-32                                      crc32, for gzip
-//! streams -> frames, their sizes, and which failed     frames
+//! streams -> frames, their sizes and outcomes          frames
 //! ```
 //!
 //! All steps run in one CUDA stream, in buffers that one batch uses at a time. The host does not wait in
 //! between. So subchunks that are not stored are compressed, too, as chunks of one byte, and their streams
-//! are not used. A subchunk on which nvCOMP fails gets no frame, and its flag in `failed` is set.
+//! are not used. A subchunk on which nvCOMP fails gets no frame, and its outcome says so.
 
 use super::compression::{Buffers, CompressedFrameFormat, Prepared};
 use super::counters::TimedStage;
@@ -22,18 +22,19 @@ use super::kernels::compressed_frames::{
 use super::kernels::crc32::crc32;
 use super::kernels::shuffle::shuffle;
 use super::kernels::spans::{Lengths, Slots, sub_span};
+use super::lane::NO_ANSWER;
 use super::nvcomp::CompressBatch;
-use super::session::{NO_ANSWER, Session, Timed};
+use super::session::{Session, Timed};
 
 /// Enqueues the compression of `slots`, some subchunks at a time, and adds the measured stages to `timed`.
-/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress the subchunk.
+/// `outcomes` has a `u32` for each subchunk.
 pub(super) fn compress(
     session: &Session<'_>,
     prepared: &Prepared,
     (buffers, stream): (&Buffers, StreamId),
     slots: Slots,
     stored: Option<DeviceSpan>,
-    failed: DeviceSpan,
+    outcomes: DeviceSpan,
     timed: &mut Vec<Timed>,
 ) -> Result<CompressedFrames, DriverError> {
     for first in (0..slots.count).step_by(buffers.at_once) {
@@ -45,7 +46,7 @@ pub(super) fn compress(
             (&buffers.part(&some), stream),
             slots.part(&some),
             stored.map(flags),
-            flags(failed),
+            flags(outcomes),
             timed,
         )?;
     }
@@ -53,16 +54,16 @@ pub(super) fn compress(
         session,
         &buffers.part(&(0..slots.count)),
         slots.count,
-        failed,
+        outcomes,
     ))
 }
 
-/// Returns the regions of the frames of `count` subchunks, with `failed` as the flags of failed subchunks.
+/// Returns the regions of the frames of `count` subchunks, with their `outcomes`.
 fn frames(
     session: &Session<'_>,
     buffers: &Buffers,
     count: usize,
-    failed: DeviceSpan,
+    outcomes: DeviceSpan,
 ) -> CompressedFrames {
     let lane = session.lane;
     CompressedFrames {
@@ -73,7 +74,7 @@ fn frames(
         },
         sizes: lane.device(buffers.sizes),
         framed: lane.device(buffers.framed),
-        failed,
+        outcomes,
     }
 }
 
@@ -85,7 +86,7 @@ fn compress_some(
     (buffers, stream): (&Buffers, StreamId),
     slots: Slots,
     stored: Option<DeviceSpan>,
-    failed: DeviceSpan,
+    outcomes: DeviceSpan,
     timed: &mut Vec<Timed>,
 ) -> Result<(), DriverError> {
     let lane = session.lane;
@@ -152,7 +153,7 @@ fn compress_some(
         prepared.compressor.compress(driver, stream, &batch)
     })?;
 
-    let frames = frames(session, buffers, slots.count, failed);
+    let frames = frames(session, buffers, slots.count, outcomes);
     // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
     run(TimedStage::Frame, &|| unsafe {
         match compression.frame {

@@ -36,10 +36,11 @@ use super::check_progress::LaneUses;
 use super::copiers::Copy;
 use super::counters::TimedStage;
 use super::decompress::{Decompression, Subchunks};
-use super::driver::{DriverError, EventId, Site, Span};
+use super::driver::{DriverError, EventId, Fault, Site, Span};
 use super::enqueue::prepare;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
+use super::lane::NO_ANSWER;
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
@@ -48,6 +49,7 @@ use crate::layout;
 use crate::layout::{Batch, Extent, Slab};
 use crate::memory::allocate;
 use crate::memory::fresh::Fresh;
+use crate::subchunk::stages::decode_fixed_size;
 
 /// The record of the event after which the encoded bytes and the tables of a batch are on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
@@ -125,7 +127,7 @@ pub(super) fn check(
                 shard: encoded.len(),
             })?;
             let expected = job.grid.subchunk_bytes();
-            crate::subchunk::stages::decode_fixed_size(chain, subchunk, bytes, expected, false)?;
+            decode_fixed_size(chain, subchunk, bytes, expected, false)?;
         }
     }
     Ok(())
@@ -391,6 +393,7 @@ impl Decoder<'_, '_> {
             for stage in 0..self.checksums() {
                 let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
                 let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
+                lane.fill(stream, bad, NO_ANSWER)?;
                 // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
                 unsafe {
                     crc32c::verify(
@@ -484,11 +487,10 @@ impl Decoder<'_, '_> {
         let lane = session.lane;
         if self.validates() {
             let (bad, answer) = self.bad_flags(batch.number, batch.batch.len());
-            lane.copy(
-                lane.down,
-                Span::Device(lane.device(bad)),
-                Span::Pinned(lane.pinned_out(answer)),
-            )?;
+            let answer = lane.pinned_out(answer);
+            lane.clear_answer(answer)?;
+            let bad = lane.device(bad);
+            lane.copy(lane.down, Span::Device(bad), Span::Pinned(answer))?;
             session.counters.add_from_device(bad.len);
         }
         match &self.decompression {
@@ -551,7 +553,8 @@ impl Decoder<'_, '_> {
     /// Checks the results of comparing a batch's checksums. The results came before the batch's first slab.
     ///
     /// # Errors
-    /// A checksum is wrong. With a compressor, the error makes the host decode the shard.
+    /// A checksum is wrong in the host's view, too, or the results are wrong. With a compressor, the error
+    /// makes the host decode the shard.
     fn check_checksums(&self, batch: &EnqueuedBatch) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
@@ -560,23 +563,48 @@ impl Decoder<'_, '_> {
         let (_, answer) = self.bad_flags(batch.number, count);
         let lane = self.session.lane;
         let bad = lane.read(lane.pinned_out(answer))?;
-        let wrong = bad
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .enumerate()
-            .filter(|(_, flag)| u32::from_le_bytes(**flag) != 0)
-            .map(|(i, _)| i % count)
-            .min();
+        let flags = bad.as_chunks::<4>().0.iter().enumerate();
+        let flags = flags.map(|(i, flag)| (i % count, u32::from_le_bytes(*flag)));
+        if let Some((subchunk, flag)) = flags.clone().find(|(_, flag)| *flag > 1) {
+            let subchunk = batch.batch.first + subchunk;
+            return Err(self.wrong(&format!(
+                "the device returned {flag} for a checksum of subchunk {subchunk}, where 0 means right and 1 wrong"
+            )));
+        }
+        let wrong = flags.filter(|(_, flag)| *flag == 1).map(|(i, _)| i).min();
         match wrong {
             None => Ok(()),
             Some(_) if self.decompression.is_some() => Err(EngineError::Unsuitable(
                 "a checksum in front of the compressor is invalid".to_string(),
             )),
-            Some(subchunk) => Err(EngineError::Checksum {
-                subchunk: batch.batch.first + subchunk,
-            }),
+            Some(subchunk) => Err(self.confirm(batch.batch.first + subchunk)),
         }
+    }
+
+    /// Returns the error for `subchunk`, whose checksum is wrong in the device's view: the host's error, or,
+    /// if the host finds no fault, the error of a device that returned a wrong result.
+    fn confirm(&self, subchunk: usize) -> EngineError {
+        let bytes = self.extents.get(subchunk).cloned().flatten();
+        let bytes = bytes.and_then(|extent| self.encoded.get(extent));
+        let expected = self.job.grid.subchunk_bytes();
+        let chain = &self.kind.chain;
+        let by_host = bytes.map_or(Ok(()), |bytes| {
+            decode_fixed_size(chain, subchunk, bytes, expected, true).map(|_| ())
+        });
+        by_host.err().unwrap_or_else(|| {
+            self.wrong(&format!(
+                "the device found a wrong checksum in subchunk {subchunk}, and the host found it right"
+            ))
+        })
+    }
+
+    /// Counts a wrong result of the device, and returns the error.
+    fn wrong(&self, reason: &str) -> EngineError {
+        self.session.counters.mismatch();
+        EngineError::Device(DriverError {
+            fault: Fault::Wrong,
+            ..self.session.refused("comparing checksums", &reason)
+        })
     }
 }
 

@@ -23,8 +23,9 @@ use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::split;
+use super::lane::NO_ANSWER;
 use super::nvcomp::DecompressBatch;
-use super::session::{NO_ANSWER, Session, Timed};
+use super::session::{Session, Timed};
 use crate::contract::EngineError;
 
 /// Removes the first `len` bytes from the region `rest`, and returns them as a region.
@@ -293,8 +294,7 @@ impl Decompression<'_> {
             statuses: lane.device(results.statuses),
         };
         // Chunks that nvCOMP leaves without a result count as failed.
-        lane.fill(stream, results.sizes, NO_ANSWER)?;
-        lane.fill(stream, results.statuses, NO_ANSWER)?;
+        lane.fill(stream, results.all, NO_ANSWER)?;
         // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream. `upload`
         // wrote the tables: each stream has its own slot, and the chunks lie within the slots and do not
         // overlap. Both begin at multiples of nvCOMP's alignments, by which `Buffers` and `Prepared` chose
@@ -337,13 +337,10 @@ impl Decompression<'_> {
         let lane = session.lane;
         let regions = session.batch(subchunks.batch);
         let from = self.results(subchunks, regions.results).all;
-        let to = regions.answer_of_chunks.part(0..from.len);
+        let to = lane.pinned_out(regions.answer_of_chunks.part(0..from.len));
         session.counters.add_from_device(from.len);
-        lane.copy(
-            lane.down,
-            Span::Device(lane.device(from)),
-            Span::Pinned(lane.pinned_out(to)),
-        )
+        lane.clear_answer(to)?;
+        lane.copy(lane.down, Span::Device(lane.device(from)), Span::Pinned(to))
     }
 
     /// Checks the results of the chunks, which are in pinned memory.

@@ -31,8 +31,18 @@ impl Default for Process {
 #[derive(Debug)]
 struct Quarantine {
     reason: String,
-    /// Whether the device did not finish in time, and may still use all memory that it was told to use.
-    hangs: bool,
+    cause: Cause,
+}
+
+/// The cause of a quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The context is broken, and does no work any more.
+    Broken,
+    /// The device returned wrong data. It still does work that was enqueued in other lanes.
+    Wrong,
+    /// The device did not finish in time, and may still use all memory that it was told to use.
+    Hangs,
 }
 
 /// A device of this process.
@@ -123,12 +133,16 @@ impl Device {
         })
     }
 
-    /// Returns whether the device is in quarantine because it did not finish in time. Then it may still use
-    /// all memory that it was told to use.
-    pub(super) fn hangs(&self) -> bool {
-        self.quarantine
-            .get()
-            .is_some_and(|quarantine| quarantine.hangs)
+    /// Returns whether the device is in quarantine, and may still use memory that it was told to use.
+    pub(super) fn may_still_run(&self) -> bool {
+        let quarantine = self.quarantine.get();
+        quarantine.is_some_and(|quarantine| quarantine.cause != Cause::Broken)
+    }
+
+    /// Returns whether the device is in quarantine because it returned wrong data.
+    pub(super) fn returned_wrong_data(&self) -> bool {
+        let quarantine = self.quarantine.get();
+        quarantine.is_some_and(|quarantine| quarantine.cause == Cause::Wrong)
     }
 
     /// Checks that this process can use the device.
@@ -174,25 +188,30 @@ impl Device {
     /// broken context takes no calls, not even to free memory, and a device that returned wrong data is not
     /// trusted to be done with them.
     fn quarantine(&self, error: &DriverError) {
-        let what = match error.fault {
-            Fault::Wrong => "it returned wrong data",
-            _ => "an operation failed that breaks its context",
+        let cause = match error.fault {
+            Fault::Wrong => Cause::Wrong,
+            _ => Cause::Broken,
         };
-        self.quarantine_since(error, what, false);
+        self.quarantine_since(error, cause);
     }
 
     /// Quarantines the device because it did not finish in time. Its allocations are leaked on purpose: the
     /// device may still use them.
     pub(super) fn quarantine_hanging(&self, error: &DriverError) {
-        self.quarantine_since(error, "it did not finish in time", true);
+        self.quarantine_since(error, Cause::Hangs);
     }
 
-    fn quarantine_since(&self, error: &DriverError, what: &str, hangs: bool) {
+    fn quarantine_since(&self, error: &DriverError, cause: Cause) {
         let ordinal = self.info().ordinal;
+        let what = match cause {
+            Cause::Broken => "an operation failed that breaks its context",
+            Cause::Wrong => "it returned wrong data",
+            Cause::Hangs => "it did not finish in time",
+        };
         let reason = format!(
             "CUDA device {ordinal} is not used any more in this process, since {what}: {error}"
         );
-        if self.quarantine.set(Quarantine { reason, hangs }).is_ok() {
+        if self.quarantine.set(Quarantine { reason, cause }).is_ok() {
             tracing::warn!(device = ordinal, %error, "CUDA device quarantined");
         }
     }

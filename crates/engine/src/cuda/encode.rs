@@ -10,7 +10,7 @@
 //!     slots -> frames                         stream `compute`: compression
 //!     frames -> frames with checksums         stream `compute`: crc32c
 //!     slots or frames -> offsets, dense bytes           stream `compute`: permute, scan, gather
-//!     offsets, failed? -> pinned              stream `answers`
+//!     offsets, outcomes -> pinned             stream `answers`
 //!     subchunks that failed -> caller's memory      by the host, on this thread
 //!     for each piece of exactly the bytes used
 //!         device -> pinned                    stream `down`
@@ -47,7 +47,7 @@ use crate::layout;
 use crate::layout::{Batch, Extent, ShardPermutation};
 use crate::memory::allocate;
 use crate::memory::fresh::Fresh;
-use crate::subchunk::encode::encode_subchunk;
+use crate::subchunk::encode::encode_stored_subchunk;
 use crate::subchunk::stages::encoded_bound;
 
 /// The wait for the event after which a slab is on the device. `transfers` records that event.
@@ -482,9 +482,10 @@ impl ShardEncoder<'_, '_> {
             places.total = answer.end_of(session, i, start)?;
             let len = places.total - start;
             answer.check_size(session, i, len, self.job.store_empty)?;
-            let (to, encoded) = if answer.has_failed(i) == Some(true) {
+            let (to, encoded) = if answer.has_failed(i) {
                 let chain = &self.encoding.kind.chain;
-                let on_host = encode_subchunk(self.job, chain, self.decoded, subchunk)?;
+                let on_host = encode_stored_subchunk(self.job, chain, self.decoded, subchunk)?;
+                let on_host = on_host.unwrap_or_default();
                 session.counters.subchunk_on_host();
                 self.on_host.push(subchunk);
                 self.write(self.end, &on_host)?;

@@ -320,16 +320,21 @@ impl CudaEngine {
         &self.devices.counters
     }
 
-    /// Returns the checks of the results of `device` for shards of `kind`.
+    /// Returns the checks of the results of `device` for the shard `job` of `kind`.
     pub(super) fn checks<'a>(
         &'a self,
         device: &'a Device,
         kind: &'a ShardKind,
+        job: &ShardJob<'a>,
     ) -> ResultChecks<'a> {
         ResultChecks {
             device,
             counters: &self.devices.counters,
             kind,
+            fill_value: job.fill_value,
+            store_empty: job.store_empty,
+            pads: false,
+            reducer: None,
             every: self.check_every,
         }
     }
@@ -340,13 +345,16 @@ impl CudaEngine {
         kind: &ShardKind,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        self.in_lane_of_device(kind, work).map(|(result, _)| result)
+        self.in_lane_of_device(kind, None, work)
+            .map(|(result, _)| result)
     }
 
-    /// Runs `work` in a lane like [`in_lane`](Self::in_lane). Also returns the device of the lane.
+    /// Runs `work` in a lane like [`in_lane`](Self::in_lane). Also returns the device of the lane. An error
+    /// after wrong data names the results of `shard` that were not compared.
     pub(super) fn in_lane_of_device<T>(
         &self,
         kind: &ShardKind,
+        shard: Option<(Work, &ShardJob<'_>)>,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<(T, Arc<Device>), EngineError> {
         let plan = |most| kind.sizing(most, self.tuning);
@@ -382,11 +390,12 @@ impl CudaEngine {
         if result.is_ok() {
             acquired.reusable();
         }
-        match result {
-            Ok(result) => Ok((result, device)),
-            Err(error) => Err(self
-                .checks(&device, kind)
-                .with_unchecked(Work::Encode, error)),
+        match (result, shard) {
+            (Ok(result), _) => Ok((result, device)),
+            (Err(error), Some((of, job))) => {
+                Err(self.checks(&device, kind, job).with_unchecked(of, error))
+            }
+            (Err(error), None) => Err(error),
         }
     }
 }
@@ -462,7 +471,8 @@ impl CudaShards {
         let parts = compressed_frame_parts::parse(job, chain, encoded, extents)
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
         let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
-        let (decoded, device) = self.engine.in_lane_of_device(&kind, |session| {
+        let shard = Some((Work::Decode, job));
+        let (decoded, device) = self.engine.in_lane_of_device(&kind, shard, |session| {
             let Some(prepared) = kind.decompressor.as_ref() else {
                 return Err(EngineError::Internal("a lane without a decompressor"));
             };
@@ -493,7 +503,7 @@ impl CudaShards {
             uses: &shard.uses,
         };
         self.engine
-            .checks(device, kind)
+            .checks(device, kind, job)
             .check_decoded(job, &checked)?;
         Ok(shard.decoded)
     }
@@ -525,9 +535,12 @@ impl Engine for CudaShards {
             });
         }
         let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
-        let (encoded, device) = self.engine.in_lane_of_device(&self.kind, |session| {
-            encode::encode(session, job, &self.kind, decoded, (head, tail))
-        })?;
+        let shard = Some((Work::Encode, job));
+        let (encoded, device) = self
+            .engine
+            .in_lane_of_device(&self.kind, shard, |session| {
+                encode::encode(session, job, &self.kind, decoded, (head, tail))
+            })?;
         let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.shard.extents);
         let checked = CheckedShard {
             decoded,
@@ -538,7 +551,7 @@ impl Engine for CudaShards {
             uses: &encoded.uses,
         };
         self.engine
-            .checks(&device, &self.kind)
+            .checks(&device, &self.kind, job)
             .check_encoded(job, &checked)?;
         self.engine.devices.counters.shard_encoded(bytes);
         Ok(encoded.shard)
@@ -557,9 +570,12 @@ impl Engine for CudaShards {
         let decoded = if chain.is_fixed_size() {
             decode::check(job, chain, encoded, extents)?;
             let _span = span.entered();
-            let (decoded, device) = self.engine.in_lane_of_device(&self.kind, |session| {
-                decode::decode(session, job, &self.kind, encoded, extents, None)
-            })?;
+            let shard = Some((Work::Decode, job));
+            let (decoded, device) =
+                self.engine
+                    .in_lane_of_device(&self.kind, shard, |session| {
+                        decode::decode(session, job, &self.kind, encoded, extents, None)
+                    })?;
             self.checked(&device, &self.kind, job, (encoded, extents), decoded)?
         } else if self.engine.decodes {
             span.in_scope(|| self.decompress(job, encoded, extents))?

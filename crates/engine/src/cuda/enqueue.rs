@@ -6,7 +6,7 @@
 //! slots -> frames                     compression
 //! frames -> frames with checksums     crc32c
 //! slots or frames -> offsets, dense bytes      permute, scan, gather
-//! offsets, failed? -> pinned          stream `answers`
+//! offsets, outcomes -> pinned         stream `answers`
 //! ```
 //!
 //! All steps but the last run in one stream of kernels, `compute` below, which batches of a lane use in turn.
@@ -147,11 +147,11 @@ impl DeviceEncoding<'_> {
         let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
         checksums(session, stream, before, encoded, lengths, stored, timed)?;
         let mut lengths = Lengths::All(sizing.encoded);
-        let failed = regions.failed.part(0..count * 4);
+        let outcomes = regions.outcomes.part(0..count * 4);
         if let (Some(prepared), Some(buffers)) = (&kind.compressor, &workspace.compression) {
-            let failed = lane.device(failed);
+            let outcomes = lane.device(outcomes);
             let at = (buffers, stream);
-            let frames = compress(session, prepared, at, encoded, stored, failed, timed)?;
+            let frames = compress(session, prepared, at, encoded, stored, outcomes, timed)?;
             (encoded, stored) = (frames.slots, Some(frames.framed));
             lengths = Lengths::Each(frames.sizes);
             let after = prepared.compression.after;
@@ -180,12 +180,13 @@ impl DeviceEncoding<'_> {
             }
         })?;
         session.order((stream, AGGREGATED), (lane.answers, AGGREGATED_WAIT))?;
-        let (answer, answer_failed) = regions.answer.split_at(offsets.len);
-        for (from, to) in [(offsets, answer), (failed, answer_failed)] {
+        let (answer, answer_outcomes) = regions.answer.split_at(offsets.len);
+        for (from, to) in [(offsets, answer), (outcomes, answer_outcomes)] {
             if from.len == 0 {
                 continue;
             }
             let to = lane.pinned_out(to.part(0..from.len));
+            lane.clear_answer(to)?;
             session.counters.add_from_device(from.len);
             let from = Span::Device(lane.device(from));
             lane.copy(lane.answers, from, Span::Pinned(to))?;

@@ -33,6 +33,10 @@ use super::driver::{
 use super::waits::{Awaited, WaitLimit};
 use crate::contract::BufferBytes;
 
+/// The byte that fills answers before a device, or nvCOMP on it, writes them. The filled values are no valid
+/// offset, size or flag, and no success.
+pub(super) const NO_ANSWER: u8 = 0xff;
+
 /// The synchronisation with a lane's streams before the lane is freed.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
 
@@ -481,6 +485,15 @@ impl Running<'_> {
             unsafe { to.add(i * N).copy_from_nonoverlapping(value.as_ptr(), N) };
         }
         Ok(span)
+    }
+
+    /// Fills a span of pinned memory with [`NO_ANSWER`], before an answer of the device is copied there. So no
+    /// answer of an earlier batch is left if the copy is lost.
+    pub(super) fn clear_answer(&self, span: PinnedSpan) -> Result<(), DriverError> {
+        let to = self.write(span)?;
+        // SAFETY: `write` returns the address of `span.len` bytes that the host may write now.
+        unsafe { to.write_bytes(NO_ANSWER, span.len) };
+        Ok(())
     }
 
     /// Returns the bytes of a span of pinned memory that the device has written.

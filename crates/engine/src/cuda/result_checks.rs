@@ -8,7 +8,9 @@
 //! After a difference, the device is in quarantine. The threads of the host compare one subchunk at a time each, in
 //! their own buffers. No lane of whole shards is held meanwhile.
 
-use super::check_progress::{LaneUses, Unchecked, Work};
+use std::borrow::Cow;
+
+use super::check_progress::{LaneUses, Source, Subject, Unchecked, Work};
 use super::counters::Counters;
 use super::device::Device;
 use super::driver::{DriverError, Fault};
@@ -17,6 +19,7 @@ use super::sizing::ShardKind;
 use crate::contract::{EngineError, ShardJob};
 use crate::layout;
 use crate::layout::Extent;
+use crate::reduce::Reducer;
 use crate::subchunk::compare::{Comparison, Unequal, compare_all};
 
 /// Returns one batch of how many is compared by default, after a kind of shards has passed.
@@ -28,6 +31,12 @@ pub(super) struct ResultChecks<'a> {
     pub(super) device: &'a Device,
     pub(super) counters: &'a Counters,
     pub(super) kind: &'a ShardKind,
+    pub(super) fill_value: &'a [u8],
+    pub(super) store_empty: bool,
+    /// Whether slices of a stream are padded.
+    pub(super) pads: bool,
+    /// The reduction that makes the slices of a stream, if the device makes them.
+    pub(super) reducer: Option<&'a Reducer>,
     /// One batch of so many is compared after the kind has passed; 0 if nothing is checked at all.
     pub(super) every: u32,
 }
@@ -50,14 +59,27 @@ impl ResultChecks<'_> {
         self.device.info().ordinal
     }
 
+    /// Returns what `work` on this device is to the progress of the kind.
+    pub(super) fn subject(&self, work: Work) -> Subject<'_> {
+        let is_reduced = work == Work::Stream(Source::Reduction);
+        Subject {
+            ordinal: self.ordinal(),
+            work,
+            fill_value: Cow::Borrowed(self.fill_value),
+            store_empty: self.store_empty,
+            pads: self.pads,
+            reducer: self.reducer.filter(|_| is_reduced).map(Cow::Borrowed),
+        }
+    }
+
     /// Returns whether the next batch of `work` has to be compared.
     pub(super) fn is_due(&self, work: Work) -> bool {
-        self.every > 0 && self.kind.checks.is_due(self.ordinal(), work, self.every)
+        self.every > 0 && self.kind.checks.is_due(&self.subject(work), self.every)
     }
 
     /// Returns whether every batch of `work` has to be compared at present.
     pub(super) fn are_all_due(&self, work: Work) -> bool {
-        self.every == 1 || self.every > 0 && !self.kind.checks.has_passed(self.ordinal(), work)
+        self.every == 1 || self.every > 0 && !self.kind.checks.has_passed(&self.subject(work))
     }
 
     /// Checks an encoded shard before it is returned.
@@ -144,9 +166,11 @@ impl ResultChecks<'_> {
         shard: &CheckedShard<'_>,
     ) -> Result<(), EngineError> {
         let comparison = Comparison::new(job, &self.kind.chain);
+        let (checks, subject) = (&self.kind.checks, self.subject(work));
+        let reaches_new = checks.reaches_new(&subject, shard.uses);
         let (mut compared, mut subchunks, mut unchecked) = (0, 0, 0);
         for batch in layout::batches(job.grid, shard.batch) {
-            if !self.is_due(work) {
+            if !checks.is_due(&subject, self.every) && !reaches_new {
                 unchecked += 1;
                 continue;
             }
@@ -166,14 +190,13 @@ impl ResultChecks<'_> {
             self.counters.batch_checked();
             compared += 1;
         }
-        let checks = &self.kind.checks;
         if compared > 0 {
-            checks.equal(self.ordinal(), work, subchunks, shard.uses);
+            checks.equal(&subject, subchunks, shard.uses);
         }
         if unchecked > 0 {
             let shards = u64::from(compared == 0);
             let batches = unchecked;
-            checks.returned(self.ordinal(), work, Unchecked { shards, batches });
+            checks.returned(&subject, Unchecked { shards, batches });
         }
         // Another thread may have found a difference meanwhile.
         Ok(self.device.check_usable()?)
@@ -188,11 +211,14 @@ impl ResultChecks<'_> {
         unchecked: Option<&str>,
     ) -> Result<(), EngineError> {
         compared.map_err(|(number, unequal)| match unequal {
-            Unequal::Differs(how) => self.is_wrong(
-                work,
-                &format!("subchunk {number} is wrong: {how}"),
-                unchecked,
-            ),
+            Unequal::Differs(how) => {
+                let or_changed = match work {
+                    Work::Decode | Work::Stream(Source::Reduction) => "",
+                    _ => " (elements that the application changed meanwhile look the same)",
+                };
+                let what = format!("subchunk {number} is wrong: {how}{or_changed}");
+                self.is_wrong(work, &what, unchecked)
+            }
             Unequal::Failed(error @ EngineError::OutOfMemory { .. }) => error,
             Unequal::Failed(error) => {
                 EngineError::Unsuitable(format!("the host has the last word: {error}"))
@@ -205,7 +231,7 @@ impl ResultChecks<'_> {
     pub(super) fn with_unchecked(&self, work: Work, error: EngineError) -> EngineError {
         match error {
             EngineError::Device(mut error) if error.fault == Fault::Wrong => {
-                let unchecked = self.kind.checks.unchecked(self.ordinal(), work);
+                let unchecked = self.kind.checks.unchecked(&self.subject(work));
                 error.reason = format!("{}; {unchecked}", error.reason);
                 EngineError::Device(error)
             }
@@ -216,7 +242,7 @@ impl ResultChecks<'_> {
     /// Counts a wrong result, and returns the error, after which the device belongs into quarantine.
     fn is_wrong(&self, work: Work, what: &str, unchecked: Option<&str>) -> EngineError {
         self.counters.mismatch();
-        let of_kind = self.kind.checks.unchecked(self.ordinal(), work);
+        let of_kind = self.kind.checks.unchecked(&self.subject(work));
         let operation = match work {
             Work::Encode => "checking an encoded shard",
             Work::Decode => "checking a decoded shard",

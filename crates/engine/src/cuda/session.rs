@@ -13,10 +13,6 @@ use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing, Workspace};
 use crate::contract::ShardJob;
 use crate::layout::{Batch, Slab};
 
-/// The byte that fills sizes and statuses before nvCOMP writes them. The filled values are no valid size, and
-/// no success.
-pub(super) const NO_ANSWER: u8 = 0xff;
-
 /// The records at the begin and at the end of a stage, which only the metrics need.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
 const STAGE_END: Site = Site("record: a stage ends, for the metrics");

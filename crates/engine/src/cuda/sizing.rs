@@ -36,8 +36,8 @@ pub(super) struct BatchRegions {
     pub(super) workspace: usize,
     /// In device memory, a `u32` per slot: whether the subchunk in the slot is stored.
     pub(super) stored: Region,
-    /// In device memory, a `u32` per slot: whether the compressor failed on the subchunk.
-    pub(super) failed: Region,
+    /// In device memory, a `u32` per slot: the outcome of the subchunk, if there is a compressor.
+    pub(super) outcomes: Region,
     /// In device memory, a `u32` per checksum of each slot: whether the checksum is wrong.
     pub(super) bad: Region,
     /// In device memory, a `u64` per place: the number of encoded bytes of the subchunk in this place; when
@@ -54,7 +54,7 @@ pub(super) struct BatchRegions {
     pub(super) dense: Region,
     /// In pinned memory, to the device: `offsets`, `sizes` and `stored`, when decoding.
     pub(super) table: Region,
-    /// In pinned memory, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
+    /// In pinned memory, from the device: `offsets` and `outcomes` when encoding, `bad` when decoding.
     pub(super) answer: Region,
     /// In device memory: the tables that a decompressor reads, and its results.
     pub(super) tables: Region,
@@ -515,7 +515,7 @@ impl Sizing {
         answer: usize,
         arenas: &mut Arenas,
     ) -> Option<BatchRegions> {
-        let failed = if self.compresses() {
+        let outcomes = if self.compresses() {
             subchunks.checked_mul(4)?
         } else {
             0
@@ -528,12 +528,12 @@ impl Sizing {
             sizes: regions.sizes,
             source: regions.source,
             scratch: regions.scratch,
-            failed: arenas.device.region(failed)?,
+            outcomes: arenas.device.region(outcomes)?,
             offsets: arenas.device.region(offsets)?,
             dense: arenas.device.region(subchunk.checked_mul(subchunks)?)?,
             answer: arenas
                 .pinned_out
-                .region(offsets.checked_add(failed)?.max(answer))?,
+                .region(offsets.checked_add(outcomes)?.max(answer))?,
             ..BatchRegions::default()
         })
     }

@@ -140,7 +140,7 @@ impl Device {
         match ask_until(&clock, limit.time, happened, stands_still) {
             Ok(false) => {}
             Ok(true) => return Ok(()),
-            Err(error) if self.hangs() => {
+            Err(error) if self.may_still_run() => {
                 let lent = limit.lent.map(|lent| lent.describe(None));
                 return Err(and_lent(error, lent));
             }

@@ -78,7 +78,7 @@ pub(crate) const MOST_AXES: usize = 8;
 const SHARE: usize = 16 << 10;
 
 /// Reduces slices of one shape to slices of the level below.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reducer {
     reduction: Reduction,
     elements: Elements,

@@ -10,7 +10,7 @@ use crate::memory::allocate;
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`], or [`EngineError::Encode`] from a stage.
-pub(crate) fn encode_subchunk(
+fn encode_subchunk(
     job: &ShardJob<'_>,
     chain: &KnownChain,
     decoded: &[u8],

@@ -1,8 +1,8 @@
 //! Turns the output of a batched compressor into frames that every reader accepts. The kernels are in
 //! `frames.cu`.
 //!
-//! A stream has failed if its status is not zero or its size is impossible. Its subchunk gets no frame, and a
-//! flag tells the host to compress the subchunk. So sizes and statuses may have any values.
+//! A stream has failed if its status is not zero or its size is impossible. Its subchunk gets no frame, and its
+//! outcome tells the host to compress the subchunk. So sizes and statuses may have any values.
 
 mod blosc;
 mod gzip;
@@ -45,6 +45,30 @@ pub(crate) struct Streams {
     pub(crate) statuses: DeviceSpan,
 }
 
+/// The outcome of a subchunk. The flag of each outcome differs from all others in two bits, and from cleared
+/// memory, so that a flipped bit makes no other outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameOutcome {
+    /// The subchunk has a frame.
+    Framed,
+    /// The subchunk has no frame, because a stream failed or a slot has no room.
+    Failed,
+    /// The subchunk is not stored.
+    Empty,
+}
+
+impl FrameOutcome {
+    /// Returns the outcome with the flag `flag`, as the kernels write it; `None` if there is no such outcome.
+    pub(crate) fn of_flag(flag: u32) -> Option<Self> {
+        match flag {
+            1 => Some(Self::Framed),
+            2 => Some(Self::Failed),
+            4 => Some(Self::Empty),
+            _ => None,
+        }
+    }
+}
+
 /// The frames that the streams become, one for each subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompressedFrames {
@@ -55,8 +79,8 @@ pub(crate) struct CompressedFrames {
     /// A `u32` for each subchunk: 1 if the subchunk has a frame, else 0. Later kernels use these as flags of
     /// stored subchunks, so that a missing frame gets no checksum.
     pub(crate) framed: DeviceSpan,
-    /// A `u32` for each subchunk: 1 if it has no frame because a stream failed or a slot has no room, else 0.
-    pub(crate) failed: DeviceSpan,
+    /// A `u32` for each subchunk: the flag of its [`FrameOutcome`].
+    pub(crate) outcomes: DeviceSpan,
 }
 
 /// The checked arguments that all kernels for frames have in common.
@@ -68,7 +92,7 @@ struct Args {
     frames: DeviceSpan,
     sizes: DeviceSpan,
     framed: DeviceSpan,
-    failed: DeviceSpan,
+    outcomes: DeviceSpan,
 }
 
 impl Args {
@@ -103,7 +127,7 @@ impl Args {
             frames: launch.slots("frames", frames.slots)?,
             sizes: launch.elements("sizes", frames.sizes, count, 8, 8)?,
             framed: launch.elements("flags of frames", frames.framed, count, 4, 4)?,
-            failed: launch.elements("results", frames.failed, count, 4, 4)?,
+            outcomes: launch.elements("outcomes", frames.outcomes, count, 4, 4)?,
         };
         all.apart(launch, "streams", all.streams)?;
         Ok(all)

@@ -31,6 +31,15 @@ impl UncheckedSlices {
         self.returned(slices, nothing_unchecked);
     }
 
+    /// Says which slices were returned since that comparison; `None` if there are none.
+    pub(super) fn since_comparison(&self) -> Option<String> {
+        let Range { start, end } = self.0;
+        let last = end.checked_sub(1).filter(|last| start <= *last)?;
+        Some(format!(
+            "slices of this stream that were returned since its last comparison without a difference, counted from its first: {start} to {last}"
+        ))
+    }
+
     /// Says which slices were returned, and which slices the next batch has, of which there are `slices`.
     fn text(&self, slices: usize) -> String {
         let Range { start, end } = self.0;
@@ -105,8 +114,7 @@ impl StreamLane {
                 checks.check_frame(work, placed.number, encoded, Some(&unchecked))?;
             }
         }
-        let progress = &self.kind.checks;
-        let ordinal = self.device().info().ordinal;
+        let (progress, subject) = (&self.kind.checks, checks.subject(work));
         if is_due {
             let grid = (self.job.grid.padded_batch(batch.epochs()))
                 .map_err(|_| EngineError::Internal("a batch that is no box"))?;
@@ -120,10 +128,10 @@ impl StreamLane {
             checks.result_of(work, compared, Some(&unchecked))?;
             checks.counters.batch_checked();
             let stored = subchunks.iter().filter(|placed| placed.place.is_some());
-            progress.equal(ordinal, work, stored.count() as u64, &buffers.uses(self));
+            progress.equal(&subject, stored.count() as u64, &buffers.uses(self));
         } else {
             let (shards, batches) = (0, 1);
-            progress.returned(ordinal, work, Unchecked { shards, batches });
+            progress.returned(&subject, Unchecked { shards, batches });
         }
         // Another thread may have found a difference meanwhile.
         self.device().check_usable()?;

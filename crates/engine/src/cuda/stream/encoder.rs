@@ -10,7 +10,7 @@
 //!         slots -> frames                         stream `compute`: compression, some at a time
 //!         frames -> frames with checksums         stream `compute`: crc32c
 //!         slots or frames -> offsets, dense bytes by shards     stream `compute`: permute, scan, gather
-//!         offsets, failed? -> pinned              stream `answers`
+//!         offsets, outcomes -> pinned             stream `answers`
 //!     complete
 //!         subchunks that failed -> pinned         by the host, on this thread
 //!         dense bytes -> pinned, with room around each large part   stream `down`
@@ -183,6 +183,7 @@ impl CudaEncoder {
         batch: &BatchGrid,
         output: Result<CudaOutput, EngineError>,
     ) -> Result<EncodedBatch, FailedBatch> {
+        self.stop_if_distrusted();
         if let Some(stopped) = self.shared.stopped() {
             let error = EngineError::Device(stopped.clone());
             return Err(FailedBatch { error, input });
@@ -207,6 +208,19 @@ impl CudaEncoder {
                 })
             }
             Err(error) => Err(FailedBatch { error, input }),
+        }
+    }
+
+    /// Stops the stream if the device returned wrong data for other work, and slices of this stream were
+    /// returned without a comparison: these slices may be wrong, too.
+    fn stop_if_distrusted(&self) {
+        let device = self.shared.device();
+        if device.returned_wrong_data()
+            && let Some(unchecked) = self.unchecked.since_comparison()
+            && let Err(mut error) = device.check_usable()
+        {
+            error.reason = format!("{}; {unchecked}", error.reason);
+            self.shared.stop(error);
         }
     }
 

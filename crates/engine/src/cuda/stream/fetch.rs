@@ -15,7 +15,7 @@ use crate::cuda::driver::{Access, DriverError, PinnedSpan, Site, Span};
 use crate::cuda::session::Session;
 use crate::cuda::sizing::BatchRegions;
 use crate::layout::BatchGrid;
-use crate::subchunk::encode::encode_subchunk;
+use crate::subchunk::encode::encode_stored_subchunk;
 
 /// The synchronisation after which the device's answer about a batch is in pinned memory.
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch");
@@ -96,10 +96,8 @@ fn encode_failed(
         .failed()
         .map(|number| {
             session.counters.subchunk_on_host();
-            Ok((
-                number,
-                encode_subchunk(&job, &shared.kind.chain, decoded, number)?,
-            ))
+            let encoded = encode_stored_subchunk(&job, &shared.kind.chain, decoded, number)?;
+            Ok((number, encoded.unwrap_or_default()))
         })
         .collect::<Result<_, EngineError>>()?;
     tracing::warn!(

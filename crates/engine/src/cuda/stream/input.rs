@@ -339,8 +339,9 @@ impl CudaInput {
         Ok(())
     }
 
-    /// Checks that the device does not write the input's pinned memory. A device that hangs, or whose lane
-    /// could not be drained, may still do such work. A broken device does no work any more.
+    /// Checks that the device does not write the input's pinned memory. A device that hangs, that returned
+    /// wrong data, or whose lane could not be drained, may still do such work. A broken device does no work any
+    /// more.
     ///
     /// # Errors
     /// The reason why the lane is lost.
@@ -348,7 +349,7 @@ impl CudaInput {
         match self.shared.lost() {
             Some(error)
                 if self.is_copying
-                    && (error.fault != Fault::Sticky || self.shared.device().hangs()) =>
+                    && (error.fault != Fault::Sticky || self.shared.device().may_still_run()) =>
             {
                 Err(error)
             }

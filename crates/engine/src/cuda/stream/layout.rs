@@ -122,7 +122,7 @@ impl Layout {
                     continue;
                 };
                 answer.check_size(session, number, len, job.store_empty)?;
-                let by_host = answer.has_failed(number) == Some(true);
+                let by_host = answer.has_failed(number);
                 let encoded = if by_host {
                     on_host(number)
                 } else {

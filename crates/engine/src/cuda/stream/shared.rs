@@ -143,6 +143,10 @@ impl StreamLane {
             device: self.device(),
             counters: &self.devices.counters,
             kind: &self.kind,
+            fill_value: &self.job.fill_value,
+            store_empty: self.job.store_empty,
+            pads: self.sizing.padding.exists(),
+            reducer: self.job.reduced_from.as_ref().map(|from| &from.reducer),
             every: self.check_every,
         }
     }
@@ -153,13 +157,15 @@ impl StreamLane {
         if let EngineError::Device(error) = error
             && error.fault == Fault::Wrong
         {
-            let reason = format!("{}; this stream encodes nothing more", error.reason);
-            let _ = self.stopped.set(DriverError {
-                reason,
-                ..error.clone()
-            });
+            self.stop(error.clone());
             let _ = self.device().watch::<()>(Err(error.clone()));
         }
+    }
+
+    /// Stops the stream: every later batch fails with `error`.
+    pub(super) fn stop(&self, mut error: DriverError) {
+        error.reason += "; this stream encodes nothing more";
+        let _ = self.stopped.set(error);
     }
 
     /// Returns the error after which the stream has stopped; `None` if it has not.
@@ -259,7 +265,7 @@ impl StreamLane {
             operation: "encoding a stream".to_string(),
             device: Some(device.info().ordinal),
             fault: Fault::Sticky,
-            reason: if device.hangs() {
+            reason: if device.may_still_run() {
                 reason + &self.lent.describe(None)
             } else {
                 reason

@@ -139,7 +139,7 @@ pub(crate) unsafe fn frame_blosc(
         Arg::U64(stride as u64),
         Arg::Span(spans.sizes, Access::Write),
         Arg::Span(spans.framed, Access::Write),
-        Arg::Span(spans.failed, Access::Write),
+        Arg::Span(spans.outcomes, Access::Write),
     ];
     let grid = layout.grid(count, WARPS, TUNING.most);
     // SAFETY: a slot has room for the part of a frame before the streams. All other spans have an element for

@@ -52,7 +52,7 @@ pub(crate) unsafe fn frame_gzip(
         Arg::U64(frames.slots.stride as u64),
         Arg::Span(spans.sizes, Access::Write),
         Arg::Span(spans.framed, Access::Write),
-        Arg::Span(spans.failed, Access::Write),
+        Arg::Span(spans.outcomes, Access::Write),
     ];
     let grid = launch.grid(pieces(count, streams.most), WARPS, TUNING.most);
     // SAFETY: the kernel reads no stream that is longer than its slot, and writes no member that

@@ -9,7 +9,7 @@ pub(crate) use blosc::check_blosc;
 pub(crate) use gzip::check_gzip;
 pub(crate) use zstd::check_zstd;
 
-use super::{CompressedFrames, Streams};
+use super::{CompressedFrames, FrameOutcome, Streams};
 use crate::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 use crate::cuda::kernels::spans::testing::*;
 use crate::cuda::kernels::testing::run as on;
@@ -134,7 +134,7 @@ impl Batch {
         let mut extra = extra.to_vec();
         let mut frames = vec![0xcc; count * frame_stride];
         let mut frame_sizes = vec![0xcc; 8 * count];
-        let (mut framed, mut failed) = (vec![0xcc; 4 * count], vec![0xcc; 4 * count]);
+        let (mut framed, mut outcomes_of_device) = (vec![0xcc; 4 * count], vec![0xcc; 4 * count]);
         let buffers = &mut [
             &mut slots_of_streams,
             &mut sizes,
@@ -143,7 +143,7 @@ impl Batch {
             &mut frames,
             &mut frame_sizes,
             &mut framed,
-            &mut failed,
+            &mut outcomes_of_device,
             &mut extra,
         ];
         on(driver, buffers, |stream, spans| {
@@ -158,21 +158,21 @@ impl Batch {
                 slots: slots(spans[4], frame_stride, count),
                 sizes: spans[5],
                 framed: spans[6],
-                failed: spans[7],
+                outcomes: spans[7],
             };
             launch(stream, streams, stored, frames, spans[8])
         })
         .expect("launches");
         let frame_sizes = to_u64s(&frame_sizes);
-        let (framed, failed) = (to_u32s(&framed), to_u32s(&failed));
+        let (framed, flags) = (to_u32s(&framed), to_u32s(&outcomes_of_device));
         let mut outcomes = Vec::new();
         for i in 0..count {
             let slot = &frames[i * frame_stride..][..frame_stride];
             let size = usize::try_from(frame_sizes[i]).expect("within a slot");
-            outcomes.push(match (size, framed[i], failed[i]) {
-                (0, 0, 0) => Outcome::Elided,
-                (0, 0, 1) => Outcome::Failed,
-                (1.., 1, 0) => {
+            outcomes.push(match (size, framed[i], FrameOutcome::of_flag(flags[i])) {
+                (0, 0, Some(FrameOutcome::Empty)) => Outcome::Elided,
+                (0, 0, Some(FrameOutcome::Failed)) => Outcome::Failed,
+                (1.., 1, Some(FrameOutcome::Framed)) => {
                     let (frame, behind) = slot.split_at(size);
                     assert!(behind.iter().all(|&byte| byte == 0xcc), "behind {i}");
                     Outcome::Frame(frame.to_vec())

@@ -3,6 +3,7 @@
 //! Each case changes the bytes that one operation of the device has written. Without the checks, the wrong bytes
 //! are returned. With them, the device is in quarantine, and the host does its work.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
@@ -10,7 +11,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::compression::{Content, blosc, with};
 use super::*;
 use crate::contract::{Cname, EncodedShard, Shuffle};
-use crate::cuda::check_progress::{LaneUses, Work};
+use crate::cuda::check_progress::{LaneUses, Subject, Work};
 use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::encode;
 use crate::cuda::result_checks::CheckedShard;
@@ -51,6 +52,11 @@ fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
 fn add<const AT: usize, const BY: i64>(_: &[u8], after: &mut [u8]) {
     let number = after[AT * 8..].first_chunk_mut::<8>().expect("a number");
     *number = i64::from_le_bytes(*number).wrapping_add(BY).to_le_bytes();
+}
+
+/// Sets the little-endian number of 4 bytes with the index `AT`.
+fn set<const AT: usize, const TO: u32>(_: &[u8], after: &mut [u8]) {
+    after[AT * 4..][..4].copy_from_slice(&TO.to_le_bytes());
 }
 
 /// Changes a flag of 4 bytes from 0 to 1, or from 1 to 0.
@@ -140,10 +146,23 @@ fn pass(engine: &CudaEngine, shard: &Shard, work: Work) {
     let kind = engine.kind(&shard.grid, &shard.chain).expect("prepared");
     let uses = LaneUses {
         lane: u64::MAX,
-        classes: [vec![3], vec![], vec![]],
+        classes: [vec![3; 64], vec![3; 64], vec![3; 64]],
     };
-    kind.checks.equal(0, work, 64, &uses);
-    assert!(kind.checks.has_passed(0, work));
+    let subject = subject(shard, work);
+    kind.checks.equal(&subject, 64, &uses);
+    assert!(kind.checks.has_passed(&subject));
+}
+
+/// Returns what `work` on `shard` is to the progress of its kind, on the first device.
+fn subject(shard: &Shard, work: Work) -> Subject<'_> {
+    Subject {
+        ordinal: 0,
+        work,
+        fill_value: Cow::Borrowed(&shard.fill_value),
+        store_empty: shard.store_empty,
+        pads: false,
+        reducer: None,
+    }
 }
 
 /// Returns whether an encoded shard is right, by the host.
@@ -498,7 +517,7 @@ fn cases() -> Vec<Case> {
             ("scan_whole", 0, None, 0),
             add::<1, 4>,
             Offsets,
-            "impossible table of offsets",
+            "impossible answer",
         ),
         case(
             "offsets: the last too small",
@@ -538,7 +557,7 @@ fn cases() -> Vec<Case> {
             ("down", 0, Some(104), 0),
             flip::<11>,
             Offsets,
-            "impossible table of offsets",
+            "impossible answer",
         ),
         case(
             "download of the offsets: lost, so stale",
@@ -546,15 +565,55 @@ fn cases() -> Vec<Case> {
             ("down", 0, Some(104), 1),
             lost,
             Offsets,
-            "impossible table of offsets",
+            "impossible answer",
         ),
         case(
-            "download of the failures: a flipped bit",
+            "download of the offsets: lost, in a buffer that was used before",
+            Zstd,
+            ("down", 0, Some(104), 2),
+            lost,
+            Offsets,
+            "impossible answer",
+        ),
+        case(
+            "outcomes: a flipped bit",
+            Zstd,
+            ("frame", 3, None, 0),
+            turn::<1>,
+            Offsets,
+            "has the outcome 5, which none has",
+        ),
+        case(
+            "outcomes: a subchunk with a frame taken for an empty one",
+            Zstd,
+            ("frame", 3, None, 0),
+            set::<0, 4>,
+            Offsets,
+            "(Empty) has",
+        ),
+        case(
+            "outcomes: an empty subchunk taken for one that failed",
+            Zstd,
+            ("frame", 3, None, 0),
+            set::<1, 2>,
+            Device,
+            "",
+        ),
+        case(
+            "download of the outcomes: a flipped bit",
             Zstd,
             ("down", 0, Some(48), 0),
             flip::<0>,
             Offsets,
-            "where an encoded one has",
+            "has the outcome 17, which none has",
+        ),
+        case(
+            "download of the outcomes: lost, in a buffer that was used before",
+            Zstd,
+            ("down", 0, Some(48), 2),
+            lost,
+            Offsets,
+            "has the outcome 4294967295, which none has",
         ),
     ]);
     cases
@@ -731,17 +790,104 @@ fn each_wrong_result_of_decoding_is_found() {
     }
 }
 
-/// The device itself notices encoded bytes that changed on their way to it, and the host has the last word.
+/// The device finds a wrong checksum, or has no result, and the host finds the checksum right. This is an error of
+/// the device, also without the checks.
 #[test]
-fn encoded_bytes_that_change_before_their_checksum_is_compared_go_to_the_host() {
+fn wrong_results_of_comparing_checksums_are_found() {
+    let refuted = "the host found it right";
+    let cases: [(&str, Operation, Change, &str); 6] = [
+        ("upload", ("up", 0, Some(384), 0), flip::<60>, refuted),
+        (
+            "result",
+            ("crc32c_verify", 0, None, 0),
+            set::<1, 1>,
+            refuted,
+        ),
+        (
+            "result, impossible",
+            ("crc32c_verify", 0, None, 0),
+            set::<1, 6>,
+            "returned 6",
+        ),
+        (
+            "result, lost",
+            ("crc32c_verify", 0, None, 2),
+            lost,
+            "returned 4294967295",
+        ),
+        (
+            "download",
+            ("down", 0, Some(24), 0),
+            flip::<0>,
+            "returned 16",
+        ),
+        (
+            "download, lost",
+            ("down", 0, Some(24), 2),
+            lost,
+            "returned 4294967295",
+        ),
+    ];
     let shard = Kind::Plain.shard();
-    let (checked, unchecked, fallen) = decode_wrong(&shard, ("up", 0, Some(384), 0), flip::<60>);
-    assert!(
-        matches!(checked, Err(EngineError::Checksum { .. })),
-        "{checked:?}"
-    );
-    assert_eq!(unchecked, None, "an error, too");
-    assert!(fallen, "by the host");
+    for (what, operation, change, says) in cases {
+        let (checked, unchecked, fallen) = decode_wrong(&shard, operation, change);
+        match checked {
+            Err(EngineError::Device(error)) => {
+                assert_eq!(error.fault, Fault::Wrong, "{what}: {error}");
+                assert!(error.to_string().contains(says), "{what}: {error}");
+            }
+            other => panic!("{what}: {:?}", other.map(|_| ())),
+        }
+        assert_eq!(unchecked, None, "{what}: an error, too");
+        assert!(fallen, "{what}: by the host");
+    }
+}
+
+/// A decompressor's results that are wrong or lost: the host decodes the shard.
+#[test]
+fn wrong_results_of_decompressing_go_to_the_host() {
+    let cases: [(&str, Operation, Change); 4] = [
+        ("a size", ("nvCOMP", 0, None, 0), add::<0, -1>),
+        ("a status", ("nvCOMP", 1, None, 0), turn::<0>),
+        ("all, lost", ("nvCOMP", 1, None, 2), lost),
+        ("download, lost", ("down", 0, Some(96), 2), lost),
+    ];
+    let shard = Kind::Zstd.shard();
+    for (what, operation, change) in cases {
+        let (checked, unchecked, fallen) = decode_wrong(&shard, operation, change);
+        assert!(
+            matches!(&checked, Err(EngineError::Unsuitable(why)) if why.contains("nvCOMP")),
+            "{what}: {:?}",
+            checked.map(|_| ())
+        );
+        assert_eq!(unchecked, None, "{what}: for the host, too");
+        assert!(fallen, "{what}: by the host");
+    }
+}
+
+/// A damaged shard is the shard's fault, not the device's.
+#[test]
+fn a_damaged_shard_is_no_fault_of_the_device() {
+    let shard = Kind::Plain.shard();
+    let job = shard.job();
+    let mut encoded = HostEngine
+        .encode(&job, &shard.elements, 0, 0)
+        .expect("fits");
+    encoded.bytes[60] ^= 0x10;
+    let decode = |engine: &CudaEngine| {
+        engine
+            .decode(&job, &encoded.bytes, &encoded.extents)
+            .map(|_| ())
+    };
+    let engine = engine_for(&simulation(Schedule::Eager), &shard);
+    for _ in 0..2 {
+        let decoded = decode(&engine);
+        assert!(
+            matches!(decoded, Err(EngineError::Checksum { .. })),
+            "{decoded:?}"
+        );
+    }
+    assert_eq!(engine.counters().snapshot().mismatches, 0);
 }
 
 /// A kind is compared until it has passed, and then once in so many batches. Its results without a comparison are
@@ -761,7 +907,7 @@ fn a_kind_passes_and_is_compared_now_and_then() {
     };
     // Three batches in two buffers. Two of three subchunks are not empty: 24 of 36.
     let mut shards = 0;
-    while !kind.checks.has_passed(0, Work::Encode) {
+    while !kind.checks.has_passed(&subject(&shard, Work::Encode)) {
         encode().expect("right");
         shards += 1;
         assert_eq!(compared(), 3 * shards, "every batch");
@@ -811,7 +957,7 @@ fn nothing_is_returned_from_a_device_in_quarantine() {
     let engine = engine_for(&simulation(Schedule::Eager), &shard);
     let kind = engine.kind(&shard.grid, &shard.chain).expect("prepared");
     let (encoded, device) = engine
-        .in_lane_of_device(&kind, |session| {
+        .in_lane_of_device(&kind, None, |session| {
             encode::encode(session, &job, &kind, &shard.elements, (0, 0))
         })
         .expect("right");
@@ -823,7 +969,11 @@ fn nothing_is_returned_from_a_device_in_quarantine() {
         batch: encoded.batch,
         uses: &encoded.uses,
     };
-    let check = || engine.checks(&device, &kind).check_encoded(&job, &checked);
+    let check = || {
+        engine
+            .checks(&device, &kind, &job)
+            .check_encoded(&job, &checked)
+    };
     check().expect("right");
     let wrong = DriverError {
         operation: "checking an encoded shard".to_string(),

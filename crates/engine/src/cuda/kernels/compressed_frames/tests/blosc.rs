@@ -340,7 +340,7 @@ fn wrong_geometry_is_an_error() {
                 slots: slots(part(512, 160), frame_stride, 2),
                 sizes: part(704, 16),
                 framed: part(720, 8),
-                failed: part(728, 8),
+                outcomes: part(728, 8),
             };
             let format = format(StreamFormat::Lz4, None, shape);
             // SAFETY: spans that do not fit are refused, which is what is tested.

@@ -454,7 +454,7 @@ fn wrong_geometry_is_an_error() {
                 slots: slots(part(frames_at, 96), frame_stride, 3),
                 sizes: part(320 + sizes.0, sizes.1),
                 framed: part(352, 12),
-                failed: part(384, 12),
+                outcomes: part(384, 12),
             };
             // SAFETY: spans that do not fit are refused, which is what is tested.
             unsafe { frame_zstd(&driver, stream, streams, bytes, Some(part(448, 12)), frames) }

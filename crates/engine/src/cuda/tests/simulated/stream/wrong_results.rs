@@ -3,7 +3,7 @@
 use super::super::wrong_results::{Change, Operation, alter, lost};
 use super::levels::{encode_both, odd, open_both};
 use super::*;
-use crate::cuda::driver::Fault;
+use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::tests::on_gpu::levels::{Both, Levels, Mix};
 
 fn flip<const AT: usize>(_: &[u8], after: &mut [u8]) {
@@ -31,7 +31,7 @@ fn stopped(what: &str, done: Result<(), EngineError>) -> String {
             assert_eq!(error.fault, Fault::Wrong, "{what}: {text}");
             assert!(
                 text.contains("checking an encoded batch of a stream")
-                    || text.contains("impossible table of offsets"),
+                    || text.contains("impossible answer"),
                 "{what}: {text}"
             );
             text
@@ -94,6 +94,58 @@ fn a_stream_stops_after_a_wrong_result() {
             assert!(metrics.fallbacks.is_empty(), "{what}");
             assert!(simulation.violations().is_empty(), "{what}");
         }
+    }
+}
+
+/// Another stream of the device was wrong. Slices that a stream has returned without a comparison may be wrong,
+/// too: this stream stops. A stream whose slices were all compared goes on with the host.
+#[test]
+fn a_stream_stops_after_a_wrong_result_elsewhere_if_its_slices_were_not_compared() {
+    let mut subject = padded(vec![Stage::Crc32c]);
+    subject.epochs = 60;
+    subject.fill(3);
+    for is_compared in [true, false] {
+        let simulation = simulation(Schedule::Eager);
+        let every = if is_compared { 1 } else { u32::MAX };
+        let engine = stream_engine(&simulation, StandIn::Six, &subject)
+            .with_check_every(std::num::NonZeroU32::new(every).expect("positive"));
+        let encoded = || engine.counters().snapshot().batches_encoded;
+        let stream = open(&engine, &subject, false).expect("fits");
+        stream::encode(&subject, stream, 1).expect("right, and the kind passes");
+        let before = encoded();
+        let kind = engine.kind(subject.job.grid.shard(), subject.chain());
+        let ((), device) = engine
+            .in_lane_of_device(&kind.expect("prepared"), None, |_| Ok(()))
+            .expect("a lane");
+
+        let stream = open(&engine, &subject, true).expect("fits");
+        let mut run = Run::new(&subject, stream, 2).expect("one encoder");
+        run.tries = 3;
+        let done = run.all(&mut |input, at, bytes| {
+            if encoded() == before + 5 {
+                let _ = device.watch::<()>(Err(DriverError {
+                    operation: "checking an encoded batch of a stream".to_string(),
+                    device: Some(0),
+                    fault: Fault::Wrong,
+                    reason: "of another stream".to_string(),
+                }));
+            }
+            stream::from_host(input, at, bytes)
+        });
+        assert_eq!(encoded(), before + 5, "and no more by the device");
+        if is_compared {
+            subject.check(&done.expect("by the host"));
+            continue;
+        }
+        let error = done.expect_err("it stops").to_string();
+        for part in [
+            "of another stream",
+            "returned since its last comparison without a difference, counted from its first: 0 to ",
+            "this stream encodes nothing more",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(simulation.violations().is_empty());
     }
 }
 
