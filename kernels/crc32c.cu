@@ -3,7 +3,8 @@
 // crc32c_append: for each slot i of `count`, at slots + i * slot_stride (16-aligned), the checksum of
 // its first n bytes is stored little-endian behind them. n is sizes[i], which grows by 4, or `length`
 // if sizes is null. Slots with present[i] == 0 are left alone (present may be null).
-// crc32c_verify: bad[i] = 1 if the 4 bytes behind the first n are not their checksum, else 0.
+// crc32c_verify: verdicts[i] = RIGHT if the 4 bytes behind the first n are their checksum, else WRONG;
+// ABSENT for slots with present[i] == 0.
 //
 // Bytes moved: each slot is read once, in aligned loads of 16 bytes; 4 bytes are written.
 // Launch: blocks of 256 threads, any grid; `team` warps of a block (a power of two, at most 8) share a
@@ -36,9 +37,14 @@ KERNEL(crc32c_append, 256)
     }
 }
 
+// The verdict on a slot. Any two differ in two bits, and none is 0, as the outcomes of frames.cu.
+constexpr uint32_t RIGHT = 1;
+constexpr uint32_t WRONG = 2;
+constexpr uint32_t ABSENT = 4;
+
 KERNEL(crc32c_verify, 256)
 (const uint8_t* slots, uint64_t slot_stride, uint64_t count, const uint64_t* sizes, uint64_t length,
- const uint32_t* present, uint32_t team, uint32_t* bad) {
+ const uint32_t* present, uint32_t team, uint32_t* verdicts) {
     SHARED(uint32_t, tables, 4096);
     SHARED(uint32_t, parts, WARPS);
     fill_tables(tables);
@@ -56,6 +62,6 @@ KERNEL(crc32c_verify, 256)
         bool differs = false;
         if (active && lane < 4) differs = load(slot + bytes + lane) != static_cast<uint8_t>(crc >> (8 * lane));
         const uint32_t different = ballot(differs);
-        if (lane == 0) store(bad + i, static_cast<uint32_t>(different != 0));
+        if (lane == 0) store(verdicts + i, !active ? ABSENT : different != 0 ? WRONG : RIGHT);
     }
 }

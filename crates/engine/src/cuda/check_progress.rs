@@ -95,6 +95,14 @@ impl LaneUses {
     }
 }
 
+/// Returns a number that looks like a random one, by the last steps of `SplitMix64`.
+fn hash(number: u64) -> u64 {
+    let number = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
 /// Returns how often each place of a ring of `places` places is used, if `uses` uses take turns.
 pub(super) fn ring_uses(uses: usize, places: usize) -> Vec<u32> {
     let used = uses.min(places);
@@ -141,15 +149,18 @@ struct Progress {
 pub(super) struct CheckProgress(Mutex<Vec<(Subject<'static>, Progress)>>);
 
 impl CheckProgress {
-    /// Returns whether the next batch has to be compared: each batch until the kind has passed, and one of
-    /// `every` batches later.
+    /// Returns whether the next batch has to be compared: each batch until the kind has passed, and one of each
+    /// `every` batches later. Its place among them differs, so that it is not always the same batch of a shard,
+    /// in the same buffers.
     pub(super) fn is_due(&self, subject: &Subject<'_>, every: u32) -> bool {
         self.with(subject, |progress| {
             if progress.passed.is_none() {
                 return true;
             }
+            let every = u64::from(every.max(1));
+            let (window, batch) = (progress.batches / every, progress.batches % every);
             progress.batches += 1;
-            progress.batches.is_multiple_of(u64::from(every.max(1)))
+            batch == hash(window) % every
         })
     }
 
@@ -169,11 +180,15 @@ impl CheckProgress {
         })
     }
 
-    /// Notes that a comparison found no difference. It compared `subchunks` subchunks that are not empty, and
-    /// the work has used the buffers of a lane as `uses` says.
+    /// Notes that a comparison found no difference. It compared `subchunks` subchunks that are not empty and that
+    /// the device has made, and the work has used the buffers of a lane as `uses` says. Without such a subchunk,
+    /// the buffers do not count as used.
     pub(super) fn equal(&self, subject: &Subject<'_>, subchunks: u64, uses: &LaneUses) {
         self.with(subject, |progress| {
             progress.unchecked = Unchecked::default();
+            if subchunks == 0 {
+                return;
+            }
             if let Some(passed) = &mut progress.passed {
                 passed.add(uses);
                 return;
@@ -264,7 +279,7 @@ mod tests {
         }
         assert!(!progress.has_passed(&encode), "two uses of each");
         assert!(progress.is_due(&encode, 64));
-        progress.equal(&encode, 0, &one);
+        progress.equal(&encode, 1, &one);
         assert!(progress.has_passed(&encode));
         let others = [
             subject(Work::Decode),
@@ -306,6 +321,22 @@ mod tests {
             progress.equal(&stream, 64, &uses(1, [&[1], &[1, 0], &[1]]));
         }
         assert!(!progress.has_passed(&stream), "a buffer without a use");
+    }
+
+    /// A shard of 1, 2, 4 … batches: each batch of it is compared sometimes, and one in 64.
+    #[test]
+    fn no_batch_of_a_shard_is_left_out() {
+        let encode = subject(Work::Encode);
+        for batches in [1, 2, 3, 4, 8, 16, 32, 64] {
+            let progress = CheckProgress::default();
+            progress.equal(&encode, 64, &uses(1, [&[3], &[3], &[3]]));
+            let mut compared = vec![0_u32; batches];
+            for batch in 0..64 * 64 * 8 {
+                compared[batch % batches] += u32::from(progress.is_due(&encode, 64));
+            }
+            assert!(compared.iter().all(|times| *times > 0), "{compared:?}");
+            assert_eq!(compared.iter().sum::<u32>(), 64 * 8);
+        }
     }
 
     #[test]

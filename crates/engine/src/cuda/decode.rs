@@ -38,6 +38,7 @@ use super::counters::TimedStage;
 use super::decompress::{Decompression, Subchunks};
 use super::driver::{DriverError, EventId, Fault, Site, Span};
 use super::enqueue::prepare;
+use super::kernels::crc32c::Verdict;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
 use super::lane::NO_ANSWER;
@@ -392,8 +393,9 @@ impl Decoder<'_, '_> {
         session.run(stream, TimedStage::Crc32c, timed, || {
             for stage in 0..self.checksums() {
                 let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
-                let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
-                lane.fill(stream, bad, NO_ANSWER)?;
+                let of_stage = stage * count * 4..(stage + 1) * count * 4;
+                let verdicts = regions.verdicts.part(of_stage);
+                lane.fill(stream, verdicts, NO_ANSWER)?;
                 // SAFETY: the spans are regions of the lane, and the kernels on them run in one stream.
                 unsafe {
                     crc32c::verify(
@@ -402,7 +404,7 @@ impl Decoder<'_, '_> {
                         slots,
                         Lengths::All(len),
                         Some(lane.device(regions.stored)),
-                        lane.device(bad),
+                        lane.device(verdicts),
                     )?;
                 }
             }
@@ -436,10 +438,10 @@ impl Decoder<'_, '_> {
 
     /// Returns the regions of the results of comparing the checksums of `count` subchunks: one on the device,
     /// and one in pinned memory.
-    fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
+    fn verdicts(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
         let len = self.checksums() * count * 4;
-        (regions.bad.part(0..len), regions.answer.part(0..len))
+        (regions.verdicts.part(0..len), regions.answer.part(0..len))
     }
 
     /// Performs `copies`, and also takes back a slab that has arrived from the device. If `wait`, blocks
@@ -486,12 +488,12 @@ impl Decoder<'_, '_> {
         let session = self.session;
         let lane = session.lane;
         if self.validates() {
-            let (bad, answer) = self.bad_flags(batch.number, batch.batch.len());
+            let (verdicts, answer) = self.verdicts(batch.number, batch.batch.len());
             let answer = lane.pinned_out(answer);
             lane.clear_answer(answer)?;
-            let bad = lane.device(bad);
-            lane.copy(lane.down, Span::Device(bad), Span::Pinned(answer))?;
-            session.counters.add_from_device(bad.len);
+            let verdicts = lane.device(verdicts);
+            lane.copy(lane.down, Span::Device(verdicts), Span::Pinned(answer))?;
+            session.counters.add_from_device(verdicts.len);
         }
         match &self.decompression {
             Some(decompression) => {
@@ -560,18 +562,28 @@ impl Decoder<'_, '_> {
             return Ok(());
         }
         let count = batch.batch.len();
-        let (_, answer) = self.bad_flags(batch.number, count);
+        let (_, answer) = self.verdicts(batch.number, count);
         let lane = self.session.lane;
-        let bad = lane.read(lane.pinned_out(answer))?;
-        let flags = bad.as_chunks::<4>().0.iter().enumerate();
-        let flags = flags.map(|(i, flag)| (i % count, u32::from_le_bytes(*flag)));
-        if let Some((subchunk, flag)) = flags.clone().find(|(_, flag)| *flag > 1) {
-            let subchunk = batch.batch.first + subchunk;
-            return Err(self.wrong(&format!(
-                "the device returned {flag} for a checksum of subchunk {subchunk}, where 0 means right and 1 wrong"
-            )));
+        let flags = lane.read(lane.pinned_out(answer))?.as_chunks::<4>().0;
+        let mut wrong = None;
+        for (i, flag) in flags.iter().enumerate() {
+            let (within, flag) = (i % count, u32::from_le_bytes(*flag));
+            let subchunk = batch.batch.first + within;
+            let is_stored = matches!(self.extents.get(subchunk), Some(Some(_)));
+            match Verdict::of_flag(flag) {
+                Some(Verdict::Right) if is_stored => {}
+                Some(Verdict::Absent) if !is_stored => {}
+                Some(Verdict::Wrong) if is_stored => {
+                    wrong = Some(wrong.map_or(within, |first: usize| first.min(within)));
+                }
+                verdict => {
+                    let stored = if is_stored { "stored" } else { "not stored" };
+                    return Err(self.wrong(&format!(
+                        "the device returned {flag} ({verdict:?}) for a checksum of subchunk {subchunk}, which is {stored}"
+                    )));
+                }
+            }
         }
-        let wrong = flags.filter(|(_, flag)| *flag == 1).map(|(i, _)| i).min();
         match wrong {
             None => Ok(()),
             Some(_) if self.decompression.is_some() => Err(EngineError::Unsuitable(

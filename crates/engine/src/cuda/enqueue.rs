@@ -26,7 +26,7 @@ use super::driver::{DeviceSpan, DriverError, EventId, Site, Span, StreamId};
 use super::kernels::scatter::SlabScatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
-use super::lane::Running;
+use super::lane::{NO_ANSWER, Running};
 use super::session::{Session, Timed};
 use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing};
 use crate::layout::{Batch, ShardPermutation};
@@ -149,6 +149,7 @@ impl DeviceEncoding<'_> {
         let mut lengths = Lengths::All(sizing.encoded);
         let outcomes = regions.outcomes.part(0..count * 4);
         if let (Some(prepared), Some(buffers)) = (&kind.compressor, &workspace.compression) {
+            lane.fill(stream, outcomes, NO_ANSWER)?;
             let outcomes = lane.device(outcomes);
             let at = (buffers, stream);
             let frames = compress(session, prepared, at, encoded, stored, outcomes, timed)?;

@@ -7,6 +7,9 @@ use super::frame_parsing::{Reason, blosc, blosc_stream, blosc_streams_begin, gzi
 use super::kernels::compressed_frames::BloscFormat;
 use crate::subchunk::crc32c;
 
+/// The header of every gzip member that a device makes (`kernels/frames.cu`).
+const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+
 /// Checks that `encoded` has the structure of a subchunk that `compression` encodes.
 ///
 /// # Errors
@@ -23,7 +26,10 @@ pub(super) fn check_frame(compression: &Compression, encoded: &[u8]) -> Result<(
     }
     let bytes = compression.chunking.bytes;
     match compression.frame {
-        CompressedFrameFormat::Zstd => zstd(frame, bytes).map(|_| ()),
+        CompressedFrameFormat::Zstd => zstd(frame, bytes)?.for_host(),
+        CompressedFrameFormat::Gzip if !frame.starts_with(&GZIP_HEADER) => {
+            Err("the header of a gzip member is not the one that a device writes")
+        }
         CompressedFrameFormat::Gzip => gzip(frame, bytes).map(|_| ()),
         CompressedFrameFormat::Blosc(format) => check_blosc(compression, format, frame),
     }
@@ -50,4 +56,31 @@ fn check_blosc(compression: &Compression, format: BloscFormat, frame: &[u8]) -> 
         return Err("there are bytes behind the streams of a Blosc frame");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::frame_parsing::ZstdFrame;
+
+    /// A frame with one uncompressed block, which has a window of 2^(10 + `exponent`) bytes.
+    fn with_window(exponent: u8, content: &[u8]) -> Vec<u8> {
+        let len = content.len() as u32;
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 2 << 6, exponent << 3];
+        frame.extend(len.to_le_bytes());
+        frame.extend(&(len << 3 | 1).to_le_bytes()[..3]);
+        frame.extend(content);
+        frame
+    }
+
+    /// A flipped bit in the exponent of a window is no window that an encoder needs.
+    #[test]
+    fn a_window_has_a_reason() {
+        let content = [7; 300];
+        for (exponent, is_right) in [(0, true), (7, true), (13, true), (14, false), (23, false)] {
+            let frame = with_window(exponent, &content);
+            let checked = zstd(&frame, content.len()).and_then(ZstdFrame::for_host);
+            assert_eq!(checked.is_ok(), is_right, "{exponent}: {checked:?}");
+        }
+    }
 }

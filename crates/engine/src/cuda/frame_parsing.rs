@@ -26,6 +26,9 @@ pub struct CompressedFramePart {
 pub(super) const ZSTD_CHECKSUM: Reason =
     "a zstd frame has a content checksum, which a device does not compare";
 
+/// The number of bytes of the largest window that every zstd decoder has to support.
+const MOST_WINDOW: u64 = 8 << 20;
+
 /// The properties of a zstd frame on which its readers differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ZstdFrame {
@@ -33,11 +36,21 @@ pub(super) struct ZstdFrame {
     pub(super) tells: bool,
     /// Whether a checksum of the content is behind the blocks.
     checksum: bool,
-    /// Whether the window is larger than every decoder has to support.
-    wide: bool,
+    /// The number of bytes of the window; 0 if the content is the window.
+    window: u64,
+    /// The number of bytes of the content.
+    content: u64,
 }
 
 impl ZstdFrame {
+    /// Checks that an encoder has a reason for the window of the frame.
+    pub(super) fn for_host(self) -> Result<(), Reason> {
+        if self.window > MOST_WINDOW.max(self.content.saturating_mul(2)) {
+            return Err("the window of a zstd frame is much larger than its content");
+        }
+        Ok(())
+    }
+
     /// Checks that a device decodes the frame. If `tells`, the header has to contain the size of the content.
     pub(super) fn for_device(self, tells: bool) -> Result<(), Reason> {
         if self.checksum {
@@ -46,7 +59,7 @@ impl ZstdFrame {
         if tells && !self.tells {
             return Err("a zstd frame does not tell the size of its content");
         }
-        if self.wide {
+        if self.window > MOST_WINDOW {
             return Err("the window of a zstd frame is larger than a device takes");
         }
         Ok(())
@@ -59,8 +72,6 @@ pub(super) fn zstd(frame: &[u8], expected: usize) -> Result<ZstdFrame, Reason> {
     const BAD_HEADER: Reason = "the header of a zstd frame is not one that a device takes";
     const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-    /// The number of bytes of the largest window that every zstd decoder has to support.
-    const MOST_WINDOW: u64 = 8 << 20;
     const MOST_BLOCK: u64 = 128 << 10;
     let rest = frame.strip_prefix(&MAGIC).ok_or(BAD_HEADER)?;
     let (&descriptor, mut rest) = rest.split_first().ok_or(BAD_HEADER)?;
@@ -130,7 +141,8 @@ pub(super) fn zstd(frame: &[u8], expected: usize) -> Result<ZstdFrame, Reason> {
     Ok(ZstdFrame {
         tells: size_bytes > 0,
         checksum,
-        wide: window > MOST_WINDOW && !single_segment,
+        window: if single_segment { 0 } else { window },
+        content: expected,
     })
 }
 

@@ -77,6 +77,13 @@ impl ResultChecks<'_> {
         self.every > 0 && self.kind.checks.is_due(&self.subject(work), self.every)
     }
 
+    /// Returns whether the next batch of `work` has to be compared, which may use any buffer of `buffers`.
+    pub(super) fn is_due_in(&self, work: Work, buffers: &LaneUses) -> bool {
+        let is_due = self.is_due(work);
+        let subject = self.subject(work);
+        is_due || self.every > 0 && self.kind.checks.reaches_new(&subject, buffers)
+    }
+
     /// Returns whether every batch of `work` has to be compared at present.
     pub(super) fn are_all_due(&self, work: Work) -> bool {
         self.every == 1 || self.every > 0 && !self.kind.checks.has_passed(&self.subject(work))
@@ -97,6 +104,7 @@ impl ResultChecks<'_> {
         }
         let checked = self
             .check_frames(shard)
+            .and_then(|()| self.check_empty(job, shard))
             .and_then(|()| self.compare(Work::Encode, job, shard));
         self.quarantine_if_wrong(checked)
     }
@@ -114,12 +122,29 @@ impl ResultChecks<'_> {
         Ok(())
     }
 
+    /// Checks that the subchunks which are not stored are empty.
+    fn check_empty(&self, job: &ShardJob<'_>, shard: &CheckedShard<'_>) -> Result<(), EngineError> {
+        let extents = shard.extents.iter().enumerate();
+        let empty = extents.filter(|(_, extent)| extent.is_none());
+        let empty: Vec<_> = empty.map(|(number, _)| (number, None)).collect();
+        let comparison = Comparison::new(job, &self.kind.chain);
+        let compared = compare_all(&empty, job.threads, |number, encoded| {
+            comparison.check_encoded(shard.decoded, number, encoded)
+        });
+        self.result_of(Work::Encode, compared, None)
+    }
+
     /// Returns `checked`. Puts the device into quarantine if `checked` says that the device returned wrong data.
     fn quarantine_if_wrong(&self, checked: Result<(), EngineError>) -> Result<(), EngineError> {
         if let Err(EngineError::Device(error)) = &checked {
-            let _ = self.device.watch::<()>(Err(error.clone()));
+            self.distrust(error);
         }
         checked
+    }
+
+    /// Puts the device into quarantine if `error` says that the device returned wrong data.
+    fn distrust(&self, error: &DriverError) {
+        let _ = self.device.watch::<()>(Err(error.clone()));
     }
 
     /// Checks a decoded shard before it is returned.
@@ -180,8 +205,10 @@ impl ResultChecks<'_> {
                     (number, extent.and_then(|extent| shard.encoded.get(extent)))
                 })
                 .collect();
-            let stored = of_batch.iter().filter(|(_, encoded)| encoded.is_some());
-            subchunks += stored.count() as u64;
+            let made = of_batch.iter().filter(|(number, encoded)| {
+                encoded.is_some() && shard.on_host.binary_search(number).is_err()
+            });
+            subchunks += made.count() as u64;
             let compared_all = compare_all(&of_batch, job.threads, |number, encoded| match work {
                 Work::Decode => comparison.check_decoded(shard.decoded, number, encoded),
                 _ => comparison.check_encoded(shard.decoded, number, encoded),
@@ -220,6 +247,12 @@ impl ResultChecks<'_> {
                 self.is_wrong(work, &what, unchecked)
             }
             Unequal::Failed(error @ EngineError::OutOfMemory { .. }) => error,
+            // The device compared the checksum, too, and found it right.
+            Unequal::Failed(error @ EngineError::Checksum { .. }) => {
+                let what = format!("the device found a checksum right that is wrong: {error}");
+                self.distrust(&self.wrong(work, &what, unchecked));
+                error
+            }
             Unequal::Failed(error) => {
                 EngineError::Unsuitable(format!("the host has the last word: {error}"))
             }
@@ -241,6 +274,11 @@ impl ResultChecks<'_> {
 
     /// Counts a wrong result, and returns the error, after which the device belongs into quarantine.
     fn is_wrong(&self, work: Work, what: &str, unchecked: Option<&str>) -> EngineError {
+        EngineError::Device(self.wrong(work, what, unchecked))
+    }
+
+    /// Counts a wrong result, and returns the error of the device.
+    fn wrong(&self, work: Work, what: &str, unchecked: Option<&str>) -> DriverError {
         self.counters.mismatch();
         let of_kind = self.kind.checks.unchecked(&self.subject(work));
         let operation = match work {
@@ -248,7 +286,7 @@ impl ResultChecks<'_> {
             Work::Decode => "checking a decoded shard",
             Work::Stream(_) => "checking an encoded batch of a stream",
         };
-        EngineError::Device(DriverError {
+        DriverError {
             operation: operation.to_string(),
             device: Some(self.ordinal()),
             fault: Fault::Wrong,
@@ -256,6 +294,6 @@ impl ResultChecks<'_> {
                 Some(unchecked) => format!("{what}; {of_kind}; {unchecked}"),
                 None => format!("{what}; {of_kind}"),
             },
-        })
+        }
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct BatchRegions {
     /// In device memory, a `u32` per slot: the outcome of the subchunk, if there is a compressor.
     pub(super) outcomes: Region,
     /// In device memory, a `u32` per checksum of each slot: whether the checksum is wrong.
-    pub(super) bad: Region,
+    pub(super) verdicts: Region,
     /// In device memory, a `u64` per place: the number of encoded bytes of the subchunk in this place; when
     /// decoding, a `u64` per slot.
     pub(super) sizes: Region,
@@ -54,7 +54,7 @@ pub(super) struct BatchRegions {
     pub(super) dense: Region,
     /// In pinned memory, to the device: `offsets`, `sizes` and `stored`, when decoding.
     pub(super) table: Region,
-    /// In pinned memory, from the device: `offsets` and `outcomes` when encoding, `bad` when decoding.
+    /// In pinned memory, from the device: `offsets` and `outcomes` when encoding, `verdicts` when decoding.
     pub(super) answer: Region,
     /// In device memory: the tables that a decompressor reads, and its results.
     pub(super) tables: Region,
@@ -430,13 +430,14 @@ impl Sizing {
             .max(kernel_streams);
         let in_flight = in_flight / kernel_streams * kernel_streams;
         let u64s = batch.checked_mul(8)?;
-        let bad = batch.checked_mul(4)?.checked_mul(chain.stages.len())?;
+        let verdicts = batch.checked_mul(4)?.checked_mul(chain.stages.len())?;
         for number in 0..in_flight {
             let regions = KernelRegions::new(batch, batch, &mut arenas.device)?;
-            let regions = sizing.batch_regions(kind, regions, (batch, batch), bad, &mut arenas)?;
+            let regions =
+                sizing.batch_regions(kind, regions, (batch, batch), verdicts, &mut arenas)?;
             sizing.batches.push(BatchRegions {
                 workspace: number % kernel_streams,
-                bad: arenas.device.region(bad)?,
+                verdicts: arenas.device.region(verdicts)?,
                 table: arenas.pinned_in.region(u64s.checked_mul(3)?)?,
                 tables: arenas.device.region(tables)?,
                 results: arenas.device.region(results)?,

@@ -68,9 +68,30 @@ pub unsafe fn append(
     }
 }
 
+/// The verdict of a device on the checksum of a slot. The flags of any two verdicts differ in two bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Right,
+    Wrong,
+    /// The flag of the slot in `present` is zero.
+    Absent,
+}
+
+impl Verdict {
+    /// Returns the verdict with the flag `flag`, as the kernel writes it; `None` if there is no such verdict.
+    pub(crate) fn of_flag(flag: u32) -> Option<Self> {
+        match flag {
+            1 => Some(Self::Right),
+            2 => Some(Self::Wrong),
+            4 => Some(Self::Absent),
+            _ => None,
+        }
+    }
+}
+
 /// Enqueues a kernel that compares the CRC-32C of each slot's content with the checksum of 4 bytes behind the
-/// content. `lengths` counts the bytes before the checksum. A slot's flag in `bad` (a `u32` each) becomes 1
-/// if the checksums differ, else 0. The flag also becomes 0 for slots whose flag in `present` is zero.
+/// content. `lengths` counts the bytes before the checksum. A slot's number in `verdicts` (a `u32` each)
+/// becomes the flag of its [`Verdict`].
 ///
 /// # Safety
 /// As for [`append`].
@@ -80,7 +101,7 @@ pub(crate) unsafe fn verify(
     slots: Slots,
     lengths: Lengths,
     present: Option<DeviceSpan>,
-    bad: DeviceSpan,
+    verdicts: DeviceSpan,
 ) -> Result<(), DriverError> {
     let launch = Launch {
         driver,
@@ -96,7 +117,7 @@ pub(crate) unsafe fn verify(
             CHECKSUM,
             lengths,
             present,
-            Some(bad),
+            Some(verdicts),
             (team, TUNING.most),
         )
     }
@@ -298,26 +319,41 @@ pub(crate) mod tests {
         assert_eq!(to_u64s(&sizes), grown);
     }
 
+    fn as_verdicts(flags: &[u8]) -> Vec<Option<Verdict>> {
+        to_u32s(flags).into_iter().map(Verdict::of_flag).collect()
+    }
+
     /// Verifies the checksums of `case`. Slots whose number is in `broken` have a bit flipped.
     fn check_verify_case(driver: &dyn Driver, case: &Case, broken: &[usize]) {
         let (_, mut bytes) = case.slots();
         let count = case.lengths.len();
-        let mut expected = vec![0; count];
+        let present = |i: usize| {
+            if case.present[i] {
+                Verdict::Right
+            } else {
+                Verdict::Absent
+            }
+        };
+        let mut expected: Vec<Verdict> = (0..count).map(present).collect();
+        let mut is_broken = vec![false; count];
         for &number in broken {
             if count > 0 {
                 let i = number % count;
                 let bit = number % (8 * (case.lengths[i] + CHECKSUM));
-                if expected[i] == 0 {
+                if !is_broken[i] {
                     bytes[i * case.stride() + bit / 8] ^= 1 << (bit % 8);
-                    expected[i] = u32::from(case.present[i]);
+                    is_broken[i] = true;
+                    if case.present[i] {
+                        expected[i] = Verdict::Wrong;
+                    }
                 }
             }
         }
         let lengths: Vec<u64> = case.lengths.iter().map(|&n| n as u64).collect();
         let flags: Vec<u32> = case.present.iter().map(|&p| u32::from(p)).collect();
         let (mut sizes, mut present) = (u64s(&lengths), u32s(&flags));
-        let mut bad = vec![0xcc; 4 * count];
-        let buffers = &mut [&mut bytes, &mut sizes, &mut present, &mut bad];
+        let mut verdicts = vec![0xcc; 4 * count];
+        let buffers = &mut [&mut bytes, &mut sizes, &mut present, &mut verdicts];
         on(driver, buffers, |stream, spans| {
             let launch = Launch {
                 driver,
@@ -325,7 +361,7 @@ pub(crate) mod tests {
                 kernel: "crc32c_verify",
             };
             let slots = slots(spans[0], case.stride(), count);
-            let (lengths, bad) = (Lengths::Each(spans[1]), Some(spans[3]));
+            let (lengths, results) = (Lengths::Each(spans[1]), Some(spans[3]));
             // SAFETY: the stride has room for the longest and its checksum.
             unsafe {
                 let as_told = (case.team, case.most);
@@ -335,13 +371,17 @@ pub(crate) mod tests {
                     CHECKSUM,
                     lengths,
                     Some(spans[2]),
-                    bad,
+                    results,
                     as_told,
                 )
             }
         })
         .expect("launches");
-        assert_eq!(to_u32s(&bad), expected, "{case:?}");
+        assert_eq!(
+            as_verdicts(&verdicts),
+            expected.into_iter().map(Some).collect::<Vec<_>>(),
+            "{case:?}"
+        );
         assert_eq!(to_u64s(&sizes), lengths);
     }
 
@@ -356,8 +396,8 @@ pub(crate) mod tests {
             most: TUNING.most,
         };
         let (mut bytes, expected) = case.slots();
-        let mut bad = vec![0xcc; 4 * count];
-        on(driver, &mut [&mut bytes, &mut bad], |stream, spans| {
+        let mut verdicts = vec![0xcc; 4 * count];
+        on(driver, &mut [&mut bytes, &mut verdicts], |stream, spans| {
             let slots = slots(spans[0], case.stride(), count);
             let length = Lengths::All(length);
             // SAFETY: the stride has room for a checksum.
@@ -368,7 +408,7 @@ pub(crate) mod tests {
         })
         .expect("launches");
         assert!(bytes == expected, "{count} slots of {length} bytes");
-        assert_eq!(to_u32s(&bad), vec![0; count]);
+        assert_eq!(as_verdicts(&verdicts), vec![Some(Verdict::Right); count]);
     }
 
     pub(crate) fn check_append(driver: &dyn Driver, tries: u32) {
@@ -514,12 +554,16 @@ pub(crate) mod tests {
             (data..data + 16).contains(&moved),
             "{moved} sectors for {data}"
         );
-        let mut bad = vec![0xcc; 4 * count];
-        on(&driver, &mut [&mut bytes, &mut bad], |stream, spans| {
-            let (slots, length) = (slots(spans[0], length + 64, count), Lengths::All(length));
-            // SAFETY: the stride has room for a checksum.
-            unsafe { verify(&driver, stream, slots, length, None, spans[1]) }
-        })
+        let mut verdicts = vec![0xcc; 4 * count];
+        on(
+            &driver,
+            &mut [&mut bytes, &mut verdicts],
+            |stream, spans| {
+                let (slots, length) = (slots(spans[0], length + 64, count), Lengths::All(length));
+                // SAFETY: the stride has room for a checksum.
+                unsafe { verify(&driver, stream, slots, length, None, spans[1]) }
+            },
+        )
         .expect("launches");
         // Besides, the checksums are read and the results are written.
         let (moved, _) = sectors(&driver);

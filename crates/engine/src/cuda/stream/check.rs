@@ -84,6 +84,20 @@ impl BatchBuffers {
 }
 
 impl StreamLane {
+    /// Returns one use of each buffer of a batch.
+    pub(super) fn all_buffers(&self) -> LaneUses {
+        let sizing = &self.sizing;
+        let classes = [
+            &sizing.lane.batches.len(),
+            &sizing.inputs.len(),
+            &sizing.outputs.len(),
+        ];
+        LaneUses {
+            lane: 0,
+            classes: classes.map(|buffers| vec![1; *buffers]),
+        }
+    }
+
     /// Checks the encoded batch of `input`. Pinned memory has all of its slices, if the batch has to be
     /// compared. Returns whether the batch was compared.
     ///
@@ -115,20 +129,28 @@ impl StreamLane {
             }
         }
         let (progress, subject) = (&self.kind.checks, checks.subject(work));
-        if is_due {
+        // The host looks at all subchunks that are not stored, if it has their elements.
+        let mut all: Vec<_> = subchunks.iter().map(|p| (p.number, bytes(p))).collect();
+        if !is_due {
+            let has_elements = !input.lacks_bytes();
+            all.retain(|(_, encoded)| has_elements && encoded.is_none());
+        }
+        if !all.is_empty() {
             let grid = (self.job.grid.padded_batch(batch.epochs()))
                 .map_err(|_| EngineError::Internal("a batch that is no box"))?;
             let job = self.job.as_shard(&grid, &self.kind.chain);
             let comparison = Comparison::new(&job, &self.kind.chain);
             let decoded = input.bytes(batch.epochs());
-            let all: Vec<_> = subchunks.iter().map(|p| (p.number, bytes(p))).collect();
             let compared = compare_all(&all, self.job.threads, |number, encoded| {
                 comparison.check_encoded(decoded, number, encoded)
             });
             checks.result_of(work, compared, Some(&unchecked))?;
+        }
+        if is_due {
             checks.counters.batch_checked();
-            let stored = subchunks.iter().filter(|placed| placed.place.is_some());
-            progress.equal(&subject, stored.count() as u64, &buffers.uses(self));
+            let made = |placed: &&PlacedSubchunk| placed.place.is_some() && !placed.by_host;
+            let made = subchunks.iter().filter(made);
+            progress.equal(&subject, made.count() as u64, &buffers.uses(self));
         } else {
             let (shards, batches) = (0, 1);
             progress.returned(&subject, Unchecked { shards, batches });

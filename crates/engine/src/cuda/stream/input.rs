@@ -226,7 +226,11 @@ impl CudaInput {
     /// Returns the origin of the bytes of the batch, and whether the encoded batch has to be compared with the
     /// host's. The first call decides this, for bytes from `source`.
     pub(super) fn comparison(&mut self, source: Source) -> (Source, bool) {
-        let decide = || (source, self.shared.checks().is_due(Work::Stream(source)));
+        let decide = || {
+            let buffers = self.shared.all_buffers();
+            let work = Work::Stream(source);
+            (source, self.shared.checks().is_due_in(work, &buffers))
+        };
         *self.compared.get_or_insert_with(decide)
     }
 
@@ -469,7 +473,9 @@ impl BatchInput for CudaInput {
         let shared = self.shared.clone();
         if self.lacks_bytes() {
             let (entered, lane) = shared.enter()?;
-            let brought = shared.device().watch(self.bring_back(lane));
+            // The device keeps its bytes: they are the input, and what the host reads is only a copy.
+            let brought = self.copy_to_host(lane, &self.all());
+            let brought = shared.device().watch(brought);
             drop(entered);
             if brought.is_err() {
                 shared.drain();

@@ -241,7 +241,7 @@ fn cases() -> Vec<Case> {
                 chain,
                 ("scatter", 1, None, 3),
                 turn::<0>,
-                Comparison,
+                Frames,
                 "is not stored, and its elements are not the fill value",
             ),
         ]);
@@ -404,6 +404,14 @@ fn cases() -> Vec<Case> {
             Gzip,
             ("frame", 0, None, 0),
             flip::<1>,
+            Frames,
+            "header of a gzip member",
+        ),
+        case(
+            "frames: a flipped bit in the header",
+            Gzip,
+            ("frame", 0, None, 0),
+            flip::<3>,
             Frames,
             "header of a gzip member",
         ),
@@ -598,6 +606,14 @@ fn cases() -> Vec<Case> {
             set::<1, 2>,
             Device,
             "",
+        ),
+        case(
+            "outcomes: lost, in a buffer that was used before",
+            Zstd,
+            ("frame", 3, None, 2),
+            lost,
+            Offsets,
+            "has the outcome 4294967295, which none has",
         ),
         case(
             "download of the outcomes: a flipped bit",
@@ -795,13 +811,25 @@ fn each_wrong_result_of_decoding_is_found() {
 #[test]
 fn wrong_results_of_comparing_checksums_are_found() {
     let refuted = "the host found it right";
-    let cases: [(&str, Operation, Change, &str); 6] = [
+    let cases: [(&str, Operation, Change, &str); 8] = [
         ("upload", ("up", 0, Some(384), 0), flip::<60>, refuted),
         (
             "result",
             ("crc32c_verify", 0, None, 0),
-            set::<1, 1>,
+            set::<0, 2>,
             refuted,
+        ),
+        (
+            "result, of an empty subchunk",
+            ("crc32c_verify", 0, None, 0),
+            set::<1, 1>,
+            "which is not stored",
+        ),
+        (
+            "result, absent",
+            ("crc32c_verify", 0, None, 0),
+            set::<0, 4>,
+            "which is stored",
         ),
         (
             "result, impossible",
@@ -819,7 +847,7 @@ fn wrong_results_of_comparing_checksums_are_found() {
             "download",
             ("down", 0, Some(24), 0),
             flip::<0>,
-            "returned 16",
+            "returned 17",
         ),
         (
             "download, lost",
@@ -863,6 +891,36 @@ fn wrong_results_of_decompressing_go_to_the_host() {
         assert_eq!(unchecked, None, "{what}: for the host, too");
         assert!(fallen, "{what}: by the host");
     }
+}
+
+/// A shard is damaged, and the device finds it right.
+#[test]
+fn a_checksum_that_a_device_finds_right_is_compared_on_the_host() {
+    let shard = Kind::Plain.shard();
+    let job = shard.job();
+    let mut encoded = HostEngine
+        .encode(&job, &shard.elements, 0, 0)
+        .expect("fits");
+    encoded.bytes[60] ^= 0x10;
+    let simulation = simulation(Schedule::Eager);
+    alter(&simulation, ("crc32c_verify", 0, None, 0), set::<0, 1>);
+    let engine = engine_for(&simulation, &shard);
+    let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents);
+    assert!(
+        matches!(decoded, Err(EngineError::Checksum { subchunk: 0 })),
+        "of the shard"
+    );
+    assert_eq!(
+        engine.counters().snapshot().mismatches,
+        1,
+        "and of the device"
+    );
+    let again = engine.encode(&job, &shard.elements, 0, 0).map(|_| ());
+    let text = again.expect_err("the device is in quarantine").to_string();
+    assert!(
+        text.contains("found a checksum right that is wrong"),
+        "{text}"
+    );
 }
 
 /// A damaged shard is the shard's fault, not the device's.

@@ -197,6 +197,37 @@ fn bytes_of_an_application_are_compared_with_their_copy_in_pinned_memory() {
     }
 }
 
+/// The host reads slices of an application before their batch is encoded, as for a level below that the host
+/// reduces. The device encodes its own copy of the slices, and this copy is compared.
+#[test]
+fn bytes_that_the_host_has_read_are_encoded_from_the_device() {
+    let mut found = 0;
+    for seed in 0..6 {
+        let subject = padded(vec![Stage::Crc32c]);
+        let simulation = simulation(Schedule::Latest);
+        let engine = stream_engine(&simulation, StandIn::Six, &subject);
+        let stream = open(&engine, &subject, true).expect("fits");
+        alter(&simulation, ("within", 0, None, 3), flip::<0>);
+        let driver = simulation.clone() as Arc<dyn Driver>;
+        let application = Application::new(driver, true, subject.bytes.len(), seed);
+        let mut application = application.expect("a device");
+        let run = Run::new(&subject, stream, seed).expect("one encoder");
+        let done = run.all(&mut |input, at, bytes| {
+            application.write(input, at, bytes)?;
+            input.read(at, &mut vec![0; bytes.len()])
+        });
+        let _ = application.end();
+        if engine.counters().snapshot().mismatches > 0 {
+            stopped("a copy within the device", done.map(|_| ()));
+            found += 1;
+        } else {
+            subject.check(&done.expect("right"));
+        }
+        assert!(simulation.violations().is_empty());
+    }
+    assert!(found > 0);
+}
+
 /// Checks that a wrong result of the device in `levels` is found.
 fn check_levels(what: &str, levels: &Levels, operation: Operation, change: Change) {
     let simulation = simulation(Schedule::Latest);
