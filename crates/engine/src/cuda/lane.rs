@@ -387,6 +387,21 @@ impl Running<'_> {
         self.device.wait(Awaited::Event(event), site, self.limit)
     }
 
+    /// Blocks this thread until the last record of `event` has happened, but not after `stop` has returned
+    /// true. Returns whether the record has happened.
+    ///
+    /// # Errors
+    /// The errors of [`synchronize`](Self::synchronize).
+    pub(super) fn synchronize_unless(
+        &self,
+        event: EventId,
+        site: Site,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, DriverError> {
+        let awaited = Awaited::Event(event);
+        self.device.wait_unless(awaited, site, self.limit, stop)
+    }
+
     /// Blocks this thread until all operations that are in `stream` now have completed.
     ///
     /// # Errors
