@@ -131,6 +131,12 @@ impl Device {
             .is_some_and(|quarantine| quarantine.hangs)
     }
 
+    /// Returns whether calls of the driver on other threads return: the device does not hang, the process is
+    /// not about to end, and it is no forked child, which does not have these threads.
+    pub(super) fn returns_calls(&self) -> bool {
+        !self.process.forked() && !self.hangs() && !self.ended.load(Ordering::Acquire)
+    }
+
     /// Checks that this process can use the device.
     ///
     /// # Errors

@@ -78,6 +78,8 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
+    /// Pinned memory that was allocated after the lane, each allocation with its length in bytes.
+    later: Vec<(PinnedMemory, usize)>,
     /// In this order: the stream of copies to the device, the stream of copies of shards or elements from
     /// the device, the stream of the answers of batches (`answer.rs`), and the streams of kernels.
     streams: Vec<StreamId>,
@@ -109,6 +111,7 @@ impl Lane {
             memory: None,
             pinned_in: None,
             pinned_out: None,
+            later: Vec::new(),
             streams: Vec::new(),
             events: Mutex::default(),
             timeout,
@@ -242,13 +245,20 @@ impl Lane {
         }
     }
 
+    /// Lets the lane free `memory`, of `len` bytes each, with its own memory.
+    pub(super) fn adopt(&mut self, memory: Vec<PinnedMemory>, len: usize) {
+        self.later
+            .extend(memory.into_iter().map(|memory| (memory, len)));
+    }
+
     /// Returns the bytes of memory that the lane has allocated at present.
     fn held(&self) -> BufferBytes {
         let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
         BufferBytes {
             device: self.memory.map_or(0, |_| self.capacity.device),
             pinned: pinned(self.pinned_in, self.capacity.pinned_in)
-                + pinned(self.pinned_out, self.capacity.pinned_out),
+                + pinned(self.pinned_out, self.capacity.pinned_out)
+                + self.later.iter().map(|(_, len)| len).sum::<usize>(),
             ..BufferBytes::default()
         }
     }
@@ -323,6 +333,12 @@ impl Lane {
             // lane owns the memory, and nothing borrows the lane.
             if keep(unsafe { driver.free_pinned(memory) }) {
                 *pinned = None;
+            }
+        }
+        for (memory, len) in std::mem::take(&mut self.later) {
+            // SAFETY: as above: `StreamLane` has ended the use of the memory.
+            if !usable() || !keep(unsafe { driver.free_pinned(memory) }) {
+                self.later.push((memory, len));
             }
         }
         if let Some(memory) = self.memory

@@ -63,11 +63,17 @@ impl BatchBuffers {
             (0..all).map(is_it).collect()
         };
         let sizing = &shared.sizing;
+        let mut inputs: Vec<u32> = one(self.input, sizing.raws.len());
+        // Inputs that could not be allocated need no use.
+        inputs
+            .iter_mut()
+            .skip(shared.inputs.count())
+            .for_each(|uses| *uses = u32::MAX);
         LaneUses {
             lane: self.lane,
             classes: [
                 one(Some(self.flight), sizing.lane.batches.len()),
-                one(self.input, sizing.inputs.len()),
+                inputs,
                 one(self.output, sizing.outputs.len()),
             ],
         }
