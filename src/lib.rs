@@ -122,7 +122,11 @@ pub fn metrics() -> Metrics {
 }
 
 /// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles the
-/// kernels for them, and loads nvCOMP, if it is installed.
+/// kernels for them, and loads nvCOMP, if it is installed, and its kernels.
+///
+/// nvCOMP's kernels are loaded by compressing two small subchunks with each of its compressors, and, if
+/// [`Options::with_device_decode`] is set, decompressing them. A compressor that fails then is no error, since
+/// the host can run it: the reason is logged.
 ///
 /// Without this call, the first shards wait for this work; [`explain`] says which kernels are not compiled.
 /// Work that was done before is not repeated. Call this function on a thread of its own, so that the

@@ -14,8 +14,8 @@ pub struct MemoryEstimate {
     /// The bytes of pageable host memory. For a writer, at most
     /// [`Options::host_memory`](crate::Options::host_memory).
     pub host: usize,
-    /// The bytes of page-locked host memory, at most
-    /// [`Options::pinned_memory`](crate::Options::pinned_memory).
+    /// The bytes of page-locked host memory, at most the budget of
+    /// [`Options::with_pinned_memory`](crate::Options::with_pinned_memory).
     pub pinned: usize,
     /// The bytes of device memory, at most [`Options::device_memory`](crate::Options::device_memory), if this
     /// limit is set.

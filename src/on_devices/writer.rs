@@ -538,3 +538,79 @@ fn append_tensors(backend: Backend) {
     drop((writer, array, devices));
     assert_clean(&simulation);
 }
+
+/// The device waits for the stream of an application. The next full batch is submitted meanwhile.
+#[test]
+fn a_full_batch_is_submitted_while_the_device_works_on_another() {
+    use std::time::{Duration, Instant};
+    use zarrs_cuda_engine::cuda::driver::{DeviceSpan, Site};
+
+    use crate::writer::DeviceSlice;
+
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::yield_now();
+        }
+    };
+    let mut case = small_case();
+    case.elements[..96].fill(0x0303);
+    let bytes: Vec<u8> = case.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
+    // An epoch.
+    let len = 2 * 6 * 8 * 2;
+    let simulation = simulation(Schedule::Latest);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), EngineRule::ALL, Tuning::TINY);
+    let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let array = case.array(&store, 0, case.backend, engines);
+    array.store_metadata().expect("stored");
+    let mut writer = ArrayWriter::builder(&array)
+        .with_epochs_per_batch(1)
+        .build()
+        .expect("a device");
+
+    let driver: &dyn Driver = &*simulation;
+    driver.enter().expect("a device");
+    let stream = driver.create_stream().expect("a stream");
+    let memory = driver.allocate(len).expect("memory");
+    let all = DeviceSpan {
+        memory,
+        offset: 0,
+        len,
+    };
+    simulation.stall(stream, true);
+    // SAFETY: the memory is freed after the device has used it.
+    unsafe { driver.fill(stream, all, 3) }.expect("no fault");
+    driver.leave().expect("a device");
+    let slice = DeviceSlice {
+        device: 0,
+        pointer: memory.0,
+        len,
+        stream: stream.0,
+    };
+    // SAFETY: the memory is freed after the writer has finished.
+    let taken = unsafe { writer.append_device(&slice) }.expect("appended");
+    let answered = Site("synchronise: the offsets of a stream's batch");
+    until("the writer waits for the device", &|| {
+        simulation.waits().contains(&answered)
+    });
+    writer.append_bytes(&bytes[len..2 * len]).expect("appended");
+    until("two batches are under way", &|| {
+        writer.progress().batches_encoding == 2
+    });
+    simulation.stall(stream, false);
+    taken.wait().expect("no fault");
+    writer.append_bytes(&bytes[2 * len..]).expect("appended");
+    let report = writer.finish().expect("stored");
+    assert_eq!(report.finished_slices, case.shape[0]);
+    assert_eq!(case.check(&store), case.shape[0]);
+    case.check_bytes(&store);
+    driver.enter().expect("a device");
+    driver.destroy_stream(stream).expect("empty");
+    // SAFETY: all of it has been read.
+    unsafe { driver.free(memory) }.expect("freed");
+    driver.leave().expect("a device");
+    drop((taken, writer, array, devices));
+    assert_clean(&simulation);
+}

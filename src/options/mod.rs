@@ -2,6 +2,7 @@
 
 mod check;
 pub(crate) mod memory_limit;
+pub(crate) mod pinned_memory;
 mod write_strategy;
 
 use std::fmt;
@@ -183,7 +184,7 @@ pub struct Options {
     huge_pages: bool,
     devices: Option<Vec<usize>>,
     device_memory: Option<usize>,
-    pinned_memory: usize,
+    pinned_memory: Option<usize>,
     device_idle_time: Option<Duration>,
     device_timeout: Duration,
     device_times: bool,
@@ -213,7 +214,7 @@ impl Default for Options {
             huge_pages: true,
             devices: None,
             device_memory: None,
-            pinned_memory: 1 << 30,
+            pinned_memory: None,
             device_idle_time: Some(Duration::from_mins(5)),
             device_timeout: DeviceLimits::TIMEOUT,
             device_times: false,
@@ -339,19 +340,31 @@ impl Options {
         self.device_memory
     }
 
-    /// Sets the largest number of bytes of page-locked host memory for each device. Default: 1 GiB.
+    /// Sets the largest number of bytes of page-locked host memory for each device. Default: the memory of
+    /// three inputs and three outputs of a stream whose batches keep the device busy, at least 1 GiB, and at
+    /// most 4 GiB or [`host_memory`](Self::host_memory).
     ///
-    /// The memory is shared like [device memory](Self::with_device_memory).
+    /// A batch keeps the device busy if it has four chunks of the compressor for each multiprocessor. A chunk
+    /// is a subchunk or, with Blosc, a block of it. The levels of an image share the largest default.
+    ///
+    /// The memory is shared like [device memory](Self::with_device_memory). It is allocated when it is needed.
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
-        self.pinned_memory = bytes;
+        self.pinned_memory = Some(bytes);
         self
     }
 
-    /// Returns the largest number of bytes of page-locked host memory for each device.
+    /// Returns the largest number of bytes of page-locked host memory for each device; `None` for the
+    /// default.
     #[must_use]
-    pub fn pinned_memory(&self) -> usize {
+    pub fn pinned_memory(&self) -> Option<usize> {
         self.pinned_memory
+    }
+
+    /// Returns the largest number of bytes of page-locked host memory for any device.
+    pub(crate) fn most_pinned_memory(&self) -> usize {
+        let most = || pinned_memory::most_pinned(self.host_memory());
+        self.pinned_memory.unwrap_or_else(most)
     }
 
     /// Sets the time after which idle buffers on devices are freed; `None` to keep them as long as the

@@ -33,6 +33,7 @@ use consent::{Consent, Refusal, Selected};
 
 use crate::error::Error;
 use crate::metrics::MemoryEstimate;
+use crate::options::pinned_memory::{LEAST_PINNED, default_pinned};
 use crate::options::{Backend, Options};
 use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
 use zarrs_cuda_engine::cuda;
@@ -451,12 +452,9 @@ impl Engines {
             // Levels limit encoding alone.
             Direction::Decode => cuda::check_decoding(grid, chain)?,
         }
-        let compressors = Compressors {
-            levels,
-            nvcomp: options.nvcomp().map(Path::to_path_buf),
-            decode: options.device_decode(),
-        };
-        Ok(self.cuda(options, selected)?.for_chain(chain, compressors))
+        let mut engine = self.cuda(options, selected)?;
+        engine.limits.pinned_memory = pinned_memory(options, &engine, grid, chain);
+        Ok(engine.for_chain(chain, compressors(options)))
     }
 
     /// Makes devices ready for the first shard: contexts, kernels and nvCOMP. Arrays that are opened later may
@@ -470,7 +468,7 @@ impl Engines {
         let selected = selected.map_err(|refusal| refusal.text().to_string())?;
         let cuda = this.cuda(options, selected)?;
         consent::note_warm_up(cuda.numbers()?);
-        cuda.warm_up(options.nvcomp())
+        cuda.warm_up(&compressors(options))
             .map_err(|error| error.to_string())
     }
 
@@ -482,7 +480,7 @@ impl Engines {
         let limits = DeviceLimits {
             devices: selected.numbers()?,
             device_memory: options.device_memory(),
-            pinned_memory: options.pinned_memory(),
+            pinned_memory: options.pinned_memory().unwrap_or(LEAST_PINNED),
             idle: options.device_idle_time(),
             timeout: options.device_timeout(),
         };
@@ -530,6 +528,33 @@ fn decodes_on_host(options: &Options, chain: Result<&KnownChain, &str>) -> Optio
     (has_frames && !options.device_decode()).then_some(
         "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
     )
+}
+
+/// Returns the largest number of bytes of page-locked memory for shards and streams of `grid` and `chain` on a
+/// device of `engine`.
+fn pinned_memory(
+    options: &Options,
+    engine: &CudaEngine,
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+) -> usize {
+    options.pinned_memory().unwrap_or_else(|| {
+        let chunks = engine.chunks_to_fill();
+        let subchunks = chunks.div_ceil(cuda::chunks_of_subchunk(grid, chain).max(1));
+        default_pinned(
+            subchunks.saturating_mul(grid.subchunk_bytes()),
+            options.host_memory(),
+        )
+    })
+}
+
+/// Returns the compressors that `options` allow on devices.
+fn compressors(options: &Options) -> Compressors {
+    Compressors {
+        levels: highest_levels(options),
+        nvcomp: options.nvcomp().map(Path::to_path_buf),
+        decode: options.device_decode(),
+    }
 }
 
 /// Returns the compression levels of `options`, in the type of the CUDA engine.

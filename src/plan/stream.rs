@@ -51,6 +51,13 @@ impl StreamChoice {
         self.device.is_some()
     }
 
+    /// Returns the largest number of bytes of page-locked memory that the stream may take; `None` if the host
+    /// encodes it.
+    pub(crate) fn pinned_budget(&self) -> Option<usize> {
+        let device = self.device.as_ref()?;
+        Some(device.engine.limits.pinned_memory)
+    }
+
     /// Returns whether the host encodes batches that fail on the device.
     pub(crate) fn can_fall_back(&self) -> bool {
         self.device.as_ref().is_some_and(|device| !device.strict)

@@ -104,7 +104,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         let part = |bytes: usize| self.part(level, bytes);
         let budget = self.budget.clone();
         let host = part(budget.host_memory().saturating_sub(self.kept));
-        let pinned = part(budget.pinned_memory());
+        let pinned = part(budget.most_pinned_memory());
         let device = budget.device_memory().map(part);
         let options = budget.with_host_memory(host).with_pinned_memory(pinned);
         match device {
@@ -164,7 +164,7 @@ impl<TStorage: ?Sized> Plan<TStorage> {
                 let all = usize::try_from(all).unwrap_or(usize::MAX);
                 let (kept, whole) = match memory {
                     "host memory" => (self.kept, self.budget.host_memory()),
-                    "page-locked memory" => (0, self.budget.pinned_memory()),
+                    "page-locked memory" => (0, self.budget.most_pinned_memory()),
                     _ => (0, self.budget.device_memory().unwrap_or(budget)),
                 };
                 WriterError::Memory {

@@ -67,6 +67,13 @@ impl Encoding {
 
     fn complete(&mut self, shared: &Shared) {
         let begin = Instant::now();
+        let depth = self.depth();
+        // The device also needs the next batch. While this thread is in `complete`, it submits no batch.
+        let is_encoded = self.encoder.wait(&|| begins_batch(&shared.lock(), depth));
+        if !is_encoded {
+            shared.lock().progress.encoding += begin.elapsed();
+            return;
+        }
         let completed = self.encoder.complete();
         let Some(batch) = self.under_way.pop_front() else {
             return;
@@ -155,13 +162,18 @@ pub(super) fn next(state: &mut State, depth: usize, is_ready: bool) -> Option<St
 /// buffer.
 pub(super) fn has_step(state: &State, depth: usize, is_ready: bool) -> bool {
     let under_way = state.progress.batches_encoding;
-    let begins = match state.batches.front() {
-        Some(Item::Batch(..)) => under_way < depth,
-        Some(Item::End) => under_way == 0,
-        None => false,
-    };
-    let begins = begins && state.failure.is_none();
-    may_go_on(state) && (begins || (under_way > 0 && is_ready))
+    let ends = matches!(state.batches.front(), Some(Item::End))
+        && under_way == 0
+        && state.failure.is_none();
+    may_go_on(state) && (begins_batch(state, depth) || ends || (under_way > 0 && is_ready))
+}
+
+/// Returns whether the next step submits a batch.
+fn begins_batch(state: &State, depth: usize) -> bool {
+    may_go_on(state)
+        && state.failure.is_none()
+        && matches!(state.batches.front(), Some(Item::Batch(..)))
+        && state.progress.batches_encoding < depth
 }
 
 fn may_go_on(state: &State) -> bool {

@@ -223,7 +223,7 @@ pub(crate) fn plan(
                     continue;
                 }
             };
-            match over_budget(most, options) {
+            match over_budget(most, options, &choice) {
                 None if own > free => {
                     crowded = Some(crowded.map_or(own, |crowded| crowded.min(own)));
                 }
@@ -476,12 +476,16 @@ fn memory(
 
 /// Returns the first kind of memory that exceeds its budget: its name, the needed bytes, and the budget.
 /// `None` if all fit.
-fn over_budget(memory: MemoryEstimate, options: &Options) -> Option<(&'static str, usize, usize)> {
+fn over_budget(
+    memory: MemoryEstimate,
+    options: &Options,
+    choice: &StreamChoice,
+) -> Option<(&'static str, usize, usize)> {
     let host = options.host_memory();
     if memory.host > host {
         return Some(("host memory", memory.host, host));
     }
-    let pinned = options.pinned_memory();
+    let pinned = choice.pinned_budget().unwrap_or(usize::MAX);
     if memory.pinned > pinned {
         return Some(("page-locked memory", memory.pinned, pinned));
     }

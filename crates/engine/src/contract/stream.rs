@@ -295,6 +295,13 @@ pub trait Encoder: Send + fmt::Debug {
     /// errors.
     fn submit(&mut self, input: Box<dyn BatchInput>, batch: Arc<BatchGrid>);
 
+    /// Blocks until the engine has encoded the batch that was submitted first, or until `stop` returns true.
+    /// Returns false only after `stop` returned true: [`complete`](Self::complete) would still wait for the
+    /// batch. `complete` returns the errors.
+    fn wait(&mut self, _stop: &dyn Fn() -> bool) -> bool {
+        true
+    }
+
     /// Blocks until the batch that was submitted first is complete, which needs a free buffer. Returns the
     /// batch; `None` if no batch is submitted. After a failure, later batches are still being encoded.
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;

@@ -14,6 +14,9 @@ use crate::reduce::Reducer;
 /// batch then had them twice.
 const USES: u32 = 3;
 
+/// The uses of a buffer that a lane does not have. It needs no use, and counts as unused for other lanes.
+pub(super) const MISSING: u32 = u32::MAX;
+
 /// The number of subchunks that are not empty, and that are compared before a kind has passed.
 const SUBCHUNKS: u64 = 64;
 
@@ -80,6 +83,16 @@ impl LaneUses {
                 *uses = uses.saturating_add(*more);
             }
         }
+    }
+
+    /// Returns the same uses, where buffers that are missing are unused.
+    fn existing(&self) -> Self {
+        let mut uses = self.clone();
+        let missing = uses.classes.iter_mut().flatten();
+        missing
+            .filter(|uses| **uses == MISSING)
+            .for_each(|uses| *uses = 0);
+        uses
     }
 
     fn are_enough(&self) -> bool {
@@ -190,7 +203,7 @@ impl CheckProgress {
                 return;
             }
             if let Some(passed) = &mut progress.passed {
-                passed.add(uses);
+                passed.add(&uses.existing());
                 return;
             }
             progress.subchunks += subchunks;
@@ -207,7 +220,7 @@ impl CheckProgress {
             if progress.subchunks >= SUBCHUNKS
                 && let Some(lane) = lanes.find(|lane| lane.are_enough())
             {
-                progress.passed = Some(lane.clone());
+                progress.passed = Some(lane.existing());
                 progress.lanes.clear();
                 tracing::info!(
                     device = subject.ordinal,
@@ -321,6 +334,20 @@ mod tests {
             progress.equal(&stream, 64, &uses(1, [&[1], &[1, 0], &[1]]));
         }
         assert!(!progress.has_passed(&stream), "a buffer without a use");
+    }
+
+    #[test]
+    fn a_missing_buffer_needs_no_use_and_has_none() {
+        let progress = CheckProgress::default();
+        let encode = subject(Work::Encode);
+        let fewer = uses(1, [&[1], &[1, MISSING], &[]]);
+        for _ in 0..3 {
+            progress.equal(&encode, 64, &fewer);
+        }
+        assert!(progress.has_passed(&encode));
+        progress.equal(&encode, 64, &fewer);
+        assert!(!progress.reaches_new(&encode, &uses(2, [&[1], &[1, 0], &[]])));
+        assert!(progress.reaches_new(&encode, &uses(2, [&[1], &[1, 1], &[]])));
     }
 
     /// A shard of 1, 2, 4 … batches: each batch of it is compared sometimes, and one in 64.

@@ -145,6 +145,14 @@ impl Device {
         quarantine.is_some_and(|quarantine| quarantine.cause == Cause::Wrong)
     }
 
+    /// Returns whether calls of the driver on other threads return: the device does not hang, the process is
+    /// not about to end, and it is no forked child, which does not have these threads.
+    pub(super) fn returns_calls(&self) -> bool {
+        let quarantine = self.quarantine.get();
+        let hangs = quarantine.is_some_and(|quarantine| quarantine.cause == Cause::Hangs);
+        !self.process.forked() && !hangs && !self.ended.load(Ordering::Acquire)
+    }
+
     /// Checks that this process can use the device.
     ///
     /// # Errors

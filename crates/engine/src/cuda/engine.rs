@@ -2,7 +2,6 @@
 //! lanes.
 
 use std::num::NonZeroU32;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::arena::Tuning;
@@ -23,7 +22,6 @@ use super::{decode, encode, nvcomp};
 use crate::contract::BufferBytes;
 use crate::contract::coded_bytes::StoredBytes;
 use crate::contract::{EncodedShard, Engine, EngineError, KnownChain, ShardJob};
-use crate::error::DriverError;
 use crate::layout::{Extent, SubchunkGrid};
 
 /// The engine on those devices that a set of options allows.
@@ -86,18 +84,6 @@ impl CudaEngine {
         self
     }
 
-    /// Compiles the kernels for all devices that the engine may use, and loads nvCOMP from the file `nvcomp`,
-    /// or else from the file that a search finds.
-    ///
-    /// # Errors
-    /// No device is usable, or a device could not compile the kernels. The error has the reason.
-    pub fn warm_up(&self, nvcomp: Option<&Path>) -> Result<(), DriverError> {
-        self.devices.warm_up(&self.limits)?;
-        // Without nvCOMP, the host runs chains with a compressor. This is no error.
-        let _ = nvcomp::of_process(nvcomp);
-        Ok(())
-    }
-
     /// Returns this engine for shards of `chain`. The engine decodes shards with a compressor only if
     /// `compressors` allows it: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
@@ -147,6 +133,11 @@ impl CudaEngine {
     /// there is no such device. Takes no context and no lock.
     pub fn multiprocessors(&self) -> usize {
         self.devices.multiprocessors(&self.limits)
+    }
+
+    /// Returns the number of nvCOMP's chunks that keep all multiprocessors of a device busy.
+    pub fn chunks_to_fill(&self) -> usize {
+        (self.tuning.per_multiprocessor).saturating_mul(self.multiprocessors())
     }
 
     /// Returns the most subchunks of `grid` to compress at once in one stream of kernels, for a job of any
@@ -457,11 +448,44 @@ impl CudaShards {
         ))
     }
 
-    /// Decodes a shard whose chain has a compressor.
+    /// Encodes a shard whose job and length were checked, with `head` and `tail` bytes of room, and checks the
+    /// result. Does not count the shard.
+    ///
+    /// # Errors
+    /// Errors of the device, and of a result that is wrong.
+    pub(super) fn encode_checked(
+        &self,
+        job: &ShardJob<'_>,
+        decoded: &[u8],
+        (head, tail): (usize, usize),
+    ) -> Result<EncodedShard, EngineError> {
+        let bytes = decoded.len();
+        let _span = tracing::debug_span!("encode", engine = "cuda", bytes).entered();
+        let shard = Some((Work::Encode, job));
+        let (encoded, device) = self
+            .engine
+            .in_lane_of_device(&self.kind, shard, |session| {
+                encode::encode(session, job, &self.kind, decoded, (head, tail))
+            })?;
+        let checked = CheckedShard {
+            decoded,
+            encoded: &encoded.shard.bytes,
+            extents: &encoded.shard.extents,
+            on_host: &encoded.on_host,
+            batch: encoded.batch,
+            uses: &encoded.uses,
+        };
+        self.engine
+            .checks(&device, &self.kind, job)
+            .check_encoded(job, &checked)?;
+        Ok(encoded.shard)
+    }
+
+    /// Decodes a shard whose chain has a compressor. Does not count the shard.
     ///
     /// # Errors
     /// [`EngineError::Unsuitable`] if the host has to decode the shard, and errors of the device.
-    fn decompress(
+    pub(super) fn decompress(
         &self,
         job: &ShardJob<'_>,
         encoded: &[u8],
@@ -534,27 +558,10 @@ impl Engine for CudaShards {
                 expected,
             });
         }
-        let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
-        let shard = Some((Work::Encode, job));
-        let (encoded, device) = self
-            .engine
-            .in_lane_of_device(&self.kind, shard, |session| {
-                encode::encode(session, job, &self.kind, decoded, (head, tail))
-            })?;
-        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.shard.extents);
-        let checked = CheckedShard {
-            decoded,
-            encoded: &encoded.shard.bytes,
-            extents: &encoded.shard.extents,
-            on_host: &encoded.on_host,
-            batch: encoded.batch,
-            uses: &encoded.uses,
-        };
-        self.engine
-            .checks(&device, &self.kind, job)
-            .check_encoded(job, &checked)?;
+        let encoded = self.encode_checked(job, decoded, (head, tail))?;
+        let bytes = StoredBytes::of_extents(job.grid.subchunk_bytes(), &encoded.extents);
         self.engine.devices.counters.shard_encoded(bytes);
-        Ok(encoded.shard)
+        Ok(encoded)
     }
 
     /// Decodes a whole shard. Shards with a compressor are decoded only if the options ask for it.

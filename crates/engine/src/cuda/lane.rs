@@ -82,6 +82,8 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
+    /// Pinned memory that was allocated after the lane, each allocation with its length in bytes.
+    later: Vec<(PinnedMemory, usize)>,
     /// In this order: the stream of copies to the device, the stream of copies of shards or elements from
     /// the device, the stream of the answers of batches (`answer.rs`), and the streams of kernels.
     streams: Vec<StreamId>,
@@ -113,6 +115,7 @@ impl Lane {
             memory: None,
             pinned_in: None,
             pinned_out: None,
+            later: Vec::new(),
             streams: Vec::new(),
             events: Mutex::default(),
             timeout,
@@ -246,13 +249,20 @@ impl Lane {
         }
     }
 
+    /// Lets the lane free `memory`, of `len` bytes each, with its own memory.
+    pub(super) fn adopt(&mut self, memory: Vec<PinnedMemory>, len: usize) {
+        self.later
+            .extend(memory.into_iter().map(|memory| (memory, len)));
+    }
+
     /// Returns the bytes of memory that the lane has allocated at present.
     fn held(&self) -> BufferBytes {
         let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
         BufferBytes {
             device: self.memory.map_or(0, |_| self.capacity.device),
             pinned: pinned(self.pinned_in, self.capacity.pinned_in)
-                + pinned(self.pinned_out, self.capacity.pinned_out),
+                + pinned(self.pinned_out, self.capacity.pinned_out)
+                + self.later.iter().map(|(_, len)| len).sum::<usize>(),
             ..BufferBytes::default()
         }
     }
@@ -329,6 +339,12 @@ impl Lane {
                 *pinned = None;
             }
         }
+        for (memory, len) in std::mem::take(&mut self.later) {
+            // SAFETY: as above: `StreamLane` has ended the use of the memory.
+            if !usable() || !keep(unsafe { driver.free_pinned(memory) }) {
+                self.later.push((memory, len));
+            }
+        }
         if let Some(memory) = self.memory
             && usable()
         {
@@ -389,6 +405,21 @@ impl Running<'_> {
     /// The errors of the driver, and of a device that does not finish in time.
     pub(super) fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
         self.device.wait(Awaited::Event(event), site, self.limit)
+    }
+
+    /// Blocks this thread until the last record of `event` has happened, but not after `stop` has returned
+    /// true. Returns whether the record has happened.
+    ///
+    /// # Errors
+    /// The errors of [`synchronize`](Self::synchronize).
+    pub(super) fn synchronize_unless(
+        &self,
+        event: EventId,
+        site: Site,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, DriverError> {
+        let awaited = Awaited::Event(event);
+        self.device.wait_unless(awaited, site, self.limit, stop)
     }
 
     /// Blocks this thread until all operations that are in `stream` now have completed.

@@ -89,6 +89,7 @@ mod tests;
 mod transfers;
 mod uses;
 mod waits;
+mod warm_up;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -4,7 +4,7 @@
 //! ask without a pause, for 20 µs
 //! repeat
 //!     sleep for 50 µs, and each time longer, up to 1 ms
-//!     ask: it has happened, or the device is in quarantine: return
+//!     ask: it has happened, the wait is stopped, or the device is in quarantine: return
 //!     no work of the application is awaited, and the process was not suspended: count the time
 //!     the time that was counted has reached the limit
 //!         sleep for a second, and ask again: it has still not happened
@@ -15,6 +15,7 @@
 //! ([`LentMemory`]). The limit does not count this time. If the process sleeps for much longer than it
 //! asked for, the process or the machine was suspended, and the device may have been, too.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::application::LentMemory;
@@ -122,14 +123,34 @@ impl Device {
         site: Site,
         limit: WaitLimit<'_>,
     ) -> Result<(), DriverError> {
+        self.wait_unless(awaited, site, limit, &|| false).map(drop)
+    }
+
+    /// Blocks this thread like [`wait`](Self::wait), but not after `stop` has returned true. Returns whether
+    /// `awaited` is reached.
+    ///
+    /// # Errors
+    /// The errors of [`wait`](Self::wait).
+    pub(super) fn wait_unless(
+        &self,
+        awaited: Awaited,
+        site: Site,
+        limit: WaitLimit<'_>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, DriverError> {
         self.check_usable()?;
         let driver = self.driver();
         if let Awaited::Stream(stream) = awaited {
             driver.mark(stream, site)?;
         }
-        let happened = || match awaited {
-            Awaited::Event(event) => driver.poll(event, site),
-            Awaited::Stream(stream) => driver.poll_stream(stream, site),
+        let is_stopped = Cell::new(false);
+        let happened = || {
+            let is_reached = match awaited {
+                Awaited::Event(event) => driver.poll(event, site),
+                Awaited::Stream(stream) => driver.poll_stream(stream, site),
+            }?;
+            is_stopped.set(!is_reached && stop());
+            Ok(is_reached || is_stopped.get())
         };
         let stands_still = || {
             // Another wait may have found that the device hangs.
@@ -139,7 +160,7 @@ impl Device {
         let clock = SystemClock(Instant::now());
         match ask_until(&clock, limit.time, happened, stands_still) {
             Ok(false) => {}
-            Ok(true) => return Ok(()),
+            Ok(true) => return Ok(!is_stopped.get()),
             Err(error) if self.may_still_run() => {
                 let lent = limit.lent.map(|lent| lent.describe(None));
                 return Err(and_lent(error, lent));

@@ -28,6 +28,7 @@ pub mod simulation;
 
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,6 +129,19 @@ pub struct PinnedSpan {
     pub memory: PinnedMemory,
     pub offset: usize,
     pub len: usize,
+}
+
+impl PinnedSpan {
+    /// Returns a part of the span, cut off at the span's end.
+    #[must_use]
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        let start = range.start.min(self.len);
+        Self {
+            offset: self.offset + start,
+            len: range.end.clamp(start, self.len) - start,
+            ..self
+        }
+    }
 }
 
 /// A range of bytes that an operation reads or writes. Operations cannot access pageable memory.

@@ -7,7 +7,7 @@ use super::input::CudaInput;
 use super::layout::PlacedSubchunk;
 use super::shared::StreamLane;
 use crate::contract::EngineError;
-use crate::cuda::check_progress::{LaneUses, Source, Unchecked, Work};
+use crate::cuda::check_progress::{LaneUses, MISSING, Source, Unchecked, Work};
 use crate::layout::BatchGrid;
 use crate::subchunk::compare::{Comparison, compare_all};
 
@@ -72,11 +72,14 @@ impl BatchBuffers {
             (0..all).map(is_it).collect()
         };
         let sizing = &shared.sizing;
+        let mut inputs: Vec<u32> = one(self.input, sizing.raws.len());
+        let missing = inputs.iter_mut().skip(shared.inputs.count());
+        missing.for_each(|uses| *uses = MISSING);
         LaneUses {
             lane: self.lane,
             classes: [
                 one(Some(self.flight), sizing.lane.batches.len()),
-                one(self.input, sizing.inputs.len()),
+                inputs,
                 one(self.output, sizing.outputs.len()),
             ],
         }
@@ -89,7 +92,7 @@ impl StreamLane {
         let sizing = &self.sizing;
         let classes = [
             &sizing.lane.batches.len(),
-            &sizing.inputs.len(),
+            &self.inputs.count(),
             &sizing.outputs.len(),
         ];
         LaneUses {

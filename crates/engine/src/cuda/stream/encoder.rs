@@ -11,6 +11,7 @@
 //!         frames -> frames with checksums         stream `compute`: crc32c
 //!         slots or frames -> offsets, dense bytes by shards     stream `compute`: permute, scan, gather
 //!         offsets, outcomes -> pinned             stream `answers`
+//!     wait, unless another batch can be submitted
 //!     complete
 //!         subchunks that failed -> pinned         by the host, on this thread
 //!         dense bytes -> pinned, with room around each large part   stream `down`
@@ -46,7 +47,7 @@ use std::sync::Arc;
 
 use super::check::{BatchBuffers, UncheckedSlices};
 use super::enqueue::{Enqueued, enqueue};
-use super::fetch::fetch;
+use super::fetch::{ANSWERED_HOST, fetch};
 use super::input::CudaInput;
 use super::layout::Layout;
 use super::output::CudaOutput;
@@ -271,6 +272,23 @@ impl Encoder for CudaEncoder {
             enqueued,
             handed_back: false,
         });
+    }
+
+    fn wait(&mut self, stop: &dyn Fn() -> bool) -> bool {
+        let Some(UnderWay {
+            enqueued: Ok(enqueued),
+            ..
+        }) = self.under_way.front()
+        else {
+            return true;
+        };
+        let answered = enqueued.answered;
+        let waited = self.in_lane(|session| {
+            let lane = session.lane;
+            Ok(lane.synchronize_unless(answered, ANSWERED_HOST, stop)?)
+        });
+        // After an error, `complete` waits again, and meets the same error unless the error was transient.
+        waited.unwrap_or(true)
     }
 
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>> {

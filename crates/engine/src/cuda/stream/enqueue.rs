@@ -82,7 +82,7 @@ fn scatter(
         counts: shared.job.grid.batch_subchunks(batch.epochs()),
         origin: vec![0; grid.counts().len()],
     };
-    let (pinned, raw) = input.regions();
+    let (pinned, raw) = input.places();
     let from_host = input.host_ranges(batch.epochs());
     let encoding = shared.encoding();
     let (_, stream) = session.workspace(regions);
@@ -93,7 +93,7 @@ fn scatter(
         end = bytes.end;
         session.run(lane.up, TimedStage::ToDevice, timed, || {
             for part in within(&from_host, &bytes) {
-                let from = lane.pinned_in(pinned.part(part.clone()));
+                let from = pinned.part(part.clone());
                 let to = lane.device(raw.part(part));
                 lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
                 session.counters.add_to_device(from.len);

@@ -18,7 +18,7 @@ use crate::layout::BatchGrid;
 use crate::subchunk::encode::encode_stored_subchunk;
 
 /// The synchronisation after which the device's answer about a batch is in pinned memory.
-const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch");
+pub(super) const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch");
 /// The record of the event after which the dense bytes of a batch are in its output.
 const FETCHED: Site = Site("record: a batch of a stream was copied from the device");
 const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is read");

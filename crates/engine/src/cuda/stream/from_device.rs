@@ -7,7 +7,7 @@ use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
-use crate::cuda::driver::{DriverError, EventId, Rows, Site, Span};
+use crate::cuda::driver::{DriverError, EventId, PinnedSpan, Rows, Site, Span};
 use crate::cuda::kernels::spans::sub_span;
 use crate::cuda::lane::Running;
 
@@ -30,7 +30,7 @@ const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it wri
 pub(super) unsafe fn read_from_device(
     shared: &Arc<StreamLane>,
     lane: Running<'_>,
-    (raw, pinned): (Region, Option<Region>),
+    (raw, pinned): (Region, Option<PinnedSpan>),
     at: usize,
     bytes: &DeviceBytes,
 ) -> Result<CudaReusable, DriverError> {
@@ -55,9 +55,8 @@ pub(super) unsafe fn read_from_device(
     let pieces = shared.sizing.padding.pieces(at, bytes.len);
     for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
         let RowsCopy { shape, from, to } = copy;
-        let span = |whole: Region| whole.part(to.bytes(shape));
-        let on_device = Span::Device(lane.device(span(raw)));
-        let in_pinned = pinned.map(|pinned| Span::Pinned(lane.pinned_in(span(pinned))));
+        let on_device = Span::Device(lane.device(raw.part(to.bytes(shape))));
+        let in_pinned = pinned.map(|pinned| Span::Pinned(pinned.part(to.bytes(shape))));
         let from = rows(from, Span::Device(sub_span(given, from.bytes(shape))));
         for target in std::iter::chain([on_device], in_pinned) {
             let to = rows(to, target);

@@ -6,16 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::from_device::read_from_device;
+use super::inputs::InputMemory;
 use super::padding::Padding;
 use super::ranges::Ranges;
 use super::reading::Reading;
-use super::shared::{InputMemory, StreamLane};
+use super::shared::StreamLane;
 use crate::contract::EngineError;
 use crate::contract::stream::{BatchInput, DeviceBytes, Reusable};
 use crate::cuda::arena::Region;
 use crate::cuda::check_progress::{Source, Work};
 use crate::cuda::copiers::Copy;
-use crate::cuda::driver::{Access, DeviceSpan, DriverError, Fault, Site, Span};
+use crate::cuda::driver::{Access, DeviceSpan, DriverError, Fault, PinnedSpan, Site, Span};
 use crate::cuda::lane::Running;
 
 /// The synchronisation after which the fill value is on the device, and pinned memory can be written again.
@@ -29,7 +30,7 @@ pub(super) struct CudaInput {
     pub(super) shared: Arc<StreamLane>,
     /// The memory of this input; `None` after the drop has returned it to the stream.
     memory: Option<InputMemory>,
-    region: Region,
+    pinned: PinnedSpan,
     raw: Region,
     /// The ranges of the batch's bytes that the device has, and did not get from pinned memory.
     on_device: Ranges,
@@ -103,13 +104,14 @@ pub(super) unsafe fn unpadded<'c>(
 }
 
 impl CudaInput {
-    /// Takes a free input of the stream; `None` if none is free.
-    pub(super) fn take(shared: &Arc<StreamLane>) -> Option<Self> {
-        let mut memory = shared.take_input()?;
+    /// Takes a free input of the stream; `None` if none is free. If `waits`, first waits for an input that is
+    /// being allocated.
+    pub(super) fn take(shared: &Arc<StreamLane>, waits: bool) -> Option<Self> {
+        let mut memory = shared.inputs.take(waits)?;
         let number = memory.number;
         let mut input = Self {
             shared: shared.clone(),
-            region: shared.sizing.inputs[number],
+            pinned: memory.pinned,
             raw: shared.sizing.raws[number],
             memory: None,
             on_device: Ranges::default(),
@@ -120,10 +122,10 @@ impl CudaInput {
             readings: Vec::new(),
         };
         if !memory.filled {
-            input.declare(input.region, Access::Write);
+            input.declare(input.pinned, Access::Write);
             // SAFETY: nothing else uses the region, since the input was free.
             let bytes =
-                unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
+                unsafe { std::slice::from_raw_parts_mut(input.address(), input.pinned.len) };
             let copiers = shared.devices.copiers_of(shared.device());
             let job = &shared.job;
             copiers.fill(bytes, &job.fill_value, job.threads);
@@ -134,20 +136,24 @@ impl CudaInput {
     }
 
     fn address(&self) -> *mut u8 {
-        self.shared.input(self.region)
+        self.pinned
+            .memory
+            .0
+            .as_ptr()
+            .wrapping_add(self.pinned.offset)
     }
 
-    /// Returns the regions of the input in the memory of the lane: in pinned memory, and on the device.
-    pub(super) fn regions(&self) -> (Region, Region) {
-        (self.region, self.raw)
+    /// Returns the places of the input: in pinned memory, and on the device.
+    pub(super) fn places(&self) -> (PinnedSpan, Region) {
+        (self.pinned, self.raw)
     }
 
-    /// Tells the driver that the host is about to use a region. If the lane is unusable, the driver is not
+    /// Tells the driver that the host is about to use a span. If the lane is unusable, the driver is not
     /// told, because the host may use pinned memory nevertheless.
-    fn declare(&self, region: Region, access: Access) {
+    fn declare(&self, span: PinnedSpan, access: Access) {
         // Try a second time: the first failure may be transient.
         if let Ok((_entered, lane)) = self.shared.enter().or_else(|_| self.shared.enter())
-            && let Err(error) = lane.driver.host_access(lane.pinned_in(region), access)
+            && let Err(error) = lane.driver.host_access(span, access)
         {
             tracing::debug!(%error, "an input");
         }
@@ -186,7 +192,7 @@ impl CudaInput {
         let padding = &self.shared.sizing.padding;
         for gap in self.not_there(bytes.clone()) {
             let part = padding.around(&gap);
-            let from = lane.pinned_in(self.region.part(part.clone()));
+            let from = self.pinned.part(part.clone());
             let to = lane.device(self.raw.part(part));
             lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
             self.shared.devices.counters.add_to_device(from.len);
@@ -289,7 +295,7 @@ impl CudaInput {
         for range in &missing {
             let bytes = self.shared.sizing.padding.around(range);
             let from = lane.device(self.raw.part(bytes.clone()));
-            let to = lane.pinned_in(self.region.part(bytes));
+            let to = self.pinned.part(bytes);
             self.is_copying = true;
             lane.copy(lane.up, Span::Device(from), Span::Pinned(to))?;
             self.shared.devices.counters.add_from_device(to.len);
@@ -366,7 +372,7 @@ impl CudaInput {
         let shared = &self.shared;
         let range = at..at + bytes.len();
         self.declare(
-            self.region.part(shared.sizing.padding.around(&range)),
+            self.pinned.part(shared.sizing.padding.around(&range)),
             Access::Write,
         );
         let to = self.address();
@@ -396,7 +402,7 @@ impl CudaInput {
         let shared = &self.shared;
         let range = at..at + bytes.len();
         let padding = &shared.sizing.padding;
-        self.declare(self.region.part(padding.around(&range)), Access::Read);
+        self.declare(self.pinned.part(padding.around(&range)), Access::Read);
         let from = self.address().cast_const();
         // SAFETY: the rows are in the region, since the caller has checked them. All of the region was written,
         // and only this input uses its memory.
@@ -417,11 +423,11 @@ impl CudaInput {
         let len = epochs
             * self.shared.job.grid.epoch_slices()
             * self.shared.sizing.padding.padded_slice();
-        let region = self.region.part(0..len);
-        self.declare(region, Access::Read);
+        let span = self.pinned.part(0..len);
+        self.declare(span, Access::Read);
         // SAFETY: the slices are a part of the region, all of which was written when it was first taken. Only
         // the owner of the input writes it, through `&mut self`, which `&self` excludes.
-        unsafe { std::slice::from_raw_parts(self.address(), region.len) }
+        unsafe { std::slice::from_raw_parts(self.address(), span.len) }
     }
 
     /// Checks that `len` bytes at `at` are in the batch, and returns their range.
@@ -439,7 +445,7 @@ impl CudaInput {
         if padded || !self.shared.sizing.padding.exists() {
             return Ok(());
         }
-        let (from, to) = (lane.pinned_in(self.region), lane.device(self.raw));
+        let (from, to) = (self.pinned, lane.device(self.raw));
         lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
         self.shared.devices.counters.add_to_device(from.len);
         lane.synchronize_stream(lane.up, PADDED)?;
@@ -512,7 +518,7 @@ impl BatchInput for CudaInput {
             ));
         }
         let (_, is_due) = self.comparison(Source::Application);
-        let to_host = is_due.then_some(self.region);
+        let to_host = is_due.then_some(self.pinned);
         self.is_copying |= is_due;
         let put = self.pad_on_device(lane).and_then(|()| {
             // SAFETY: this function has the same requirements, which its caller keeps.

@@ -2,7 +2,7 @@
 //!
 //! A stream has its own lane, for as long as anything of the stream is in use. A stream may run for hours,
 //! and would otherwise take a lane from the pool for that time. The lane is allocated when the stream is
-//! created.
+//! created, but for the pinned memory of all inputs except the first, which a thread allocates later.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | `sizing` | the memory of a stream: estimated, allocated and divided by the same numbers |
 //! | `shared` | the lane, and the free buffers |
 //! | `input`, `output` | inputs and outputs, in pinned memory |
+//! | `inputs` | the free inputs, most of which are allocated while the first is filled |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
 //! | `reduce`, `reduction`, `reading` | slices that the device makes from those of another stream: enqueued, planned, waited for |
 //! | `encoder` | batches; begins with the order of all operations, and with all edges |
@@ -23,6 +24,7 @@ mod enqueue;
 mod fetch;
 mod from_device;
 mod input;
+mod inputs;
 mod layout;
 mod output;
 mod padding;
@@ -69,7 +71,7 @@ impl CudaEngine {
         Ok(sizing.estimate())
     }
 
-    /// Creates a stream, with all of its memory. `fallback` encodes a batch that fails on the device; without
+    /// Creates a stream, with all of its memory but later inputs. `fallback` encodes a batch that fails on the device; without
     /// a fallback, the batch is handed back. `returned` is notified of buffers that come back.
     pub fn stream(
         &self,
@@ -137,9 +139,10 @@ impl StreamEngine for CudaStream {
         "cuda"
     }
 
-    /// Takes a free input, or returns `None` if none is free. All inputs were allocated with the stream.
-    fn input(&self, _new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
-        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn BatchInput>))
+    /// Takes a free input, or returns `None` if none is free. If `new`, waits for an input that is being
+    /// allocated.
+    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
+        Ok(CudaInput::take(&self.shared, new).map(|input| Box::new(input) as Box<dyn BatchInput>))
     }
 
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {

@@ -338,7 +338,7 @@ impl StreamLane {
             reduction.above.padded_slice(),
             self.sizing.padding.padded_slice(),
         );
-        let (_, raw) = input.regions();
+        let (_, raw) = input.places();
         let to = lane.device(raw);
         let given = from.map_or(0, |from| from.len / above);
         let rest = |slices: usize| from.map(|from| sub_span(from, slices * above..from.len));

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use super::inputs::{InputMemory, Inputs, LaterInputs};
 use super::sizing::StreamSizing;
 use crate::contract::BufferBytes;
 use crate::contract::EngineError;
@@ -12,7 +13,7 @@ use crate::contract::stream::{BatchFallback, Returned, StreamJob};
 use crate::cuda::application::LentMemory;
 use crate::cuda::arena::Region;
 use crate::cuda::device::{Device, Entered};
-use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
+use crate::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, PinnedSpan, Site};
 use crate::cuda::enqueue::{DeviceEncoding, prepare};
 use crate::cuda::lane::{Events, Lane, Running};
 use crate::cuda::lanes::Devices;
@@ -37,11 +38,10 @@ pub(super) struct StreamLane {
     lane: Lane,
     /// The memory that applications lend to the lane.
     pub(super) lent: Arc<LentMemory>,
-    pinned: [PinnedMemory; 2],
+    pinned_out: PinnedMemory,
     /// The reason, other than a broken device, why the lane is not used any more.
     lost: OnceLock<DriverError>,
-    /// The free inputs. They take turns, so that each is used.
-    inputs: Mutex<VecDeque<InputMemory>>,
+    pub(super) inputs: Arc<Inputs>,
     outputs: Mutex<Outputs>,
     reusables: Mutex<Reusables>,
     /// The slice of the level above that is kept for the next window.
@@ -61,16 +61,6 @@ pub(super) struct KeptSlice {
     pub(super) on_device: bool,
     /// The same slice, without padding, from the memory of the host; `None` if the host does not need it.
     pub(super) on_host: Option<Vec<u8>>,
-}
-
-/// The memory of an input.
-#[derive(Debug)]
-pub(super) struct InputMemory {
-    pub(super) number: usize,
-    /// Whether the memory holds the fill value in all bytes that nothing else was written to: in pinned
-    /// memory, and on the device.
-    pub(super) filled: bool,
-    pub(super) padded_on_device: bool,
 }
 
 /// The memory of an output.
@@ -111,6 +101,11 @@ impl fmt::Debug for StreamLane {
 
 impl Drop for StreamLane {
     fn drop(&mut self) {
+        // Otherwise all memory is leaked.
+        if self.device().returns_calls() {
+            let later = self.inputs.end();
+            self.lane.adopt(later, self.sizing.input.len);
+        }
         let leaked = self.lane.give_up();
         self.devices.counters.lane_released();
         if leaked != BufferBytes::default() {
@@ -196,6 +191,13 @@ impl StreamLane {
         let started = shared.lane.start();
         device.watch(started.and_then(|lane| prepare(lane, sizing, subchunk, &job.fill_value)))?;
         drop(entered);
+        shared.inputs.allocate(LaterInputs {
+            devices: shared.devices.clone(),
+            device: device.clone(),
+            returned: shared.returned.clone(),
+            count: shared.sizing.raws.len().saturating_sub(1),
+            len: shared.sizing.input.len,
+        });
         Ok(Arc::new(shared))
     }
 
@@ -203,12 +205,12 @@ impl StreamLane {
         let lent = LentMemory::new();
         lane.set_lent(lent.clone());
         let sizing = plan.sizing.clone();
-        let pinned = lane.pinned()?;
-        let inputs = (0..sizing.inputs.len()).map(|number| InputMemory {
-            number,
-            filled: false,
-            padded_on_device: false,
-        });
+        let [pinned_in, pinned_out] = lane.pinned()?;
+        let first = PinnedSpan {
+            memory: pinned_in,
+            offset: sizing.input.offset,
+            len: sizing.input.len,
+        };
         let outputs = sizing.outputs.iter().map(|region| OutputMemory::Pinned {
             region: *region,
             written: false,
@@ -224,9 +226,9 @@ impl StreamLane {
             stopped: OnceLock::new(),
             lane,
             lent,
-            pinned,
+            pinned_out,
             lost: OnceLock::new(),
-            inputs: Mutex::new(inputs.collect()),
+            inputs: Inputs::new(first),
             outputs: Mutex::new(Outputs {
                 all: outputs.len(),
                 free: outputs.collect(),
@@ -373,22 +375,13 @@ impl StreamLane {
         lock(&self.reusables).free.push(event);
     }
 
-    /// Returns the address of an input's pinned memory.
-    pub(super) fn input(&self, region: Region) -> *mut u8 {
-        self.pinned[0].0.as_ptr().wrapping_add(region.offset)
-    }
-
     /// Returns the address of an output's pinned memory.
     pub(super) fn output(&self, region: Region) -> *mut u8 {
-        self.pinned[1].0.as_ptr().wrapping_add(region.offset)
-    }
-
-    pub(super) fn take_input(&self) -> Option<InputMemory> {
-        lock(&self.inputs).pop_front()
+        self.pinned_out.0.as_ptr().wrapping_add(region.offset)
     }
 
     pub(super) fn give_input(&self, memory: InputMemory) {
-        lock(&self.inputs).push_back(memory);
+        self.inputs.give(memory);
         self.returned.came_back();
     }
 

@@ -24,9 +24,10 @@ pub(super) struct StreamSizing {
     pub(super) padding: Padding,
     /// The plan by which the device makes slices from those of the level above, and room for one slice.
     pub(super) reduction: Option<Reduction>,
-    /// In pinned memory, to the device: the padded slices of a batch, for each input.
-    pub(super) inputs: Vec<Region>,
-    /// In device memory: the padded slices of each input.
+    /// In pinned memory, to the device: the padded slices of a batch, for the first input. Each other input
+    /// has an allocation of the same length to itself.
+    pub(super) input: Region,
+    /// In device memory: the padded slices of each input, at least one.
     pub(super) raws: Vec<Region>,
     /// In pinned memory, from the device: an encoded batch, for each output.
     pub(super) outputs: Vec<Region>,
@@ -125,8 +126,9 @@ impl StreamSizing {
             let regions = |arena: &mut Arena, number: usize, len| -> Option<Vec<Region>> {
                 (0..number).map(|_| arena.region(len)).collect()
             };
-            let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
-            let raws = regions(&mut arenas.device, inputs.len(), padded)?;
+            let input = arenas.pinned_in.region(padded)?;
+            padded.checked_mul(inputs)?;
+            let raws = regions(&mut arenas.device, inputs, padded)?;
             let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
             let reduction = match Reduction::new(job) {
                 Some(reduction) => Some(reduction.reserve(&mut arenas)?),
@@ -142,7 +144,7 @@ impl StreamSizing {
                 lane,
                 padding: Padding::new(&job.grid),
                 reduction,
-                inputs,
+                input,
                 raws,
                 outputs,
                 small_part: tuning.small_part,
@@ -159,9 +161,15 @@ impl StreamSizing {
             let below = reduction.from.reducer.reduced_bytes();
             above.saturating_mul(slices).saturating_add(below)
         };
+        let lane = self.lane.capacity.takes();
+        let later = self
+            .input
+            .len
+            .saturating_mul(self.raws.len().saturating_sub(1));
         BufferBytes {
             host: self.reduction.as_ref().map_or(0, on_host),
-            ..self.lane.capacity.takes()
+            pinned: lane.pinned.saturating_add(later),
+            ..lane
         }
     }
 

@@ -269,6 +269,33 @@ fn uses_all_devices() {
     }
 }
 
+#[test]
+fn warm_up_runs_each_compressor_on_each_device() {
+    child("runs_each_compressor", "devices=2 schedule=latest");
+}
+
+#[test]
+#[ignore = "warm_up_runs_each_compressor_on_each_device runs it"]
+fn runs_each_compressor() {
+    let devices = Devices::new(open_all().unwrap().drivers);
+    let limits = DeviceLimits {
+        device_memory: Some(1 << 26),
+        pinned_memory: 1 << 26,
+        ..limits()
+    };
+    let engine = CudaEngine::new(devices, limits, Tuning::DEFAULT);
+    let compressors = Compressors {
+        decode: true,
+        ..Compressors::default()
+    };
+    engine.warm_up(&compressors).unwrap();
+    let metrics = engine.counters().snapshot();
+    // Five compressors, encoded and decoded on two devices. The host has compared everything.
+    assert_eq!(metrics.batches_checked, 2 * 2 * 5);
+    assert_eq!((metrics.subchunks_on_host, metrics.mismatches), (0, 0));
+    assert_eq!((metrics.shards_encoded, metrics.shards_decoded), (0, 0));
+}
+
 /// The tests that need a GPU, with few cases, with one stream of kernels and with three.
 #[test]
 fn the_suites_pass() {

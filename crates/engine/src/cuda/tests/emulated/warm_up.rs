@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use zarrs_cuda_emulator::driver::Inject;
+use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
 use crate::cuda::DeviceLimits;
@@ -59,4 +60,23 @@ fn a_device_that_cannot_compile_is_an_error_and_the_others_are_warmed_up() {
     assert!(error.to_string().contains("compile the module"), "{error}");
     // Nothing will wait again for the file that failed.
     assert_eq!(drivers.map(|driver| driver.uncompiled()), [0, 0]);
+}
+
+/// The stand-in cannot enqueue work on these devices, which have no library of a driver.
+#[test]
+fn a_compressor_that_fails_is_no_error() {
+    let driver = emulated::driver(config(Schedule::Latest));
+    let engine = CudaEngine::new(
+        Devices::new(vec![driver.clone() as Arc<dyn Driver>]),
+        limits(),
+        Tuning::TINY,
+    );
+    let compressors = Compressors {
+        nvcomp: Some(StandIn::Six.path()),
+        ..Compressors::default()
+    };
+    engine.warm_up(&compressors).unwrap();
+    assert_eq!(engine.counters().snapshot().batches_checked, 0);
+    drop(engine);
+    run(driver).expect("no panic").expect("no fault");
 }

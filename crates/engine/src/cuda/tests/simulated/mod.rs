@@ -15,6 +15,7 @@ mod order;
 mod schedules;
 mod shut_down;
 mod stream;
+mod warm_up;
 mod wrong_results;
 
 use std::num::NonZeroUsize;

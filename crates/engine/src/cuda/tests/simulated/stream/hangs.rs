@@ -121,6 +121,12 @@ impl StalledApplication {
         })
     }
 
+    /// Lets the work run, and waits until it has run.
+    fn finish_stalled(&self) {
+        self.simulation.stall(self.stream, false);
+        self.finish();
+    }
+
     /// Waits until the work has run.
     fn finish(&self) {
         self.simulation.enter().expect("no fault");
@@ -319,5 +325,37 @@ fn memory_that_the_device_may_still_write_is_not_used_again() {
     let again = stream.input(true).expect("no fault").expect("free");
     assert!(stream.input(true).expect("no fault").is_none());
     drop((again, stream, engine));
+    assert!(simulation.violations().is_empty());
+}
+
+/// A wait for the oldest batch ends when another batch can be submitted, and the oldest is complete later.
+#[test]
+fn a_wait_for_a_batch_can_be_stopped() {
+    let simulation = simulation(Schedule::Latest);
+    let subject = padded(vec![Stage::Crc32c]);
+    let (engine, stream, application) = lent(&simulation, &subject);
+    let grid = &subject.job.grid;
+    let batch = Arc::new(grid.batch(1).expect("a batch"));
+    let len = grid.epoch_bytes();
+    let mut encoder = stream.encoder().expect("the first");
+    assert!(encoder.wait(&|| false), "nothing is under way");
+    let mut input = stream.input(true).expect("no fault").expect("free");
+    input.write(0, &subject.bytes[..len]).expect("fits");
+    let reusable = give(&mut *input, &application);
+    encoder.submit(input, batch.clone());
+    assert!(!encoder.wait(&|| true), "the application does not go on");
+    let mut input = stream.input(true).expect("no fault").expect("free");
+    input.write(0, &subject.bytes[..len]).expect("fits");
+    encoder.submit(input, batch);
+    assert!(!encoder.wait(&|| true), "the oldest is still under way");
+    application.finish_stalled();
+    let completed = ends("two batches", move || {
+        assert!(encoder.wait(&|| false));
+        [(); 2].map(|()| encoder.complete())
+    });
+    for completed in completed {
+        completed.expect("submitted").expect("no fault");
+    }
+    drop((reusable, stream, engine));
     assert!(simulation.violations().is_empty());
 }

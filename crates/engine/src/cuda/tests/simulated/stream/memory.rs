@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::contract::stream::{BatchInput, DeviceBytes};
 use crate::cuda::driver::Fault;
-use crate::cuda::driver::simulation::Kind;
+use crate::cuda::driver::simulation::{Inject, Kind};
 
 fn rounded(bytes: usize, to: usize) -> usize {
     bytes.next_multiple_of(to)
@@ -35,10 +35,15 @@ fn takes_what_was_estimated(streams: usize) {
         let before = simulation.live();
         assert_eq!((before.device_bytes, before.pinned_bytes), (0, 0));
         let stream = open(&engine, &subject, false).expect("fits");
+        // The inputs are complete when one is refused.
+        let inputs: Vec<_> = std::iter::from_fn(|| stream.input(true).expect("no fault")).collect();
+        assert_eq!(inputs.len(), 2);
+        drop(inputs);
         let live = simulation.live();
         assert_eq!(live.device_bytes, rounded(estimate.device, 256));
-        assert_eq!(live.pinned_allocations, 2);
-        assert!((estimate.pinned..estimate.pinned + 2 * 4096).contains(&live.pinned_bytes));
+        // For both directions, and for the second input.
+        assert_eq!(live.pinned_allocations, 3);
+        assert!((estimate.pinned..estimate.pinned + 3 * 4096).contains(&live.pinned_bytes));
         stream::encode(&subject, stream, 0).expect("no fault");
         assert_eq!(simulation.peak(Kind::Device), live.device_bytes);
         assert_eq!(simulation.peak(Kind::Pinned), live.pinned_bytes);
@@ -216,5 +221,48 @@ fn mistakes_are_errors() {
     encoder.submit(input, long);
     assert!(encoder.complete().expect("under way").is_err());
     drop((encoder, stream, other, engine));
+    assert_clean(&simulation);
+}
+
+/// Without memory for the second or third input, the stream goes on with fewer.
+#[test]
+fn a_stream_goes_on_with_fewer_inputs() {
+    for missing in [None, Some(3), Some(2)] {
+        let mut subject = padded(vec![Stage::Crc32c]);
+        subject.job.inputs = 3;
+        let simulation = simulation(Schedule::Latest);
+        // The allocations of the lane are 0 and 1. The second try fails, too.
+        if let Some(allocation) = missing {
+            for allocation in [allocation, allocation + 1] {
+                simulation.inject(Inject::OutOfMemoryOf {
+                    kind: Kind::Pinned,
+                    allocation,
+                });
+            }
+        }
+        let engine = stream_engine(&simulation, StandIn::Six, &subject);
+        let stream = open(&engine, &subject, false).expect("one input fits");
+        let inputs: Vec<_> = std::iter::from_fn(|| stream.input(true).expect("no fault")).collect();
+        let expected = missing.map_or(3, |allocation| allocation - 1);
+        assert_eq!(inputs.len(), expected);
+        drop(inputs);
+        stream::encode(&subject, stream, 0).expect("no fault");
+        drop(engine);
+        assert_clean(&simulation);
+    }
+}
+
+/// A stream that is dropped at once waits for the thread that allocates its inputs.
+#[test]
+fn a_stream_that_is_dropped_at_once_leaves_nothing() {
+    let mut subject = padded(vec![]);
+    subject.job.inputs = 3;
+    let simulation = simulation(Schedule::Eager);
+    let engine = stream_engine(&simulation, StandIn::Six, &subject);
+    for _ in 0..50 {
+        drop(open(&engine, &subject, false).expect("fits"));
+        assert_eq!(simulation.live(), Live::default());
+    }
+    drop(engine);
     assert_clean(&simulation);
 }
