@@ -9,6 +9,7 @@ use super::source::Store;
 use super::threads::{self, Each};
 use super::{ArrayReader, DecodedBy, Output, ReadReport, ReaderError};
 use crate::store::Awaited;
+use crate::store::parts::RangeCost;
 
 /// Reads from a store that is awaited. The threads of readers decode subchunks, and so does the thread that
 /// polls the future.
@@ -98,7 +99,10 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
         };
         self.check_newer_subchunks(false)?;
         let store = self.array().storage();
-        let store = Store(Awaited(&*store));
+        let store = Store {
+            reads: Awaited(&*store),
+            range_cost: RangeCost::REMOTE,
+        };
         let source = (&store, self.0.settings.requests, threads::awaited as Each);
         self.read_shards(codec, boxes, source, place).await
     }

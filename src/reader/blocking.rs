@@ -8,6 +8,7 @@ use super::request::{self, WantedBox};
 use super::source::Store;
 use super::threads::{self, Each};
 use super::{ArrayReader, DecodedBy, Inner, Output, ReadReport, ReaderError};
+use crate::store::parts::RangeCost;
 use crate::store::{Blocking, now};
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
@@ -137,7 +138,11 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             return now(self.read_shards(codec, boxes, source, place));
         }
         let store = array.storage();
-        let store = Store(Blocking::new(&*store));
+        let store = Store {
+            reads: Blocking::new(&*store),
+            // Most stores that block are files or memory.
+            range_cost: RangeCost::CACHED,
+        };
         let source = (
             &store,
             settings.blocking_requests(),

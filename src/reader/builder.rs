@@ -59,7 +59,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
                 memory: 0,
                 requests: const { NonZeroUsize::new(16).expect("positive") },
                 threads: None,
-                gap: 64 << 10,
+                gap: None,
                 fill_damaged: false,
                 huge_pages: true,
             },
@@ -136,10 +136,12 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     }
 
     /// Sets the largest gap, in bytes, between two wanted subchunks of a shard that are read as one range,
-    /// including the gap. The same holds for wanted rows of a long subchunk that needs no decoding. Default:
-    /// 64 KiB.
+    /// including the gap. The same holds for wanted rows of a subchunk that needs no decoding: they are read
+    /// apart if this takes less time than all bytes of the subchunk, where each range takes as long as a gap of
+    /// this length. Default: by the kind of the store. 4 KiB for files in the cache of the system and for stores
+    /// that block, 48 KiB for files that are not in the cache, 64 KiB for asynchronous stores.
     pub fn with_gap(mut self, bytes: u64) -> Self {
-        self.settings.gap = bytes;
+        self.settings.gap = Some(bytes);
         self
     }
 

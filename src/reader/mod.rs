@@ -94,8 +94,9 @@ struct Settings {
     requests: NonZeroUsize,
     /// The largest number of threads of one call; `None` for the default.
     threads: Option<NonZeroUsize>,
-    /// The largest gap, in bytes, between subchunks of a shard that are read as one range.
-    gap: u64,
+    /// The largest gap, in bytes, between subchunks of a shard that are read as one range; `None` to choose by
+    /// the kind of the store.
+    gap: Option<u64>,
     /// Whether damaged subchunks and shards become fill values.
     fill_damaged: bool,
     huge_pages: bool,
@@ -227,7 +228,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         match decoded_by {
             DecodedBy::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
             DecodedBy::ThisCrate(_) => format!(
-                "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
+                "subchunks are decoded to their place by {} threads; {}; {}; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
                 settings.threads(),
                 match files {
                     Some(_) => "shards are read as files".to_string(),
@@ -241,7 +242,12 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                         },
                     ),
                 },
-                settings.gap,
+                match settings.gap {
+                    Some(gap) =>
+                        format!("subchunks and rows up to {gap} bytes apart are one range"),
+                    None => "near subchunks and rows are one range where this takes less time"
+                        .to_string(),
+                },
                 settings.index_cache,
                 settings.subchunk_cache,
                 match newer_subchunks {

@@ -14,6 +14,7 @@ use super::source::{FetchedBytes, ShardSource, Store};
 use super::threads::{Each, Later, Task};
 use super::{ArrayReader, DecodedBy, Inner, KeptByReader, Output, ReaderError};
 use crate::store::Reads;
+use crate::store::parts::RangeCost;
 use crate::store::ranges::slice;
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
@@ -44,6 +45,10 @@ impl<R: Reads> ShardSource for Opened<R> {
             let parts = parts.map(|part| part.map(FetchedBytes::Value));
             parts.collect::<Result<_>>().map(Some)
         })
+    }
+
+    fn range_cost(&self, _shard: &Bytes, _offset: u64) -> RangeCost {
+        RangeCost::CACHED
     }
 
     fn size<'a>(&'a self, shard: &'a Bytes) -> Later<'a, Result<Option<u64>>> {
@@ -109,7 +114,11 @@ impl ArrayReader<()> {
             let source = (&Opened(store), requests, in_turn as Each);
             self.read_shards(codec, &boxes, source, &place).await?;
         } else {
-            let source = (&Store(store), requests, in_turn as Each);
+            let store = Store {
+                reads: store,
+                range_cost: RangeCost::CACHED,
+            };
+            let source = (&store, requests, in_turn as Each);
             self.read_shards(codec, &boxes, source, &place).await?;
         }
         Ok(elements)

@@ -33,7 +33,7 @@ mod windows;
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use zarrs_storage::StoreKey;
 
@@ -273,6 +273,7 @@ impl<S: ShardSource> Attempt<'_, S> {
             opened: &opened,
             index: &index,
             decoded: Mutex::default(),
+            range_cost: OnceLock::new(),
         };
         let stored = match indexed.stored(touched).await {
             Err(Stop::Error(error)) if !is_fresh => {

@@ -7,6 +7,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::threads::Later;
 use crate::store::Reads;
 use crate::store::files::{File, Files};
+use crate::store::parts::RangeCost;
 
 /// Bytes that a source returned.
 #[derive(Debug)]
@@ -50,13 +51,19 @@ pub(super) trait ShardSource: Sync {
         buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>>;
 
+    /// Returns the time that one more range of a request takes. The request is for bytes from `offset` on.
+    fn range_cost(&self, shard: &Self::Shard, offset: u64) -> RangeCost;
+
     /// Returns the size of a shard, in bytes, or `None` if the shard does not exist.
     fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
 }
 
-/// A store, each of whose requests takes long.
+/// A store of any kind.
 #[derive(Debug)]
-pub(super) struct Store<R>(pub(super) R);
+pub(super) struct Store<R> {
+    pub(super) reads: R,
+    pub(super) range_cost: RangeCost,
+}
 
 impl<R: Reads> ShardSource for Store<R> {
     type Shard = StoreKey;
@@ -75,13 +82,17 @@ impl<R: Reads> ShardSource for Store<R> {
         _buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<FetchedBytes<'a>>>>> {
         Box::pin(async {
-            let values = self.0.get_ranges(shard, ranges.to_vec()).await?;
+            let values = self.reads.get_ranges(shard, ranges.to_vec()).await?;
             Ok(values.map(|values| values.into_iter().map(FetchedBytes::Value).collect()))
         })
     }
 
+    fn range_cost(&self, _shard: &StoreKey, _offset: u64) -> RangeCost {
+        self.range_cost
+    }
+
     fn size<'a>(&'a self, shard: &'a StoreKey) -> Later<'a, Result<Option<u64>>> {
-        Box::pin(self.0.size(shard))
+        Box::pin(self.reads.size(shard))
     }
 }
 
@@ -107,6 +118,14 @@ impl ShardSource for Files {
             let read = shard.read(ranges, buffer)?;
             Ok(Some(read.into_iter().map(FetchedBytes::Buffer).collect()))
         })
+    }
+
+    fn range_cost(&self, shard: &File, offset: u64) -> RangeCost {
+        if shard.is_cached(offset) {
+            RangeCost::CACHED
+        } else {
+            RangeCost::DISK
+        }
     }
 
     fn size<'a>(&'a self, shard: &'a File) -> Later<'a, Result<Option<u64>>> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zarrs::array::{ArrayIndices, ArraySubset, Indexer, IndexerError};
 use zarrs_codec::CodecError;
 
-use zarrs_cuda_engine::layout::{SubchunkGrid, SubchunkPart};
+use zarrs_cuda_engine::layout::{ByteRows, SubchunkGrid, SubchunkPart, strides};
 
 /// The selected elements of a shard.
 pub(crate) enum Selection {
@@ -68,6 +68,25 @@ impl Selection {
                 let within: Vec<ArrayIndices> =
                     points.iter().map(|point| point.within.clone()).collect();
                 Ok(Box::new(within))
+            }
+        }
+    }
+
+    /// Returns the bytes of the selected elements of subchunk `number`, in the order of the elements. The subchunk
+    /// is stored in C order.
+    pub(crate) fn rows(&self, grid: &SubchunkGrid, number: usize) -> Vec<ByteRows> {
+        let size = grid.element_size();
+        match self {
+            Self::Window { start, shape } => {
+                let part = SubchunkPart::new(grid, number, start, shape);
+                vec![part.byte_rows(&strides(grid.subchunk(), size))]
+            }
+            Self::Points(points) => {
+                let points = points.get(&number).map(Vec::as_slice).unwrap_or_default();
+                let rows = points
+                    .iter()
+                    .map(|point| ByteRows::new(point.offset, &[], &[], size));
+                rows.collect()
             }
         }
     }

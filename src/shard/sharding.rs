@@ -93,6 +93,13 @@ impl Sharding {
         }
     }
 
+    /// Returns whether an encoded subchunk is its elements, in the byte order of this machine, with their axes in
+    /// some order.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.known()
+            .is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1)
+    }
+
     /// Returns the reason why zarrs' own codec encodes these shards, or `None` if the engines encode them.
     pub(crate) fn delegated(&self) -> Option<&str> {
         match &self.elements {

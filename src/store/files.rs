@@ -309,6 +309,25 @@ impl File {
         Ok(metadata.len())
     }
 
+    /// Returns whether the byte at `offset` is in the cache of the system. Also true where the system does not
+    /// say so: such a file is often in memory.
+    pub(crate) fn is_cached(&self, offset: u64) -> bool {
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+            let byte = &mut [0];
+            let buffers = &mut [io::IoSliceMut::new(byte)];
+            let read = preadv2(&self.file, buffers, offset, ReadWriteFlags::NOWAIT);
+            !matches!(read, Err(Errno::AGAIN))
+        }
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = offset;
+            true
+        }
+    }
+
     /// Reads `ranges` into `buffer`, one after the other, and returns the bytes of each.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 //!   So an operation may wait only for its store and its locks.
 //! - **Awaited** ([`Awaited`], [`AwaitedHandle`]): the caller polls, on a runtime of its own.
 //!
-//! The other files have what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
+//! The other files have what operations need of a store: ranges of bytes (`ranges.rs`), parts of a value to read (`parts.rs`), directories of a
 //! filesystem (`files.rs`), errors of stores that failed or panicked (`failures.rs`), and the order of writers of one process:
 //! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
 //! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
@@ -35,6 +35,7 @@ pub(crate) mod key_locks;
 pub(crate) mod lease;
 pub(crate) mod object_lease;
 pub(crate) mod owner;
+pub(crate) mod parts;
 pub(crate) mod ranges;
 pub(crate) mod replace;
 pub(crate) mod temporary_keys;

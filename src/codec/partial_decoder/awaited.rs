@@ -16,8 +16,11 @@ use super::request::{InnerReads, PartialReadOutput, PartialReadRequest};
 use super::{PartialDecoder, ReadsParts};
 use crate::panics::async_no_panic;
 use crate::store::AwaitedHandle;
+use crate::store::parts::RangeCost;
 
 impl ReadsParts for AwaitedHandle {
+    const RANGE_COST: RangeCost = RangeCost::REMOTE;
+
     async fn read_groups(
         decoder: &PartialDecoder<Self>,
         request: &PartialReadRequest<'_>,

@@ -16,9 +16,13 @@ use super::interval::Interval;
 use super::request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use super::{PartialDecoder, ReadsParts};
 use crate::panics::no_panic;
+use crate::store::parts::RangeCost;
 use crate::store::{BlockingHandle, now};
 
 impl ReadsParts for BlockingHandle {
+    // Most stores that block are files or memory.
+    const RANGE_COST: RangeCost = RangeCost::CACHED;
+
     async fn read_groups(
         decoder: &PartialDecoder<Self>,
         request: &PartialReadRequest<'_>,

@@ -1,9 +1,10 @@
 //! Decodes part of a shard without the rest: reads the index, then the bytes of the subchunks that the part
 //! touches.
 //!
-//! A subchunk is read and decoded whole, on the engine, unless only part of it is wanted and its codecs can
-//! read part of it (uncompressed, or nested sharding). In this case zarrs' own partial decoder of the inner
-//! codecs reads just that part.
+//! A subchunk is read and decoded whole, on the engine, unless only part of it is wanted. Of a subchunk without
+//! compression and checksums, the wanted rows are read, if this takes less time (`store/parts.rs`). Where the
+//! elements are in another order, and in nested shards, zarrs' own partial decoder of the inner codecs reads
+//! just the wanted part.
 
 #[cfg(feature = "async")]
 mod awaited;
@@ -25,6 +26,7 @@ use crate::shard::error::codec_error;
 use crate::shard::reading::{check_last_bytes, check_memory, entries_of, last_bytes};
 use crate::shard::sharding::Sharding;
 use crate::store::Handle;
+use crate::store::parts::RangeCost;
 use request::{InnerReads, PartialReadOutput, PartialReadRequest, SubchunkRead};
 use zarrs_cuda_engine::layout::{ENTRY_LEN, Entries};
 
@@ -36,7 +38,7 @@ pub(super) struct PartialDecoder<H: Handle> {
     entries: Option<Entries<'static>>,
 }
 
-impl<H: Handle> PartialDecoder<H> {
+impl<H: ReadsParts> PartialDecoder<H> {
     /// Reads the index of the shard behind `input`.
     ///
     /// # Errors
@@ -61,7 +63,9 @@ impl<H: Handle> PartialDecoder<H> {
     ) -> Result<Result<PartialReadRequest<'_>, ArrayBytes<'static>>, CodecError> {
         let request = PartialReadRequest::new(&self.shards, indexer)?;
         match &self.entries {
-            Some(entries) if !indexer.is_empty() => Ok(Ok(request.in_shard(entries)?)),
+            Some(entries) if !indexer.is_empty() => {
+                Ok(Ok(request.in_shard(entries, H::RANGE_COST)?))
+            }
             _ => Ok(Err(ArrayBytes::new_fill_value(
                 &self.shards.data_type,
                 indexer.len(),
@@ -113,6 +117,9 @@ pub(super) async fn check_long<H: Handle>(
 
 /// Reads several parts of a shard. Stores that block and stores that are awaited do this in different ways.
 pub(super) trait ReadsParts: Handle + Sized {
+    /// The time that one more range of a request takes.
+    const RANGE_COST: RangeCost;
+
     /// Reads the elements that `request` asks for into `output`, one group of subchunks after the other.
     fn read_groups(
         decoder: &PartialDecoder<Self>,
@@ -137,20 +144,21 @@ impl<H: ReadsParts> PartialDecoder<H> {
         output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        let ranges = PartialReadRequest::byte_ranges(group);
         if !request.is_bounded() {
-            check_long::<H>(&*self.input, &ranges, options).await?;
+            let extents = PartialReadRequest::extents(group);
+            check_long::<H>(&*self.input, &extents, options).await?;
         }
-        let fetched = if ranges.is_empty() {
+        let parts = PartialReadRequest::parts(group, H::RANGE_COST);
+        let fetched = if parts.merged().is_empty() {
             Vec::new()
         } else {
-            let fetched = H::read(&*self.input, ranges, options).await?;
+            let fetched = H::read(&*self.input, parts.byte_ranges(), options).await?;
             fetched.ok_or_else(vanished)?
         };
         let inner = request.inner_reads(group).collect();
         let inner = H::read_inner(self, inner, options).await?;
         request
-            .write(group, &fetched, &inner, output, options)
+            .write(group, (&parts, &fetched), &inner, output, options)
             .map_err(codec_error)
     }
 

@@ -12,19 +12,53 @@ use crate::plan;
 use crate::shard::error::codec_error;
 use crate::shard::selection::{Point, Selection};
 use crate::shard::sharding::Sharding;
+use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError};
-use zarrs_cuda_engine::layout::{Entries, Extent, SubchunkPart};
+use zarrs_cuda_engine::layout::Entries;
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// The way in which a subchunk with wanted elements is read.
 pub(in crate::codec) struct SubchunkRead {
     number: usize,
-    extent: Extent,
-    /// Whether the subchunk is read and decoded whole. If not, the partial decoder of the inner codecs reads
-    /// it.
-    whole: bool,
+    read: Read,
     /// About how many bytes it takes to read the subchunk.
     cost: usize,
+}
+
+enum Read {
+    /// The subchunk is empty.
+    Nothing,
+    /// The store reads the subchunk, or rows of it that need no decoding.
+    Part(PartToRead),
+    /// The partial decoder of the inner codecs reads from the bytes at this range.
+    Inner(Range<usize>),
+}
+
+impl SubchunkRead {
+    fn part(&self) -> Option<&PartToRead> {
+        match &self.read {
+            Read::Part(part) => Some(part),
+            _ => None,
+        }
+    }
+
+    /// Returns the range of the subchunk in the shard; `None` if the subchunk is empty.
+    fn extent(&self) -> Option<&Range<usize>> {
+        match &self.read {
+            Read::Nothing => None,
+            Read::Part(part) => Some(part.extent()),
+            Read::Inner(extent) => Some(extent),
+        }
+    }
+
+    /// Returns whether the subchunk is decoded whole.
+    fn is_whole(&self) -> bool {
+        match &self.read {
+            Read::Nothing => true,
+            Read::Part(part) => part.rows().is_none(),
+            Read::Inner(_) => false,
+        }
+    }
 }
 
 /// The destination of the wanted elements. Many threads write it, in any order of subchunks.
@@ -44,6 +78,9 @@ pub(in crate::codec) struct PartialReadRequest<'a> {
     is_bounded: bool,
     num_elements: usize,
 }
+
+/// The number of bytes that can be read and decoded while zarrs makes the partial decoder of a subchunk.
+const INNER: usize = 64 << 10;
 
 /// The request to the inner codecs' partial decoder for one subchunk.
 pub(in crate::codec) struct InnerReads<'a> {
@@ -73,48 +110,54 @@ impl<'a> PartialReadRequest<'a> {
         })
     }
 
-    /// Finds the touched subchunks, those with wanted elements, in the shard with the index `entries`.
+    /// Finds the touched subchunks, those with wanted elements, in the shard with the index `entries`. The store
+    /// reads ranges at `cost`.
     ///
     /// # Errors
     /// A [`CodecError`] if a touched subchunk is longer than its codecs make it; where its size is fixed, also if
     /// it is shorter.
-    pub(super) fn in_shard(mut self, entries: &Entries<'_>) -> Result<Self, CodecError> {
-        // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
-        // to read in pieces.
-        const SHORT: usize = 64 << 10;
-        let inner_reads_parts = if let Ok(chain) = self.shards.known() {
+    pub(super) fn in_shard(
+        mut self,
+        entries: &Entries<'_>,
+        cost: RangeCost,
+    ) -> Result<Self, CodecError> {
+        let (shards, grid) = (self.shards, &self.shards.grid);
+        let is_in_c_order = shards.order().is_sorted();
+        let is_plain = shards.is_plain() && is_in_c_order;
+        let inner_reads_parts = if let Ok(chain) = shards.known() {
             // A checksum can only be verified over all bytes that it covers, so such a subchunk is not read
             // in parts.
             chain.stages.is_empty()
         } else {
-            let capability = self.shards.codec.inner_codecs.partial_decoder_capability();
+            let capability = shards.codec.inner_codecs.partial_decoder_capability();
             capability.partial_read && capability.partial_decode
         };
-        let touch = |number: usize, wanted: usize, covered: bool| {
-            let extent = entries.get(number);
-            let len = extent.as_ref().map_or(0, ExactSizeIterator::len);
-            let whole = covered || len <= SHORT || !inner_reads_parts;
-            SubchunkRead {
-                number,
-                extent,
-                whole,
-                cost: if whole { len } else { wanted + SHORT },
+        let range = usize::try_from(cost.0).unwrap_or(usize::MAX);
+        let read_of = |number: usize| {
+            let Some(extent) = entries.get(number) else {
+                return (Read::Nothing, 0);
+            };
+            let len = extent.len();
+            let wanted = self.selection.rows(grid, number);
+            let bytes = wanted.iter().map(|rows| rows.row_len() * rows.count());
+            let bytes = bytes.fold(0, usize::saturating_add);
+            if is_plain && len == grid.subchunk_bytes() {
+                let part = PartToRead::cheapest(extent, wanted, cost);
+                let ranges = part.rows().map_or(1, |rows| rows.iter().len());
+                let cost = part.len().saturating_add(range.saturating_mul(ranges));
+                (Read::Part(part), cost)
+            } else if inner_reads_parts && bytes.saturating_add(INNER) < len {
+                (Read::Inner(extent), bytes.saturating_add(INNER))
+            } else {
+                (Read::Part(PartToRead::whole(extent)), len)
             }
         };
-        let grid = &self.shards.grid;
-        self.touched = self
-            .selection
-            .touched(grid)
+        let numbers = self.selection.touched(grid);
+        self.touched = numbers
             .into_iter()
-            .map(|number| match &self.selection {
-                Selection::Window { start, shape } => {
-                    let part = SubchunkPart::new(grid, number, start, shape);
-                    touch(number, part.len(), part.is_whole())
-                }
-                Selection::Points(points) => {
-                    let wanted = points.get(&number).map_or(0, Vec::len);
-                    touch(number, wanted * grid.element_size(), false)
-                }
+            .map(|number| {
+                let (read, cost) = read_of(number);
+                SubchunkRead { number, read, cost }
             })
             .collect();
         self.is_bounded = self.check_lengths()?;
@@ -133,7 +176,7 @@ impl<'a> PartialReadRequest<'a> {
     fn check_lengths(&self) -> Result<bool, CodecError> {
         let limit = self.shards.subchunk_len()?;
         for touched in &self.touched {
-            if let Some(extent) = &touched.extent {
+            if let Some(extent) = touched.extent() {
                 limit.check(touched.number, extent.len())?;
             }
         }
@@ -168,34 +211,39 @@ impl<'a> PartialReadRequest<'a> {
             .fold(0, |sum, touched| sum.saturating_add(touched.cost))
     }
 
-    /// Returns the byte ranges of those subchunks of `group` that are read and decoded whole.
-    pub(super) fn byte_ranges(group: &[SubchunkRead]) -> Vec<ByteRange> {
-        group
-            .iter()
-            .filter(|touched| touched.whole)
-            .filter_map(|touched| touched.extent.as_ref())
-            .map(|extent| ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64)))
+    /// Returns the ranges of those subchunks of `group` that the inner codecs do not read.
+    pub(super) fn extents(group: &[SubchunkRead]) -> Vec<ByteRange> {
+        let parts = group.iter().filter_map(SubchunkRead::part);
+        parts
+            .map(|part| {
+                let extent = part.extent();
+                ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
+            })
             .collect()
     }
 
-    /// Returns the requests to the inner codecs' partial decoder for the other subchunks of `group`, which
-    /// are not decoded whole.
+    /// Returns the bytes to read of those subchunks of `group` that the inner codecs do not read.
+    pub(super) fn parts(group: &[SubchunkRead], cost: RangeCost) -> PartsToRead {
+        PartsToRead::new(group.iter().filter_map(SubchunkRead::part), cost)
+    }
+
+    /// Returns the requests to the inner codecs' partial decoder for the other subchunks of `group`.
     pub(super) fn inner_reads<'g>(
         &self,
         group: &'g [SubchunkRead],
     ) -> impl Iterator<Item = InnerReads<'g>> {
-        group
-            .iter()
-            .filter(|touched| !touched.whole)
-            .filter_map(|touched| {
-                Some(InnerReads {
-                    extent: touched.extent.as_ref()?,
-                    indexer: self
-                        .selection
-                        .within(&self.shards.grid, touched.number)
-                        .ok()?,
-                })
+        group.iter().filter_map(|touched| {
+            let Read::Inner(extent) = &touched.read else {
+                return None;
+            };
+            Some(InnerReads {
+                extent,
+                indexer: self
+                    .selection
+                    .within(&self.shards.grid, touched.number)
+                    .ok()?,
             })
+        })
     }
 
     /// Returns an output with new memory for the wanted elements.
@@ -239,31 +287,27 @@ impl<'a> PartialReadRequest<'a> {
         }
     }
 
-    /// Writes the wanted elements of `group` to `output`: `fetched` are the bytes for
-    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for [`inner_reads`](Self::inner_reads).
+    /// Writes the wanted elements of `group` to `output`: `fetched` are the bytes for [`parts`](Self::parts), and
+    /// `inner` the elements for [`inner_reads`](Self::inner_reads).
     pub(super) fn write(
         &self,
         group: &[SubchunkRead],
-        fetched: &[ArrayBytesRaw<'_>],
+        (parts, fetched): (&PartsToRead, &[ArrayBytesRaw<'_>]),
         inner: &[ArrayBytesRaw<'_>],
         output: &PartialReadOutput<'_, '_>,
         options: &CodecOptions,
     ) -> Result<(), EngineError> {
-        let mut bytes = fetched.iter();
+        let bytes_of = |range: Range<u64>| {
+            let bytes = parts.bytes_of(fetched, &range);
+            bytes.ok_or(EngineError::Internal("a store returned other bytes"))
+        };
         let mut subchunks = Vec::new();
-        for touched in group.iter().filter(|touched| touched.whole) {
-            let bytes = match &touched.extent {
-                None => None,
-                Some(_) => Some(
-                    bytes
-                        .next()
-                        .ok_or(EngineError::Internal("a store left out a subchunk"))?
-                        .as_ref(),
-                ),
-            };
+        for touched in group.iter().filter(|touched| touched.is_whole()) {
+            let extent = touched.extent();
+            let bytes = extent.map(|extent| bytes_of(extent.start as u64..extent.end as u64));
             subchunks.push(EncodedSubchunk {
                 number: touched.number,
-                bytes,
+                bytes: bytes.transpose()?,
             });
         }
         self.shards.with_job(options, |job| {
@@ -284,8 +328,23 @@ impl<'a> PartialReadRequest<'a> {
                 }
             }
         })?;
-        let parts = group.iter().filter(|touched| !touched.whole);
-        for (touched, elements) in parts.zip(inner) {
+        let mut elements = Vec::new();
+        for touched in group {
+            let Some(part) = touched.part().filter(|part| part.rows().is_some()) else {
+                continue;
+            };
+            let start = part.extent().start as u64;
+            elements.clear();
+            for rows in self.selection.rows(&self.shards.grid, touched.number) {
+                for row in rows.iter() {
+                    let row = start + row.start as u64..start + row.end as u64;
+                    elements.extend_from_slice(bytes_of(row)?);
+                }
+            }
+            self.write_part(touched.number, &elements, output)?;
+        }
+        let is_inner = |touched: &&SubchunkRead| matches!(touched.read, Read::Inner(_));
+        for (touched, elements) in group.iter().filter(is_inner).zip(inner) {
             self.write_part(touched.number, elements, output)?;
         }
         Ok(())

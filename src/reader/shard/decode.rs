@@ -1,5 +1,7 @@
 //! Decodes encoded subchunks to their places in the output.
 
+use std::ops::Range;
+
 use zarrs_codec::CodecOptions;
 
 use super::errors::{damage, failed};
@@ -27,6 +29,30 @@ impl<S: ShardSource> Attempt<'_, S> {
         let mut windows = touched.windows().map(|window| &self.windows[window]);
         let written = windows.try_for_each(|window| window.write_rows(number, bytes, first));
         written.map_err(|error| failed(self.shard, Some(number), error))
+    }
+
+    /// Writes the wanted elements of the subchunk `touched`, which needs no decoding. `bytes_of` returns the bytes of
+    /// a row of the subchunk. `rows` is a buffer.
+    pub(super) fn write_dense_rows<'b>(
+        &self,
+        touched: WantedSubchunk<'_>,
+        rows: &mut Vec<u8>,
+        bytes_of: impl Fn(Range<usize>) -> Result<&'b [u8], ReaderError>,
+    ) -> Result<(), ReaderError> {
+        let number = touched.number();
+        for window in touched.windows().map(|window| &self.windows[window]) {
+            rows.clear();
+            let of_window = window.rows(number);
+            let bytes = of_window.count() * of_window.row_len();
+            let what = "rows of a subchunk";
+            (rows.try_reserve(bytes)).map_err(|_| ReaderError::Memory { what, bytes })?;
+            for row in of_window.iter() {
+                rows.extend_from_slice(bytes_of(row)?);
+            }
+            let written = window.write_dense_rows(number, rows);
+            written.map_err(|error| failed(self.shard, Some(number), error))?;
+        }
+        Ok(())
     }
 
     /// Decodes the encoded `subchunks`, which have ascending numbers, and writes their elements. If they are

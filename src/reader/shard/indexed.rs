@@ -2,7 +2,7 @@
 //! are kept.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
@@ -18,30 +18,14 @@ use crate::reader::metrics::add;
 use crate::reader::source::{FetchedBytes, ShardSource};
 use crate::reader::threads::Later;
 use crate::shard::reading::{check_last_bytes, last_bytes};
-use crate::store::ranges::Merged;
+use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
 use zarrs_cuda_engine::contract::{EngineError, NeighbourSink};
-use zarrs_cuda_engine::memory::allocate;
 
 /// A subchunk that is to be read.
 #[derive(Clone)]
 pub(super) struct SubchunkToRead<'p> {
     touched: WantedSubchunk<'p>,
-    /// The byte range of the subchunk in the shard.
-    extent: Range<usize>,
-    /// The byte ranges to read of the subchunk; `None` to read all of it. Parts are read only if they need no
-    /// decoding.
-    rows: Option<Merged>,
-}
-
-impl SubchunkToRead<'_> {
-    /// Returns the byte ranges of the shard to read.
-    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        let start = self.extent.start as u64;
-        let whole = self.rows.is_none().then_some(start..self.extent.end as u64);
-        let rows = self.rows.iter().flat_map(Merged::iter);
-        rows.map(move |row| start + row.start..start + row.end)
-            .chain(whole)
-    }
+    part: PartToRead,
 }
 
 /// A shard with its index, during one attempt to read the shard.
@@ -51,6 +35,7 @@ pub(super) struct Indexed<'a, S: ShardSource> {
     pub(super) index: &'a Arc<Index>,
     /// The decoded subchunks to keep after the attempt, with their numbers.
     pub(super) decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
+    pub(super) range_cost: OnceLock<RangeCost>,
 }
 
 impl<S: ShardSource> Indexed<'_, S> {
@@ -73,11 +58,8 @@ impl<S: ShardSource> Indexed<'_, S> {
                 self.note(number, error)?;
                 filled.push(touched);
             } else if !self.write_kept(touched)? {
-                stored.push(SubchunkToRead {
-                    touched,
-                    rows: self.rows(touched, extent.len()),
-                    extent,
-                });
+                let part = self.part_to_read(touched, extent);
+                stored.push(SubchunkToRead { touched, part });
             }
         }
         self.attempt.fill(filled)?;
@@ -85,37 +67,31 @@ impl<S: ShardSource> Indexed<'_, S> {
             stored = self.check_ends(stored).await?;
         }
         // Subchunks are read in the order in which they lie in the shard.
-        stored.sort_by_key(|stored| stored.extent.start);
+        stored.sort_by_key(|stored| stored.part.extent().start);
         Ok(stored)
     }
 
-    /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. For a long subchunk whose
-    /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them. Returns
-    /// `None` for all bytes.
-    fn rows(&self, touched: WantedSubchunk<'_>, len: usize) -> Option<Merged> {
-        /// The number of bytes below which reading takes about as long as reading one byte.
-        const SHORT: usize = 64 << 10;
+    /// Chooses the bytes to read of the subchunk `touched` at `extent`. Parts are read only if they need no
+    /// decoding, and no subchunks are kept.
+    fn part_to_read(&self, touched: WantedSubchunk<'_>, extent: Range<usize>) -> PartToRead {
         let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
-        let chain = sharding.known();
-        let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
-        let is_long = len > SHORT && len == sharding.grid.subchunk_bytes();
-        if !is_plain || !is_long || call.settings.subchunk_cache > 0 {
-            return None;
+        let is_plain = sharding.is_plain() && extent.len() == sharding.grid.subchunk_bytes();
+        if !is_plain || call.settings.subchunk_cache > 0 {
+            return PartToRead::whole(extent);
         }
-        let number = touched.number();
-        let windows = touched
-            .windows()
-            .map(|window| &self.attempt.windows[window]);
-        let shares = windows.clone().map(|window| window.share_len(number));
-        // This test avoids listing each row.
-        if shares.sum::<usize>() + SHORT > len {
-            return None;
-        }
-        let rows = windows.flat_map(|window| window.rows(number));
-        let rows = rows.map(|row| row.start as u64..row.end as u64);
-        let rows = Merged::near(call.settings.gap, rows);
-        let is_worth = rows.total() + SHORT as u64 <= len as u64;
-        (is_worth && !rows.is_empty()).then_some(rows)
+        let windows = touched.windows();
+        let rows = windows.map(|window| self.attempt.windows[window].rows(touched.number()));
+        let cost = self.range_cost(extent.start);
+        PartToRead::cheapest(extent, rows, cost)
+    }
+
+    /// Returns the time that one more range of a request takes. The first request is for bytes from `offset` on.
+    fn range_cost(&self, offset: usize) -> RangeCost {
+        let call = self.attempt.call;
+        *self.range_cost.get_or_init(|| match call.settings.gap {
+            Some(gap) => RangeCost(gap),
+            None => call.source.range_cost(self.opened, offset as u64),
+        })
     }
 
     /// Reads the subchunks `stored`, writes their elements, and then reads the index again and compares it.
@@ -124,7 +100,8 @@ impl<S: ShardSource> Indexed<'_, S> {
             settings, requests, ..
         } = self.attempt.call;
         let share = settings.memory / *requests;
-        let groups = groups(stored, S::REQUEST_BYTES.min(share), settings.gap);
+        let first = stored.first().map_or(0, |first| first.part.extent().start);
+        let groups = groups(stored, S::REQUEST_BYTES.min(share), self.range_cost(first));
         let is_strict = self.attempt.call.is_strict();
         if let [group] = &*groups
             && !is_strict
@@ -220,14 +197,14 @@ impl<S: ShardSource> Indexed<'_, S> {
         let Ok(Some(size)) = self.attempt.call.source.size(self.opened).await else {
             return Err(error.into());
         };
-        let is_inside = |stored: &&SubchunkToRead<'_>| stored.extent.end as u64 <= size;
+        let is_inside = |stored: &&SubchunkToRead<'_>| stored.part.extent().end as u64 <= size;
         let (inside, outside): (Vec<&SubchunkToRead<'p>>, Vec<_>) =
             stored.iter().partition(is_inside);
         if outside.is_empty() {
             return Err(error.into());
         }
         for stored in &outside {
-            let (number, end) = (stored.touched.number(), stored.extent.end);
+            let (number, end) = (stored.touched.number(), stored.part.extent().end);
             let extent = EngineError::Extent {
                 subchunk: number,
                 end,
@@ -246,7 +223,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         &self,
         stored: Vec<SubchunkToRead<'p>>,
     ) -> Result<Vec<SubchunkToRead<'p>>, Stop> {
-        let ranges = stored.iter().map(|SubchunkToRead { extent, .. }| {
+        let ranges = stored.iter().map(|stored| {
+            let extent = stored.part.extent();
             ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
         });
         let ranges = last_bytes(&ranges.collect::<Vec<_>>());
@@ -299,12 +277,11 @@ impl<S: ShardSource> Indexed<'_, S> {
         group: &[SubchunkToRead<'p>],
         and_index: bool,
     ) -> Result<Option<Vec<SubchunkToRead<'p>>>, Stop> {
-        let merged = Merged::near(
-            self.attempt.call.settings.gap,
-            group.iter().flat_map(SubchunkToRead::ranges),
-        );
-        let mut ranges = merged.byte_ranges();
-        let mut bytes = merged.total();
+        let first = group.first().map_or(0, |first| first.part.extent().start);
+        let parts = group.iter().map(|subchunk| &subchunk.part);
+        let parts = PartsToRead::new(parts, self.range_cost(first));
+        let mut ranges = parts.byte_ranges();
+        let mut bytes = parts.merged().total();
         if and_index {
             ranges.push(self.attempt.shard.sharding.index.byte_range());
             bytes += self.index.encoded.len() as u64;
@@ -319,7 +296,7 @@ impl<S: ShardSource> Indexed<'_, S> {
         add(&counters.subchunks_read, group.len());
         add(
             &counters.merges,
-            group.len().saturating_sub(merged.iter().len()),
+            group.len().saturating_sub(parts.merged().iter().len()),
         );
         let done = match read {
             Err(error) => {
@@ -331,11 +308,11 @@ impl<S: ShardSource> Indexed<'_, S> {
                 let index = if and_index { read.pop() } else { None };
                 let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
                 // Some stores return only those bytes of a range that exist.
-                if is_same && !merged.fits(&read) {
+                if is_same && !parts.merged().fits(&read) {
                     let error = self.other_bytes();
                     self.inside(group, error).await.map(Some)
                 } else if is_same {
-                    let decoded = self.decode(group, &merged, &read);
+                    let decoded = self.decode(group, &parts, &read);
                     // If the shard was replaced, it is not damaged: the store may have read the ranges from
                     // several versions of it.
                     if decoded.is_err() {
@@ -356,47 +333,32 @@ impl<S: ShardSource> Indexed<'_, S> {
         store_error(self.attempt.shard, error)
     }
 
-    /// Decodes the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    /// Decodes the subchunks of `group` from the bytes that were `read` for `parts`.
     fn decode(
         &self,
         group: &[SubchunkToRead<'_>],
-        merged: &Merged,
+        parts: &PartsToRead,
         read: &[FetchedBytes<'_>],
     ) -> Result<(), ReaderError> {
         let bytes_of = |range: Range<u64>| {
-            if range.is_empty() {
-                return Ok(&[][..]);
-            }
-            let place = merged.place(read, &range);
-            let bytes = place.and_then(|(at, place)| read.get(at)?.as_ref().get(place));
+            let bytes = parts.bytes_of(read, &range);
             bytes.ok_or_else(|| self.other_bytes())
         };
         let mut subchunks = Vec::with_capacity(group.len());
-        for stored in group {
-            let touched = stored.touched;
-            let Some(rows) = &stored.rows else {
-                let range = stored.extent.start as u64..stored.extent.end as u64;
-                subchunks.push((touched, bytes_of(range)?));
-                continue;
-            };
-            let places = rows.iter().map(|row| index(row.start)..index(row.end));
-            let first = places.clone().next().map_or(0, |place| place.start);
-            let mut ranges = stored.ranges();
-            if let (Some(range), None) = (ranges.next(), ranges.next()) {
-                self.attempt.write_rows(touched, bytes_of(range)?, first)?;
-                continue;
+        let mut rows = Vec::new();
+        for SubchunkToRead { touched, part } in group {
+            let start = part.extent().start as u64;
+            match part.rows().map(|rows| rows.iter().as_slice()) {
+                None => subchunks.push((*touched, bytes_of(start..part.extent().end as u64)?)),
+                Some([range]) => {
+                    let bytes = bytes_of(start + range.start..start + range.end)?;
+                    self.attempt
+                        .write_rows(*touched, bytes, index(range.start))?;
+                }
+                Some(_) => self.attempt.write_dense_rows(*touched, &mut rows, |row| {
+                    bytes_of(start + row.start as u64..start + row.end as u64)
+                })?,
             }
-            // The rows were read apart. Each row is copied to its place in the subchunk.
-            let end = places.clone().next_back().map_or(first, |place| place.end);
-            let bytes = allocate::zeros::<u8>(end - first, false);
-            let mut bytes = bytes.ok_or(ReaderError::Memory {
-                what: "rows of a subchunk",
-                bytes: end - first,
-            })?;
-            for (place, range) in places.zip(stored.ranges()) {
-                bytes[place.start - first..place.end - first].copy_from_slice(bytes_of(range)?);
-            }
-            self.attempt.write_rows(touched, &bytes, first)?;
         }
         subchunks.sort_unstable_by_key(|(touched, _)| touched.number());
         self.attempt.decode(&subchunks, Some(self))
@@ -457,32 +419,32 @@ fn index(at: u64) -> usize {
     usize::try_from(at).unwrap_or(usize::MAX)
 }
 
-/// Divides subchunks into groups that take at most about `most` bytes to read, including gaps of up to `gap`
-/// bytes between the subchunks.
+/// Divides subchunks into groups that take at most about `most` bytes to read, including the gaps between the
+/// subchunks that are read at `cost`.
 fn groups<'g, 'p>(
     stored: &'g [SubchunkToRead<'p>],
     most: usize,
-    gap: u64,
+    cost: RangeCost,
 ) -> Vec<&'g [SubchunkToRead<'p>]> {
     let mut groups = Vec::new();
     let (mut from, mut sum) = (0, 0_u64);
     let mut end: Option<u64> = None;
     for (at, subchunk) in stored.iter().enumerate() {
         let (mut start, mut last, mut len) = (None, 0, 0);
-        for range in subchunk.ranges() {
+        for range in subchunk.part.ranges() {
             start.get_or_insert(range.start);
             (last, len) = (range.end, len + (range.end - range.start));
         }
         let between = end
             .zip(start)
             .and_then(|(end, start)| start.checked_sub(end));
-        let between = between.filter(|between| *between <= gap).unwrap_or(0);
-        let cost = len.saturating_add(between);
-        if at > from && sum.saturating_add(cost) > most as u64 {
+        let between = between.filter(|between| *between <= cost.0).unwrap_or(0);
+        let more = len.saturating_add(between);
+        if at > from && sum.saturating_add(more) > most as u64 {
             groups.push(&stored[from..at]);
             (from, sum) = (at, len);
         } else {
-            sum = sum.saturating_add(cost);
+            sum = sum.saturating_add(more);
         }
         end = Some(last);
     }
@@ -504,11 +466,10 @@ mod tests {
                 .iter()
                 .map(|extent| SubchunkToRead {
                     touched,
-                    extent: extent.clone(),
-                    rows: None,
+                    part: PartToRead::whole(extent.clone()),
                 })
                 .collect();
-            groups(&stored, most, gap)
+            groups(&stored, most, RangeCost(gap))
                 .iter()
                 .map(|group| group.len())
                 .collect()

@@ -4,6 +4,7 @@
 //! Nothing here knows a data type, a codec, an engine or a store.
 
 mod batch;
+mod byte_rows;
 pub mod c_order;
 mod grid;
 mod index;
@@ -18,6 +19,7 @@ mod subchunk_part;
 mod undo;
 
 pub use batch::{Batch, Slab, batches, boxes, slabs};
+pub use byte_rows::ByteRows;
 pub use grid::SubchunkGrid;
 pub use index::{ByteOrder, ENTRY_LEN, Entries, Extent, encode_entries};
 pub use lift::LiftDigit;

@@ -1,6 +1,6 @@
 //! The elements that a subchunk shares with a window of its shard.
 
-use super::SubchunkGrid;
+use super::{ByteRows, SubchunkGrid};
 
 /// The box of elements that a subchunk and a window share, with coordinates in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +96,12 @@ impl SubchunkPart {
             }
             (in_subchunk, in_window)
         })
+    }
+
+    /// Returns the bytes of the part in the decoded subchunk, whose axes have these `strides`.
+    pub fn byte_rows(&self, strides: &[usize]) -> ByteRows {
+        let first = self.offset_in_subchunk(strides);
+        ByteRows::new(first, &self.shape, strides, self.element_size)
     }
 
     /// Returns the offset in bytes of the part in the decoded subchunk, whose axes have these `strides`.

@@ -1,11 +1,11 @@
 //! The shares of subchunks in a window of a shard.
 
-use std::ops::Range;
-
 use super::copy::{Row, Strided};
 use super::{Claims, check_order};
 use crate::contract::EngineError;
-use crate::layout::{Slab, SubchunkGrid, SubchunkPart, boxes, c_order, strides, strides_in};
+use crate::layout::{
+    ByteRows, Slab, SubchunkGrid, SubchunkPart, boxes, c_order, strides, strides_in,
+};
 
 /// A window of a shard, and the share of it that each subchunk has. Each share can be claimed once. The
 /// shares of different subchunks do not overlap, because lifting maps an element to exactly one subchunk.
@@ -97,36 +97,9 @@ impl<'a> Shares<'a> {
         SubchunkPart::new(self.grid, number, &self.start, &self.shape)
     }
 
-    /// Returns the ranges of bytes of subchunk `number`, with its axes as they are stored, in which its share
-    /// lies: one range for each row, ascending.
-    pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
-        let part = self.part(number);
-        let element_size = part.element_size();
-        let first = part.offset_in_subchunk(&self.stored);
-        let mut axes: Vec<(usize, usize)> = std::iter::zip(part.shape(), &self.stored)
-            .map(|(extent, step)| (*extent, *step))
-            .collect();
-        // Make rows along the axis whose elements lie side by side. If several axes have this stride, at most
-        // one of them has more than one element.
-        let inner = (0..axes.len())
-            .filter(|&axis| axes[axis].1 == element_size)
-            .max_by_key(|&axis| axes[axis].0);
-        let inner = inner.map_or(1, |axis| axes.swap_remove(axis).0);
-        // Count the axis with the shortest steps fastest, so that rows ascend.
-        axes.sort_by_key(|(_, step)| *step);
-        let rows = if inner == 0 {
-            0
-        } else {
-            axes.iter().map(|(extent, _)| extent).product()
-        };
-        (0..rows).map(move |mut row: usize| {
-            let mut start = first;
-            for (extent, step) in &axes {
-                start += row % extent * step;
-                row /= extent;
-            }
-            start..start + inner * element_size
-        })
+    /// Returns the bytes of the share of subchunk `number` in the subchunk, with its axes as they are stored.
+    pub(super) fn rows(&self, number: usize) -> ByteRows {
+        self.part(number).byte_rows(&self.stored)
     }
 
     /// Returns the stride in bytes of each axis of a decoded subchunk.

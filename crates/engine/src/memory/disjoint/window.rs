@@ -1,13 +1,12 @@
 //! A window: a box of the decoded elements of a shard. Many threads write it at the same time, each the
 //! elements of another subchunk.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::copy::Strided;
 use super::shares::Shares;
 use crate::contract::{EngineError, NeighbourSink};
-use crate::layout::{SubchunkGrid, SubchunkPart, strides};
+use crate::layout::{ByteRows, SubchunkGrid, SubchunkPart, strides, strides_in};
 use crate::memory::allocate;
 
 /// A C-order array with the elements of a shard from `start` on, of shape `shape`. Each subchunk that meets
@@ -125,9 +124,8 @@ impl<'a> Window<'a> {
         self.shares.part(number).len()
     }
 
-    /// Returns the ranges of bytes of subchunk `number`, with its axes as they are stored, in which its share
-    /// lies: one range for each row, ascending.
-    pub fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
+    /// Returns the bytes of the share of subchunk `number` in the subchunk, with its axes as they are stored.
+    pub fn rows(&self, number: usize) -> ByteRows {
         self.shares.rows(number)
     }
 
@@ -142,6 +140,23 @@ impl<'a> Window<'a> {
         let from = start.checked_sub(first).and_then(|at| bytes.get(at..));
         let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
         self.write_share(number, &part, from, stored)
+    }
+
+    /// Writes the share of subchunk `number`. `bytes` are its [`rows`](Self::rows), one after the other.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if the share was written before, or `bytes` has a wrong length.
+    pub fn write_dense_rows(&self, number: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        let part = self.shares.part(number);
+        if bytes.len() != part.len() {
+            return Err(EngineError::Internal(
+                "rows of a subchunk have a wrong length",
+            ));
+        }
+        let mut axes: Vec<usize> = (0..part.shape().len()).collect();
+        axes.sort_by_key(|axis| std::cmp::Reverse(self.shares.stored()[*axis]));
+        let dense = strides_in(&axes, part.shape(), part.element_size());
+        self.write_share(number, &part, bytes, &dense)
     }
 
     /// Returns the complete array.
@@ -290,11 +305,20 @@ mod tests {
         ] {
             let window = Window::new(&grid, &order, vec![1, 1], vec![2, 2], false).expect("inside");
             for (number, rows) in rows.into_iter().enumerate() {
-                assert_eq!(window.rows(number).collect::<Vec<_>>(), rows);
+                assert_eq!(window.rows(number).iter().collect::<Vec<_>>(), rows);
                 let (first, end) = (rows[0].start - 1, rows[rows.len() - 1].end);
                 let bytes = &stored[first..end];
                 window.write_rows(number, bytes, first).expect("free");
                 assert!(window.write_rows(number, &stored, 0).is_err(), "twice");
+            }
+            assert_eq!(window.finish().expect("complete"), expected);
+
+            let window = Window::new(&grid, &order, vec![1, 1], vec![2, 2], false).expect("inside");
+            for number in 0..2 {
+                let rows = window.rows(number);
+                let dense: Vec<u8> = rows.iter().flatten().map(|at| stored[at]).collect();
+                assert!(window.write_dense_rows(number, &dense[1..]).is_err());
+                window.write_dense_rows(number, &dense).expect("free");
             }
             assert_eq!(window.finish().expect("complete"), expected);
         }
@@ -309,7 +333,7 @@ mod tests {
         // One element without axes.
         let grid = SubchunkGrid::new(&[], &[], 2).expect("divides");
         let window = Window::new(&grid, &[], vec![], vec![], false).expect("inside");
-        assert_eq!(window.rows(0).collect::<Vec<_>>(), [0..2]);
+        assert_eq!(window.rows(0).iter().collect::<Vec<_>>(), [0..2]);
     }
 
     #[test]
