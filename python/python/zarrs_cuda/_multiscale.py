@@ -364,4 +364,5 @@ def write_lower_levels(
     done: str = native().write_lower_levels(
         place, where.path, pyramid, _settings.syncs(), part, _devices.settings()
     )
+    _devices.warn_of_missing()
     return done

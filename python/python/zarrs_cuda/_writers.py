@@ -124,6 +124,7 @@ class SliceWriter:
         self._lost = 0
         self._told_slow = False
         _open_writers.add(self)
+        _devices.warn_of_missing()
 
     def append(self, frames: Any) -> None:
         """Append elements; wait while the store is behind.

@@ -7,6 +7,7 @@
 //! libraries keep the old names. The types come from cudarc. Its bindings for CUDA 12.0, generated from
 //! NVIDIA's header, check the types below when tests are compiled.
 
+use super::hints::{self, UPDATE};
 use crate::cuda::library::Library;
 #[cfg(test)]
 use cudarc::driver::sys;
@@ -164,18 +165,34 @@ impl Functions {
     pub(super) fn load() -> Result<Self, String> {
         let library = NAMES.into_iter().find_map(|name| {
             // SAFETY: the driver's initialisers may run in any process.
-            unsafe { Library::load(Path::new(name)) }.ok()
+            match unsafe { Library::load(Path::new(name)) } {
+                Err(reason) if is_absent(name, &reason) => None,
+                loaded => Some(loaded),
+            }
         });
-        let library = library.ok_or_else(|| {
-            format!(
-                "no CUDA driver is installed: the loader found no {}; {UPDATE}",
-                NAMES.join(", no ")
-            )
-        })?;
+        let library = match library {
+            Some(loaded) => loaded.map_err(|reason| {
+                format!("the CUDA driver's library is there and cannot be loaded: {reason}")
+            })?,
+            None => {
+                return Err(format!(
+                    "no CUDA driver is installed: the loader found no {}; {}",
+                    NAMES.join(", no "),
+                    hints::without_driver()
+                ));
+            }
+        };
         Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
 }
 
-/// The advice to users whose driver is too old.
-pub(super) const UPDATE: &str = "install an NVIDIA driver of version 525 or newer";
+/// Returns whether the loader's `reason` says that there is no library `name`. A library that is there may be for
+/// another machine, or need a library that is absent.
+fn is_absent(name: &str, reason: &str) -> bool {
+    let is_of_name = reason.strip_prefix(name).is_some_and(|rest| rest.starts_with(": cannot open"))
+        // The words of musl.
+        || reason.contains(&format!("loading shared library {name}:"));
+    // Windows has the same words for a library that is absent and for one that needs an absent library.
+    cfg!(windows) || (is_of_name && reason.ends_with("No such file or directory"))
+}
