@@ -42,6 +42,9 @@ pub(crate) struct DeviceSettings {
     /// The number of batches of which one is compared with the host's result after the warm-up.
     #[pyo3(item(5))]
     check: Option<NonZeroU32>,
+    /// Whether the argument `device` of a writer has named the devices.
+    #[pyo3(item(6))]
+    by_writer: bool,
 }
 
 /// Ends the use of devices, because the process is about to end. Waits `limit` seconds at most.
@@ -93,18 +96,19 @@ impl DeviceSettings {
     }
 
     fn options(&self) -> Options {
+        let asked_by = if self.by_writer { "`device`" } else { ASKED_BY };
         let mut options = Options::default();
         options = match self.backend.as_deref() {
             Some("host") => options.with_backend(Backend::Host),
-            Some("cuda") => options.with_backend(Backend::Cuda).with_consent(ASKED_BY),
-            Some(_) => options.with_backend(Backend::Auto).with_consent(ASKED_BY),
+            Some("cuda") => options.with_backend(Backend::Cuda).with_consent(asked_by),
+            Some(_) => options.with_backend(Backend::Auto).with_consent(asked_by),
             None => options,
         };
         options = match &self.devices {
             None => options,
-            Some(Gpus::All(_)) => options.with_all_devices().with_consent(ASKED_BY),
+            Some(Gpus::All(_)) => options.with_all_devices().with_consent(asked_by),
             Some(Gpus::Numbers(numbers)) => {
-                options.with_devices(numbers.clone()).with_consent(ASKED_BY)
+                options.with_devices(numbers.clone()).with_consent(asked_by)
             }
         };
         if let Some(nvcomp) = &self.nvcomp {

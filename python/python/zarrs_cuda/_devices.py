@@ -42,6 +42,8 @@ class Devices(NamedTuple):
     device_timeout: float | None
     # One batch of so many is compared after the warm-up; None for the library's default.
     device_check: int | None
+    # Whether the argument `device` of a writer has named the device.
+    by_writer: bool = False
 
     def asks(self) -> bool:
         """Return whether these settings, or the environment, ask for a device."""
@@ -197,7 +199,8 @@ def of_writer(device: int | None) -> Devices:
     found = settings()
     if device is None:
         return found
-    found = found._replace(devices=(_number("`device`", device),), backend=found.backend or "auto")
+    number = _number("`device`", device)
+    found = found._replace(devices=(number,), backend=found.backend or "auto", by_writer=True)
     if found.backend == "host":
         msg = f"`device` is {device}, and `zarrs_cuda.backend` in `zarr.config` is 'host': set one of them"
         raise ValueError(msg)
@@ -271,10 +274,8 @@ def _devices(key: str, value: Any) -> list[int] | str:
         return "all"
     name = f"`zarrs_cuda.{key}`"
     wrong = f"{name} is {value!r}, and must be the number of a GPU, a list of different numbers, or 'all'"
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        values = [value]
-    else:
-        values = list(value)
+    is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
+    values = [value] if is_one else list(value)
     try:
         numbers = [_number(name, number) for number in values]
     except ValueError:
@@ -294,7 +295,7 @@ def _file(key: str, value: Any) -> str:
         raise ValueError(msg)
     path = Path(os.fspath(value)).expanduser()
     if path.is_dir():
-        msg = f"`zarrs_cuda.{key}` is {os.fspath(value)!r}, a folder, and must be the path of a file: nvCOMP's library"
+        msg = f"`zarrs_cuda.{key}` is {os.fspath(value)!r}, a folder, and must be the path of a file"
         raise ValueError(msg)
     # The loader looks up a name without a folder.
     return str(path) if len(path.parts) == 1 and not path.exists() else str(path.absolute())

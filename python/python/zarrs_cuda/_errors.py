@@ -14,8 +14,8 @@ class BackendUnavailable(RuntimeError):  # noqa: N818
 
     def __str__(self) -> str:
         return (
-            f"{self.args[0]}. `zarrs_cuda.doctor()` says what this machine has; "
-            "`zarrs_cuda.configure(backend='auto')` before the array is opened lets the processors do the work"
+            f"{self.args[0]}. `zarrs_cuda.doctor()` says what this machine has. "
+            "`zarrs_cuda.configure(backend='auto')`, before the array is opened, uses the host instead"
         )
 
 

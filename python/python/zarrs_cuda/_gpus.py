@@ -59,7 +59,9 @@ def gpu_lines() -> list[str]:
 def _use(settings: _devices.Devices, use: dict[str, Any]) -> str:
     """Say whether arrays use GPUs. The command was given the settings of `zarr.config` as its options."""
     if settings.asks() and native().is_forked_after_devices():
-        lost = "every read and every write is refused" if _devices.wants_cuda(settings) else "arrays use no GPU"
+        lost = (
+            "every read and every write is refused" if _devices.wants_cuda(settings) else "arrays use no GPU"
+        )
         return (
             f"WRONG: {lost}: this process was forked from one that had used CUDA, which does not work then. "
             'Start processes by "spawn" or "forkserver"'

@@ -15,8 +15,9 @@ use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
+use std::env;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The result code of a function: 0, or the reason for a failure.
 pub(super) type Code = u32;
@@ -175,6 +176,12 @@ impl Functions {
                 format!("the CUDA driver's library is there and cannot be loaded: {reason}")
             })?,
             None => {
+                if let Some(file) = passed_over() {
+                    return Err(format!(
+                        "the CUDA driver's library {} is there and cannot be loaded: the loader passes over it, because it is for another kind of processor, or cannot be read",
+                        file.display()
+                    ));
+                }
                 return Err(format!(
                     "no CUDA driver is installed: the loader found no {}; {}",
                     NAMES.join(", no "),
@@ -185,6 +192,20 @@ impl Functions {
         Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
+}
+
+/// Returns a file of the driver's library where loaders look. A loader says of a library for another kind of
+/// processor that it is absent.
+fn passed_over() -> Option<PathBuf> {
+    let searched = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let of_system = [
+        format!("/usr/lib/{}-linux-gnu", env::consts::ARCH),
+        "/usr/lib64".to_string(),
+        "/usr/lib".to_string(),
+    ];
+    let folders = env::split_paths(&searched).chain(of_system.map(PathBuf::from));
+    let mut files = folders.flat_map(|folder| NAMES.map(|name| folder.join(name)));
+    files.find(|file| file.is_file())
 }
 
 /// Returns whether the loader's `reason` says that there is no library `name`. A library that is there may be for
