@@ -179,8 +179,13 @@ def wants_cuda(found: Devices) -> bool:
 _warned: set[tuple[int, int]] = set()
 
 
-def warn_of_missing() -> None:
-    """Warn of each GPU that was named by number, looked for in vain, and not warned of in this process."""
+def warn_of_missing(found: Devices) -> None:
+    """Warn of each GPU that was named by number, looked for in vain, and not warned of in this process.
+
+    ``found`` are the settings of the array that was used.
+    """
+    if found.devices is None and "ZARRS_CUDA_DEVICES" not in os.environ:
+        return
     for number, why in native().missing_devices().items():
         key = os.getpid(), number
         if key not in _warned:

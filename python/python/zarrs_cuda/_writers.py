@@ -124,7 +124,6 @@ class SliceWriter:
         self._lost = 0
         self._told_slow = False
         _open_writers.add(self)
-        _devices.warn_of_missing()
 
     def append(self, frames: Any) -> None:
         """Append elements; wait while the store is behind.
@@ -412,6 +411,7 @@ class ArrayWriter(SliceWriter):
             progress,
         )
         super().__init__(asynchronous, writer, asks=isinstance(place, Asked))
+        _devices.warn_of_missing(settings[-1])
 
     def _keep(self, last: dict[str, float]) -> None:
         self._last = last
