@@ -35,10 +35,10 @@ pub enum Backend {
     /// A device runs `bytes`, `transpose`, `crc32c` and, if NVIDIA's nvCOMP library is found, one of `zstd`,
     /// `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`].
     ///
-    /// The first read or write of an array is an error if no device is usable. Whatever a device never does is
-    /// the host's, then: the page on [GPUs](crate::guide::gpu#what-cuda-means) has the list. Shards with a
-    /// compressor are read on the host unless [`Options::with_device_decode`] is set. Parts of shards are
-    /// always read on the host.
+    /// The first read or write of an array is an error if no device is usable. If one is, the host still does
+    /// the work that a device never does: the page on [GPUs](crate::guide::gpu#what-cuda-means) has the list.
+    /// Shards with a compressor are read on the host unless [`Options::with_device_decode`] is set. Parts of
+    /// shards are always read on the host.
     Cuda,
 }
 

@@ -20,7 +20,7 @@ use crate::variables;
 
 /// Say what this machine has, which chains would run where, and what a file system promises
 ///
-/// What cannot be used is named, with the reason. The exit code is 1 if a setting asks for GPUs that cannot be
+/// Names each thing that cannot be used, with the reason. The exit code is 1 if a setting asks for GPUs that cannot be
 /// used: a number that names no GPU, the backend cuda without one, or a driver that hangs or crashes.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
