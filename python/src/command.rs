@@ -41,7 +41,7 @@ pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<
     let executable: OsString = py.import("sys")?.getattr("executable")?.extract()?;
     let known = REGISTRATION.lock();
     let registration = known.unwrap_or_else(PoisonError::into_inner).take();
-    let words = [executable.into(), "-m".into(), "zarrs_cuda".into()];
+    let words = [executable, "-m".into(), "zarrs_cuda".into()];
     Ok(py.detach(|| {
         drop(registration);
         zarrs_cuda_cli::run_as(words.into(), arguments)

@@ -1,4 +1,8 @@
 //! The settings of devices with which Python opens an array.
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "what tuples of Python become"
+)]
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -19,7 +23,7 @@ const ASKED_BY: &str = "zarr.config";
 /// The devices that Python has named: the text `all`, or numbers.
 #[derive(Clone, Debug, FromPyObject)]
 enum Gpus {
-    All(String),
+    All(#[allow(dead_code, reason = "Python has checked the text")] String),
     Numbers(Vec<usize>),
 }
 

@@ -158,15 +158,11 @@ impl Devices {
 
     /// Returns the reason why the device `ordinal` is not among these devices. Takes no lock.
     pub fn why_missing(&self, ordinal: usize) -> String {
-        match self.refused(ordinal) {
-            Some(error) => error.to_string(),
-            None => {
-                let ordinals: Vec<usize> = self.infos().map(|info| info.ordinal).collect();
-                format!(
-                    "there is no CUDA device {ordinal}: the devices that can be used are {ordinals:?}"
-                )
-            }
+        if let Some(error) = self.refused(ordinal) {
+            return error.to_string();
         }
+        let ordinals: Vec<usize> = self.infos().map(|info| info.ordinal).collect();
+        format!("there is no CUDA device {ordinal}: the devices that can be used are {ordinals:?}")
     }
 
     /// Returns the indices of the usable devices that `limits` allows. Takes no lock, so that a forked child

@@ -171,24 +171,22 @@ impl Functions {
                 loaded => Some(loaded),
             }
         });
-        let library = match library {
-            Some(loaded) => loaded.map_err(|reason| {
-                format!("the CUDA driver's library is there and cannot be loaded: {reason}")
-            })?,
-            None => {
-                if let Some(file) = passed_over() {
-                    return Err(format!(
-                        "the CUDA driver's library {} is there and cannot be loaded: the loader passes over it, because it is for another kind of processor, or cannot be read",
-                        file.display()
-                    ));
-                }
-                return Err(format!(
+        let Some(library) = library else {
+            return Err(match passed_over() {
+                Some(file) => format!(
+                    "the CUDA driver's library {} is there and cannot be loaded: the loader passes over it, because it is for another kind of processor, or cannot be read",
+                    file.display()
+                ),
+                None => format!(
                     "no CUDA driver is installed: the loader found no {}; {}",
                     NAMES.join(", no "),
                     hints::without_driver()
-                ));
-            }
+                ),
+            });
         };
+        let library = library.map_err(|reason| {
+            format!("the CUDA driver's library is there and cannot be loaded: {reason}")
+        })?;
         Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
