@@ -118,7 +118,10 @@ pub use registration::{Registration, register};
 /// reader.
 #[must_use]
 pub fn metrics() -> Metrics {
-    metrics::counters::add_to(cuda::metrics())
+    Metrics {
+        missing_devices: plan::missing_devices(),
+        ..metrics::counters::add_to(cuda::metrics())
+    }
 }
 
 /// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles the
@@ -147,6 +150,32 @@ pub fn metrics() -> Metrics {
 pub fn warm_up(options: &Options) -> Result<(), Error> {
     let backend = Backend::Cuda;
     plan::Engines::warm_up(options).map_err(|reason| Error::BackendUnavailable { backend, reason })
+}
+
+/// Checks that the backend of `options` can be used. Under [`Backend::Cuda`] each array does so at its first read
+/// or write, so that it never uses the host in silence. Creates no context on a device.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] if `options` or the environment ask for [`Backend::Cuda`], and no device is
+/// usable; or if a setting in the environment cannot be understood.
+pub fn check_backend(options: &Options) -> Result<(), Error> {
+    plan::Engines::of_process(options).check(options)
+}
+
+/// Checks that the settings of devices in `options` and in the environment can be understood, as opening an array
+/// does. Looks for no device.
+///
+/// # Errors
+/// The name of a setting, its value, and the values that it may have.
+pub fn check_settings(options: &Options) -> Result<(), String> {
+    plan::Engines::of_process(options).check_settings()
+}
+
+/// Returns whether this process was forked from a process that had looked for devices. CUDA does not work in such
+/// a process, so it uses no device.
+#[must_use]
+pub fn is_forked_after_devices() -> bool {
+    cuda::is_forked()
 }
 
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.

@@ -11,7 +11,6 @@ use zarrs::array::storage_transformer::{
 use crate::codec::registry;
 use crate::error::Error;
 use crate::options::Options;
-use crate::plan::Engines;
 use crate::storage::ShardingTransformer;
 
 /// This crate's entry in zarrs' registry of storage transformers, once it is there. The lock is held during a
@@ -52,7 +51,7 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// - [`Error::NameTaken`] if zarrs would find another codec for the name first.
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
-    Engines::of_process(&options).check(&options)?;
+    crate::check_backend(&options)?;
     let backend = options.backend();
     registry::enable(options, push_transformer)?;
     tracing::debug!(%backend, "sharding_indexed is zarrs_cuda's");

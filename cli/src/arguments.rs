@@ -1,5 +1,6 @@
 //! Types of the values of arguments.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
@@ -80,6 +81,45 @@ impl FromStr for Size {
         } else {
             Err(wrong())
         }
+    }
+}
+
+/// The numbers of GPUs, as `0,1`, or `all` of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Gpus {
+    All,
+    Numbers(Vec<usize>),
+}
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Numbers(numbers) => {
+                let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
+                f.write_str(&numbers.join(","))
+            }
+        }
+    }
+}
+
+impl FromStr for Gpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim().eq_ignore_ascii_case("all") {
+            return Ok(Self::All);
+        }
+        let wrong = || {
+            "it is different numbers of GPUs with commas between them, as 0,1, or all".to_string()
+        };
+        let numbers: Result<Vec<usize>, _> = text.split(',').map(|n| n.trim().parse()).collect();
+        let numbers = numbers.map_err(|_| wrong())?;
+        let different: BTreeSet<_> = numbers.iter().collect();
+        if different.len() < numbers.len() {
+            return Err(wrong());
+        }
+        Ok(Self::Numbers(numbers))
     }
 }
 
@@ -169,7 +209,7 @@ zlib, snappy, blosclz, and SHUFFLE one of shuffle, bitshuffle, noshuffle";
 
 #[cfg(test)]
 mod tests {
-    use super::{PartOfShards, Shape, ShardIndices, Size};
+    use super::{Gpus, PartOfShards, Shape, ShardIndices, Size};
 
     #[test]
     fn sizes_have_units() {
@@ -181,6 +221,17 @@ mod tests {
         assert_eq!(bytes("2GB"), Some(2_000_000_000));
         for wrong in ["", "0", "-1", "KiB", "1 XB", "nan", "inf", "1e300"] {
             assert_eq!(bytes(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn gpus_are_named_once() {
+        for text in ["0", "1,0", "all"] {
+            assert_eq!(text.parse::<Gpus>().unwrap().to_string(), text);
+        }
+        assert_eq!("ALL".parse(), Ok(Gpus::All));
+        for wrong in ["", "0,", "0,0", "-1", "first"] {
+            assert!(wrong.parse::<Gpus>().is_err(), "{wrong}");
         }
     }
 

@@ -1,12 +1,14 @@
 //! The options of every subcommand.
 
+use std::ffi::OsString;
+
 use clap::{Args, ValueEnum};
 use zarrs::config::global_config_mut;
 use zarrs_cuda::Options;
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::budget::Budget;
 
-use crate::arguments::{Count, Size};
+use crate::arguments::{Count, Gpus, Size};
 use crate::stop;
 
 /// Options that every subcommand has.
@@ -30,9 +32,12 @@ pub(crate) struct Common {
         help = "Where shards are encoded and decoded [default: on the processor, unless --devices or ZARRS_CUDA_DEVICES names a GPU]"
     )]
     pub(crate) backend: Option<Backend>,
-    /// The GPUs to use, by number, as 0 or 0,1
-    #[arg(long, global = true, value_delimiter = ',', value_name = "N,..")]
-    pub(crate) devices: Option<Vec<usize>>,
+    /// The GPUs to use, by number, as 0 or 0,1; or all
+    #[arg(long, global = true, value_name = "N,..")]
+    pub(crate) devices: Option<Gpus>,
+    /// The words with which a process of this command begins.
+    #[arg(skip)]
+    pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -71,6 +76,27 @@ impl Common {
         Ok(())
     }
 
+    /// Returns the words that give another process of this command the same options.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let backend = self.backend.and_then(|backend| backend.to_possible_value());
+        let words = [
+            ("--threads", self.threads.map(|threads| threads.to_string())),
+            (
+                "--memory",
+                self.memory.map(|memory| memory.bytes().to_string()),
+            ),
+            (
+                "--backend",
+                backend.map(|value| value.get_name().to_string()),
+            ),
+            ("--devices", self.devices.as_ref().map(Gpus::to_string)),
+        ];
+        let given = words
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        given.collect()
+    }
+
     /// Returns the library's options.
     pub(crate) fn options(&self) -> Options {
         let mut options = match self.backend {
@@ -81,11 +107,13 @@ impl Common {
             Some(Backend::Host) => Options::default().with_backend(zarrs_cuda::Backend::Host),
             Some(Backend::Cuda) => Options::default().with_backend(zarrs_cuda::Backend::Cuda),
         };
-        if let Some(devices) = &self.devices {
-            options = options
-                .with_devices(devices.clone())
-                .with_consent("--devices");
-        }
+        options = match &self.devices {
+            None => options,
+            Some(Gpus::All) => options.with_all_devices().with_consent("--devices"),
+            Some(Gpus::Numbers(numbers)) => options
+                .with_devices(numbers.clone())
+                .with_consent("--devices"),
+        };
         match self.memory {
             Some(memory) => within(options, memory.bytes()),
             None => options,

@@ -47,6 +47,7 @@ mod shell;
 mod stdout;
 mod stop;
 mod stream;
+mod variables;
 mod verify;
 mod watcher;
 mod work;
@@ -56,6 +57,8 @@ use std::io::Write as _;
 
 use clap::{Parser, Subcommand};
 use zarrs_cuda_convert::Failure;
+
+pub use crate::variables::unknown as unknown_variables;
 
 use crate::common::Common;
 use crate::exit::Exit;
@@ -131,10 +134,17 @@ impl Task {
 /// process. It adds codecs to those of zarrs, and registers the library's codec itself: a
 /// [`Registration`](zarrs_cuda::Registration) of the process makes subcommands fail.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let program = std::env::current_exe().map(OsString::from);
+    run_as(program.into_iter().collect(), arguments)
+}
+
+/// Runs the command like [`run`]. `program` is the words with which a process of the command begins: a file, and
+/// arguments that precede those of the command.
+pub fn run_as(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     heap::fit_addresses();
     zarrs_cuda_convert::extensions::register();
     let words = std::iter::once("zarrs-cuda".into()).chain(arguments);
-    let CommandLine { common, task } = match CommandLine::try_parse_from(words) {
+    let CommandLine { mut common, task } = match CommandLine::try_parse_from(words) {
         Ok(line) => line,
         Err(error) => {
             // The text is help, the version, or a wrong argument. It is no error if the reader of the output
@@ -144,6 +154,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(Exit::Usage.code());
         }
     };
+    common.program = program;
     let outcome = common.prepare().and_then(|()| task.run(&common));
     match outcome {
         Ok(outcome) => outcome.print(common.json),

@@ -201,6 +201,11 @@ impl Opener {
         let store = Arc::new(self.store.clone());
         let array = Array::new_with_metadata(store, &format!("/{path}"), metadata)
             .map_err(|error| failed(&error))?;
+        // No reader uses a device.
+        let reader = self
+            .store
+            .read_by(ArrayReader::builder(&array), threads)
+            .build()?;
         let array = match &self.devices {
             Some(devices) => devices.on(array),
             None => array,
@@ -224,8 +229,6 @@ impl Opener {
             decodes_whole: element_size == 0 && has_codecs_around(&self.metadata.codecs),
             array,
         };
-        let builder = ArrayReader::builder(&opened.array);
-        let reader = self.store.read_by(builder, threads).build()?;
         if !reader.is_by_zarrs() {
             let subchunk = opened.array.subchunk_shape();
             opened.subchunk = subchunk.map(|shape| shape.iter().map(|e| e.get()).collect());

@@ -27,15 +27,23 @@ pub(crate) fn register() -> PyResult<()> {
     }
 }
 
+/// Returns a sentence for each variable of the environment that looks like one of this package and is none.
+#[pyfunction]
+pub(crate) fn unknown_variables() -> Vec<String> {
+    zarrs_cuda_cli::unknown_variables()
+}
+
 /// Runs the command `zarrs-cuda` with `arguments`, and returns its exit code. Nothing else of the module
 /// should be used in this process afterwards: the command handles signals, and removes the registration of
 /// the library's codec.
 #[pyfunction]
-pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+pub(crate) fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
+    let executable: OsString = py.import("sys")?.getattr("executable")?.extract()?;
     let known = REGISTRATION.lock();
     let registration = known.unwrap_or_else(PoisonError::into_inner).take();
-    py.detach(|| {
+    let words = [executable, "-m".into(), "zarrs_cuda".into()];
+    Ok(py.detach(|| {
         drop(registration);
-        zarrs_cuda_cli::run(arguments)
-    })
+        zarrs_cuda_cli::run_as(words.into(), arguments)
+    }))
 }

@@ -27,6 +27,8 @@ pub(crate) enum Error {
     /// Another program has replaced the shard `key` after subchunks were stored beside it; `why` has the
     /// times.
     Changed { key: String, why: String },
+    /// A device was asked for, and none can be used; the message says why.
+    Backend(String),
     /// Memory could not be allocated; the message says for what.
     Memory(String),
     /// The caller asked for something that is not possible; the message says why.
@@ -54,8 +56,10 @@ impl Error {
         if is_of_memory(error) {
             return Self::Memory(format!("cannot decode {key}: {error}"));
         }
+        if is_of_backend(error) {
+            return Self::Backend(format!("cannot read or change {key}: {error}"));
+        }
         if !is_damage(error) {
-            // For example, a device that was asked for cannot be used.
             return Self::Other(format!("cannot read or change {key}: {error}"));
         }
         Self::Damaged {
@@ -69,7 +73,11 @@ impl Error {
         if is_of_memory(error) {
             return Self::Memory(format!("cannot encode {key}: {error}"));
         }
-        Self::Other(format!("cannot encode {key}: {error}"))
+        let message = format!("cannot encode {key}: {error}");
+        if is_of_backend(error) {
+            return Self::Backend(message);
+        }
+        Self::Other(message)
     }
 
     /// Returns the error of changing part of the shard `key`.
@@ -157,6 +165,7 @@ impl Error {
         match self {
             Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
             Self::Changed { key, why } => ours(py, "ShardChanged", (array, key, why)),
+            Self::Backend(message) => ours(py, "BackendUnavailable", (of_python(&message),)),
             Self::Frames(key) => ours(py, "FramesPending", (array, key)),
             Self::Object(message, class) => {
                 let made = py
@@ -187,8 +196,12 @@ fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArg
 }
 
 /// Replaces the names of functions in a message of the library by their names in Python.
-fn of_python(message: &str) -> String {
+pub(crate) fn of_python(message: &str) -> String {
     message
+        .replace(
+            "nvCOMP, which the options named",
+            "nvCOMP, which `zarrs_cuda.nvcomp` or a package of this Python named",
+        )
         .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
         .replace("`with_axes`", "`axes`")
         .replace("`with_start(0)`", "`start=0`")
@@ -205,6 +218,9 @@ impl From<ReaderError> for Error {
             ReaderError::Memory { .. } => Self::Memory(error.to_string()),
             // The bytes may be right: the machine or the store failed.
             ReaderError::Undecided { key, error } => Self::undecided(key.as_str(), error),
+            ReaderError::Zarrs(of_zarrs) if is_of_backend(of_zarrs) => {
+                Self::Backend(error.to_string())
+            }
             ReaderError::Zarrs(of_zarrs) => match find_io(of_zarrs) {
                 Some(io) if !is_of_memory(of_zarrs) => Self::of_store(error.to_string(), Some(io)),
                 None if !is_of_memory(of_zarrs) => Self::Other(error.to_string()),
@@ -250,6 +266,29 @@ fn is_of_memory(error: &(dyn StdError + 'static)) -> bool {
         next = error.source();
     }
     false
+}
+
+/// Returns whether `error`, or one of its causes, says that a device was asked for and none can be used.
+fn is_of_backend(error: &(dyn StdError + 'static)) -> bool {
+    // Errors of zarrs that are transparent leave out one of their causes, so these types are asked first.
+    let inside: Option<&(dyn StdError + 'static)> = match (
+        error.downcast_ref::<ArrayError>(),
+        error.downcast_ref::<CodecError>(),
+        error.downcast_ref::<zarrs_cuda::Error>(),
+    ) {
+        (_, _, Some(zarrs_cuda::Error::BackendUnavailable { .. })) => return true,
+        (_, _, Some(zarrs_cuda::Error::Codec(codec)))
+        | (Some(ArrayError::CodecError(codec)), ..) => Some(codec),
+        (_, Some(CodecError::IOError(io)), _) => Some(&**io),
+        _ => match error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref)
+        {
+            Some(inside) => Some(inside),
+            None => error.source(),
+        },
+    };
+    inside.is_some_and(is_of_backend)
 }
 
 /// Returns the I/O error among `error` and its causes, if there is one.

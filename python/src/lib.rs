@@ -35,9 +35,11 @@ const _: () = assert!(usize::BITS == 64);
 #[pymodule]
 mod _internal {
     #[pymodule_export]
-    use crate::command::run_command;
+    use crate::command::{run_command, unknown_variables};
     #[pymodule_export]
-    use crate::devices::shut_down_devices;
+    use crate::devices::{
+        check_backend, check_settings, is_forked_after_devices, missing_devices, shut_down_devices,
+    };
     #[pymodule_export]
     use crate::maintain::{Lease, frames, is_left};
     #[pymodule_export]

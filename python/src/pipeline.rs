@@ -16,7 +16,7 @@ use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
 use crate::devices::DeviceSettings;
 use crate::elements::{self, Elements};
-use crate::error::{Error, detached, no_panic, unsupported};
+use crate::error::{Error, detached, no_panic, of_python, unsupported};
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
@@ -244,7 +244,10 @@ impl Native {
             .at(path, threads)
             .map_err(|error| error.into_py(py, path))?;
         Ok(match zarrs_cuda::explain(&opened.array) {
-            Ok(explanation) => explanation.to_string(),
+            Ok(explanation) => of_python(&explanation.to_string()),
+            Err(error @ zarrs_cuda::Error::BackendUnavailable { .. }) => format!(
+                "writes, and reads of whole shards one by one, are refused: {error}\nother reads: on the host"
+            ),
             Err(error) => {
                 format!("its chunks are encoded and decoded by zarrs, on the host: {error}")
             }

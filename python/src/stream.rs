@@ -254,6 +254,7 @@ pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         dict.set_item(name, count)?;
     }
     dict.set_item("writer_wait", now.writer_wait.as_secs_f64())?;
+    dict.set_item("named_devices_missing", now.missing_devices.len())?;
     dict.set_item("device_fallbacks", now.fallbacks)?;
     Ok(dict)
 }

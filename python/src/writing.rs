@@ -60,6 +60,7 @@ fn because_of(error: WriterError, message: String) -> Error {
         },
         WriterError::Level { source, .. } => because_of(*source, message),
         WriterError::Memory { .. } => Error::Memory(message),
+        WriterError::Array(zarrs_cuda::Error::BackendUnavailable { .. }) => Error::Backend(message),
         WriterError::Unsupported { .. }
         | WriterError::Start { .. }
         | WriterError::Element(_)

@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dask.array
 import numpy as np
 import pytest
 import zarr
@@ -20,7 +22,7 @@ from zarr.storage import MemoryStore
 from zarrs_cuda import _devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 KIND: dict[str, Any] = {
@@ -64,6 +66,10 @@ def why(**settings: Any) -> str:
         ("devices", [0, -1], "the number of a GPU"),
         ("devices", [True], "the number of a GPU"),
         ("devices", 0.5, "the number of a GPU"),
+        ("devices", "0", "the number of a GPU"),
+        ("devices", [0, 1, 0], "names GPU 0 twice"),
+        ("devices", [np.True_], "the number of a GPU"),
+        ("nvcomp", str(Path.home()), "a folder"),
         ("nvcomp", 6, "the path of a file"),
         ("device_memory", "much", "a number of bytes"),
         ("device_memory", 0, "a number of bytes"),
@@ -87,22 +93,23 @@ def test_wrong_settings_are_errors_that_name_them(key: str, value: Any, said: st
     with pytest.raises(ValueError, match=said):
         zarrs_cuda.configure(**{"backend": "auto", key: value})
     # No setting was changed.
-    assert _devices.settings() == ("host", None, None, None, None, None)
+    assert _devices.settings() == ("host", None, None, None, None, None, False)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("ZARRS_CUDA_BACKEND", "gpu", "must be auto, host or cuda"),
+        ("ZARRS_CUDA_BACKEND", "gpu", "has to be auto, host or cuda"),
         ("ZARRS_CUDA_DEVICES", "gpu0", "such as 0,1, or all"),
         ("ZARRS_CUDA_DEVICES", "0,,1", "such as 0,1, or all"),
+        ("ZARRS_CUDA_DEVICES", "1,1", "different numbers"),
     ],
 )
 def test_wrong_variables_are_errors_that_name_them(
     name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"{name} is '{value}'.*{said}") as error:
+    with pytest.raises(ValueError, match=f'{name} is "{value}".*{said}') as error:
         create(MemoryStore(), **KIND)
     assert f"WRONG: {error.value}" in zarrs_cuda.doctor().splitlines()
 
@@ -113,7 +120,7 @@ def test_without_consent_nothing_is_looked_for() -> None:
     maps = Path("/proc/self/maps")
     if maps.exists():
         assert "libcuda.so" not in maps.read_text()
-    assert "arrays use no GPU: none was asked for" in zarrs_cuda.doctor()
+    assert "arrays use no GPU: no GPU was asked for" in zarrs_cuda.doctor()
 
 
 def test_settings_hold_for_arrays_that_are_opened_afterwards() -> None:
@@ -125,7 +132,7 @@ def test_settings_hold_for_arrays_that_are_opened_afterwards() -> None:
     assert "no GPU was asked for" not in zarrs_cuda.explain(after).stages
     # A pickled array keeps its settings, as on a worker.
     zarrs_cuda.configure(devices=None, device_memory=None)
-    assert set(_devices.settings()) == {None}
+    assert set(_devices.settings()[:6]) == {None}
     again = pickle.loads(pickle.dumps(after))
     assert zarrs_cuda.explain(again).stages == zarrs_cuda.explain(after).stages
     # Other pipelines of zarr-python are not concerned.
@@ -140,11 +147,11 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    assert in_child() == "(None, None, None, None, None, None)"
+    assert in_child() == "(None, None, None, None, None, None, False)"
     nvcomp = Path("/a b/libnvcomp.so.6")
     zarrs_cuda.configure(backend="cuda", devices=[1, 0], device_memory=2**31, nvcomp=nvcomp)
     zarrs_cuda.configure(device_timeout=90, device_check="all")
-    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1)"
+    assert in_child() == f"('cuda', (1, 0), '/a b/libnvcomp.so.6', {2**31}, 90.0, 1, False)"
     zarrs_cuda.configure(
         devices=None, device_memory=None, nvcomp=None, device_timeout=None, device_check=None
     )
@@ -165,10 +172,14 @@ def test_a_writer_has_the_settings() -> None:
 
 def test_a_writer_may_have_a_device_of_its_own() -> None:
     array = create(MemoryStore(), **{**KIND, "shape": (0, 1024)})
-    with zarrs_cuda.ArrayWriter(array, device=7) as writer:
-        assert "no GPU was asked for" not in writer.explain()
-    with pytest.raises(ValueError, match="the number of a GPU"):
-        zarrs_cuda.ArrayWriter(array, device=-1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with zarrs_cuda.ArrayWriter(array, device=4095) as writer:
+            assert "no GPU was asked for" not in writer.explain()
+    assert any("CUDA device 4095, which was named by `device`" in str(each.message) for each in told)
+    for wrong in (-1, "cuda", "cuda:0", True, [0]):
+        with pytest.raises(ValueError, match=r"^`device` is .*the number of a GPU"):
+            zarrs_cuda.ArrayWriter(array, device=wrong)
     with (
         zarr.config.set({"zarrs_cuda.backend": "host"}),
         pytest.raises(ValueError, match="set one of them"),
@@ -194,15 +205,96 @@ def test_no_driver() -> None:
             array[...] = 1
         doctor = zarrs_cuda.doctor().splitlines()
     assert len([line for line in doctor if said in line]) == 1, doctor
-    assert "arrays use no GPU: there is none" in doctor
+    assert any(line.startswith("WRONG: the backend is `cuda`, so every read") for line in doctor), doctor
 
 
-def driver(folder: Path, code: int) -> str:
-    """Compile a library in the place of the driver's, all of whose functions return `code`."""
+RAW: dict[str, Any] = {**KIND, "compressors": None}
+UNSHARDED: dict[str, Any] = {**KIND, "shards": None}
+
+
+@without_driver
+@pytest.mark.parametrize("asked", ["configure", "config", "environment"])
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
+@pytest.mark.parametrize("kind", [KIND, RAW, UNSHARDED], ids=["zstd", "raw", "unsharded"])
+def test_cuda_never_means_the_host(
+    asked: str, mode: str, kind: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a usable GPU every read and every write is refused, by one error."""
+    create(tmp_path / "a", **kind)[...] = 7
+    if asked == "configure":
+        zarrs_cuda.configure(backend="cuda")
+    elif asked == "config":
+        zarr.config.set({"zarrs_cuda.backend": "cuda"})
+    else:
+        monkeypatch.setenv("ZARRS_CUDA_BACKEND", "cuda")
+    with zarr.config.set({"codec_pipeline.path": OURS, "codec_pipeline.shards": mode}):
+        array = zarr.open_array(tmp_path / "a", mode="r+")
+    said = zarrs_cuda.explain(array).stages
+    assert said.startswith("every read and every write is refused"), said
+    assert "decoded by zarrs" not in said
+    values = np.ones((1024, 1024), "uint16")
+    uses: list[Callable[[], Any]] = [
+        lambda: array[...],
+        lambda: array[3, 4],
+        lambda: array[:100, :100],
+        lambda: array.oindex[[1, 70], :],
+        lambda: array.__setitem__(..., values),
+        lambda: array.__setitem__((3, 4), 1),
+        lambda: array.__setitem__((slice(64), slice(64)), 1),
+        lambda: dask.array.store(dask.array.from_array(values, chunks=(512, 512)), array, lock=False),
+        lambda: zarrs_cuda.ArrayReader(array),
+        lambda: pickle.loads(pickle.dumps(array))[0, 0],
+    ]
+    for use in uses:
+        with pytest.raises(zarrs_cuda.BackendUnavailable, match="no CUDA driver is installed") as error:
+            use()
+        assert isinstance(error.value, RuntimeError)
+        for hint in ("zarrs_cuda.doctor()", "zarrs_cuda.configure(backend='auto')"):
+            assert str(error.value).count(hint) == 1, error.value
+    zarrs_cuda.configure(backend="host")
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        assert (zarr.open_array(tmp_path / "a", mode="r")[...] == 7).all()
+
+
+@without_driver
+def test_cuda_is_refused_where_zarr_python_would_do_the_work() -> None:
+    """Arrays that this package leaves to zarr-python's own pipeline use no GPU in silence either."""
+    with zarr.config.set({"codec_pipeline.path": OURS, "zarrs_cuda.backend": "cuda"}):
+        array = zarr.create_array(MemoryStore(), shape=(8,), chunks=(4,), dtype="uint8", zarr_format=2)
+    assert "is refused" in zarrs_cuda.explain(array).stages
+    with pytest.raises(zarrs_cuda.BackendUnavailable):
+        array[...] = 1
+    with pytest.raises(zarrs_cuda.BackendUnavailable):
+        array[...]
+
+
+@without_driver
+def test_writers_refuse_with_the_same_error() -> None:
+    with zarr.config.set({"zarrs_cuda.backend": "cuda"}):
+        array = create(MemoryStore(), **{**KIND, "shape": (0, 1024)})
+        with pytest.raises(zarrs_cuda.BackendUnavailable, match="no CUDA driver is installed") as error:
+            zarrs_cuda.ArrayWriter(array)
+        again = pickle.loads(pickle.dumps(error.value))
+        assert str(again) == str(error.value)
+        assert str(again).count("zarrs_cuda.doctor()") == 1
+
+
+def test_shared_shards_are_the_hosts(tmp_path: Path) -> None:
+    """`explain` does not say of shared shards that a GPU encodes them."""
+    with zarr.config.set({"codec_pipeline.shards": "shared", "zarrs_cuda.devices": 0}):
+        array = create(tmp_path, **KIND)
+        stages = zarrs_cuda.explain(array).stages
+    assert stages.startswith("subchunks are written and read one by one, on the host"), stages
+    assert "engine:" not in stages
+
+
+def driver(folder: Path, code: int, but: str = "") -> str:
+    """Compile a library in the place of the driver's, whose functions return `code`, other than `but`."""
     source = ROOT / "crates/engine/src/cuda/driver/cuda/functions.rs"
     names = set(re.findall(r"\bcu[A-Z]\w+(?=\()", source.read_text()))
     assert len(names) > 30
-    text = "".join(f"int {name}(void) {{ return {code}; }}\n" for name in sorted(names))
+    names = {name for name in names if f"{name}(" not in but}
+    text = but + "".join(f"\nint {name}(void) {{ return {code}; }}" for name in sorted(names)) + "\n"
     (folder / "stub.c").write_text(text)
     command = ["cc", "-shared", "-fPIC", "-w", "-o", folder / "libcuda.so", folder / "stub.c"]
     subprocess.run(command, check=True)
@@ -233,7 +325,11 @@ def test_nvcomp_is_found_where_python_finds_packages(tmp_path: Path, monkeypatch
     with zarr.config.set({"zarrs_cuda.devices": 0}):
         assert _devices.settings().nvcomp == str(file)
         doctor = zarrs_cuda.doctor()
-        assert f"nvCOMP: none: nvCOMP, which ZARRS_CUDA_NVCOMP named: {file}" in doctor
+        assert f"nvCOMP: none: nvCOMP, which a package of this Python has: {file}" in doctor
+        named = tmp_path / "libnvcomp.so"
+        with zarr.config.set({"zarrs_cuda.nvcomp": named}):
+            doctor = zarrs_cuda.doctor()
+        assert f"nvCOMP: none: nvCOMP, which `zarrs_cuda.nvcomp` named: {named}: cannot" in doctor
         # A setting of the user comes first.
         monkeypatch.setenv("ZARRS_CUDA_NVCOMP", "/no/libnvcomp.so.6")
         assert _devices.settings().nvcomp is None
@@ -272,7 +368,7 @@ def test_a_variable_that_asks_for_a_missing_gpu(tmp_path: Path) -> None:
 import zarr, zarrs_cuda
 zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
 array = zarr.create_array({str(tmp_path / "a")!r}, shape=(8,), chunks=(2,), shards=(8,), dtype="uint8")
-assert "cuda" in zarrs_cuda.doctor()
+assert "WRONG: the backend is `cuda`, so every read" in zarrs_cuda.doctor()
 try:
     array[...] = 1
 except RuntimeError as error:
@@ -285,7 +381,149 @@ array[...] = 2
 assert (array[...] == 2).all()
 """
     environment = {**os.environ, "ZARRS_CUDA_BACKEND": "cuda"}
-    for command in (["-c", code], ["-m", "zarrs_cuda", "--version"], ["-m", "zarrs_cuda", "doctor"]):
+    for command, exit_code in (
+        (["-c", code], 0),
+        (["-m", "zarrs_cuda", "--version"], 0),
+        (["-m", "zarrs_cuda", "doctor"], 1),
+    ):
         command = [sys.executable, "-W", "error", *command]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == exit_code, done.stderr
+
+
+@without_driver
+@pytest.mark.parametrize("by", ["zarr.config", "ZARRS_CUDA_DEVICES"])
+def test_a_named_gpu_that_is_missing_is_warned_of_once(by: str, tmp_path: Path) -> None:
+    code = f"""
+import warnings, zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+if {by!r} == "zarr.config":
+    zarrs_cuda.configure(devices=[3])
+kind = dict(shape=(1024, 1024), chunks=(64, 64), shards=(1024, 1024), dtype="uint16")
+array = zarr.create_array({str(tmp_path / "a")!r}, compressors=zarr.codecs.ZstdCodec(level=1), **kind)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    assert zarrs_cuda.metrics()["named_devices_missing"] == 0
+    for value in range(3):
+        array[...] = value + 1
+    zarrs_cuda.explain(array)
+assert (array[...] == 3).all()
+assert zarrs_cuda.metrics()["named_devices_missing"] == 1
+told = [str(each.message) for each in told if each.category is RuntimeWarning]
+assert len(told) == 1, told
+assert told[0].startswith("CUDA device 3, which was named by {by}, cannot be used"), told
+assert "no CUDA driver is installed" in told[0], told
+"""
+    environment = dict(os.environ) if by == "zarr.config" else {**os.environ, by: "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@without_driver
+@pytest.mark.parametrize(
+    ("settings", "variables", "said"),
+    [
+        ({}, {}, "arrays use no GPU: no GPU was asked for"),
+        ({"backend": "auto"}, {}, "arrays use no GPU: initialize CUDA: no CUDA driver is installed"),
+        ({"devices": [0]}, {}, "WRONG: arrays use no GPU: `zarrs_cuda.devices` names GPU 0, and initialize"),
+        ({"devices": "all"}, {}, "arrays use no GPU: initialize CUDA: no CUDA driver is installed"),
+        (
+            {"backend": "cuda"},
+            {},
+            "WRONG: the backend is `cuda`, so every read and every write of an array is ",
+        ),
+        ({"backend": "host"}, {}, "arrays use no GPU: `zarrs_cuda.backend` is 'host'"),
+        ({"devices": [0]}, {"ZARRS_CUDA_BACKEND": "host"}, "arrays use no GPU: ZARRS_CUDA_BACKEND asked for"),
+        ({}, {"ZARRS_CUDA_BACKEND": "host"}, "arrays use no GPU: ZARRS_CUDA_BACKEND asked for the host"),
+        ({}, {"ZARRS_CUDA_DEVICES": "2"}, "WRONG: arrays use no GPU: ZARRS_CUDA_DEVICES names GPU 2, and"),
+        ({"backend": "auto"}, {"ZARRS_CUDA_BACKEND": "cuda"}, "arrays use no GPU: initialize CUDA: no CUDA"),
+    ],
+)
+def test_doctor_says_in_one_sentence_whether_gpus_are_used(
+    settings: dict[str, Any], variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with zarr.config.set({f"zarrs_cuda.{key}": value for key, value in settings.items()}):
+        doctor = zarrs_cuda.doctor().splitlines()
+    verdicts = [line for line in doctor if "arrays use" in line or "every write" in line]
+    assert len(verdicts) == 1, doctor
+    assert verdicts[0].startswith(said), verdicts
+
+
+@without_driver
+def test_doctor_in_a_forked_child() -> None:
+    code = """
+import os, zarr, zarrs_cuda
+zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+zarrs_cuda.configure(backend="auto")
+kind = dict(shape=(1024, 1024), chunks=(64, 64), shards=(1024, 1024), dtype="uint16")
+array = zarr.create_array({}, compressors=zarr.codecs.ZstdCodec(level=1), **kind)
+zarrs_cuda.explain(array)
+child = os.fork()
+if child == 0:
+    said = [line for line in zarrs_cuda.doctor().splitlines() if "WRONG" in line]
+    is_said = len(said) == 1 and said[0].startswith("WRONG: arrays use no GPU: this process was forked")
+    os._exit(0 if is_said else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@without_driver
+def test_a_driver_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = "#include <stdlib.h>\nint cuDriverGetVersion(int *version) { abort(); }"
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver(tmp_path, 999, crash))
+    doctor = zarrs_cuda.doctor().splitlines()
+    wrong = [line for line in doctor if line.startswith("WRONG")]
+    assert len(wrong) == 1, doctor
+    assert "ended by the signal 6 (SIGABRT)" in wrong[0], wrong
+
+
+def test_numbers_of_gpus_have_many_forms() -> None:
+    for given, kept in (
+        (np.int64(1), (1,)),
+        (range(3), (0, 1, 2)),
+        (np.arange(2), (0, 1)),
+        ({2}, (2,)),
+        ("all", "all"),
+        ("ALL", "all"),
+    ):
+        with zarr.config.set({"zarrs_cuda.devices": given}):
+            assert _devices.settings().devices == kept
+        zarrs_cuda.configure(devices=given)
+        assert _devices.settings().devices == kept
+        code = "from zarrs_cuda import _devices; print(_devices.settings().devices)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(kept)
+        # The native module takes them.
+        assert "no GPU was asked for" not in why()
+
+
+def test_the_path_of_nvcomp_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for given, kept in (
+        ("lib/libnvcomp.so.6", tmp_path / "lib/libnvcomp.so.6"),
+        ("~/libnvcomp.so.6", tmp_path / "home/libnvcomp.so.6"),
+        ("libnvcomp.so.6", "libnvcomp.so.6"),
+    ):
+        zarrs_cuda.configure(nvcomp=given)
+        monkeypatch.chdir("/")
+        assert _devices.settings().nvcomp == str(kept)
+        monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="a folder, and must be the path of a file"):
+        zarrs_cuda.configure(nvcomp=".")
+
+
+def test_misspelt_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZARRS_CUDA_DEVICE", "0")
+    monkeypatch.setattr(_devices, "_told", set())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            create(MemoryStore(), **KIND)
+    assert len(told) == 1, told
+    assert "ZARRS_CUDA_DEVICE in the environment does nothing" in str(told[0].message)
+    assert "Did you mean ZARRS_CUDA_DEVICES?" in str(told[0].message)

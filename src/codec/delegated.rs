@@ -110,6 +110,7 @@ impl ShardCodec for Delegated {
         input: Arc<dyn BytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        shards.codec.check_backend()?;
         let entries = now(read_index::<BlockingHandle>(&shards, &*input, options));
         check_entries(&shards, entries?)?;
         let decoder = Arc::new(shards.codec.stock.clone()).partial_decoder(
@@ -129,6 +130,7 @@ impl ShardCodec for Delegated {
         input: Arc<dyn AsyncBytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        shards.codec.check_backend()?;
         let entries = read_index::<AwaitedHandle>(&shards, &*input, options);
         check_entries(&shards, entries.await?)?;
         let decoder = Arc::new(shards.codec.stock.clone()).async_partial_decoder(

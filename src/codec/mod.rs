@@ -215,6 +215,12 @@ impl CudaShardingCodec {
         Self::of(self.spec.parts.with_options(options))
     }
 
+    /// Checks that a device is usable if a setting asks for one
+    /// ([`CodecParts::check_backend`](crate::shard::codec_parts::CodecParts::check_backend)).
+    pub(crate) fn check_backend(&self) -> Result<(), CodecError> {
+        self.spec.parts.check_backend()
+    }
+
     /// Returns the number of elements of a subchunk along each axis.
     pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
         &self.spec.parts.subchunk_shape

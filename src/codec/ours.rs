@@ -29,8 +29,8 @@ pub(super) struct Ours;
 
 #[cfg_attr(feature = "async", async_trait::async_trait)]
 impl ShardCodec for Ours {
-    fn check(&self, _shards: &Sharding) -> Result<(), CodecError> {
-        Ok(())
+    fn check(&self, shards: &Sharding) -> Result<(), CodecError> {
+        shards.codec.check_backend()
     }
 
     fn encode<'a>(
@@ -113,6 +113,7 @@ impl ShardCodec for Ours {
         input: Arc<dyn BytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        self.check(&shards)?;
         let decoder = PartialDecoder::<BlockingHandle>::new(shards, input, options);
         Ok(Arc::new(now(decoder)?))
     }
@@ -124,6 +125,7 @@ impl ShardCodec for Ours {
         input: Arc<dyn AsyncBytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        self.check(&shards)?;
         let decoder = PartialDecoder::<AwaitedHandle>::new(shards, input, options);
         Ok(Arc::new(decoder.await?))
     }

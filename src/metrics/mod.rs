@@ -99,6 +99,10 @@ pub struct Metrics {
     /// batch of a stream under [`Backend::Auto`](crate::Backend::Auto), or a shard with a compressor that the
     /// host decoded although [`device_decode`](crate::Options::device_decode) was set.
     pub fallbacks: BTreeMap<String, u64>,
+    /// The devices that a user has named by number and that cannot be used, each with the reason and the
+    /// setting that names it. Under [`Backend::Auto`](crate::Backend::Auto) the host does their work. The map
+    /// has what was found when devices were looked for.
+    pub missing_devices: BTreeMap<usize, String>,
     /// The number of times that the host encoded or decoded subchunks: all or some of a shard, or those of a
     /// batch. The codecs of zarrs that do so in place of the host engine count, and so do index codecs other
     /// than `bytes` and `crc32c`. Copying encoded subchunks, as a consolidation or a compaction does, does
@@ -175,10 +179,12 @@ impl fmt::Display for Metrics {
         let counts = counts.iter().filter(|(_, count)| *count > 0);
         let times = times.iter().filter(|(_, time)| !time.is_zero());
         let fallbacks = self.fallbacks.iter();
+        let missing = self.missing_devices.values().cloned();
         let mut lines: Vec<String> = counts
             .map(|(name, count)| format!("{name}: {count}"))
             .chain(times.map(|(name, time)| format!("{name}: {time:.3?}")))
             .chain(fallbacks.map(|(reason, count)| format!("to the host: {count} ({reason})")))
+            .chain(missing)
             .collect();
         if lines.is_empty() {
             lines.push("nothing was counted".to_string());
@@ -189,6 +195,7 @@ impl fmt::Display for Metrics {
 
 /// The counters of the host, of partial writes and of writers. Devices have their own.
 pub(crate) mod counters {
+    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
@@ -228,7 +235,8 @@ pub(crate) mod counters {
         WRITER_WAIT_NANOSECONDS.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// Returns the counts of `devices`, with the present counts of the host added.
+    /// Returns the counts of `devices`, with the present counts of the host added. The missing devices are left
+    /// out.
     pub(crate) fn add_to(devices: DeviceMetrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (on_host, on_devices) = (host::coded_bytes(), devices.coded_bytes);
@@ -268,6 +276,7 @@ pub(crate) mod counters {
             batches_checked: devices.batches_checked,
             mismatches: devices.mismatches,
             fallbacks: devices.fallbacks,
+            missing_devices: BTreeMap::new(),
             host_codings: count(&HOST_CODINGS) + host::codings(),
             partial_writes: count(&PARTIAL_WRITES),
             compaction_requests: count(&COMPACTION_REQUESTS),

@@ -78,3 +78,33 @@ fn the_plan_knows() {
         }
     }
 }
+
+/// Users are told of a named device that does not exist, because the host does its work.
+#[test]
+fn a_named_device_that_is_missing_is_told() {
+    let shard = Shard::new(vec![Stage::Crc32c]);
+    let devices = Devices::new(vec![simulation(Schedule::Latest) as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices, EngineRule::ALL, Tuning::TINY);
+    let choose = |options: &Options| engines.choose(options, &shard.grid, Ok(&shard.chain));
+    let options = Options::default()
+        .with_device_memory(1 << 24)
+        .with_pinned_memory(1 << 24);
+    assert!(choose(&options.clone().with_devices([0])).is_ok());
+    assert!(choose(&options.clone().with_all_devices()).is_ok());
+    // Tests of this process share the notes.
+    let told = || crate::metrics().missing_devices.get(&4097).cloned();
+    assert_eq!(told(), None);
+    for _ in 0..2 {
+        let plan = choose(&options.clone().with_devices([0, 4097])).expect("the host");
+        assert_eq!(plan.engine.name(), "host");
+        let why = told().expect("a note");
+        for part in [
+            "CUDA device 4097",
+            "named by the test",
+            "can be used are [0]",
+        ] {
+            assert!(why.contains(part), "{why}");
+        }
+    }
+    assert!(crate::metrics().to_string().contains("CUDA device 4097"));
+}

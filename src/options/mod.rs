@@ -36,9 +36,10 @@ pub enum Backend {
     /// A device runs `bytes`, `transpose`, `crc32c` and, if NVIDIA's nvCOMP library is found, one of `zstd`,
     /// `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`].
     ///
-    /// The backend applies to writing, and to reading whole shards. Shards with a compressor are
-    /// read on the host unless [`Options::with_device_decode`] is set. Parts of shards are always
-    /// read on the host.
+    /// The first read or write of an array is an error if no device is usable. If one is, the host still does
+    /// the work that a device never does: the page on [GPUs](crate::guide::gpu#what-cuda-means) has the list.
+    /// Shards with a compressor are read on the host unless [`Options::with_device_decode`] is set. Parts of
+    /// shards are always read on the host.
     Cuda,
 }
 
@@ -183,6 +184,7 @@ pub struct Options {
     asked_by: Option<&'static str>,
     huge_pages: bool,
     devices: Option<Vec<usize>>,
+    all_devices: bool,
     device_memory: Option<usize>,
     pinned_memory: Option<usize>,
     device_idle_time: Option<Duration>,
@@ -213,6 +215,7 @@ impl Default for Options {
             asked_by: None,
             huge_pages: true,
             devices: None,
+            all_devices: false,
             device_memory: None,
             pinned_memory: None,
             device_idle_time: Some(Duration::from_mins(5)),
@@ -271,7 +274,10 @@ impl Options {
 
     /// Returns whether these options ask for a device.
     pub(crate) fn asks_for_devices(&self) -> bool {
-        self.devices.is_some() || self.asked_by.is_some() || self.backend == Some(Backend::Cuda)
+        self.devices.is_some()
+            || self.all_devices
+            || self.asked_by.is_some()
+            || self.backend == Some(Backend::Cuda)
     }
 
     /// Sets whether to ask the operating system for huge pages for outputs of several MiB. Default:
@@ -305,11 +311,28 @@ impl Options {
     /// on the thread; the device whose number is `LOCAL_RANK`, modulo the number of visible devices; device 0.
     ///
     /// If a number has no device, or a device that is too old, [`Backend::Cuda`] returns an error and
-    /// [`Backend::Auto`] uses the host.
+    /// [`Backend::Auto`] uses the host; [`metrics`](crate::metrics) name such numbers. A number that is given
+    /// twice counts once.
     #[must_use]
     pub fn with_devices(mut self, devices: impl Into<Vec<usize>>) -> Self {
         self.devices = Some(devices.into());
+        self.all_devices = false;
         self
+    }
+
+    /// Asks for every CUDA device that this process sees and that can be used. Otherwise like
+    /// [`with_devices`](Self::with_devices), of which the last call counts.
+    #[must_use]
+    pub fn with_all_devices(mut self) -> Self {
+        self.devices = None;
+        self.all_devices = true;
+        self
+    }
+
+    /// Returns whether these options ask for every device.
+    #[must_use]
+    pub fn all_devices(&self) -> bool {
+        self.all_devices
     }
 
     /// Returns the CUDA devices to use, by number; `None` if these options name none.
@@ -469,14 +492,22 @@ impl Options {
         self.device_levels
     }
 
-    /// Sets the file of NVIDIA's nvCOMP library, version 5 or 6, which compresses on a device.
+    /// Sets the file of NVIDIA's nvCOMP library, version 5 or 6, which compresses on a device. A relative path
+    /// begins in the folder that is current now, a `~` at the start is the user's home, and a name without a
+    /// folder is looked up by the loader.
     ///
     /// Default: the environment variable `ZARRS_CUDA_NVCOMP`; then `libnvcomp.so.6` and
     /// `libnvcomp.so.5`, as the loader finds them; then the package `nvidia-libnvcomp-cu12` of the
     /// Python environment.
     #[must_use]
     pub fn with_nvcomp(mut self, file: impl Into<PathBuf>) -> Self {
-        self.nvcomp = Some(file.into());
+        let file = file.into();
+        let is_of_loader = file.components().count() < 2;
+        self.nvcomp = Some(if is_of_loader || file.starts_with("~") {
+            file
+        } else {
+            std::path::absolute(&file).unwrap_or(file)
+        });
         self
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct Consent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Selected {
     which: Which,
+    /// Whether a user has named the devices by number.
+    is_named: bool,
     /// The setting that selected the devices, for users.
     by: Cow<'static, str>,
 }
@@ -104,7 +106,11 @@ impl Consent {
         let backend = options.backend();
         let devices = match backend {
             Backend::Host => Err(Refusal::Host("the options asked for the host".to_string())),
-            _ => Ok(Selected { which, by }),
+            _ => Ok(Selected {
+                which,
+                is_named: options.devices().is_some(),
+                by,
+            }),
         };
         Self { backend, devices }
     }
@@ -143,6 +149,68 @@ impl Consent {
         Self { backend, devices }
     }
 
+    /// Returns the decision that `options` and the environment make, in words for users, and whether it can be
+    /// kept on a machine with the devices `found`, or without any for the given reason.
+    pub(super) fn verdict(&self, found: Result<&[usize], &str>) -> (bool, String) {
+        let selected = match &self.devices {
+            Ok(selected) => selected,
+            Err(Refusal::Host(why)) => return (true, format!("arrays use no GPU: {why}")),
+            Err(Refusal::Wrong(why)) => return (false, why.clone()),
+        };
+        let (by, is_cuda) = (selected.by(), self.backend == Backend::Cuda);
+        let is_there = |number: &&usize| found.is_ok_and(|found| found.contains(number));
+        let missing = selected.named().iter().find(|number| !is_there(number));
+        let there = match found {
+            Ok(found) => format!("the GPUs that can be used are {found:?}"),
+            Err(why) => why.to_string(),
+        };
+        let names = if by.ends_with("options") {
+            "name"
+        } else {
+            "names"
+        };
+        let refused = "the backend is `cuda`, so every read and every write of an array is refused";
+        match (missing, is_cuda) {
+            (Some(number), true) => (
+                false,
+                format!("{refused}: {by} {names} GPU {number}, and {there}"),
+            ),
+            (Some(number), false) => (
+                false,
+                format!("arrays use no GPU: {by} {names} GPU {number}, and {there}"),
+            ),
+            (None, true) if found.is_err() => (false, format!("{refused}: {there}")),
+            (None, false) if found.is_err() => (true, format!("arrays use no GPU: {there}")),
+            (None, _) => match selected.numbers() {
+                Err(why) => (!is_cuda, format!("arrays use no GPU: {why}")),
+                Ok(numbers) => {
+                    let numbers = numbers.as_deref().or(found.ok()).unwrap_or_default();
+                    // A default may have chosen a device that is too old.
+                    if numbers.iter().all(|number| !is_there(&number)) {
+                        let lost = if is_cuda {
+                            refused
+                        } else {
+                            "arrays use no GPU"
+                        };
+                        return (
+                            !is_cuda,
+                            format!("{lost}: {by} chose GPU {numbers:?}, and {there}"),
+                        );
+                    }
+                    let when = if is_cuda {
+                        "for all that a GPU does, or fail"
+                    } else {
+                        "where one is estimated to be faster"
+                    };
+                    (
+                        true,
+                        format!("arrays use the GPUs {numbers:?} {when} (chosen by {by})"),
+                    )
+                }
+            },
+        }
+    }
+
     /// Returns the reason why a setting cannot be understood; `None` if all can.
     pub(crate) fn wrong(&self) -> Option<&str> {
         match &self.devices {
@@ -173,6 +241,14 @@ impl Selected {
                 let visible = cuda::visible_devices().map_err(|error| error.to_string())?;
                 Ok(Some(vec![rank.checked_rem(visible).unwrap_or(0)]))
             }
+        }
+    }
+
+    /// Returns the numbers of the devices that a user has named.
+    pub(super) fn named(&self) -> &[usize] {
+        match &self.which {
+            Which::Numbers(numbers) if self.is_named => numbers,
+            _ => &[],
         }
     }
 
@@ -229,27 +305,37 @@ where
             return Ok(Some(Which::All));
         }
         let numbers: Result<Vec<usize>, _> = value.split(',').map(|n| n.trim().parse()).collect();
-        numbers.map(|n| Some(Which::Numbers(n))).map_err(|_| {
+        let numbers = numbers.ok().filter(|numbers| {
+            let different: BTreeSet<usize> = numbers.iter().copied().collect();
+            different.len() == numbers.len()
+        });
+        let numbers = numbers.ok_or_else(|| {
             format!(
-                "{DEVICES} is {value:?} in the environment, and has to be numbers of devices with commas between them, such as 0,1, or all"
+                "{DEVICES} is {value:?} in the environment, and has to be different numbers of devices with commas between them, such as 0,1, or all"
             )
-        })
+        })?;
+        Ok(Some(Which::Numbers(numbers)))
     }
 
     /// Selects devices, if `asked`, or if the environment or a [`warm_up`](crate::warm_up) has asked.
     fn select(&self, options: &Options, asked: bool) -> Result<Selected, Refusal> {
-        let selected = |which, by: String| {
+        let chosen = |which, is_named, by: String| {
             Ok(Selected {
                 which,
+                is_named,
                 by: by.into(),
             })
         };
+        let selected = |which, by| chosen(which, false, by);
+        let by = options.asked_by().unwrap_or("the options");
+        if options.all_devices() {
+            return selected(Which::All, by.to_string());
+        }
         if let Some(named) = options.devices() {
-            let by = options.asked_by().unwrap_or("the options");
-            return selected(Which::Numbers(named.to_vec()), by.to_string());
+            return chosen(Which::Numbers(named.to_vec()), true, by.to_string());
         }
         if let Some(which) = self.devices().map_err(Refusal::Wrong)? {
-            return selected(which, DEVICES.to_string());
+            return chosen(which, true, DEVICES.to_string());
         }
         if !self.warmed_up.is_empty() {
             let which = Which::Numbers(self.warmed_up.iter().copied().collect());
@@ -403,7 +489,12 @@ mod tests {
                 "{variables:?} {current:?}"
             );
         }
-        let python = python.with_devices([1]);
+        let all = python.clone().with_all_devices();
+        assert_eq!(
+            selected(&decided(&all, &variables, None, &[])),
+            Some((&Which::All, "zarr.config"))
+        );
+        let python = all.with_devices([1]);
         assert_eq!(
             selected(&decided(&python, &variables, None, &[])),
             Some((&one(1), "zarr.config"))
@@ -436,6 +527,7 @@ mod tests {
             (DEVICES, "first", "such as 0,1"),
             (DEVICES, "0,", "such as 0,1"),
             (DEVICES, "-1", "such as 0,1"),
+            (DEVICES, "1,0,1", "different numbers"),
         ] {
             let consent = decided(&Options::default(), &[(name, value)], None, &[]);
             let wrong = consent.wrong().unwrap_or_default();
@@ -451,5 +543,107 @@ mod tests {
         // Options that ask for the host need no other setting.
         let host = Options::default().with_backend(Backend::Host);
         assert_eq!(decided(&host, &[(BACKEND, "gpu")], None, &[]).wrong(), None);
+    }
+
+    #[test]
+    fn the_verdict_tells_what_cannot_be_kept() {
+        let default = Options::default();
+        let cuda = default.clone().with_backend(Backend::Cuda);
+        let named = default.clone().with_devices([1]);
+        let none = Err("there is no driver");
+        let host = [(BACKEND, "host")];
+        type Row<'a> = (
+            &'a Options,
+            &'a [(&'a str, &'a str)],
+            Result<&'a [usize], &'a str>,
+            bool,
+            &'a str,
+        );
+        let rows: [Row<'_>; 11] = [
+            (
+                &default,
+                &[],
+                Ok(&[0]),
+                true,
+                "arrays use no GPU: no GPU was asked for",
+            ),
+            (
+                &named,
+                &[],
+                Ok(&[0, 1]),
+                true,
+                "arrays use the GPUs [1] where one is",
+            ),
+            (
+                &named,
+                &[],
+                Ok(&[0]),
+                false,
+                "arrays use no GPU: the options name GPU 1, and the GPUs that can be used are [0]",
+            ),
+            (
+                &named,
+                &[],
+                none,
+                false,
+                "arrays use no GPU: the options name GPU 1, and there is no driver",
+            ),
+            (
+                &named,
+                &host,
+                Ok(&[0, 1]),
+                true,
+                "arrays use no GPU: ZARRS_CUDA_BACKEND asked for the host",
+            ),
+            (
+                &cuda,
+                &[],
+                Ok(&[0]),
+                true,
+                "arrays use the GPUs [0] for all that a GPU does, or fail",
+            ),
+            (
+                &cuda,
+                &[],
+                none,
+                false,
+                "the backend is `cuda`, so every read and every write of an array is refused: there is no driver",
+            ),
+            (
+                &cuda,
+                &[(DEVICES, "3")],
+                Ok(&[0]),
+                false,
+                "the backend is `cuda`, so every read and every write of an array is refused: ZARRS_CUDA_DEVICES names GPU 3",
+            ),
+            (
+                &cuda,
+                &[(DEVICES, "all")],
+                Ok(&[0, 2]),
+                true,
+                "arrays use the GPUs [0, 2]",
+            ),
+            (
+                &default,
+                &[(BACKEND, "auto")],
+                none,
+                true,
+                "arrays use no GPU: there is no driver",
+            ),
+            (
+                &default,
+                &[(BACKEND, "gpu")],
+                Ok(&[0]),
+                false,
+                "ZARRS_CUDA_BACKEND is \"gpu\"",
+            ),
+        ];
+        for (options, variables, found, is_well, begin) in rows {
+            let (well, text) = decided(options, variables, None, &[]).verdict(found);
+            assert!(
+                well == is_well && text.starts_with(begin),
+                "{begin}: {text}"
+            );
+        }
     }
 }

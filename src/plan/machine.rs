@@ -23,6 +23,26 @@ pub struct Machine {
     pub memory: Option<usize>,
 }
 
+impl Machine {
+    /// Returns whether the settings that `options` and the environment make for arrays that are opened now can be
+    /// kept on this machine, and a sentence for people that says which devices arrays use, or why none. They
+    /// cannot be kept if they name a device that is missing, or [`Backend::Cuda`](crate::Backend::Cuda) without
+    /// a usable device, or if a setting cannot be understood.
+    ///
+    /// Looks for no device if none was asked for.
+    #[must_use]
+    pub fn verdict(&self, options: &Options) -> (bool, String) {
+        let numbers = self.devices.as_deref().map(|devices| {
+            let numbers = devices.iter().map(|device| device.ordinal);
+            numbers.collect::<Vec<_>>()
+        });
+        Consent::decide(options).verdict(match &numbers {
+            Ok(numbers) => Ok(numbers.as_slice()),
+            Err(why) => Err(why.as_str()),
+        })
+    }
+}
+
 /// The versions of the NVIDIA driver. Its library and its kernel module may differ, for example after
 /// an update without a restart, or in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

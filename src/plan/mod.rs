@@ -8,6 +8,7 @@ mod consent;
 mod estimates;
 mod explanation;
 mod machine;
+mod missing;
 mod rates;
 mod rule;
 mod stream;
@@ -23,6 +24,7 @@ use estimates::{DeviceWork, Work};
 pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
+pub(crate) use missing::missing_devices;
 use rates::Direction;
 pub(crate) use rule::EngineRule;
 pub(crate) use stream::StreamChoice;
@@ -175,7 +177,11 @@ impl Engines {
             .map_or(Ok(()), |wrong| Err(wrong.to_string()))
     }
 
-    /// Checks that shards can be encoded on the backend of `options`. No context is created.
+    /// Checks that the backend of `options` can be used: a device is usable if they, or the environment, ask for
+    /// [`Backend::Cuda`]. No context is created.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`], with the reason.
     pub(crate) fn check(&self, options: &Options) -> Result<(), Error> {
         let consent = self.consent(options);
         let backend = consent.backend;
@@ -325,7 +331,10 @@ impl Engines {
     }
 
     /// Returns the engine that decodes whole shards of `grid`, and the reason for the choice. Looks for no
-    /// device if the options let no device decode them.
+    /// device if the options let no device decode them, unless a setting asks for [`Backend::Cuda`].
+    ///
+    /// # Errors
+    /// The errors of [`choose`](Self::choose).
     pub(crate) fn choose_decoder(
         &self,
         options: &Options,
@@ -333,7 +342,10 @@ impl Engines {
         chain: Result<&KnownChain, &str>,
     ) -> Result<ShardPlan, Error> {
         match decodes_on_host(options, chain) {
-            Some(why) => Ok(ShardPlan::host(why)),
+            Some(why) => {
+                self.check(options)?;
+                Ok(ShardPlan::host(why))
+            }
             None => self.choose_for(Direction::Decode, options, grid, chain),
         }
     }
@@ -472,11 +484,30 @@ impl Engines {
             .map_err(|error| error.to_string())
     }
 
+    /// Notes which of the devices that a user has named do not exist. Under [`Backend::Cuda`] a missing device is
+    /// an error, which needs no note.
+    fn note_missing(&self, selected: &Selected, devices: Result<&Devices, &String>) {
+        if self.consent.backend == Backend::Cuda {
+            return;
+        }
+        let is_there = |number: usize| {
+            devices.is_ok_and(|devices| devices.infos().any(|info| info.ordinal == number))
+        };
+        for &number in selected.named().iter().filter(|number| !is_there(**number)) {
+            missing::note(number, selected.by(), || match devices {
+                Ok(devices) => devices.why_missing(number),
+                Err(why) => why.clone(),
+            });
+        }
+    }
+
     fn cuda(&self, options: &Options, selected: &Selected) -> Result<CudaEngine, String> {
         let devices = match &self.devices {
-            Some(devices) => devices.clone(),
-            None => cuda::devices().map_err(|error| error.to_string())?,
+            Some(devices) => Ok(devices.clone()),
+            None => cuda::devices().map_err(|error| error.to_string()),
         };
+        self.note_missing(selected, devices.as_deref());
+        let devices = devices?;
         let limits = DeviceLimits {
             devices: selected.numbers()?,
             device_memory: options.device_memory(),

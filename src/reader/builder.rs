@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use zarrs::array::{Array, ArrayMetadata};
+use zarrs::array::{Array, ArrayError, ArrayMetadata};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs::node::meta_key_v3;
 use zarrs_codec::CodecOptions;
@@ -174,6 +174,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     ///
     /// # Errors
     /// [`ReaderError::Unsupported`]
+    /// - [`ReaderError::Zarrs`], if the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and
+    ///   no device is usable;
     /// - if the store of [`on_filesystem`](Self::on_filesystem) does not have the array;
     /// - for a reader of a [`SparseShardStore`](crate::storage::SparseShardStore), if it has a
     ///   [subchunk cache](Self::with_subchunk_cache), or if this crate cannot read the elements.
@@ -207,6 +209,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             }
         }
         if let DecodedBy::ThisCrate(codec) = &decoded_by {
+            codec.check_backend().map_err(ArrayError::from)?;
             settings.huge_pages = codec.options().huge_pages();
             settings.memory = memory.unwrap_or(codec.options().host_memory());
         }

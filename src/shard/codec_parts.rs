@@ -9,6 +9,7 @@ use zarrs::metadata::Configuration;
 use zarrs::plugin::{PluginCreateError, ZarrVersion};
 use zarrs_codec::{CodecError, CodecMetadataOptions, CodecSpecificOptions, CodecTraits};
 
+use super::error::other;
 use super::index::IndexCodecs;
 use super::recognise::{RecognisedChain, recognise};
 use crate::options::Options;
@@ -119,6 +120,15 @@ impl CodecParts {
     pub(crate) fn configuration(&self) -> Option<Configuration> {
         let options = CodecMetadataOptions::default();
         self.stock.configuration(ZarrVersion::V3, &options)
+    }
+
+    /// Checks that a device is usable if a setting asks for [`Backend::Cuda`](crate::Backend::Cuda), also for
+    /// work that is always the host's. So an array never uses the host in silence.
+    ///
+    /// # Errors
+    /// A [`CodecError`] with the reason why the backend cannot be used.
+    pub(crate) fn check_backend(&self) -> Result<(), CodecError> {
+        self.engines.check(&self.options).map_err(other)
     }
 
     /// Checks that the options allow decoding data with these codecs.

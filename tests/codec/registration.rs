@@ -13,6 +13,7 @@ use zarrs::storage::store::MemoryStore;
 use zarrs_codec::{
     Codec, CodecRuntimePluginV3, CodecSpecificOptions, register_codec_v3, unregister_codec_v3,
 };
+use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::{Backend, CudaShardingCodecBuilder, Error, Options, explain, register};
 
 use crate::{alone, in_its_own_process};
@@ -289,7 +290,14 @@ fn options_of_one_array() {
         let error = read.unwrap_err().to_string();
         assert!(error.contains("the CUDA backend cannot be used"), "{error}");
         let part = cuda.retrieve_array_subset::<Vec<u16>>(&[0..1, 0..3]);
-        assert_eq!(part.unwrap(), [1, 2, 3]);
+        let error = part.unwrap_err().to_string();
+        assert!(error.contains("the CUDA backend cannot be used"), "{error}");
+        let changed = cuda.store_array_subset(&[0..1, 0..3], &[1_u16, 2, 3]);
+        let error = changed.unwrap_err().to_string();
+        assert!(error.contains("the CUDA backend cannot be used"), "{error}");
+        let reader = ArrayReader::builder(&cuda).build();
+        let error = reader.unwrap_err().to_string();
+        assert!(error.contains("the CUDA backend cannot be used"), "{error}");
 
         let host = cuda.with_codec_specific_options(&with_backend(Backend::Host));
         assert_eq!(

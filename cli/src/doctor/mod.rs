@@ -1,44 +1,49 @@
-//! `zarrs-cuda doctor`: tells what the machine has, and what a file system promises. It never fails.
+//! `zarrs-cuda doctor`: tells what the machine has, and what a file system promises.
 
+mod apart;
 mod filesystem;
+mod gpus;
 
-use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::{Value, json};
-use zarrs::array::{FillValue, data_type};
-use zarrs_codec::BytesToBytesCodecTraits;
-use zarrs_cuda::{CudaShardingCodecBuilder, Machine, Options};
+use serde_json::json;
+use zarrs_cuda::{Backend, Options};
 use zarrs_cuda_convert::Failure;
 use zarrs_cuda_convert::open;
 use zarrs_cuda_convert::words::bytes_text;
 
 use self::filesystem::FileSystem;
 use crate::common::Common;
-use crate::explain::estimates_json;
 use crate::outcome::{Outcome, wrapped};
+use crate::variables;
 
 /// Say what this machine has, which chains would run where, and what a file system promises
 ///
-/// It never fails: what cannot be used is named, with the reason.
+/// Names each thing that cannot be used, with the reason. The exit code is 1 if a setting asks for GPUs that cannot be
+/// used: a number that names no GPU, the backend cuda without one, or a driver that hangs or crashes.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// A directory, whose file system is looked at: files are written there, and deleted
     path: Option<PathBuf>,
+    /// For how many seconds a process of its own may look for GPUs
+    #[arg(long, value_name = "SECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Look for GPUs in this process, and report to the process that has begun it
+    #[arg(long, hide = true)]
+    look: bool,
 }
 
-/// The chains to explain, by the codec that follows `bytes`.
-const CHAINS: [&str; 4] = ["none", "zstd:1", "gzip:1", "blosc-lz4:5:shuffle"];
-
-#[allow(clippy::unnecessary_wraps, reason = "as every subcommand")]
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    if args.look {
+        return Ok(Outcome::new("", gpus::look(common)));
+    }
     if let Some(path) = &args.path {
         open::must_be_local(path, "doctor looks at a directory's file system")?;
     }
-    // The command is a process of its own, so that asking for devices harms no application.
-    let options = asked(common);
-    let machine = zarrs_cuda::machine(&options);
+    let columns = common.columns();
+    // These options look for no device.
+    let machine = zarrs_cuda::machine(&Options::default().with_backend(Backend::Host));
     let mut lines = vec![
         format!("zarrs-cuda {} on {}", env!("CARGO_PKG_VERSION"), system()),
         format!(
@@ -55,137 +60,30 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ),
         format!("huge pages: {}", huge_pages()),
     ];
-    let not_asked = zarrs_cuda::machine(&common.options()).devices.err();
-    let not_asked = not_asked.filter(|_| machine.devices.is_ok());
-    lines.extend(of_devices(&machine, not_asked.as_deref()));
-    let if_asked = if not_asked.is_some() {
-        ", if a GPU is asked for"
-    } else {
-        ""
-    };
-    lines.push(format!(
-        "\nshards of 256,256,256 uint16 with subchunks of 32,32,32 would run{if_asked}:"
-    ));
-    let chains: Vec<_> = CHAINS
-        .iter()
-        .map(|chain| (*chain, runs_where(chain, &options)))
-        .collect();
-    lines.extend(
-        chains
-            .iter()
-            .map(|(chain, (engine, why))| format!("  {chain:<19}  {engine}: {why}")),
-    );
-    let typical = zarrs_cuda::typical_shards(&options);
-    lines.push("\nestimated to encode one such shard, from figures of other machines:".to_string());
-    lines.extend(
-        typical
-            .iter()
-            .map(|kind| format!("  {:<20}  {}", kind.codec, kind.estimates)),
-    );
+    let unknown = variables::unknown();
+    lines.extend(unknown.iter().cloned());
+    // A driver may hang, so these lines come first.
+    common.say(wrapped(&lines.join("\n"), columns));
 
+    let found = apart::look(common, Duration::from_secs(args.limit));
+    let mut json = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "system": system(),
+    });
+    for (name, value) in found.members() {
+        json[name] = value;
+    }
+    json["machine"]["memory"] = machine.memory.into();
+    json["huge_pages"] = huge_pages().into();
+    json["unknown_variables"] = unknown.into();
+    let mut lines = found.lines();
     let filesystem = args.path.as_deref().map(FileSystem::look_at);
     if let Some(filesystem) = &filesystem {
         lines.push(format!("\n{filesystem}"));
     }
-    let json = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "system": system(),
-        "machine": json_of(&machine),
-        "not_used": not_asked,
-        "huge_pages": huge_pages(),
-        "chains": chains.iter().map(|(chain, (engine, why))| {
-            json!({ "codec": chain, "engine": engine, "why": why })
-        }).collect::<Vec<_>>(),
-        "estimates": typical.iter().map(|kind| {
-            json!({ "codec": kind.codec, "seconds": estimates_json(&kind.estimates) })
-        }).collect::<Vec<_>>(),
-        "filesystem": filesystem.as_ref().map(FileSystem::json),
-    });
-    let columns = common.columns();
-    Ok(Outcome::new(wrapped(&lines.join("\n"), columns), json))
-}
-
-/// Returns the lines about devices: the driver, the devices, the reason `not_asked` why arrays do not use them,
-/// and nvCOMP.
-fn of_devices(machine: &Machine, not_asked: Option<&str>) -> Vec<String> {
-    let mut lines = Vec::new();
-    let driver = &machine.driver;
-    let versions = [
-        driver
-            .cuda
-            .map(|(major, minor)| format!("for CUDA {major}.{minor}")),
-        driver
-            .kernel_module
-            .as_ref()
-            .map(|version| format!("kernel module {version}")),
-        driver
-            .library
-            .as_ref()
-            .map(|file| format!("library {}", file.display())),
-    ];
-    let versions: Vec<_> = versions.into_iter().flatten().collect();
-    if !versions.is_empty() {
-        lines.push(format!("driver: {}", versions.join(", ")));
-    }
-    match &machine.devices {
-        Err(reason) => lines.push(format!("devices: none: {reason}")),
-        Ok(devices) => lines.extend(devices.iter().map(|device| {
-            format!(
-                "device {}: {}, {}, compute capability {}.{}",
-                device.ordinal,
-                device.name,
-                bytes_text(device.memory as u64),
-                device.compute_capability.0,
-                device.compute_capability.1
-            )
-        })),
-    }
-    if let Some(reason) = not_asked {
-        lines.push(format!("they are not used: {reason}"));
-    }
-    match &machine.nvcomp {
-        Err(reason) => lines.push(format!("nvCOMP: none: {reason}")),
-        Ok(nvcomp) => lines.push(format!(
-            "nvCOMP: {} in {}",
-            nvcomp.version,
-            nvcomp.path.display()
-        )),
-    }
-    lines
-}
-
-/// Returns the options with which devices are looked for. The command is a process of its own, so that no
-/// application loses by an initialised driver.
-fn asked(common: &Common) -> Options {
-    common.options().with_consent("doctor")
-}
-
-fn json_of(machine: &Machine) -> Value {
-    let (devices, no_devices) = match &machine.devices {
-        Ok(devices) => (devices.as_slice(), None),
-        Err(reason) => (&[][..], Some(reason)),
-    };
-    let devices: Vec<_> = devices
-        .iter()
-        .map(|device| {
-            json!({
-                "ordinal": device.ordinal, "name": device.name, "memory": device.memory,
-                "compute_capability": [device.compute_capability.0, device.compute_capability.1],
-            })
-        })
-        .collect();
-    let nvcomp = match &machine.nvcomp {
-        Ok(nvcomp) => json!({ "version": nvcomp.version, "path": nvcomp.path }),
-        Err(reason) => json!({ "problem": reason }),
-    };
-    json!({
-        "memory": machine.memory, "devices": devices, "no_devices": no_devices, "nvcomp": nvcomp,
-        "driver": {
-            "cuda": machine.driver.cuda.map(|(major, minor)| format!("{major}.{minor}")),
-            "kernel_module": machine.driver.kernel_module,
-            "library": machine.driver.library,
-        },
-    })
+    json["filesystem"] = filesystem.as_ref().map(FileSystem::json).into();
+    let outcome = Outcome::new(wrapped(&lines.join("\n"), columns), json);
+    Ok(outcome.with_errors(found.failure().into_iter().collect()))
 }
 
 /// Returns the name and version of the operating system.
@@ -221,36 +119,5 @@ fn huge_pages() -> String {
         }
         Some(chosen) => format!("{chosen}: large buffers are on them"),
         None => setting.trim().to_string(),
-    }
-}
-
-/// Returns the engine that runs a chain, and the reason for this choice.
-fn runs_where(chain: &str, options: &Options) -> (String, String) {
-    let explained = || {
-        let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {
-            "none" => Vec::new(),
-            chain => chain
-                .parse::<zarrs_cuda_convert::SubchunkCodec>()
-                .and_then(|codec| {
-                    let codecs = codec.for_elements(&data_type::uint16());
-                    codecs.map_err(|failure| failure.to_string())
-                })?,
-        };
-        let extents = |extent: u64| NonZeroU64::new(extent).map(|extent| vec![extent; 3]);
-        let (Some(shard), Some(subchunk)) = (extents(256), extents(32)) else {
-            return Err("no shape".to_string());
-        };
-        let codec = CudaShardingCodecBuilder::new(subchunk, &data_type::uint16())
-            .bytes_to_bytes_codecs(codecs)
-            .options(options.clone())
-            .build_arc()
-            .map_err(|error| error.to_string())?;
-        codec
-            .explain(&shard, &data_type::uint16(), &FillValue::from(0_u16))
-            .map_err(|error| error.to_string())
-    };
-    match explained() {
-        Ok(explanation) => (explanation.engine.to_string(), explanation.why),
-        Err(reason) => ("refused".to_string(), reason),
     }
 }

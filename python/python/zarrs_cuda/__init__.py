@@ -17,7 +17,14 @@ from zarr.registry import register_pipeline
 from zarrs_cuda import _settings
 from zarrs_cuda._devices import configure
 from zarrs_cuda._doctor import doctor, metrics
-from zarrs_cuda._errors import FallbackWarning, FramesPending, FramesWarning, ShardChanged, ShardError
+from zarrs_cuda._errors import (
+    BackendUnavailable,
+    FallbackWarning,
+    FramesPending,
+    FramesWarning,
+    ShardChanged,
+    ShardError,
+)
 from zarrs_cuda._explain import Explanation, explain
 from zarrs_cuda._maintenance import (
     Consolidation,
@@ -48,6 +55,7 @@ __all__ = [
     "ArrayReader",
     "ArrayWriter",
     "Axis",
+    "BackendUnavailable",
     "CodecPipeline",
     "Consolidation",
     "Explanation",

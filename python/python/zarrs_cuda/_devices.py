@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import operator
 import os
+import warnings
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsIndex, cast
 
+import numpy as np
 from zarr.core.config import config
 
 from zarrs_cuda import _settings
+from zarrs_cuda._native import native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class _Unset(Enum):
@@ -31,12 +36,14 @@ class Devices(NamedTuple):
     """
 
     backend: str | None
-    devices: tuple[int, ...] | None
+    devices: tuple[int, ...] | Literal["all"] | None
     nvcomp: str | None
     device_memory: int | None
     device_timeout: float | None
     # One batch of so many is compared after the warm-up; None for the library's default.
     device_check: int | None
+    # Whether the argument `device` of a writer has named the device.
+    by_writer: bool = False
 
     def asks(self) -> bool:
         """Return whether these settings, or the environment, ask for a device."""
@@ -51,7 +58,7 @@ class Devices(NamedTuple):
 def configure(
     *,
     backend: str | _Unset | None = UNSET,
-    devices: int | Sequence[int] | _Unset | None = UNSET,
+    devices: SupportsIndex | Iterable[SupportsIndex] | Literal["all"] | _Unset | None = UNSET,
     nvcomp: str | os.PathLike[str] | _Unset | None = UNSET,
     device_memory: int | str | _Unset | None = UNSET,
     device_timeout: float | _Unset | None = UNSET,
@@ -68,13 +75,18 @@ def configure(
     Parameters
     ----------
     backend
-        ``"auto"``: a GPU where one helps, and the host if it fails. ``"cuda"``: a GPU, or an error.
+        ``"auto"``: a GPU where one helps, and the host if it fails. ``"cuda"``: the first read or write of
+        an array is a :class:`BackendUnavailable` if no GPU can be used, and so is a shard that a GPU should
+        encode and cannot. Reads of parts, shared shards and arrays without shards are the host's by design.
         ``"host"``: no GPU, whatever the environment says.
     devices
-        The number of a GPU, or several. By default one GPU: that of the current CUDA context of the thread,
+        The number of a GPU, or several different ones, such as ``[0, 1]`` or ``range(4)``, or ``"all"``. The
+        processors do the work of a number that names no GPU, unless the backend is ``"cuda"``; a warning and
+        :func:`metrics` say so. By default one GPU: that of the current CUDA context of the thread,
         else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
     nvcomp
-        The file of NVIDIA's nvCOMP library, which compresses on a GPU. By default it is looked for: the
+        The file of NVIDIA's nvCOMP library, which compresses on a GPU. A relative path begins in the folder
+        that is current now, and ``~`` is the user's home. By default it is looked for: the
         variable ``ZARRS_CUDA_NVCOMP``, the package ``nvidia-libnvcomp-cu12`` of this environment, and the
         libraries of the system.
     device_memory
@@ -136,13 +148,49 @@ def settings() -> Devices:
         if value is not None:
             checked[name] = _KNOWN[name](name, value)
     devices, check = checked["devices"], checked["device_check"]
-    checked["devices"] = None if devices is None else tuple(devices)
+    checked["devices"] = tuple(devices) if isinstance(devices, list) else devices
     checked["device_check"] = {"warmup": None, "all": 1}.get(check, check)
     found = Devices(**checked)
-    _check_environment()
+    _check_environment(found)
     if found.nvcomp is None and found.asks():
         found = found._replace(nvcomp=packaged_nvcomp())
     return found
+
+
+def check_backend(found: Devices) -> None:
+    """Check that a GPU can be used if these settings, or the environment, ask for ``"cuda"``.
+
+    Raises
+    ------
+    BackendUnavailable
+        If they do, and no GPU can be used. The message says why.
+    """
+    if wants_cuda(found):
+        native().check_backend(found)
+
+
+def wants_cuda(found: Devices) -> bool:
+    """Return whether these settings, or else the environment, ask for the backend ``"cuda"``."""
+    backend = found.backend or os.environ.get("ZARRS_CUDA_BACKEND", "").strip().lower()
+    return backend == "cuda"
+
+
+# The GPUs that were warned of, and the process that was.
+_warned: set[tuple[int, int]] = set()
+
+
+def warn_of_missing(found: Devices) -> None:
+    """Warn of each GPU that was named by number, looked for in vain, and not warned of in this process.
+
+    ``found`` are the settings of the array that was used.
+    """
+    if found.devices is None and "ZARRS_CUDA_DEVICES" not in os.environ:
+        return
+    for number, why in native().missing_devices().items():
+        key = os.getpid(), number
+        if key not in _warned:
+            _warned.add(key)
+            warnings.warn(f"{why}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=3)
 
 
 def of_writer(device: int | None) -> Devices:
@@ -156,26 +204,31 @@ def of_writer(device: int | None) -> Devices:
     found = settings()
     if device is None:
         return found
-    found = found._replace(devices=tuple(_devices("device", device)), backend=found.backend or "auto")
+    number = _number("`device`", device)
+    found = found._replace(devices=(number,), backend=found.backend or "auto", by_writer=True)
     if found.backend == "host":
         msg = f"`device` is {device}, and `zarrs_cuda.backend` in `zarr.config` is 'host': set one of them"
         raise ValueError(msg)
     return found
 
 
-def _check_environment() -> None:
-    value = os.environ.get("ZARRS_CUDA_BACKEND", "").strip()
-    if value.lower() not in ("", *_BACKENDS):
-        msg = f"ZARRS_CUDA_BACKEND is {value!r} in the environment, and must be auto, host or cuda"
-        raise ValueError(msg)
-    value = os.environ.get("ZARRS_CUDA_DEVICES", "").strip()
-    numbers = [number.strip() for number in value.split(",")]
-    if value.lower() not in ("", "all") and not all(n.isascii() and n.isdigit() for n in numbers):
-        msg = (
-            f"ZARRS_CUDA_DEVICES is {value!r} in the environment, and must be numbers of devices with commas "
-            "between them, such as 0,1, or all"
-        )
-        raise ValueError(msg)
+# The variables of the environment that this package knows.
+_VARIABLES = ("ZARRS_CUDA_BACKEND", "ZARRS_CUDA_DEVICES", "ZARRS_CUDA_NVCOMP")
+
+# The sentences about other variables that were warned of in this process.
+_told: set[str] = set()
+
+
+def _check_environment(found: Devices) -> None:
+    """Check the variables of the environment. The native module is loaded only if there are any."""
+    ours = [name for name in os.environ if name.startswith("ZARRS_CUDA_")]
+    if any(name not in _VARIABLES for name in ours):
+        for why in native().unknown_variables():
+            if why not in _told:
+                _told.add(why)
+                warnings.warn(why, RuntimeWarning, stacklevel=4)
+    if any(name in _VARIABLES for name in ours):
+        native().check_settings(found)
 
 
 def packaged_nvcomp() -> str | None:
@@ -210,20 +263,47 @@ def _backend(key: str, value: Any) -> str:
     return str(value)
 
 
-def _devices(key: str, value: Any) -> list[int]:
-    numbers = [value] if isinstance(value, int) else value
-    is_list = isinstance(numbers, (list, tuple)) and len(numbers) > 0
-    if not is_list or not all(type(n) is int and 0 <= n < 2**31 for n in numbers):
-        msg = f"`zarrs_cuda.{key}` is {value!r}, and must be the number of a GPU, or a list of numbers"
+def _number(name: str, value: Any) -> int:
+    try:
+        number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**31:
+        msg = f"{name} is {value!r}, and must be the number of a GPU, which counts from 0"
         raise ValueError(msg)
-    return list(numbers)
+    return number
+
+
+def _devices(key: str, value: Any) -> list[int] | str:
+    if isinstance(value, str) and value.lower() == "all":
+        return "all"
+    name = f"`zarrs_cuda.{key}`"
+    wrong = f"{name} is {value!r}, and must be the number of a GPU, a list of different numbers, or 'all'"
+    is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
+    values = [value] if is_one else list(value)
+    try:
+        numbers = [_number(name, number) for number in values]
+    except ValueError:
+        raise ValueError(wrong) from None
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        msg = f"{wrong}: it names GPU {twice} twice"
+        raise ValueError(msg)
+    if not numbers:
+        raise ValueError(wrong)
+    return numbers
 
 
 def _file(key: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         msg = f"`zarrs_cuda.{key}` is {value!r}, and must be the path of a file"
         raise ValueError(msg)
-    return os.fspath(value)
+    path = Path(os.fspath(value)).expanduser()
+    if path.is_dir():
+        msg = f"`zarrs_cuda.{key}` is {os.fspath(value)!r}, a folder, and must be the path of a file"
+        raise ValueError(msg)
+    # The loader looks up a name without a folder.
+    return str(path) if len(path.parts) == 1 and not path.exists() else str(path.absolute())
 
 
 def _memory(key: str, value: Any) -> int:

@@ -9,6 +9,16 @@ class FramesWarning(UserWarning):
     """Subchunks are stored beside the shards of an array, and were not read: the message says what to do."""
 
 
+class BackendUnavailable(RuntimeError):  # noqa: N818
+    """A read or a write is refused: the backend is ``"cuda"``, and no GPU can do it. The message says why."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}. `zarrs_cuda.doctor()` says what this machine has. "
+            "`zarrs_cuda.configure(backend='auto')`, before the array is opened, uses the host instead"
+        )
+
+
 class _OfShardError(RuntimeError):
     """An error of one shard, or of one chunk.
 

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _devices, _settings
 from zarrs_cuda._arrays import opened
+from zarrs_cuda._errors import BackendUnavailable
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place
 from zarrs_cuda._supported import UnsupportedError, check_path
@@ -75,11 +76,16 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
             (1,) * asynchronous.ndim if first is None else first.codec_shape
         )._metadata
     try:
+        _devices.check_backend(pipeline._devices)
+        refused = None
+    except BackendUnavailable as error:
+        refused = f"every read and every write is refused: {error}"
+    try:
         check_path(asynchronous.store_path.path)
         ours = native_for(metadata, found, pipeline._mode, pipeline._devices)
     except UnsupportedError as error:
         other = type(pipeline.other)
-        return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")
+        return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), refused or "")
     match found:
         case None:
             where = "its values are given to the library, and taken from it"
@@ -88,8 +94,14 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         case _:
             where = "its values are objects, which the library requests itself"
     stages = ours.explain(asynchronous.store_path.path, _settings.threads())
+    _devices.warn_of_missing(pipeline._devices)
     if ours.mode != "in_place":
         # The library says how it would update shards where they are.
         stages = re.sub(r"(?m)^partial writes:.*\n?", "", stages)
+    if ours.mode == "shared":
+        # The library says what it would do with whole shards.
+        stages = re.sub(r"(?m)^(engine|estimated to|whole shards|the first shard).*\n?", "", stages)
+        stages = f"subchunks are written and read one by one, on the host, whatever the backend\n{stages}"
+    stages = refused or stages
     objects = asynchronous.size if ours.is_variable else 0
     return Explanation(name, ours.mode, where, stages, objects)

@@ -269,6 +269,7 @@ class MultiscaleWriter(SliceWriter):
         )
         self._levels = [StorePath(where.store, path) for path in writer.paths]
         super().__init__(opened, writer, asks=isinstance(place, Asked))
+        _devices.warn_of_missing(settings[-1])
         self._refresh()
 
     @property
@@ -361,7 +362,7 @@ def write_lower_levels(
         raise ValueError(msg)
     _, where, place = _in_group(array)
     pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
-    done: str = native().write_lower_levels(
-        place, where.path, pyramid, _settings.syncs(), part, _devices.settings()
-    )
+    devices = _devices.settings()
+    done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), part, devices)
+    _devices.warn_of_missing(devices)
     return done

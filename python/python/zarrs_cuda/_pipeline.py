@@ -124,6 +124,8 @@ class CodecPipeline(_CodecPipeline):
         self._of_chunks: dict[tuple[int, ...], CodecPipeline] = {}
         # The process that has looked for subchunks beside shards.
         self._looked: int | None = None
+        # The process that has checked that the GPUs that were asked for can be used.
+        self._checked: int | None = None
         # How many reads have to be in time until the event loop's thread does them again.
         self._slow = 0
 
@@ -264,6 +266,8 @@ class CodecPipeline(_CodecPipeline):
 
         Raises
         ------
+        BackendUnavailable
+            If the backend is ``"cuda"``, and no GPU can be used.
         ShardError
             If a chunk cannot be decoded.
         OSError
@@ -285,6 +289,7 @@ class CodecPipeline(_CodecPipeline):
             return await self.other.read(batch, out, drop_axes)
         with _named(batch):
             there = await self._read_ours(ours, batch, out, drop_axes)
+        _devices.warn_of_missing(self._devices)
         if ours.is_sharded and not ours.is_shared and self._looked != os.getpid():
             self._looked = os.getpid()
             await _frames.look(batch[0][0].store, ours.path_of(batch[0][0].path))
@@ -334,6 +339,8 @@ class CodecPipeline(_CodecPipeline):
         ------
         FramesPending
             If subchunks are stored beside a shard.
+        BackendUnavailable
+            If the backend is ``"cuda"``, and no GPU can be used.
         ShardError
             If a chunk is changed in part and cannot be decoded.
         ValueError
@@ -367,6 +374,7 @@ class CodecPipeline(_CodecPipeline):
                 raise
             if changes:
                 await _store(batch, changes)
+        _devices.warn_of_missing(self._devices)
 
     async def _resized(self, store: Store, path: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the shape that the array had when it was opened, and the stored one, if they differ.
@@ -408,7 +416,16 @@ class CodecPipeline(_CodecPipeline):
         return known
 
     def _for(self, batch: Batch) -> Native | None:
-        """Return the native half for a batch, or None if zarr-python is to do it."""
+        """Return the native half for a batch, or None if zarr-python is to do it.
+
+        Raises
+        ------
+        BackendUnavailable
+            If the backend is ``"cuda"``, and no GPU can be used: no other half may do the work in silence.
+        """
+        if self._checked != os.getpid():
+            _devices.check_backend(self._devices)
+            self._checked = os.getpid()
         where = batch[0][0]
         if not isinstance(where, StorePath):
             self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")

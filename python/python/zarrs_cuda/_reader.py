@@ -10,7 +10,7 @@ from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.sync import sync
 
-from zarrs_cuda import _frames, _settings
+from zarrs_cuda import _devices, _frames, _settings
 from zarrs_cuda._arrays import opened
 from zarrs_cuda._interrupts import interruptible
 from zarrs_cuda._native import native
@@ -59,6 +59,8 @@ class ArrayReader:
 
     Raises
     ------
+    BackendUnavailable
+        If the backend is ``"cuda"``, and no GPU can be used.
     TypeError
         If it is no array, or numpy does not convert its elements to ``dtype`` by the rule "same_kind".
     ValueError
@@ -93,6 +95,10 @@ class ArrayReader:
                 "another kind: read them as they are, and convert them (`astype`)"
             )
             raise TypeError(msg)
+        pipeline = self._array.codec_pipeline
+        _devices.check_backend(
+            pipeline._devices if isinstance(pipeline, CodecPipeline) else _devices.settings()
+        )
         self._reader = self._made()
 
     def _made(self) -> Any:

@@ -411,6 +411,7 @@ class ArrayWriter(SliceWriter):
             progress,
         )
         super().__init__(asynchronous, writer, asks=isinstance(place, Asked))
+        _devices.warn_of_missing(settings[-1])
 
     def _keep(self, last: dict[str, float]) -> None:
         self._last = last

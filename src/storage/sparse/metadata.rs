@@ -108,6 +108,7 @@ fn sharded_array(path: &NodePath, array: &Array<()>) -> Result<ShardedArray, Err
         )));
     }
     let codec = find::of_array(array)?;
+    codec.check_backend()?;
     if !array.storage_transformers().create_metadatas().is_empty() {
         return Err(not_shards(
             "a storage transformer comes before the store".to_owned(),

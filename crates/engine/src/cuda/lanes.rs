@@ -151,6 +151,20 @@ impl Devices {
         device.node().map_or(&self.copiers, |node| &node.copiers)
     }
 
+    fn refused(&self, ordinal: usize) -> Option<&DriverError> {
+        let mut refused = self.refused.iter();
+        refused.find(|error| error.device == Some(ordinal))
+    }
+
+    /// Returns the reason why the device `ordinal` is not among these devices. Takes no lock.
+    pub fn why_missing(&self, ordinal: usize) -> String {
+        if let Some(error) = self.refused(ordinal) {
+            return error.to_string();
+        }
+        let ordinals: Vec<usize> = self.infos().map(|info| info.ordinal).collect();
+        format!("there is no CUDA device {ordinal}: the devices that can be used are {ordinals:?}")
+    }
+
     /// Returns the indices of the usable devices that `limits` allows. Takes no lock, so that a forked child
     /// gets an error here instead of a deadlock.
     ///
@@ -167,15 +181,8 @@ impl Devices {
         let ordinals: Vec<usize> = self.devices.iter().map(|d| d.info().ordinal).collect();
         let named = limits.devices.as_deref().unwrap_or(&ordinals);
         if let Some(absent) = named.iter().find(|named| !ordinals.contains(named)) {
-            let mut refused = self.refused.iter();
-            return Err(refused
-                .find(|error| error.device == Some(*absent))
-                .cloned()
-                .unwrap_or_else(|| {
-                    unavailable(format!(
-                        "there is no CUDA device {absent}: the devices that can be used are {ordinals:?}"
-                    ))
-                }));
+            let refused = self.refused(*absent).cloned();
+            return Err(refused.unwrap_or_else(|| unavailable(self.why_missing(*absent))));
         }
         let mut reason = match &limits.devices {
             Some(_) => "no CUDA device was named".to_string(),

@@ -162,6 +162,11 @@ pub fn visible_devices() -> Result<usize, DriverError> {
     driver::count()
 }
 
+/// Returns whether this process was forked from a process that had looked for devices. CUDA does not work here.
+pub fn is_forked() -> bool {
+    ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+}
+
 /// Returns the devices of this process. The first call searches for them.
 ///
 /// # Errors

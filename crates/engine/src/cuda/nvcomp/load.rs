@@ -50,6 +50,7 @@ impl Search {
             Some(path) => Some((path.into(), "the options")),
             None => variable(VARIABLE).map(|path| (path.into(), VARIABLE)),
         };
+        let named = named.map(|(path, who)| (in_home(path, variable("HOME")), who));
         let names = MAJORS.map(|major| file_name(major).0.into());
         let mut packages = Vec::new();
         if let Some(path) = variable("PYTHONPATH") {
@@ -73,6 +74,14 @@ impl Search {
     /// There is no usable library. The error names the files and the reasons.
     pub(crate) fn load(&self) -> Result<Nvcomp, String> {
         if let Some((path, who)) = &self.named {
+            if path.is_dir() {
+                return Err(format!(
+                    "nvCOMP, which {who} named: {} is a folder: name the file of the library{}",
+                    path.display(),
+                    inside(path)
+                        .map_or_else(String::new, |file| format!(", such as {}", file.display()))
+                ));
+            }
             return Nvcomp::open(path)
                 .map_err(|reason| format!("nvCOMP, which {who} named: {reason}"));
         }
@@ -108,6 +117,23 @@ impl Search {
             reasons.join("; ")
         ))
     }
+}
+
+/// Returns `path` with the folder `home` in place of a `~` at its start, which only shells replace.
+fn in_home(path: PathBuf, home: Option<OsString>) -> PathBuf {
+    match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path,
+    }
+}
+
+/// Returns a file of nvCOMP in or below `folder`, if one is where its packages have it.
+fn inside(folder: &Path) -> Option<PathBuf> {
+    let names = MAJORS.into_iter().map(file_name);
+    let mut files = names.flat_map(|(name, below)| {
+        ["", "lib64", "lib", below].map(|below| folder.join(below).join(&name))
+    });
+    files.find(|file| file.is_file())
 }
 
 /// Returns the package folders of a Python environment, sorted.
@@ -200,7 +226,15 @@ impl Nvcomp {
         // SAFETY: if the file is nvCOMP, loading it runs only nvCOMP's own code. An attacker who
         // can put another file in this place can also replace this program.
         let library = unsafe { Library::load(path) };
-        let library = library.map_err(|reason| format!("{}: {reason}", path.display()))?;
+        let library = library.map_err(|reason| {
+            // The loader's reason begins with the path in most cases.
+            let name = path.display().to_string();
+            if reason.starts_with(&name) {
+                reason
+            } else {
+                format!("{name}: {reason}")
+            }
+        })?;
         let symbols = Symbols { library: &library };
 
         // SAFETY: this is the type of the function, and it has never changed.

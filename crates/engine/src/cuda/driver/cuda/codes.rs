@@ -1,6 +1,9 @@
 //! The result codes of the CUDA driver, and the fault that each code means.
 
-use super::functions::{Code, Functions};
+use super::{
+    functions::{Code, Functions},
+    hints,
+};
 use crate::cuda::driver::Fault;
 use cudarc::driver::sys::CUresult;
 use std::{
@@ -75,8 +78,19 @@ pub(super) fn fault_without_context(code: Code) -> Fault {
 /// The code of every function of the library that a CUDA toolkit has for linking.
 const STUB_LIBRARY: Code = CUresult::CUDA_ERROR_STUB_LIBRARY as Code;
 
-/// Returns the name of a code, its number, and the driver's description.
+/// The code of a driver that shows no device to this process.
+const NO_DEVICE: Code = CUresult::CUDA_ERROR_NO_DEVICE as Code;
+
+/// Returns the name of a code, its number, and the driver's description; and advice if there is no device.
 pub(super) fn describe(functions: &Functions, code: Code) -> String {
+    let described = in_words(functions, code);
+    match code {
+        NO_DEVICE => format!("{described}: {}", hints::without_device()),
+        _ => described,
+    }
+}
+
+fn in_words(functions: &Functions, code: Code) -> String {
     if code == STUB_LIBRARY {
         return "the loader found the stub of a CUDA toolkit instead of the driver's libcuda.so.1: remove the folder `stubs` from LD_LIBRARY_PATH, and install an NVIDIA driver if there is none".to_string();
     }

@@ -7,6 +7,7 @@
 //! libraries keep the old names. The types come from cudarc. Its bindings for CUDA 12.0, generated from
 //! NVIDIA's header, check the types below when tests are compiled.
 
+use super::hints::{self, UPDATE};
 use crate::cuda::library::Library;
 #[cfg(test)]
 use cudarc::driver::sys;
@@ -14,8 +15,9 @@ use cudarc::driver::sys::{
     CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
+use std::env;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The result code of a function: 0, or the reason for a failure.
 pub(super) type Code = u32;
@@ -164,18 +166,52 @@ impl Functions {
     pub(super) fn load() -> Result<Self, String> {
         let library = NAMES.into_iter().find_map(|name| {
             // SAFETY: the driver's initialisers may run in any process.
-            unsafe { Library::load(Path::new(name)) }.ok()
+            match unsafe { Library::load(Path::new(name)) } {
+                Err(reason) if is_absent(name, &reason) => None,
+                loaded => Some(loaded),
+            }
         });
-        let library = library.ok_or_else(|| {
-            format!(
-                "no CUDA driver is installed: the loader found no {}; {UPDATE}",
-                NAMES.join(", no ")
-            )
+        let Some(library) = library else {
+            return Err(match passed_over() {
+                Some(file) => format!(
+                    "the CUDA driver's library {} is there and cannot be loaded: the loader passes over it, because it is for another kind of processor, or cannot be read",
+                    file.display()
+                ),
+                None => format!(
+                    "no CUDA driver is installed: the loader found no {}; {}",
+                    NAMES.join(", no "),
+                    hints::without_driver()
+                ),
+            });
+        };
+        let library = library.map_err(|reason| {
+            format!("the CUDA driver's library is there and cannot be loaded: {reason}")
         })?;
         Self::look_up(&library)
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
 }
 
-/// The advice to users whose driver is too old.
-pub(super) const UPDATE: &str = "install an NVIDIA driver of version 525 or newer";
+/// Returns a file of the driver's library where loaders look. A loader says of a library for another kind of
+/// processor that it is absent.
+fn passed_over() -> Option<PathBuf> {
+    let searched = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let of_system = [
+        format!("/usr/lib/{}-linux-gnu", env::consts::ARCH),
+        "/usr/lib64".to_string(),
+        "/usr/lib".to_string(),
+    ];
+    let folders = env::split_paths(&searched).chain(of_system.map(PathBuf::from));
+    let mut files = folders.flat_map(|folder| NAMES.map(|name| folder.join(name)));
+    files.find(|file| file.is_file())
+}
+
+/// Returns whether the loader's `reason` says that there is no library `name`. A library that is there may be for
+/// another machine, or need a library that is absent.
+fn is_absent(name: &str, reason: &str) -> bool {
+    let is_of_name = reason.strip_prefix(name).is_some_and(|rest| rest.starts_with(": cannot open"))
+        // The words of musl.
+        || reason.contains(&format!("loading shared library {name}:"));
+    // Windows has the same words for a library that is absent and for one that needs an absent library.
+    cfg!(windows) || (is_of_name && reason.ends_with("No such file or directory"))
+}

@@ -15,6 +15,7 @@ mod codes;
 pub mod emulated;
 mod functions;
 mod handles;
+mod hints;
 mod kernels;
 #[cfg(test)]
 mod layouts;

@@ -3,7 +3,7 @@
 use super::functions::{Code, ContextFunctions};
 use super::{
     CudaDriver, DeviceInfo, Driver, DriverError, Fault, Found, Functions, Handles, Kernels, codes,
-    functions,
+    hints,
 };
 use crate::cuda::driver::PciAddress;
 use crate::cuda::driver::cuda::handles::lock;
@@ -43,7 +43,7 @@ pub fn open_all() -> Result<Found, DriverError> {
         }
     }
     if drivers.is_empty() {
-        let none = || unavailable("look for CUDA devices", None, "there are none".into());
+        let none = || unavailable("look for CUDA devices", None, hints::without_device());
         return Err(refused.into_iter().next().unwrap_or_else(none));
     }
     Ok(Found { drivers, refused })
@@ -274,7 +274,7 @@ fn check_version(version: i32) -> Result<(), String> {
         "the driver is for CUDA {}, and the kernels need one for CUDA {}: {}",
         text(version),
         text(VERSION),
-        functions::UPDATE
+        hints::UPDATE
     ))
 }
 

@@ -96,6 +96,42 @@ fn what_is_named_and_cannot_be_loaded_is_an_error() {
     }
     let message = refused(&search(Some(&absent), &[]));
     assert!(message.contains("No such file"), "{message}");
+    assert_eq!(message.matches("absent.so").count(), 1, "{message}");
+}
+
+#[test]
+fn a_folder_in_place_of_the_file_is_named_with_the_file_in_it() {
+    let folder = TempDir::new().unwrap();
+    let message = refused(&search(Some(folder.path()), &[]));
+    let named = format!(
+        "nvCOMP, which the options named: {} is a folder: name the file of the library",
+        folder.path().display()
+    );
+    assert_eq!(message, named);
+    let file = install(StandIn::Six, folder.path(), 6);
+    let message = refused(&search(None, &[(VARIABLE, folder.path())]));
+    assert!(
+        message.contains("which ZARRS_CUDA_NVCOMP named"),
+        "{message}"
+    );
+    assert!(
+        message.ends_with(&format!("such as {}", file.display())),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_tilde_is_the_home() {
+    let home = TempDir::new().unwrap();
+    install(StandIn::Six, home.path(), 6);
+    let below = Path::new("~/nvidia/libnvcomp/lib64/libnvcomp.so.6");
+    let variables = [("HOME", home.path())];
+    assert!(search(Some(below), &variables).load().is_ok());
+    assert!(
+        search(None, &[variables[0], (VARIABLE, below)])
+            .load()
+            .is_ok()
+    );
 }
 
 #[test]

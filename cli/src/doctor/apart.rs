@@ -1,0 +1,125 @@
+//! Looks for GPUs in a process of its own, with a limit: a driver may hang or crash when it is initialised.
+
+use std::io::Read as _;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use zarrs_cuda_convert::Failure;
+
+use crate::common::Common;
+
+/// The report of the process that has looked.
+pub(super) struct Report(Value);
+
+/// Begins a process that looks for GPUs, and returns its report. If the process fails, or takes longer than
+/// `limit`, the report says so.
+pub(super) fn look(common: &Common, limit: Duration) -> Report {
+    Report(reported(common, limit).unwrap_or_else(|why| {
+        json!({
+            "lines": [format!("devices: unknown: {why}")],
+            "members": {
+                "machine": {
+                    "memory": null, "devices": [], "no_devices": why, "driver": {
+                        "cuda": null, "kernel_module": null, "library": null,
+                    },
+                    "nvcomp": { "problem": "it was not looked for, since looking for GPUs failed" },
+                },
+                "not_used": null,
+                "use": { "is_well": false, "text": why },
+                "chains": [],
+                "estimates": [],
+            },
+        })
+    }))
+}
+
+fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
+    const WHO: &str = "a process that looked for GPUs";
+    let mut command = Command::new(common.program.first().ok_or("the program has no name")?);
+    command
+        .args(common.program.iter().skip(1))
+        .args(["doctor", "--look", "--json"])
+        .args(common.words())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("{WHO} did not begin: {error}"))?;
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.stdout.take();
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        let read = stdout.map(|mut stdout| stdout.read_to_end(&mut text));
+        // The receiver may have stopped waiting.
+        let _ = sender.send(read.is_some_and(|read| read.is_ok()).then_some(text));
+    });
+    let Ok(text) = receiver.recv_timeout(limit) else {
+        // It may be inside the driver's kernel module and not end before the driver returns, so this process does
+        // not wait for it.
+        let _ = child.kill();
+        let _ = child.try_wait();
+        return Err(format!(
+            "{WHO} did not end in {} s: the NVIDIA driver hangs. See whether `nvidia-smi` hangs, too, and restart the machine, or give a longer --limit",
+            limit.as_secs()
+        ));
+    };
+    let status = child
+        .wait()
+        .map_err(|error| format!("{WHO} is lost: {error}"))?;
+    let report = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+    report
+        .filter(|report| status.success() && report["members"].is_object())
+        .ok_or_else(|| {
+            format!(
+                "{WHO} ended {}: the NVIDIA driver, or a library that it loads, is broken. See what `nvidia-smi` says",
+                ending(status)
+            )
+        })
+}
+
+/// Returns how a process ended, in words: by which signal, or with which exit code.
+fn ending(status: ExitStatus) -> String {
+    #[cfg(unix)]
+    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
+        let name = match signal {
+            4 => " (SIGILL)",
+            6 => " (SIGABRT)",
+            8 => " (SIGFPE)",
+            9 => " (SIGKILL)",
+            11 => " (SIGSEGV)",
+            15 => " (SIGTERM)",
+            _ => "",
+        };
+        return format!("by the signal {signal}{name}");
+    }
+    match status.code() {
+        Some(code) => format!("with the exit code {code} and without a report"),
+        None => "without a report".to_string(),
+    }
+}
+
+impl Report {
+    pub(super) fn lines(&self) -> Vec<String> {
+        let lines = self.0["lines"].as_array().into_iter().flatten();
+        lines
+            .filter_map(Value::as_str)
+            .map(str::to_string)
+            .collect()
+    }
+
+    /// Returns the members for the JSON object of `doctor`.
+    pub(super) fn members(&self) -> impl Iterator<Item = (&str, Value)> {
+        let members = self.0["members"].as_object().into_iter().flatten();
+        members.map(|(name, value)| (name.as_str(), value.clone()))
+    }
+
+    /// Returns the failure if settings ask for GPUs that cannot be used.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let verdict = &self.0["members"]["use"];
+        let is_well = verdict["is_well"].as_bool().unwrap_or(false);
+        (!is_well).then(|| Failure::failed(verdict["text"].as_str().unwrap_or_default()))
+    }
+}
