@@ -26,6 +26,14 @@ impl Case {
         }
     }
 
+    /// A case of these boxes, without a name.
+    pub(crate) fn of(boxes: &[ArraySubset]) -> Self {
+        Self {
+            name: "",
+            boxes: boxes.to_vec(),
+        }
+    }
+
     /// The number of elements in all boxes.
     pub(crate) fn num_elements(&self) -> u64 {
         self.boxes.iter().map(ArraySubset::num_elements).sum()

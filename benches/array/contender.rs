@@ -171,6 +171,62 @@ impl Stored {
         Ok(clock.elapsed().as_secs_f64())
     }
 
+    /// Reads `boxes` by `call` once. Returns the elements, box after box, unless they are in `warm`.
+    pub(crate) fn once(
+        &self,
+        boxes: &[ArraySubset],
+        call: Call,
+        warm: &mut [u16],
+    ) -> Result<Option<Vec<u16>>> {
+        let case = Case::of(boxes);
+        match (call, boxes) {
+            (Call::Elements, [one]) => Ok(Some(self.array.retrieve_array_subset(one)?)),
+            (Call::Elements, _) => {
+                let (_, read) = each(&case, |subset| {
+                    Ok(self.array.retrieve_array_subset::<Vec<u16>>(subset)?)
+                })?;
+                Ok(Some(read.concat()))
+            }
+            (Call::ReadBoxes, _) if self.codec == Codec::Ours => {
+                let origins: Vec<&[u64]> = boxes.iter().map(ArraySubset::start).collect();
+                self.reader.read_boxes(&origins, boxes[0].shape(), warm)?;
+                Ok(None)
+            }
+            (Call::ReadInto, [one]) if self.codec == Codec::Ours => {
+                self.reader.read_into(one, warm)?;
+                Ok(None)
+            }
+            _ => {
+                into(&case, warm, |subset, output| {
+                    self.into_memory(subset, output)
+                })?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads `subset` into `output` by zarrs' call.
+    fn into_memory(
+        &self,
+        subset: &ArraySubset,
+        output: &mut [u16],
+    ) -> std::result::Result<(), Failed> {
+        let shape = subset.shape().to_vec();
+        let output = bytemuck::cast_slice_mut(output);
+        // SAFETY: the only view of this memory.
+        let mut view = unsafe {
+            ArrayBytesFixedDisjointView::new(
+                UnsafeCellSlice::new(output),
+                2,
+                &shape,
+                ArraySubset::new_with_shape(shape.clone()),
+            )
+        }
+        .map_err(CodecError::from)?;
+        let target = ArrayBytesDecodeIntoTarget::Fixed(&mut view);
+        Ok(self.array.retrieve_array_subset_into(subset, target)?)
+    }
+
     /// Reads the boxes of `case` by `call`: the seconds, and the bytes, box after box.
     ///
     /// `warm` is memory for the elements that was written before.
@@ -215,22 +271,9 @@ impl Stored {
                 Ok((seconds, bytes(warm)))
             }
             Call::Into | Call::ReadInto | Call::ReadBoxes => {
-                let seconds = into(case, warm, |subset, output| {
-                    let shape = subset.shape().to_vec();
-                    let output = bytemuck::cast_slice_mut(output);
-                    // SAFETY: the only view of this memory.
-                    let mut view = unsafe {
-                        ArrayBytesFixedDisjointView::new(
-                            UnsafeCellSlice::new(output),
-                            2,
-                            &shape,
-                            ArraySubset::new_with_shape(shape.clone()),
-                        )
-                    }
-                    .map_err(CodecError::from)?;
-                    let target = ArrayBytesDecodeIntoTarget::Fixed(&mut view);
-                    Ok(self.array.retrieve_array_subset_into(subset, target)?)
-                })?;
+                let read =
+                    |subset: &ArraySubset, output: &mut [u16]| self.into_memory(subset, output);
+                let seconds = into(case, warm, read)?;
                 Ok((seconds, bytes(warm)))
             }
         }

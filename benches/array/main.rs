@@ -2,10 +2,11 @@
 //! implementations of Zarr, in turns.
 //!
 //! `cargo bench --package zarrs_cuda_benches --bench array [-- [--in=FOLDER] [--rounds=N] [--alone]
-//! [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. A
+//! [--all] [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. The 40 rows
+//! of `named.rs` are the default, and take five minutes. With `--all`, a
 //! filter is parts of a name like `read_into/whole/zstd-1/32/32/files`, with commas between them,
 //! all of which must occur: call, case, chain, extent of a subchunk, shard (its size in MiB, or
-//! `thin`), sink. Without a filter all rows are measured, which takes hours. `--alone` leaves the
+//! `thin`), sink. All of these rows take hours. `--alone` leaves the
 //! peers out, `--list` prints the names. The first run installs the peers in `target/peers`, which
 //! needs Python 3.11 or newer, its `venv` and `PyPI`.
 //!
@@ -44,6 +45,7 @@ use zarrs_cuda_benches::{Result, chains, median, python, results, warm};
 mod cases;
 mod contender;
 mod limit;
+mod named;
 mod peers;
 
 use cases::{Case, EDGE, cases};
@@ -144,6 +146,15 @@ impl Layout {
 
 fn main() -> Result<()> {
     let run = Run::of_process()?;
+    if !run.arguments.has("--all") && !run.list {
+        let mut bench = Bench::new(&run)?;
+        let wants = |name: &str| run.wants(name);
+        let (elements, peers) = (&bench.elements, &mut bench.peers);
+        bench.rows = named::measure(elements, peers, &run.folder, run.rounds, &wants)?;
+        let path = results::write(TMP, "array.json", &bench.rows)?;
+        println!("\nwritten to {}", path.display());
+        return Ok(());
+    }
     let cases = cases();
     let rows_of = |layout: &Layout| {
         let wanted =

@@ -10,6 +10,9 @@ C order. Each line of stdin is a request, as JSON:
   are asked for at once, if there is a call for that.
 - `read_into`: the same into memory that was written before, if there is a call for that.
 
+- `places`: make the call `of`, `read` or `read_into`, at one of `places` after the other, each a list of
+  boxes, for `turn` seconds or longer. The answer is the seconds of one call.
+
 For each request a line of JSON goes to stdout: the `seconds` of the call and the `crc32` of the bytes
 that were read, box after box, if `check` is true; or the `error`. A call that does not exist answers
 null seconds.
@@ -26,6 +29,24 @@ import numpy as np
 
 def slices(box):
     return tuple(slice(start, end) for start, end in box)
+
+
+def of_places(peer, request):
+    """The seconds of a call, made at one place after the other until the turn ends."""
+    places = [[slices(box) for box in boxes] for boxes in request["places"]]
+    into = request["of"] == "read_into"
+    if into and peer.read_into is None:
+        return None
+    arrays = [np.ones(tuple(s.stop - s.start for s in box), dtype="<u2") for box in places[0]]
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < request["turn"]:
+        boxes = places[calls % len(places)]
+        if into:
+            peer.read_into(boxes, arrays)
+        else:
+            peer.read(boxes)
+        calls += 1
+    return (time.perf_counter() - start) / calls
 
 
 def serve(peer):
@@ -48,6 +69,8 @@ def serve(peer):
                 start = time.perf_counter()
                 peer.store(elements)
                 answer["seconds"] = time.perf_counter() - start
+            elif call == "places":
+                answer["seconds"] = of_places(peer, request)
             else:
                 boxes = [slices(box) for box in request["boxes"]]
                 if call == "read":

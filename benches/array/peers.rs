@@ -1,9 +1,11 @@
 //! The peers: Python processes that make the same calls.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use zarrs::array::ArraySubset;
 use zarrs_cuda_benches::Result;
 use zarrs_cuda_benches::python::Script;
 
@@ -40,6 +42,22 @@ impl Peer {
             .ok_or("a peer answered without a time")?)
     }
 
+    /// Makes the call for at least `turn`, at one of `places` after the other: the seconds of a call, unless the
+    /// peer has no such call.
+    pub(crate) fn read_places(
+        &mut self,
+        places: &[Vec<ArraySubset>],
+        into: bool,
+        turn: Duration,
+    ) -> Result<Option<f64>> {
+        let places: Vec<_> = places.iter().map(|boxes| ranges(boxes)).collect();
+        let call = if into { "read_into" } else { "read" };
+        let request = json!({
+            "call": "places", "of": call, "places": places, "turn": turn.as_secs_f64(),
+        });
+        Ok(self.script.ask(&request)?["seconds"].as_f64())
+    }
+
     /// Reads the boxes of `case`, into new memory or into memory that was written before: the
     /// seconds, unless the peer has no such call, and with `check` the CRC-32 of the elements.
     pub(crate) fn read(
@@ -48,18 +66,20 @@ impl Peer {
         into: bool,
         check: bool,
     ) -> Result<Option<(f64, Option<u32>)>> {
-        let boxes: Vec<Vec<[u64; 2]>> = case
-            .boxes
-            .iter()
-            .map(|subset| {
-                let ranges = subset.to_ranges().into_iter();
-                ranges.map(|range| [range.start, range.end]).collect()
-            })
-            .collect();
+        let boxes = ranges(&case.boxes);
         let call = if into { "read_into" } else { "read" };
         let request = json!({ "call": call, "boxes": boxes, "check": check });
         let answer = self.script.ask(&request)?;
         let crc = answer["crc32"].as_u64().map(u32::try_from).transpose()?;
         Ok(answer["seconds"].as_f64().map(|seconds| (seconds, crc)))
     }
+}
+
+/// Returns the start and the end of each box along each axis.
+fn ranges(boxes: &[ArraySubset]) -> Vec<Vec<[u64; 2]>> {
+    let of_box = |subset: &ArraySubset| {
+        let ranges = subset.to_ranges().into_iter();
+        ranges.map(|range| [range.start, range.end]).collect()
+    };
+    boxes.iter().map(of_box).collect()
 }
