@@ -165,12 +165,14 @@ mod tests {
             cost in 0_u64..60,
         ) {
             let cost = RangeCost(cost);
-            let mut end = row;
+            // The larger box has `gap` more bytes along each axis.
+            let (mut end, mut span) = (row, row);
             let (mut extents, mut strides) = (vec![row], vec![1]);
             for (extent, gap) in axes {
                 extents.push(extent);
-                strides.push(end + gap);
-                end += (extent - 1) * (end + gap);
+                strides.push(span + gap);
+                end += (extent - 1) * (span + gap);
+                span = extent * (span + gap);
             }
             let rows = ByteRows::new(0, &extents, &strides, 1);
             let extent = start..start + end + behind;
