@@ -11,10 +11,15 @@ use tokio::sync::Semaphore;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::error::has_no_answer;
+use crate::store::ranges::Requests;
 
 /// The number of bytes from which a value is sent in parts: some stores take at most 5 GiB in one request,
 /// and several parts are sent at the same time.
 const LONG: usize = 64 << 20;
+
+/// The number of bytes between two parts of an object up to which they are one request. `object_store` and
+/// zarr-python have the same default.
+const NEAR: u64 = 1 << 20;
 
 /// Returns the value of `result`, or `None` if the object does not exist.
 pub(super) fn found<T>(result: Result<T>) -> Result<Option<T>> {
@@ -97,6 +102,8 @@ pub(super) async fn parts(
     const MOST_PARTS: usize = 256;
     /// The number of attempts to get the parts of an object that is replaced during each attempt.
     const ATTEMPTS: usize = 3;
+    let requests = Requests::near(NEAR, ranges);
+    let ranges = requests.ranges();
     let get = |range: &ByteRange| {
         let range = *range;
         async move {
@@ -122,13 +129,29 @@ pub(super) async fn parts(
             *last = again;
         }
         if got.windows(2).all(|two| two[0].version == two[1].version) {
-            return Ok(Some(got));
+            return Ok(Some(cut(&requests, &got)));
         }
     }
     Err(Error::Generic {
         store: "object store",
         source: format!("it was replaced {ATTEMPTS} times while it was read").into(),
     })
+}
+
+/// Returns the parts that were asked for, from those that were requested, which have one version.
+fn cut(requests: &Requests, got: &[ObjectPart]) -> Vec<ObjectPart> {
+    let bytes: Vec<Bytes> = got.iter().map(|part| part.bytes.clone()).collect();
+    let Some(first) = got.first() else {
+        return Vec::new();
+    };
+    let parts = requests.cut(&bytes).into_iter();
+    parts
+        .map(|bytes| ObjectPart {
+            bytes,
+            size: first.size,
+            version: first.version.clone(),
+        })
+        .collect()
 }
 
 /// Stores `value`, in parts if it is long.

@@ -309,22 +309,29 @@ impl File {
         Ok(metadata.len())
     }
 
-    /// Returns whether the byte at `offset` is in the cache of the system. Also true where the system does not
-    /// say so: such a file is often in memory.
+    /// Returns whether the byte at `offset` is in the cache of the system, or the file is in memory. False where
+    /// the system does not say so, as for files on a network.
     pub(crate) fn is_cached(&self, offset: u64) -> bool {
         #[cfg(target_os = "linux")]
         {
             use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+            /// The number of a file system in memory (`tmpfs`), which has no cache to ask for.
+            const IN_MEMORY: u64 = 0x0102_1994;
+
             let byte = &mut [0];
             let buffers = &mut [io::IoSliceMut::new(byte)];
-            let read = preadv2(&self.file, buffers, offset, ReadWriteFlags::NOWAIT);
-            !matches!(read, Err(Errno::AGAIN))
+            match preadv2(&self.file, buffers, offset, ReadWriteFlags::NOWAIT) {
+                Ok(_) => true,
+                Err(Errno::AGAIN) => false,
+                Err(_) => rustix::fs::fstatfs(&self.file)
+                    .is_ok_and(|system| u64::try_from(system.f_type) == Ok(IN_MEMORY)),
+            }
         }
         #[cfg(not(target_os = "linux"))]
         {
             let _ = offset;
-            true
+            false
         }
     }
 

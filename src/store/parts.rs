@@ -24,6 +24,10 @@ impl RangeCost {
     /// A store whose requests take long, or whose kind is not known. One connection to an object store reads some
     /// MiB during the latency of a request, but ranges are requested side by side, and bytes cost, too. `object_store`
     /// itself merges ranges that are up to 1 MiB apart.
+    #[cfg_attr(
+        not(feature = "async"),
+        allow(dead_code, reason = "of a store that is awaited")
+    )]
     pub(crate) const REMOTE: Self = Self(64 << 10);
 
     /// Merges `ranges` with the bytes between two of them, where these cost less than a range.

@@ -144,6 +144,89 @@ impl Merged {
     }
 }
 
+/// The requests for ranges of a value in a store whose requests take long: near ranges are one request.
+#[derive(Debug)]
+#[cfg_attr(
+    not(feature = "object_store"),
+    allow(dead_code, reason = "of a store that has them")
+)]
+pub(crate) struct Requests {
+    ranges: Vec<ByteRange>,
+    /// For each range that was asked for: its request, and the range's place in the bytes of the request; `None`
+    /// for all bytes.
+    places: Vec<(usize, Option<Range<usize>>)>,
+}
+
+#[cfg_attr(
+    not(feature = "object_store"),
+    allow(dead_code, reason = "of a store that has them")
+)]
+impl Requests {
+    /// Merges `ranges` that are at most `gap` bytes apart. The last range keeps a request of its own, which is the
+    /// last: a reader asks for the index of a shard last, and a changed index tells that the shard was replaced.
+    pub(crate) fn near(gap: u64, ranges: &[ByteRange]) -> Self {
+        let bounded = |range: &ByteRange| match *range {
+            ByteRange::FromStart(start, Some(len)) if len > 0 => {
+                Some(start..start.checked_add(len)?)
+            }
+            _ => None,
+        };
+        let (last, others) = match ranges.split_last() {
+            Some((last, others)) => (Some(*last), others),
+            None => (None, ranges),
+        };
+        let merged = Merged::near(gap, others.iter().filter_map(bounded));
+        let mut requests = merged.byte_ranges();
+        let mut places = Vec::with_capacity(ranges.len());
+        for range in others {
+            let place = bounded(range).and_then(|range| {
+                let at = merged
+                    .0
+                    .partition_point(|merged| merged.start <= range.start);
+                let at = at.checked_sub(1)?;
+                let start = usize::try_from(range.start - merged.0.get(at)?.start).ok()?;
+                let len = usize::try_from(range.end - range.start).ok()?;
+                Some((at, start..start.checked_add(len)?))
+            });
+            if let Some((at, place)) = place {
+                places.push((at, Some(place)));
+            } else {
+                requests.push(*range);
+                places.push((requests.len() - 1, None));
+            }
+        }
+        if let Some(last) = last {
+            requests.push(last);
+            places.push((requests.len() - 1, None));
+        }
+        Self {
+            ranges: requests,
+            places,
+        }
+    }
+
+    /// Returns the ranges to request.
+    pub(crate) fn ranges(&self) -> &[ByteRange] {
+        &self.ranges
+    }
+
+    /// Returns the bytes of each range that was asked for, from the bytes that were `read` by the requests. They
+    /// are fewer than asked for where a request returned fewer.
+    pub(crate) fn cut(&self, read: &[Bytes]) -> Vec<Bytes> {
+        let cut = |(request, place): &(usize, Option<Range<usize>>)| {
+            let bytes = read.get(*request).cloned().unwrap_or_default();
+            match place {
+                Some(place) => {
+                    let end = place.end.min(bytes.len());
+                    bytes.slice(place.start.min(end)..end)
+                }
+                None => bytes,
+            }
+        };
+        self.places.iter().map(cut).collect()
+    }
+}
+
 /// Returns the bytes of `value` that `range` names, without copying them.
 ///
 /// # Errors
@@ -206,6 +289,8 @@ pub(crate) fn with_parts(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -293,5 +378,42 @@ mod tests {
         let own = with_parts(&key, Bytes::from(b"abc".to_vec()), &[part(3, "d")]);
         assert_eq!(own.unwrap(), "abcd");
         assert_eq!(shared, "abc");
+    }
+
+    proptest! {
+        /// Compares the bytes of merged requests with those of a request for each range. The value may be shorter
+        /// than a range says.
+        #[test]
+        fn merged_requests_have_the_bytes_of_each_range(
+            asked in prop::collection::vec((0_u64..60, prop::option::of(0_u64..12), prop::bool::weighted(0.1)), 0..8),
+            gap in 0_u64..20,
+            len in 0_usize..70,
+        ) {
+            let value = Bytes::from((0..len).map(|n| n as u8).collect::<Vec<_>>());
+            let ranges: Vec<ByteRange> = asked
+                .iter()
+                .map(|(start, count, is_suffix)| match (count, is_suffix) {
+                    (Some(count), true) => ByteRange::Suffix(*count),
+                    (count, _) => ByteRange::FromStart(*start, *count),
+                })
+                .collect();
+            // Object stores return the bytes of a range that exist.
+            let get = |range: &ByteRange| {
+                let bytes = match *range {
+                    ByteRange::FromStart(start, count) => {
+                        let start = (start as usize).min(len);
+                        start..count.map_or(len, |count| (start + count as usize).min(len))
+                    }
+                    ByteRange::Suffix(count) => len.saturating_sub(count as usize)..len,
+                };
+                value.slice(bytes)
+            };
+            let requests = Requests::near(gap, &ranges);
+            let read: Vec<Bytes> = requests.ranges().iter().map(get).collect();
+            let expected: Vec<Bytes> = ranges.iter().map(get).collect();
+            prop_assert_eq!(requests.cut(&read), expected);
+            prop_assert!(requests.ranges().len() <= ranges.len());
+            prop_assert_eq!(requests.ranges().last(), ranges.last());
+        }
     }
 }

@@ -58,6 +58,9 @@ impl Encoding {
             }
             Step::Complete => self.complete(shared),
             Step::End => {
+                if let Err(error) = self.encoder.end() {
+                    shared.break_down(error.to_string());
+                }
                 let work = self.assembler.end(&shared.setup);
                 give(shared, work);
                 shared.change(|state| state.ended = true);

@@ -752,9 +752,11 @@ fn requests_to_the_store() {
             let (stock, ours) = (cost(&stock), cost(&ours));
             let what = format!("{} {subset}: {ours:?}, {stock:?}", config.name);
             assert!(ours.0 <= stock.0, "{what}");
-            // zarrs can read a part of an uncompressed subchunk.
+            // zarrs can read a part of an uncompressed subchunk. A request that is saved reads the bytes between
+            // two subchunks, where they are few.
             let compressed = ["zstd", "blosc"].contains(&config.name);
-            assert!(!compressed || ours.1 <= stock.1, "{what}");
+            let between = (stock.0 - ours.0) * (4 << 10);
+            assert!(!compressed || ours.1 <= stock.1 + between, "{what}");
         }
         if config.name == "plain" {
             store.reset();

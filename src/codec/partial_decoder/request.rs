@@ -15,6 +15,7 @@ use crate::shard::sharding::Sharding;
 use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError};
 use zarrs_cuda_engine::layout::Entries;
+use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::memory::disjoint::Window;
 
 /// The way in which a subchunk with wanted elements is read.
@@ -334,14 +335,22 @@ impl<'a> PartialReadRequest<'a> {
                 continue;
             };
             let start = part.extent().start as u64;
-            elements.clear();
+            let bytes = self.selection.rows(&self.shards.grid, touched.number);
+            let bytes = bytes.iter().map(|rows| rows.row_len() * rows.count()).sum();
+            let elements = allocate::at_least(&mut elements, bytes)?;
+            let mut rest = &mut *elements;
             for rows in self.selection.rows(&self.shards.grid, touched.number) {
                 for row in rows.iter() {
                     let row = start + row.start as u64..start + row.end as u64;
-                    elements.extend_from_slice(bytes_of(row)?);
+                    let row = bytes_of(row)?;
+                    let (place, others) = rest
+                        .split_at_mut_checked(row.len())
+                        .ok_or(EngineError::Internal("rows of a subchunk are too long"))?;
+                    place.copy_from_slice(row);
+                    rest = others;
                 }
             }
-            self.write_part(touched.number, &elements, output)?;
+            self.write_part(touched.number, elements, output)?;
         }
         let is_inner = |touched: &&SubchunkRead| matches!(touched.read, Read::Inner(_));
         for (touched, elements) in group.iter().filter(is_inner).zip(inner) {

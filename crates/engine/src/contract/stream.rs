@@ -305,6 +305,14 @@ pub trait Encoder: Send + fmt::Debug {
     /// Blocks until the batch that was submitted first is complete, which needs a free buffer. Returns the
     /// batch; `None` if no batch is submitted. After a failure, later batches are still being encoded.
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;
+
+    /// Checks, after the last batch is complete, that the batches of the stream can be trusted.
+    ///
+    /// # Errors
+    /// The engine found meanwhile that batches which it returned may be wrong.
+    fn end(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
 }
 
 /// An engine, set up for one stream.

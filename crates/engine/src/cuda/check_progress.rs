@@ -195,13 +195,13 @@ impl CheckProgress {
 
     /// Notes that a comparison found no difference. It compared `subchunks` subchunks that are not empty and that
     /// the device has made, and the work has used the buffers of a lane as `uses` says. Without such a subchunk,
-    /// the buffers do not count as used.
+    /// nothing of the device was compared: the buffers do not count as used.
     pub(super) fn equal(&self, subject: &Subject<'_>, subchunks: u64, uses: &LaneUses) {
         self.with(subject, |progress| {
-            progress.unchecked = Unchecked::default();
             if subchunks == 0 {
                 return;
             }
+            progress.unchecked = Unchecked::default();
             if let Some(passed) = &mut progress.passed {
                 passed.add(&uses.existing());
                 return;

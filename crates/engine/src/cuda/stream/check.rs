@@ -55,6 +55,16 @@ impl UncheckedSlices {
     }
 }
 
+/// The result of checking a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BatchCheck {
+    /// All subchunks were compared.
+    Compared,
+    NotCompared,
+    /// The device made no subchunk of the batch that is stored.
+    NothingMade,
+}
+
 /// The numbers of the buffers of a batch: in the lane, among the inputs, and among the outputs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchBuffers {
@@ -102,7 +112,7 @@ impl StreamLane {
     }
 
     /// Checks the encoded batch of `input`. Pinned memory has all of its slices, if the batch has to be
-    /// compared. Returns whether the batch was compared.
+    /// compared.
     ///
     /// # Errors
     /// [`EngineError::Device`] if the batch is wrong, or if the device went into quarantine meanwhile.
@@ -114,10 +124,10 @@ impl StreamLane {
         output: &[u8],
         buffers: BatchBuffers,
         unchecked: &UncheckedSlices,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<BatchCheck, EngineError> {
         let checks = self.checks();
         if checks.every == 0 {
-            return Ok(false);
+            return Ok(BatchCheck::NotCompared);
         }
         let (source, is_due) = input.comparison(Source::Host);
         let work = Work::Stream(source);
@@ -149,17 +159,21 @@ impl StreamLane {
             });
             checks.result_of(work, compared, Some(&unchecked))?;
         }
+        let made = |placed: &&PlacedSubchunk| placed.place.is_some() && !placed.by_host;
+        let made = subchunks.iter().filter(made).count() as u64;
         if is_due {
             checks.counters.batch_checked();
-            let made = |placed: &&PlacedSubchunk| placed.place.is_some() && !placed.by_host;
-            let made = subchunks.iter().filter(made);
-            progress.equal(&subject, made.count() as u64, &buffers.uses(self));
+            progress.equal(&subject, made, &buffers.uses(self));
         } else {
             let (shards, batches) = (0, 1);
             progress.returned(&subject, Unchecked { shards, batches });
         }
         // Another thread may have found a difference meanwhile.
         self.device().check_usable()?;
-        Ok(is_due)
+        Ok(match (made, is_due) {
+            (0, _) => BatchCheck::NothingMade,
+            (_, true) => BatchCheck::Compared,
+            (_, false) => BatchCheck::NotCompared,
+        })
     }
 }

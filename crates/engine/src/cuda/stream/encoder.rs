@@ -45,7 +45,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::check::{BatchBuffers, UncheckedSlices};
+use super::check::{BatchBuffers, BatchCheck, UncheckedSlices};
 use super::enqueue::{Enqueued, enqueue};
 use super::fetch::{ANSWERED_HOST, fetch};
 use super::input::CudaInput;
@@ -300,6 +300,12 @@ impl Encoder for CudaEncoder {
             completed
         })
     }
+
+    fn end(&mut self) -> Result<(), EngineError> {
+        self.stop_if_distrusted();
+        let stopped = self.shared.stopped().cloned();
+        stopped.map_or(Ok(()), |error| Err(EngineError::Device(error)))
+    }
 }
 
 impl CudaEncoder {
@@ -404,7 +410,7 @@ impl CudaEncoder {
             output: output.number(),
         };
         let bytes = output.as_ref();
-        let compared = shared.check_batch(
+        let checked = shared.check_batch(
             input,
             batch,
             &layout.subchunks,
@@ -412,7 +418,12 @@ impl CudaEncoder {
             buffers,
             &self.unchecked,
         )?;
-        self.unchecked.returned(self.slices(batch), compared);
+        let slices = self.slices(batch);
+        match checked {
+            BatchCheck::Compared => self.unchecked.returned(slices, true),
+            BatchCheck::NotCompared => self.unchecked.returned(slices, false),
+            BatchCheck::NothingMade => self.unchecked.by_host(slices),
+        }
         Ok(())
     }
 

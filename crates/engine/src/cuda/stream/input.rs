@@ -104,10 +104,9 @@ pub(super) unsafe fn unpadded<'c>(
 }
 
 impl CudaInput {
-    /// Takes a free input of the stream; `None` if none is free. If `waits`, first waits for an input that is
-    /// being allocated.
-    pub(super) fn take(shared: &Arc<StreamLane>, waits: bool) -> Option<Self> {
-        let mut memory = shared.inputs.take(waits)?;
+    /// Takes a free input of the stream; `None` if none is free.
+    pub(super) fn take(shared: &Arc<StreamLane>) -> Option<Self> {
+        let mut memory = shared.inputs.take()?;
         let number = memory.number;
         let mut input = Self {
             shared: shared.clone(),

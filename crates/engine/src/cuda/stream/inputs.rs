@@ -10,7 +10,7 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::contract::stream::Returned;
@@ -44,13 +44,11 @@ impl InputMemory {
 #[derive(Debug)]
 pub(super) struct Inputs {
     state: Mutex<InputsState>,
-    /// Notified when an input is free, or will never be.
-    changed: Condvar,
 }
 
 #[derive(Debug)]
 struct InputsState {
-    /// They take turns, so that each is used.
+    /// The free inputs. Inputs take turns, so that each is used.
     free: VecDeque<InputMemory>,
     /// The number of inputs that are being allocated.
     coming: usize,
@@ -87,7 +85,6 @@ impl Inputs {
                 is_ended: false,
                 thread: None,
             }),
-            changed: Condvar::new(),
         })
     }
 
@@ -140,29 +137,17 @@ impl Inputs {
                     state.coming = 0;
                 }
             }
-            self.changed.notify_all();
             later.returned.came_back();
         }
     }
 
-    /// Takes a free input; `None` if none is free. If `waits`, first waits for an input that is being
-    /// allocated.
-    pub(super) fn take(&self, waits: bool) -> Option<InputMemory> {
-        let mut state = self.lock();
-        loop {
-            if let Some(memory) = state.free.pop_front() {
-                return Some(memory);
-            }
-            if !waits || state.coming == 0 {
-                return None;
-            }
-            state = (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Takes a free input; `None` if none is free. [`Returned`] tells when an input comes back, or was allocated.
+    pub(super) fn take(&self) -> Option<InputMemory> {
+        self.lock().free.pop_front()
     }
 
     pub(super) fn give(&self, memory: InputMemory) {
         self.lock().free.push_back(memory);
-        self.changed.notify_all();
     }
 
     /// Returns the number of inputs that exist or are being allocated.

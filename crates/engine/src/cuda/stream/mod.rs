@@ -139,10 +139,8 @@ impl StreamEngine for CudaStream {
         "cuda"
     }
 
-    /// Takes a free input, or returns `None` if none is free. If `new`, waits for an input that is being
-    /// allocated.
-    fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
-        Ok(CudaInput::take(&self.shared, new).map(|input| Box::new(input) as Box<dyn BatchInput>))
+    fn input(&self, _new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError> {
+        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn BatchInput>))
     }
 
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {

@@ -149,6 +149,50 @@ fn a_stream_stops_after_a_wrong_result_elsewhere_if_its_slices_were_not_compared
     }
 }
 
+/// All batches of a stream were returned without a comparison when another stream of the device was wrong: the
+/// stream does not end well.
+#[test]
+fn a_stream_whose_batches_were_not_compared_does_not_end_well_after_a_wrong_result_elsewhere() {
+    let mut subject = padded(vec![Stage::Crc32c]);
+    subject.epochs = 60;
+    subject.fill(3);
+    let simulation = simulation(Schedule::Eager);
+    let engine = stream_engine(&simulation, StandIn::Six, &subject)
+        .with_check_every(std::num::NonZeroU32::MAX);
+    let stream = open(&engine, &subject, false).expect("fits");
+    stream::encode(&subject, stream, 1).expect("right, and the kind passes");
+    let kind = engine.kind(subject.job.grid.shard(), subject.chain());
+    let ((), device) = engine
+        .in_lane_of_device(&kind.expect("prepared"), None, |_| Ok(()))
+        .expect("a lane");
+    let stream = open(&engine, &subject, true).expect("fits");
+    let mut encoder = stream.encoder().expect("one encoder");
+    encoder
+        .end()
+        .expect("nothing is wrong, and nothing was returned");
+    let mut input = stream.input(true).expect("no fault").expect("free");
+    let (_, batch) = subject.batches().remove(0);
+    let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
+    input
+        .write(0, &subject.bytes[..bytes])
+        .expect("in the batch");
+    encoder.submit(input, batch);
+    let completed = encoder.complete().expect("a batch");
+    drop(completed.expect("right"));
+    encoder.end().expect("nothing is wrong");
+    let _ = device.watch::<()>(Err(DriverError {
+        operation: "checking an encoded batch of a stream".to_string(),
+        device: Some(0),
+        fault: Fault::Wrong,
+        reason: "of another stream".to_string(),
+    }));
+    let error = encoder.end().expect_err("not compared").to_string();
+    assert!(
+        error.contains("this stream encodes nothing more"),
+        "{error}"
+    );
+}
+
 /// Without the checks, the wrong bytes of the same cases are returned.
 #[test]
 fn without_checks_wrong_results_are_returned() {
