@@ -132,7 +132,7 @@ pub fn metrics() -> Metrics {
 /// the host can run it: the reason is logged.
 ///
 /// Without this call, the first shards wait for this work; [`explain`] says which kernels are not compiled.
-/// Work that was done before is not repeated. Call this function on a thread of its own, so that the
+/// Contexts and kernels that exist are not made again; the compressors run again. Call this function on a thread of its own, so that the
 /// application can start meanwhile.
 ///
 /// ```

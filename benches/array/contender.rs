@@ -197,16 +197,14 @@ impl Stored {
                 Ok(None)
             }
             _ => {
-                into(&case, warm, |subset, output| {
-                    self.into_memory(subset, output)
-                })?;
+                into(&case, warm, |subset, output| self.by_zarrs(subset, output))?;
                 Ok(None)
             }
         }
     }
 
     /// Reads `subset` into `output` by zarrs' call.
-    fn into_memory(
+    fn by_zarrs(
         &self,
         subset: &ArraySubset,
         output: &mut [u16],
@@ -271,8 +269,7 @@ impl Stored {
                 Ok((seconds, bytes(warm)))
             }
             Call::Into | Call::ReadInto | Call::ReadBoxes => {
-                let read =
-                    |subset: &ArraySubset, output: &mut [u16]| self.into_memory(subset, output);
+                let read = |subset: &ArraySubset, output: &mut [u16]| self.by_zarrs(subset, output);
                 let seconds = into(case, warm, read)?;
                 Ok((seconds, bytes(warm)))
             }

@@ -72,7 +72,7 @@ const CONTENDERS: usize = 5;
 struct Run {
     /// The folder for files.
     folder: PathBuf,
-    rounds: usize,
+    rounds: Option<usize>,
     alone: bool,
     list: bool,
     arguments: Arguments,
@@ -89,11 +89,16 @@ impl Run {
         };
         Ok(Self {
             folder: arguments.folder(default),
-            rounds: arguments.value("--rounds=").map_or(Ok(5), str::parse)?,
+            rounds: arguments.value("--rounds=").map(str::parse).transpose()?,
             alone: arguments.has("--alone"),
             list: arguments.has("--list"),
             arguments,
         })
+    }
+
+    /// The rounds of a row, except for the named rows.
+    fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(5)
     }
 
     /// Whether all parts of a filter occur in `name`.
@@ -255,7 +260,7 @@ impl<'a> Bench<'a> {
         };
         // Stored once even if storing is not measured: what is read was written.
         let rounds = match rows.first() {
-            Some((Call::Store, _)) => self.run.rounds,
+            Some((Call::Store, _)) => self.run.rounds(),
             _ => 0,
         };
         let bytes = self.elements.len() as u64 * 2;
@@ -306,7 +311,7 @@ impl<'a> Bench<'a> {
         // Peers read several boxes into new memory: tensorstore has a batch for that alone.
         let into = call.output() == Some("warm") && call != Call::ReadBoxes;
         let mut expected = None;
-        for round in 0..=self.run.rounds {
+        for round in 0..=self.run.rounds() {
             for turn in 0..CONTENDERS {
                 let who = (round + turn) % CONTENDERS;
                 warm::warm(self.elements.len() as u64 * 2)?;

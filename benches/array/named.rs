@@ -13,7 +13,7 @@ use zarrs::array::ArraySubset;
 use zarrs_cuda_benches::microscopy::Microscopy;
 use zarrs_cuda_benches::{Result, chains};
 
-use crate::cases::EDGE;
+use crate::cases::{Case, EDGE};
 use crate::contender::{Call, Codec, Stored};
 use crate::peers::Peer;
 
@@ -112,7 +112,11 @@ impl Ratios {
         let rounds = ordered.len();
         let at = |index: usize| ordered.get(index).copied().unwrap_or(f64::NAN);
         // The median is below the k-th ratio if fewer than k ratios are below it: a binomial distribution.
-        let (mut cut, mut below, mut one) = (0, 0.0, 0.5_f64.powi(rounds as i32));
+        let (mut cut, mut below, mut one) = (
+            0,
+            0.0,
+            0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX)),
+        );
         for k in 0..rounds / 2 {
             below += one;
             if 2.0 * below > 0.1 {
@@ -131,9 +135,10 @@ pub(crate) fn measure(
     elements: &[u16],
     peers: &mut [Peer],
     folder: &std::path::PathBuf,
-    rounds: usize,
+    rounds: Option<usize>,
     wants: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<Value>> {
+    let rounds = rounds.unwrap_or(ROUNDS);
     println!(
         "{:50} {:>9} {:>22} {:>22}",
         "row", "ms", "x zarrs (90 %)", "x tensorstore (90 %)"
@@ -143,6 +148,9 @@ pub(crate) fn measure(
         .into_iter()
         .filter(|row| wants(&row.name()))
         .collect();
+    if rows.is_empty() {
+        return Err("no named row has all parts of a filter: `--all` has other names".into());
+    }
     let mut of_sink: Option<((&str, &str), Vec<Stored>)> = None;
     for row in &rows {
         let layout = (row.chain, row.sink);
@@ -152,7 +160,7 @@ pub(crate) fn measure(
         let Some((_, stored)) = &of_sink else {
             continue;
         };
-        let seconds = measure_row(row, stored, peers, rounds.max(ROUNDS), elements)?;
+        let seconds = measure_row(row, stored, peers, rounds, elements)?;
         let ratio = |to: usize| {
             let pairs = std::iter::zip(&seconds[0], &seconds[to]);
             let ratios: Vec<f64> = pairs.map(|(ours, other)| other / ours).collect();
@@ -251,6 +259,15 @@ fn measure_row(
         }
     }
     let into = row.call == Call::ReadInto;
+    if let Some(peer) = peers.first_mut() {
+        let read = peer.read(&Case::of(&places[0]), into, true)?;
+        let bytes: Vec<u8> = (expected(elements, &places[0]).into_iter())
+            .flat_map(u16::to_le_bytes)
+            .collect();
+        if read.and_then(|(_, crc)| crc) != Some(crate::crc32(&bytes)) {
+            return Err(format!("{}: tensorstore reads other elements", row.name()).into());
+        }
+    }
     for round in 0..=rounds {
         for turn in 0..3 {
             let who = (round + turn) % 3;

@@ -38,7 +38,7 @@ pub(super) struct BatchRegions {
     pub(super) stored: Region,
     /// In device memory, a `u32` per slot: the outcome of the subchunk, if there is a compressor.
     pub(super) outcomes: Region,
-    /// In device memory, a `u32` per checksum of each slot: whether the checksum is wrong.
+    /// In device memory, a `u32` per checksum of each slot: the verdict on the checksum.
     pub(super) verdicts: Region,
     /// In device memory, a `u64` per place: the number of encoded bytes of the subchunk in this place; when
     /// decoding, a `u64` per slot.
