@@ -328,6 +328,10 @@ pub trait StreamEngine: Send + Sync + fmt::Debug {
     /// [`EngineError::OutOfMemory`], and the device's errors.
     fn input(&self, new: bool) -> Result<Option<Box<dyn BatchInput>>, EngineError>;
 
+    /// Waits until no buffer is being allocated.
+    #[cfg(test)]
+    fn settle(&self) {}
+
     /// Makes the encoder of the stream. To be called once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
 

@@ -156,6 +156,14 @@ impl Inputs {
         state.all + state.coming
     }
 
+    /// Waits until no input is being allocated.
+    #[cfg(test)]
+    pub(super) fn settle(&self) {
+        while self.lock().coming > 0 {
+            std::thread::yield_now();
+        }
+    }
+
     /// Ends the thread that allocates inputs, and returns the allocations. The device
     /// [returns calls](Device::returns_calls): otherwise the thread may never end, or does not exist.
     pub(super) fn end(&self) -> Vec<PinnedMemory> {

@@ -143,6 +143,11 @@ impl StreamEngine for CudaStream {
         Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn BatchInput>))
     }
 
+    #[cfg(test)]
+    fn settle(&self) {
+        self.shared.inputs.settle();
+    }
+
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {
         if self.has_encoder.swap(true, Ordering::Relaxed) {
             return Err(EngineError::Internal("a stream has one encoder"));

@@ -42,12 +42,8 @@ fn each_call_for_a_padded_frame() {
         .stream(Arc::new(subject.job.clone()), returned(), None)
         .unwrap();
     // The other inputs are allocated on another thread, whose calls are not those of a frame.
-    let mut inputs = Vec::new();
-    while inputs.len() < subject.job.inputs {
-        inputs.extend(stream.input(true).unwrap());
-        std::thread::yield_now();
-    }
-    let mut input = inputs.swap_remove(0);
+    stream.settle();
+    let mut input = stream.input(true).unwrap().unwrap();
     driver.enter().unwrap();
     let memory = driver.allocate(frame).unwrap();
     let mut of_frames = Vec::new();
@@ -89,7 +85,7 @@ fn each_call_for_a_padded_frame() {
     // SAFETY: all frames were copied.
     unsafe { driver.free(memory) }.unwrap();
     driver.leave().unwrap();
-    drop((input, inputs, stream, engine));
+    drop((input, stream, engine));
     assert_eq!(driver::violations(device), [""; 0]);
     assert_eq!(driver::live(device), Live::default());
 }

@@ -246,6 +246,7 @@ impl<'a> Run<'a> {
         engine: Arc<dyn StreamEngine>,
         seed: u64,
     ) -> Result<Self, EngineError> {
+        engine.settle();
         Ok(Self {
             subject,
             encoder: engine.encoder()?,

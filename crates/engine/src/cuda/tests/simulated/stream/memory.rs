@@ -141,6 +141,7 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
     let returned = returned();
     let job = Arc::new(subject.job.clone());
     let stream = engine.stream(job, returned.clone(), None).expect("fits");
+    stream.settle();
     let mut encoder = stream.encoder().expect("the first");
     assert!(stream.encoder().is_err(), "there is one");
     let mut inputs: Vec<_> = (0..2)

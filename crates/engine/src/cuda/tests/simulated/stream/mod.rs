@@ -14,7 +14,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::compression::{blosc, compressors, with};
 use super::hangs::impatient;
 use super::*;
-use crate::contract::stream::StreamEngine;
+use crate::contract::stream::{BatchFallback, StreamEngine};
 use crate::contract::{Cname, Shuffle};
 use crate::cuda::tests::on_gpu::stream;
 use crate::cuda::tests::on_gpu::stream::{Run, Subject, returned};
@@ -43,12 +43,13 @@ fn open(
     falls_back: bool,
 ) -> Result<Arc<dyn StreamEngine>, EngineError> {
     let job = Arc::new(subject.job.clone());
-    if falls_back {
+    let fallback = falls_back.then(|| {
         let host = HostBatches::new(engine.clone(), job.clone());
-        engine.stream(job, returned(), Some(Arc::new(host)))
-    } else {
-        engine.stream(job, returned(), None)
-    }
+        Arc::new(host) as Arc<dyn BatchFallback>
+    });
+    let stream = engine.stream(job, returned(), fallback)?;
+    stream.settle();
+    Ok(stream)
 }
 
 /// Encodes a subject, partly from an application's memory on the device, and checks the result.
