@@ -118,6 +118,11 @@ fn doctor_with_a_driver_that_hangs_or_crashes() {
             "for (;;) pause();",
             "did not end in 2 s: the NVIDIA driver hangs",
         ),
+        // The end of the output is not the end of the process.
+        (
+            "close(1); for (;;) pause();",
+            "did not end in 2 s: the NVIDIA driver hangs",
+        ),
         ("abort();", "ended by the signal 6 (SIGABRT)"),
         (
             "*(volatile int *)8 = 1; return 0;",
