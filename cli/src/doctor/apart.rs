@@ -10,9 +10,15 @@ use serde_json::{Value, json};
 use zarrs_cuda_convert::Failure;
 
 use crate::common::Common;
+use crate::variables::LOOKS;
 
 /// The report of the process that has looked.
 pub(super) struct Report(Value);
+
+/// Returns whether another process of `doctor` has begun this one to look for GPUs.
+pub(super) fn is_begun() -> bool {
+    std::env::var_os(LOOKS).is_some()
+}
 
 /// Begins a process that looks for GPUs, and returns its report. If the process fails, or takes longer than
 /// `limit`, the report says so.
@@ -41,8 +47,9 @@ fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
     let mut command = Command::new(common.program.first().ok_or("the program has no name")?);
     command
         .args(common.program.iter().skip(1))
-        .args(["doctor", "--look", "--json"])
+        .arg("doctor")
         .args(common.words())
+        .env(LOOKS, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut child = command
