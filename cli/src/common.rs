@@ -50,15 +50,13 @@ pub(crate) enum Backend {
     Cuda,
 }
 
-/// The bytes of page-locked memory above which the default takes no more than the other memory of the host.
-const LEAST_PINNED: usize = 1 << 30;
-
 /// Returns `options` with at most `bytes` of the host's memory, page-locked or not.
 fn within(options: Options, bytes: usize) -> Options {
     let options = options.with_host_memory(bytes);
-    match options.pinned_memory() {
-        None if bytes >= LEAST_PINNED => options,
-        pinned => options.with_pinned_memory(pinned.unwrap_or(bytes).min(bytes)),
+    if options.most_pinned_memory() > bytes {
+        options.with_pinned_memory(bytes)
+    } else {
+        options
     }
 }
 

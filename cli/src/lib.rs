@@ -133,13 +133,17 @@ impl Task {
 /// The command is the last thing that a process does. It handles Ctrl-C and SIGTERM from now on, and may end the
 /// process. It adds codecs to those of zarrs, and registers the library's codec itself: a
 /// [`Registration`](zarrs_cuda::Registration) of the process makes subcommands fail.
+///
+/// `doctor` begins the program of this process again, with arguments, to look for GPUs. A program that does more than
+/// run the command, or that needs arguments before those of the command, calls [`run_as`].
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let program = std::env::current_exe().map(OsString::from);
     run_as(program.into_iter().collect(), arguments)
 }
 
 /// Runs the command like [`run`]. `program` is the words with which a process of the command begins: a file, and
-/// arguments that precede those of the command.
+/// arguments that precede those of the command. `doctor` begins such a process. The process only has to run `doctor`,
+/// and print nothing else on standard output.
 pub fn run_as(program: Vec<OsString>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     heap::fit_addresses();
     zarrs_cuda_convert::extensions::register();

@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 
 /// How often the results of a device are compared with those of the host.
 ///
-/// Every batch of subchunks is compared until its kind of shards has passed on its device: until every buffer of
-/// the device was used three times, and 64 subchunks that are not empty were compared. This warm-up cannot be left
-/// out. The variants say what happens later.
+/// Every batch of subchunks is compared until its kind of shards has passed on its device: until every buffer that
+/// is used on the device was used three times, and 64 subchunks that the device made were compared. This warm-up
+/// cannot be left out. The variants say how often later batches are compared. Each shard that uses a buffer which no
+/// compared shard used three times is compared, too.
 ///
 /// Structures are checked in every batch: the headers, sizes and blocks of compressed frames, and the checksums of
 /// `crc32c` codecs behind a compressor.

@@ -385,7 +385,9 @@ impl Options {
     }
 
     /// Returns the largest number of bytes of page-locked host memory for any device.
-    pub(crate) fn most_pinned_memory(&self) -> usize {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn most_pinned_memory(&self) -> usize {
         let most = || pinned_memory::most_pinned(self.host_memory());
         self.pinned_memory.unwrap_or_else(most)
     }

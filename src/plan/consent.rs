@@ -169,29 +169,23 @@ impl Consent {
         } else {
             "names"
         };
-        let refused = "the backend is `cuda`, so every read and every write of an array is refused";
-        match (missing, is_cuda) {
-            (Some(number), true) => (
+        let lost = if is_cuda {
+            "the backend is `cuda`, so every read and every write of an array is refused"
+        } else {
+            "arrays use no GPU"
+        };
+        match missing {
+            Some(number) => (
                 false,
-                format!("{refused}: {by} {names} GPU {number}, and {there}"),
+                format!("{lost}: {by} {names} GPU {number}, and {there}"),
             ),
-            (Some(number), false) => (
-                false,
-                format!("arrays use no GPU: {by} {names} GPU {number}, and {there}"),
-            ),
-            (None, true) if found.is_err() => (false, format!("{refused}: {there}")),
-            (None, false) if found.is_err() => (true, format!("arrays use no GPU: {there}")),
-            (None, _) => match selected.numbers() {
-                Err(why) => (!is_cuda, format!("arrays use no GPU: {why}")),
+            None if found.is_err() => (!is_cuda, format!("{lost}: {there}")),
+            None => match selected.numbers() {
+                Err(why) => (!is_cuda, format!("{lost}: {why}")),
                 Ok(numbers) => {
                     let numbers = numbers.as_deref().or(found.ok()).unwrap_or_default();
                     // A default may have chosen a device that is too old.
                     if numbers.iter().all(|number| !is_there(&number)) {
-                        let lost = if is_cuda {
-                            refused
-                        } else {
-                            "arrays use no GPU"
-                        };
                         return (
                             !is_cuda,
                             format!("{lost}: {by} chose GPU {numbers:?}, and {there}"),
@@ -645,5 +639,14 @@ mod tests {
                 "{begin}: {text}"
             );
         }
+        // The number of devices may be unknown although devices were found.
+        let ranked = decided(&cuda, &[(LOCAL_RANK, "0")], None, &[]);
+        let (well, text) = ranked.verdict(Ok(&[0]));
+        let begin = if well {
+            "arrays use the GPUs"
+        } else {
+            "the backend is `cuda`, so"
+        };
+        assert!(text.starts_with(begin), "{text}");
     }
 }

@@ -173,9 +173,10 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Builds the reader.
     ///
     /// # Errors
+    /// [`ReaderError::Zarrs`], if the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and no
+    /// device is usable.
+    ///
     /// [`ReaderError::Unsupported`]
-    /// - [`ReaderError::Zarrs`], if the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and
-    ///   no device is usable;
     /// - if the store of [`on_filesystem`](Self::on_filesystem) does not have the array;
     /// - for a reader of a [`SparseShardStore`](crate::storage::SparseShardStore), if it has a
     ///   [subchunk cache](Self::with_subchunk_cache), or if this crate cannot read the elements.

@@ -36,7 +36,9 @@ pub(crate) fn check() -> Result<()> {
         let unpacked = format!("{name}-{version}");
         let archive = target().join(format!("package/{unpacked}.crate"));
         let mut unpack = Command::new("tar");
-        run(unpack.arg("xf").arg(&archive).arg("-C").arg(&folder))?;
+        // The files get the time of now. Archives give all files one old time, by which cargo would take what it
+        // compiled from an earlier archive for up to date.
+        run(unpack.arg("xmf").arg(&archive).arg("-C").arg(&folder))?;
         for licence in LICENCES {
             if !folder.join(&unpacked).join(licence).is_file() {
                 return Err(format!("the package {name} has no {licence}"));

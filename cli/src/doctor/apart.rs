@@ -1,18 +1,24 @@
 //! Looks for GPUs in a process of its own, with a limit: a driver may hang or crash when it is initialised.
 
 use std::io::Read as _;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use zarrs_cuda_convert::Failure;
 
 use crate::common::Common;
+use crate::variables::LOOKS;
 
 /// The report of the process that has looked.
 pub(super) struct Report(Value);
+
+/// Returns whether another process of `doctor` has begun this one to look for GPUs.
+pub(super) fn is_begun() -> bool {
+    std::env::var_os(LOOKS).is_some()
+}
 
 /// Begins a process that looks for GPUs, and returns its report. If the process fails, or takes longer than
 /// `limit`, the report says so.
@@ -41,13 +47,15 @@ fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
     let mut command = Command::new(common.program.first().ok_or("the program has no name")?);
     command
         .args(common.program.iter().skip(1))
-        .args(["doctor", "--look", "--json"])
+        .arg("doctor")
         .args(common.words())
+        .env(LOOKS, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut child = command
         .spawn()
         .map_err(|error| format!("{WHO} did not begin: {error}"))?;
+    let begun = Instant::now();
     let (sender, receiver) = mpsc::channel();
     let stdout = child.stdout.take();
     thread::spawn(move || {
@@ -56,9 +64,15 @@ fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
         // The receiver may have stopped waiting.
         let _ = sender.send(read.is_some_and(|read| read.is_ok()).then_some(text));
     });
-    let Ok(text) = receiver.recv_timeout(limit) else {
-        // It may be inside the driver's kernel module and not end before the driver returns, so this process does
-        // not wait for it.
+    let text = receiver.recv_timeout(limit).ok();
+    let status = match &text {
+        // The process may hang after the end of its output, too.
+        Some(_) => ended(&mut child, limit.saturating_sub(begun.elapsed())),
+        None => Ok(None),
+    };
+    let Some(status) = status.map_err(|error| format!("{WHO} is lost: {error}"))? else {
+        // The process may be inside the driver's kernel module, and a kill ends the process only when the driver
+        // returns. So the end is not waited for.
         let _ = child.kill();
         let _ = child.try_wait();
         return Err(format!(
@@ -66,9 +80,7 @@ fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
             limit.as_secs()
         ));
     };
-    let status = child
-        .wait()
-        .map_err(|error| format!("{WHO} is lost: {error}"))?;
+    let text = text.flatten();
     let report = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
     report
         .filter(|report| status.success() && report["members"].is_object())
@@ -78,6 +90,19 @@ fn reported(common: &Common, limit: Duration) -> Result<Value, String> {
                 ending(status)
             )
         })
+}
+
+/// Waits at most `limit` for the end of `child`; returns `None` if the process still runs.
+fn ended(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    const PAUSE: Duration = Duration::from_millis(10);
+    let begun = Instant::now();
+    loop {
+        let status = child.try_wait()?;
+        if status.is_some() || begun.elapsed() >= limit {
+            return Ok(status);
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 /// Returns how a process ended, in words: by which signal, or with which exit code.

@@ -29,14 +29,14 @@ pub(crate) struct Args {
     /// For how many seconds a process of its own may look for GPUs
     #[arg(long, value_name = "SECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Look for GPUs in this process, and report to the process that has begun it
-    #[arg(long, hide = true)]
-    look: bool,
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    if args.look {
-        return Ok(Outcome::new("", gpus::look(common)));
+    // A variable says so, since a program may give the command other arguments than its own. Otherwise such a
+    // program would begin itself without end.
+    if apart::is_begun() {
+        let report = gpus::look(common);
+        return Ok(Outcome::new(report.to_string(), report));
     }
     if let Some(path) = &args.path {
         open::must_be_local(path, "doctor looks at a directory's file system")?;

@@ -108,6 +108,23 @@ fn doctor_names_unknown_variables() {
     assert!(text.contains("Did you mean ZARRS_CUDA_DEVICES?"), "{text}");
 }
 
+/// A program may always run `doctor`, with whatever arguments it begins: the process that looks begins no other.
+#[test]
+fn doctor_in_the_process_that_looks_reports_and_begins_no_process() {
+    let folder = TempDir::new().unwrap();
+    for arguments in [&["doctor"][..], &["doctor", "--json"]] {
+        let mut doctor = program();
+        doctor
+            .args(arguments)
+            .arg(folder.path())
+            .env("ZARRS_CUDA_DOCTOR_LOOKS", "1");
+        let output = doctor.output().unwrap();
+        said_with_code(&output, 0);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(report["members"]["use"]["is_well"].is_boolean(), "{report}");
+    }
+}
+
 /// A driver that hangs or crashes costs the process that looks, and nothing else.
 #[cfg(target_os = "linux")]
 #[test]
@@ -116,6 +133,11 @@ fn doctor_with_a_driver_that_hangs_or_crashes() {
     for (body, said) in [
         (
             "for (;;) pause();",
+            "did not end in 2 s: the NVIDIA driver hangs",
+        ),
+        // The end of the output is not the end of the process.
+        (
+            "close(1); for (;;) pause();",
             "did not end in 2 s: the NVIDIA driver hangs",
         ),
         ("abort();", "ended by the signal 6 (SIGABRT)"),
