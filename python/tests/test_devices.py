@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
-from conftest import OURS, create
+from conftest import OURS, THEIRS, create
 from zarr.storage import MemoryStore
 from zarrs_cuda import _devices
 
@@ -41,12 +41,13 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("nvidia", "nvidia.libnvcomp"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in list(os.environ):
-        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "LOCAL_RANK")):
+        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__PATH", "LOCAL_RANK")):
             monkeypatch.delenv(name)
+    monkeypatch.setattr(_devices, "_told", set())
     with zarr.config.set({"zarrs_cuda": {}}):
         yield
     for name in list(os.environ):
-        if name.startswith("ZARR_ZARRS_CUDA__"):
+        if name.startswith(("ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__PATH")):
             del os.environ[name]
 
 
@@ -157,6 +158,69 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
     )
     # nvCOMP may be found among the packages.
     assert eval(in_child())[:2] == ("cuda", None)
+
+
+def test_processes_that_are_started_later_have_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path / "a", **KIND)
+    code = f"""
+import zarr
+array = zarr.open_array({str(tmp_path / "a")!r}, mode="r")
+print(type(array.async_array.codec_pipeline).__module__)
+"""
+
+    def in_child() -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        # Nobody has asked for a GPU.
+        zarrs_cuda.configure(device_memory="1GiB")
+        zarrs_cuda.configure(backend="host")
+        assert in_child() != "zarrs_cuda"
+        for settings in ({"backend": "auto"}, {"devices": [0]}):
+            monkeypatch.delenv("ZARR_CODEC_PIPELINE__PATH", raising=False)
+            zarrs_cuda.configure(**settings)
+            assert in_child() == "zarrs_cuda"
+        # The user's own variable stays.
+        monkeypatch.setenv("ZARR_CODEC_PIPELINE__PATH", THEIRS)
+        zarrs_cuda.configure(backend="auto")
+        assert in_child() != "zarrs_cuda"
+    monkeypatch.delenv("ZARR_CODEC_PIPELINE__PATH")
+    with zarr.config.set({"codec_pipeline.path": THEIRS}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarrs_cuda.configure(backend="auto")
+        assert in_child() != "zarrs_cuda"
+
+
+def test_a_gpu_that_another_pipeline_would_not_use_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = 'zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})'
+
+    def wrong() -> list[str]:
+        return [each for each in zarrs_cuda.doctor().splitlines() if "WRONG" in each and line in each]
+
+    with warnings.catch_warnings(record=True) as told, zarr.config.set({"codec_pipeline.path": THEIRS}):
+        warnings.simplefilter("always")
+        zarrs_cuda.configure(backend="host", device_memory="1GiB")
+        assert not told
+        assert not wrong()
+        for _ in range(2):
+            zarrs_cuda.configure(backend="auto")
+        assert len(told) == 1, told
+        assert told[0].category is RuntimeWarning
+        assert told[0].filename == __file__
+        assert line in str(told[0].message)
+        assert len(wrong()) == 1
+        with zarr.config.set({"codec_pipeline.path": OURS}):
+            assert not wrong()
+        zarrs_cuda.configure(backend=None, devices=None)
+        assert not wrong()
+        monkeypatch.setenv("ZARRS_CUDA_DEVICES", "0")
+        assert len(wrong()) == 1
+    assert len(told) == 1, told
 
 
 def test_a_writer_has_the_settings() -> None:
@@ -519,7 +583,6 @@ def test_the_path_of_nvcomp_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_misspelt_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZARRS_CUDA_DEVICE", "0")
-    monkeypatch.setattr(_devices, "_told", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):

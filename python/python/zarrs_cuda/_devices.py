@@ -69,8 +69,10 @@ def configure(
     Without this call no GPU is used, unless the environment asks for one: CUDA takes memory of the GPU, and
     cannot be used in processes that are forked after it was used. The settings are kept in ``zarr.config``
     under ``zarrs_cuda``, and in the environment, where processes that are started later find them: workers of
-    ``multiprocessing`` that are spawned, and workers of Dask. A setting that is not given stays; None is the
-    default.
+    ``multiprocessing`` that are spawned, and workers of Dask. They find ``codec_pipeline.path`` there, too,
+    if it is this package's pipeline, a GPU is asked for, and ``ZARR_CODEC_PIPELINE__PATH`` is not set. So set
+    the path before this call; a warning says if it is another one. A setting that is not given stays; None is
+    the default.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def configure(
     ValueError
         If a value is none that the setting may have. No setting is changed then.
     """
-    given = {
+    arguments = {
         "backend": backend,
         "devices": devices,
         "nvcomp": nvcomp,
@@ -114,7 +116,7 @@ def configure(
     }
     checked = {
         key: None if value is None else _KNOWN[key](key, value)
-        for key, value in given.items()
+        for key, value in arguments.items()
         if value is not UNSET
     }
     config.set({f"zarrs_cuda.{key}": value for key, value in checked.items()})
@@ -125,22 +127,62 @@ def configure(
             os.environ.pop(name, None)
         else:
             os.environ[name] = repr(value) if isinstance(value, list) else str(value)
+    if why := other_pipeline():
+        _warn_once(why, 3)
+    elif _asks_now():
+        # Spawned processes would read and write by zarr-python's own pipeline, without a GPU.
+        os.environ.setdefault("ZARR_CODEC_PIPELINE__PATH", str(config.get("codec_pipeline.path")))
+
+
+def other_pipeline() -> str | None:
+    """Return why zarr-python uses no GPU that was asked for: another pipeline is set. Else None."""
+    path = config.get("codec_pipeline.path", None)
+    if not _asks_now() or _settings.is_ours(path):
+        return None
+    return (
+        f"a GPU was asked for, and zarr-python does not use it: `codec_pipeline.path` is {path!r}. Add the "
+        'line `zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})` before '
+        "`zarrs_cuda.configure`, and before arrays are opened"
+    )
+
+
+def _asks_now() -> bool:
+    """Return whether the settings that hold now ask for a device. Wrong settings do not."""
+    try:
+        return given().asks()
+    except ValueError:
+        return False
 
 
 def settings() -> Devices:
-    """Return the settings of devices that hold now.
+    """Return the settings of devices that hold now. Wrong variables of the environment are warned of.
 
     Raises
     ------
     ValueError
         If a value is none that the setting may have, or a key is none of a setting.
     """
-    given = config.get("zarrs_cuda", None) or {}
-    if not isinstance(given, dict):
-        msg = f"`zarrs_cuda` in `zarr.config` is {given!r}, and has the settings {', '.join(_KNOWN)}"
+    found = given()
+    _check_environment(found)
+    if found.nvcomp is None and found.asks():
+        found = found._replace(nvcomp=packaged_nvcomp())
+    return found
+
+
+def given() -> Devices:
+    """Return the settings in ``zarr.config``.
+
+    Raises
+    ------
+    ValueError
+        If a value is none that the setting may have, or a key is none of a setting.
+    """
+    values = config.get("zarrs_cuda", None) or {}
+    if not isinstance(values, dict):
+        msg = f"`zarrs_cuda` in `zarr.config` is {values!r}, and has the settings {', '.join(_KNOWN)}"
         raise ValueError(msg)
     checked: dict[str, Any] = dict.fromkeys(_KNOWN)
-    for key, value in given.items():
+    for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in _KNOWN:
             msg = f"`zarrs_cuda.{key}` is no setting: there are {', '.join(_KNOWN)}"
@@ -150,11 +192,7 @@ def settings() -> Devices:
     devices, check = checked["devices"], checked["device_check"]
     checked["devices"] = tuple(devices) if isinstance(devices, list) else devices
     checked["device_check"] = {"warmup": None, "all": 1}.get(check, check)
-    found = Devices(**checked)
-    _check_environment(found)
-    if found.nvcomp is None and found.asks():
-        found = found._replace(nvcomp=packaged_nvcomp())
-    return found
+    return Devices(**checked)
 
 
 def check_backend(found: Devices) -> None:
@@ -215,8 +253,15 @@ def of_writer(device: int | None) -> Devices:
 # The variables of the environment that this package knows.
 _VARIABLES = ("ZARRS_CUDA_BACKEND", "ZARRS_CUDA_DEVICES", "ZARRS_CUDA_NVCOMP")
 
-# The sentences about other variables that were warned of in this process.
+# The sentences that were warned of in this process.
 _told: set[str] = set()
+
+
+def _warn_once(why: str, level: int) -> None:
+    """Warn of a sentence, unless this process was warned of it. `level` is as for ``warnings.warn``."""
+    if why not in _told:
+        _told.add(why)
+        warnings.warn(why, RuntimeWarning, stacklevel=level)
 
 
 def _check_environment(found: Devices) -> None:
@@ -224,9 +269,7 @@ def _check_environment(found: Devices) -> None:
     ours = [name for name in os.environ if name.startswith("ZARRS_CUDA_")]
     if any(name not in _VARIABLES for name in ours):
         for why in native().unknown_variables():
-            if why not in _told:
-                _told.add(why)
-                warnings.warn(why, RuntimeWarning, stacklevel=4)
+            _warn_once(why, 5)
     if any(name in _VARIABLES for name in ours):
         native().check_settings(found)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zarr.core.config import config
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _devices, _settings
 from zarrs_cuda._gpus import gpu_lines
 from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import counts
@@ -63,6 +63,8 @@ def doctor() -> str:
         lines.append(f"strict: {_settings.is_strict()}, sync: {_settings.syncs()}")
     except ValueError as error:
         lines.append(f"WRONG: {error}")
+    if why := _devices.other_pipeline():
+        lines.append(f"WRONG: {why}")
     if why := _settings.unused():
         lines.append(f"WRONG: {why}")
     lines += gpu_lines()

@@ -66,13 +66,18 @@ def unused() -> str | None:
         key for key in _OURS if key != "max_workers" and config.get(f"codec_pipeline.{key}", None) is not None
     ]
     path = config.get("codec_pipeline.path", None)
-    if not found or "zarrs_cuda" in str(path):
+    if not found or is_ours(path):
         return None
     names = ", ".join(f"`codec_pipeline.{key}`" for key in found)
     return (
         f"{names} is set, and does nothing: `codec_pipeline.path` is {path!r}. Set it to "
         "'zarrs_cuda.CodecPipeline' before arrays are opened"
     )
+
+
+def is_ours(path: Any) -> bool:
+    """Return whether a value of ``codec_pipeline.path`` names this package's pipeline."""
+    return "zarrs_cuda" in str(path)
 
 
 def mode() -> Mode:
