@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -19,7 +20,7 @@ import zarr
 import zarrs_cuda
 from conftest import OURS, THEIRS, create
 from zarr.storage import MemoryStore
-from zarrs_cuda import _devices
+from zarrs_cuda import _devices, _gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -400,13 +401,131 @@ def test_nvcomp_is_found_where_python_finds_packages(tmp_path: Path, monkeypatch
         assert "/no/libnvcomp.so.6" in zarrs_cuda.doctor()
 
 
+def command(*words: str, code: int = 0, **variables: str) -> Any:
+    """Run the command of the package. Returns its JSON object, or what it printed if it has none."""
+    arguments = [sys.executable, "-m", "zarrs_cuda", *words]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout) if "--json" in words and done.stdout else done.stdout + done.stderr
+
+
+def test_the_command_finds_nvcomp_where_its_python_finds_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No variable names the folder, as in an environment that is not activated."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "nvidia" / "libnvcomp" / "lib64" / "libnvcomp.so.6"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"no library")
+    code = f"""
+import runpy, sys
+sys.path.append({str(tmp_path)!r})
+sys.argv = ["zarrs-cuda", "doctor", "--look", "--json"]
+runpy.run_module("zarrs_cuda", run_name="__main__")
+"""
+
+    def problem(**variables: str) -> str:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        return str(json.loads(done.stdout)["members"]["machine"]["nvcomp"]["problem"])
+
+    assert str(file) in problem()
+    # What the user names comes first.
+    assert "/no/libnvcomp.so.6" in problem(ZARRS_CUDA_NVCOMP="/no/libnvcomp.so.6")
+    assert "/no/libnvcomp.so.5" in problem(ZARR_ZARRS_CUDA__NVCOMP="/no/libnvcomp.so.5")
+
+
+@without_driver
+@pytest.mark.parametrize(
+    ("settings", "variables", "said", "code"),
+    [
+        ({}, {}, "no GPU was asked for", 0),
+        ({"backend": "cuda"}, {}, "the backend is `cuda`, so every read", 1),
+        ({"backend": "host", "devices": [2]}, {}, "asked for the host", 0),
+        ({"devices": [2, 5]}, {}, "names GPU 2", 1),
+        ({"devices": "all"}, {}, "no CUDA driver is installed", 0),
+        ({"backend": "cuda"}, {"ZARRS_CUDA_BACKEND": "host"}, "asked for the host", 0),
+        ({"devices": [2]}, {"ZARRS_CUDA_DEVICES": "3"}, "names GPU 3", 1),
+    ],
+)
+def test_the_command_has_the_settings_of_configure(
+    settings: dict[str, Any], variables: dict[str, str], said: str, code: int
+) -> None:
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        zarrs_cuda.configure(**settings)
+        found = command("doctor", "--json", code=code, **variables)
+        assert said in found["use"]["text"], found["use"]
+        if not variables:
+            doctor = zarrs_cuda.doctor().splitlines()
+            wrong = [line for line in doctor if line.startswith("WRONG")]
+            assert len(wrong) == code, doctor
+
+
+def test_wrong_settings_of_configure_are_an_error_of_the_command() -> None:
+    wrong = {"ZARR_ZARRS_CUDA__BACKEND": "gpu"}
+    assert "`zarrs_cuda.backend` is 'gpu'" in command("doctor", code=1, **wrong)
+    assert command("--version", **wrong).startswith("zarrs-cuda ")
+
+
+def test_a_process_of_doctor_has_the_settings_of_now() -> None:
+    """The variables that `configure` leaves do not come before a later change of ``zarr.config``."""
+    zarrs_cuda.configure(backend="cuda", devices=[3])
+    with zarr.config.set({"zarrs_cuda": {}, "codec_pipeline.path": OURS}):
+        doctor = zarrs_cuda.doctor()
+    assert "arrays use no GPU: no GPU was asked for" in doctor
+    assert "WRONG" not in doctor
+
+
+def test_no_text_of_python_names_what_python_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = zarrs_cuda.doctor()
+    asks = "in the environment asks for one, and so does `zarrs_cuda.configure(devices=[0])` in the program"
+    assert asks in doctor
+    array = create(tmp_path, **KIND)
+    explained = zarrs_cuda.explain(array).stages
+    assert asks in explained
+    assert "Python has no setting for decoding such shards on a GPU" in explained
+    with zarrs_cuda.ArrayWriter(create(tmp_path / "w", **{**KIND, "shape": (0, 1024)})) as writer:
+        written = writer.explain()
+    for text in (doctor, explained, written):
+        for word in ("Options::", "--devices", "--limit", "``"):
+            assert word not in text, text
+    report = {"machine": {"devices": [], "driver": {"library": None}, "no_devices": ""}, "estimates": []}
+    report["machine"]["nvcomp"] = {"problem": "it was not looked for"}
+    slow = "did not end in 50 s: the NVIDIA driver hangs. Restart the machine, or give a longer --limit"
+    report["use"] = {"is_well": False, "text": slow}
+    monkeypatch.setattr(_gpus, "_report", lambda *_: report)
+    assert "or call `python -m zarrs_cuda doctor --limit 300`" in zarrs_cuda.doctor()
+
+
+def test_doctor_lists_misspelt_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZARRS_CUDA_DEVICE", "0")
+    for backend in (None, "host", "auto"):
+        settings = {"codec_pipeline.path": OURS, "zarrs_cuda.backend": backend}
+        with zarr.config.set(settings), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            doctor = zarrs_cuda.doctor().splitlines()
+        told = [line for line in doctor if "Did you mean ZARRS_CUDA_DEVICES?" in line]
+        assert len(told) == 1, doctor
+        assert told[0].startswith("WRONG: ZARRS_CUDA_DEVICE in the environment does nothing")
+
+
 def test_no_nvcomp_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_devices, "packaged_nvcomp", lambda: None)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     lines = [line for line in zarrs_cuda.doctor().splitlines() if line.startswith("nvCOMP:")]
     assert len(lines) == 1
-    for place in ("libnvcomp.so.6", "libnvcomp.so.5", "ZARRS_CUDA_NVCOMP"):
+    for place in (
+        "libnvcomp.so.6",
+        "libnvcomp.so.5",
+        "ZARRS_CUDA_NVCOMP",
+        "pip install nvidia-libnvcomp-cu12",
+        "nvidia-libnvcomp-cu13",
+    ):
         assert place in lines[0], lines
 
 

@@ -17,6 +17,7 @@ from zarr.core.config import config
 
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
+from zarrs_cuda._words import by_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,8 +155,13 @@ def _asks_now() -> bool:
         return False
 
 
-def settings() -> Devices:
-    """Return the settings of devices that hold now. Wrong variables of the environment are warned of.
+def settings(*, warns: bool = True) -> Devices:
+    """Return the settings of devices that hold now.
+
+    Parameters
+    ----------
+    warns
+        Whether misspelt variables of the environment are warned of.
 
     Raises
     ------
@@ -163,7 +169,7 @@ def settings() -> Devices:
         If a value is none that the setting may have, or a key is none of a setting.
     """
     found = given()
-    _check_environment(found)
+    _check_environment(found, warns)
     if found.nvcomp is None and found.asks():
         found = found._replace(nvcomp=packaged_nvcomp())
     return found
@@ -228,7 +234,7 @@ def warn_of_missing(found: Devices) -> None:
         key = os.getpid(), number
         if key not in _warned:
             _warned.add(key)
-            warnings.warn(f"{why}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{by_python(why)}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=3)
 
 
 def of_writer(device: int | None) -> Devices:
@@ -264,14 +270,33 @@ def _warn_once(why: str, level: int) -> None:
         warnings.warn(why, RuntimeWarning, stacklevel=level)
 
 
-def _check_environment(found: Devices) -> None:
+def _check_environment(found: Devices, warns: bool) -> None:
     """Check the variables of the environment. The native module is loaded only if there are any."""
     ours = [name for name in os.environ if name.startswith("ZARRS_CUDA_")]
-    if any(name not in _VARIABLES for name in ours):
+    if warns and any(name not in _VARIABLES for name in ours):
         for why in native().unknown_variables():
             _warn_once(why, 5)
     if any(name in _VARIABLES for name in ours):
         native().check_settings(found)
+
+
+def to_variables() -> None:
+    """Set the variables that the command reads, where they are not set, from ``zarr.config`` and packages.
+
+    Raises
+    ------
+    ValueError
+        If a setting in ``zarr.config`` is wrong.
+    """
+    found = given()
+    numbers = found.devices if isinstance(found.devices, str) else ",".join(map(str, found.devices or ()))
+    for name, value in (
+        ("ZARRS_CUDA_BACKEND", found.backend),
+        ("ZARRS_CUDA_DEVICES", numbers),
+        ("ZARRS_CUDA_NVCOMP", found.nvcomp or packaged_nvcomp()),
+    ):
+        if value and not os.environ.get(name):
+            os.environ[name] = value
 
 
 def packaged_nvcomp() -> str | None:
