@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import zarr
 import zarrs_cuda
 from conftest import OURS, THEIRS, create
 from zarr.storage import MemoryStore
-from zarrs_cuda import _devices, _gpus
+from zarrs_cuda import _devices, _gpus, _settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +63,7 @@ def why(**settings: Any) -> str:
     ("key", "value", "said"),
     [
         ("backend", "gpu", "must be one of auto, host, cuda"),
+        ("backend", "cuda!", "must be one of auto, host, cuda"),
         ("backend", True, "must be one of auto, host, cuda"),
         ("devices", "first", "the number of a GPU"),
         ("devices", [], "the number of a GPU"),
@@ -69,6 +71,10 @@ def why(**settings: Any) -> str:
         ("devices", [True], "the number of a GPU"),
         ("devices", 0.5, "the number of a GPU"),
         ("devices", "0", "the number of a GPU"),
+        ("devices", "0,1", r"did you mean \[0, 1\]\?"),
+        ("devices", " 2 ", r"did you mean \[2\]\?"),
+        ("devices", np.array(0), r"did you mean \[0\]\?"),
+        ("devices", np.array(0.5), "or 'all'$"),
         ("devices", [0, 1, 0], "names GPU 0 twice"),
         ("devices", [np.True_], "the number of a GPU"),
         ("nvcomp", str(Path.home()), "a folder"),
@@ -78,6 +84,12 @@ def why(**settings: Any) -> str:
         ("device_timeout", "soon", "a number of seconds"),
         ("device_timeout", 0, "a number of seconds"),
         ("device_timeout", float("nan"), "a number of seconds"),
+        ("device_timeout", float("inf"), "above 0, and at most 1e\\+09, which no wait reaches"),
+        ("device_timeout", 1e30, "at most 1e"),
+        ("device_timeout", True, "a number of seconds"),
+        ("device_memory", np.True_, "a number of bytes"),
+        ("device_memory", 1e9, "a number of bytes"),
+        ("device_check", np.True_, "'warmup', 'all' or a positive number"),
         ("device_check", "never", "'warmup', 'all' or a positive number"),
         ("device_check", 0, "'warmup', 'all' or a positive number"),
         ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout, device_check"),
@@ -684,6 +696,62 @@ def test_numbers_of_gpus_have_many_forms() -> None:
         assert "no GPU was asked for" not in why()
 
 
+def test_values_have_many_forms() -> None:
+    for key, given, kept in (
+        ("backend", "CUDA", "cuda"),
+        ("backend", " Host ", "host"),
+        ("device_memory", np.int64(2**30), 2**30),
+        ("device_memory", np.uint8(7), 7),
+        ("device_timeout", np.int32(90), 90.0),
+        ("device_timeout", np.float32(0.5), 0.5),
+        ("device_timeout", Fraction(1, 4), 0.25),
+        ("device_check", np.uint16(8), 8),
+        ("device_check", "ALL", 1),
+    ):
+        with zarr.config.set({f"zarrs_cuda.{key}": given}):
+            assert getattr(_devices.settings(), key) == kept
+        zarrs_cuda.configure(**{key: given})
+        assert getattr(_devices.settings(), key) == kept
+        # A process that is started later can read it.
+        assert "np." not in os.environ[f"ZARR_ZARRS_CUDA__{key.upper()}"]
+        # The native module takes it.
+        assert zarrs_cuda.explain(create(MemoryStore(), **KIND)).stages
+        zarrs_cuda.configure(**{key: None})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        *((key, key) for key in _devices._KNOWN),
+        ("backends", "backend"),
+        ("device", "devices"),
+        ("device-memory", "device_memory"),
+        ("Devices", "devices"),
+    ],
+)
+def test_settings_of_gpus_under_another_name_are_errors(key: str, meant: str) -> None:
+    for value in (None, "cuda", 0):
+        with zarr.config.set({"codec_pipeline.path": OURS, f"codec_pipeline.{key}": value}):
+            with pytest.raises(ValueError, match=f"did you mean `zarrs_cuda.{meant}`") as error:
+                create(MemoryStore(), **KIND)
+            assert f"WRONG: {error.value}" in zarrs_cuda.doctor().splitlines()
+    assert set(_devices._KNOWN) == set(_settings.OF_DEVICES)
+
+
+def test_a_missing_file_of_nvcomp_is_warned_of_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "libnvcomp.so.6"
+    with pytest.warns(RuntimeWarning, match="libnvcomp.so.6', and there is no such file") as told:
+        zarrs_cuda.configure(nvcomp=file)
+    assert told[0].filename == __file__
+    file.write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zarrs_cuda.configure(nvcomp=file)
+        # The loader looks for it.
+        zarrs_cuda.configure(nvcomp="libnvcomp.so.6")
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no such file")
 def test_the_path_of_nvcomp_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

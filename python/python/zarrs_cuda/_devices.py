@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import operator
 import os
+import re
 import warnings
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
 from zarr.core.config import config
@@ -61,9 +61,9 @@ def configure(
     backend: str | _Unset | None = UNSET,
     devices: SupportsIndex | Iterable[SupportsIndex] | Literal["all"] | _Unset | None = UNSET,
     nvcomp: str | os.PathLike[str] | _Unset | None = UNSET,
-    device_memory: int | str | _Unset | None = UNSET,
-    device_timeout: float | _Unset | None = UNSET,
-    device_check: int | str | _Unset | None = UNSET,
+    device_memory: SupportsIndex | str | _Unset | None = UNSET,
+    device_timeout: SupportsFloat | SupportsIndex | _Unset | None = UNSET,
+    device_check: SupportsIndex | str | _Unset | None = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
@@ -90,8 +90,8 @@ def configure(
     nvcomp
         The file of NVIDIA's nvCOMP library, which compresses on a GPU. A relative path begins in the folder
         that is current now, and ``~`` is the user's home. By default it is looked for: the
-        variable ``ZARRS_CUDA_NVCOMP``, the package ``nvidia-libnvcomp-cu12`` of this environment, and the
-        libraries of the system.
+        variable ``ZARRS_CUDA_NVCOMP``, the package ``nvidia-libnvcomp-cu12`` (or ``-cu13``) of this
+        environment, and the libraries of the system. A path without a file is warned of.
     device_memory
         The most memory that buffers take on each GPU: bytes, or a text such as ``"4GiB"``. By default 2 GiB,
         or a quarter of what is free if that is less.
@@ -128,6 +128,13 @@ def configure(
             os.environ.pop(name, None)
         else:
             os.environ[name] = repr(value) if isinstance(value, list) else str(value)
+    named = checked.get("nvcomp")
+    if named is not None and Path(named).is_absolute() and not Path(named).exists():
+        missing = (
+            f"`zarrs_cuda.nvcomp` is {named!r}, and there is no such file: no GPU compresses where it is "
+            "missing. `pip install nvidia-libnvcomp-cu12` installs one, which is found by itself"
+        )
+        warnings.warn(missing, RuntimeWarning, stacklevel=2)
     if why := other_pipeline():
         _warn_once(why, 3)
     elif _asks_now():
@@ -325,28 +332,30 @@ _BACKENDS = ("auto", "host", "cuda")
 
 
 def _backend(key: str, value: Any) -> str:
-    if value not in _BACKENDS:
+    # In any case, as the variable of the environment.
+    backend = value.strip().lower() if isinstance(value, str) else None
+    if backend not in _BACKENDS:
         msg = f"`zarrs_cuda.{key}` is {value!r}, and must be one of {', '.join(_BACKENDS)}"
         raise ValueError(msg)
-    return str(value)
+    return str(backend)
 
 
 def _number(name: str, value: Any) -> int:
-    try:
-        number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**31:
+    number = _settings.integer(value)
+    if number is None or not 0 <= number < 2**31:
         msg = f"{name} is {value!r}, and must be the number of a GPU, which counts from 0"
         raise ValueError(msg)
     return number
 
 
 def _devices(key: str, value: Any) -> list[int] | str:
-    if isinstance(value, str) and value.lower() == "all":
+    if isinstance(value, str) and value.strip().lower() == "all":
         return "all"
     name = f"`zarrs_cuda.{key}`"
     wrong = f"{name} is {value!r}, and must be the number of a GPU, a list of different numbers, or 'all'"
+    if meant := _meant(value):
+        msg = f"{wrong}: did you mean {meant}?"
+        raise ValueError(msg)
     is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
     values = [value] if is_one else list(value)
     try:
@@ -360,6 +369,15 @@ def _devices(key: str, value: Any) -> list[int] | str:
     if not numbers:
         raise ValueError(wrong)
     return numbers
+
+
+def _meant(value: Any) -> Any:
+    """Return the numbers in a text, as the variable of the environment has, or in an array without axes."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return [value.item()] if value.dtype.kind in "iu" else None
+    if isinstance(value, str) and re.fullmatch(r"(?a:\s*\d+\s*(,\s*\d+\s*)*)", value):
+        return [int(number) for number in value.split(",")]
+    return None
 
 
 def _file(key: str, value: Any) -> str:
@@ -378,17 +396,32 @@ def _memory(key: str, value: Any) -> int:
     return _settings.size(f"zarrs_cuda.{key}", value)
 
 
+# A wait must end: some thirty years.
+_LONGEST = 1e9
+
+
 def _seconds(key: str, value: Any) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        msg = f"`zarrs_cuda.{key}` is {value!r}, and must be a number of seconds above 0"
+    try:
+        is_number = not isinstance(value, (str, bytes, bool, np.bool_))
+        seconds = float(value) if is_number else math.nan
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST:
+        msg = (
+            f"`zarrs_cuda.{key}` is {value!r}, and must be a number of seconds above 0, and at most "
+            f"{_LONGEST:.0e}, which no wait reaches"
+        )
         raise ValueError(msg)
-    return float(value)
+    return seconds
 
 
 def _check(key: str, value: Any) -> int | str:
-    if value in ("warmup", "all") or (type(value) is int and 1 <= value < 2**32):
-        return cast("int | str", value)
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word in ("warmup", "all"):
+        return word
+    number = _settings.integer(value)
+    if number is not None and 1 <= number < 2**32:
+        return number
     msg = f"`zarrs_cuda.{key}` is {value!r}, and must be 'warmup', 'all' or a positive number"
     raise ValueError(msg)
 
