@@ -588,6 +588,79 @@ assert (array[...] == 2).all()
 
 @without_driver
 @pytest.mark.parametrize("by", ["zarr.config", "ZARRS_CUDA_DEVICES"])
+def test_all_gpus_of_a_machine_without_any_are_warned_of_once(by: str, tmp_path: Path) -> None:
+    code = f"""
+import warnings, zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+kind = dict(shape=(1024, 1024), chunks=(64, 64), dtype="uint16")
+zarrs_cuda.configure(backend="host", devices="all")
+host = zarr.create_array({str(tmp_path / "h")!r}, shards=(1024, 1024), **kind)
+zarrs_cuda.configure(backend=None, devices="all" if {by!r} == "zarr.config" else None)
+flat = zarr.create_array({str(tmp_path / "f")!r}, **kind)
+array = zarr.create_array({str(tmp_path / "a")!r}, shards=(1024, 1024), **kind)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    host[...] = 1
+    # No GPU is looked for.
+    flat[...] = 1
+    assert not told, told
+    assert zarrs_cuda.metrics()["named_devices_missing"] == 0
+    for value in range(3):
+        array[...] = value + 1
+    zarrs_cuda.explain(array)
+    assert (array[...] == 3).all()
+assert zarrs_cuda.metrics()["named_devices_missing"] == 1
+told = [str(each.message) for each in told if each.category is RuntimeWarning]
+assert len(told) == 1, told
+assert told[0].startswith("all CUDA devices were asked for by {by}, none can be used"), told
+assert "the host does their work: initialize CUDA: no CUDA driver is installed" in told[0], told
+"""
+    environment = dict(os.environ) if by == "zarr.config" else {**os.environ, by: "ALL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@without_driver
+def test_a_refused_append_of_a_writer_leaves_the_array_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path / "a", **{**KIND, "shape": (0, 1024)})
+    with zarr.config.set({"codec_pipeline.path": OURS, "zarrs_cuda.backend": "cuda"}):
+        array = zarr.open_array(tmp_path / "a", mode="r+")
+        with pytest.raises(zarrs_cuda.BackendUnavailable), zarrs_cuda.ArrayWriter(array) as writer:
+            writer.append(np.ones((2, 1024), "uint16"))
+        assert zarr.open_array(tmp_path / "a").shape == (0, 1024)
+        # As the README says of zarr-python's own.
+        with pytest.raises(zarrs_cuda.BackendUnavailable):
+            array.append(np.ones((2, 1024), "uint16"))
+        assert zarr.open_array(tmp_path / "a").shape == (2, 1024)
+
+
+@without_driver
+def test_an_error_after_a_fork_says_how_to_start_workers() -> None:
+    code = """
+import os, zarr, zarrs_cuda
+zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+kind = dict(shape=(1024, 1024), chunks=(64, 64), shards=(1024, 1024), dtype="uint16")
+zarrs_cuda.configure(backend="auto")
+zarrs_cuda.explain(zarr.create_array({}, **kind))
+zarrs_cuda.configure(backend="cuda")
+array = zarr.create_array({}, **kind)
+child = os.fork()
+if child == 0:
+    code, remedy = 1, 'start workers by "spawn" or "forkserver", or before the first read or write'
+    try:
+        array[...] = 1
+    except zarrs_cuda.BackendUnavailable as error:
+        code = 0 if str(error).count(remedy) == 1 and remedy in zarrs_cuda.doctor() else 2
+        print(error)
+    os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@without_driver
+@pytest.mark.parametrize("by", ["zarr.config", "ZARRS_CUDA_DEVICES"])
 def test_a_named_gpu_that_is_missing_is_warned_of_once(by: str, tmp_path: Path) -> None:
     code = f"""
 import warnings, zarr, zarrs_cuda

@@ -16,6 +16,7 @@ import numpy as np
 from zarr.core.config import config
 
 from zarrs_cuda import _settings
+from zarrs_cuda._errors import BackendUnavailable
 from zarrs_cuda._native import native
 from zarrs_cuda._words import by_python
 
@@ -84,8 +85,8 @@ def configure(
         ``"host"``: no GPU, whatever the environment says.
     devices
         The number of a GPU, or several different ones, such as ``[0, 1]`` or ``range(4)``, or ``"all"``. The
-        processors do the work of a number that names no GPU, unless the backend is ``"cuda"``; a warning and
-        :func:`metrics` say so. By default one GPU: that of the current CUDA context of the thread,
+        processors do the work of a number that names no GPU, and of ``"all"`` without any, unless the backend
+        is ``"cuda"``; a warning and :func:`metrics` say so. By default one GPU: that of the current CUDA context of the thread,
         else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
     nvcomp
         The file of NVIDIA's nvCOMP library, which compresses on a GPU. A relative path begins in the folder
@@ -230,13 +231,44 @@ def wants_cuda(found: Devices) -> bool:
 _warned: set[tuple[int, int]] = set()
 
 
-def warn_of_missing(found: Devices) -> None:
+# The processes in which all GPUs were asked for and looked for, and those of them that have none.
+_looked: set[int] = set()
+_without: set[int] = set()
+
+
+def all_are_missing() -> bool:
+    """Return whether all GPUs were asked for, by ``"all"``, and this process has none."""
+    return os.getpid() in _without
+
+
+def _wants_all(found: Devices) -> bool:
+    backend = found.backend or os.environ.get("ZARRS_CUDA_BACKEND", "").strip().lower()
+    devices = found.devices or os.environ.get("ZARRS_CUDA_DEVICES", "").strip().lower()
+    return devices == "all" and backend != "host"
+
+
+def _warn_of_none(found: Devices) -> None:
+    try:
+        native().check_backend(found._replace(backend="cuda"))
+    except BackendUnavailable as error:
+        _without.add(os.getpid())
+        by = "ZARRS_CUDA_DEVICES" if found.devices is None else "zarr.config"
+        reason = by_python(error.args[0]).removeprefix("the CUDA backend cannot be used: ")
+        why = f"all CUDA devices were asked for by {by}, none can be used, and the host does their work"
+        warnings.warn(f"{why}: {reason}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=4)
+
+
+def warn_of_missing(found: Devices, *, looks: bool = True) -> None:
     """Warn of each GPU that was named by number, looked for in vain, and not warned of in this process.
 
-    ``found`` are the settings of the array that was used.
+    So it does of ``"all"`` without any GPU. ``found`` are the settings of the array that was used, and
+    ``looks`` says whether the library looks for GPUs for that array.
     """
     if found.devices is None and "ZARRS_CUDA_DEVICES" not in os.environ:
         return
+    if looks and _wants_all(found) and os.getpid() not in _looked:
+        _looked.add(os.getpid())
+        _warn_of_none(found)
     for number, why in native().missing_devices().items():
         key = os.getpid(), number
         if key not in _warned:
@@ -357,10 +389,9 @@ def _devices(key: str, value: Any) -> list[int] | str:
         msg = f"{wrong}: did you mean {meant}?"
         raise ValueError(msg)
     is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
-    values = [value] if is_one else list(value)
     try:
-        numbers = [_number(name, number) for number in values]
-    except ValueError:
+        numbers = [_number(name, number) for number in ([value] if is_one else value)]
+    except (TypeError, ValueError):
         raise ValueError(wrong) from None
     twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:

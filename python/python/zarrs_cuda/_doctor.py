@@ -25,9 +25,12 @@ def metrics() -> dict[str, Any]:
         the subchunks that each engine encoded and decoded: ``host_encode_bytes_in`` are the decoded bytes
         that the host encoded, ``host_encode_bytes_out`` what they became; ``host_decode_bytes_in`` and
         ``host_decode_bytes_out`` the same of decoding, and ``device_…`` the same of devices. Empty
-        subchunks, which are not stored, do not count.
+        subchunks, which are not stored, do not count. ``named_devices_missing`` are the GPUs that were asked
+        for by number and are missing; ``devices="all"`` without any GPU counts as one.
     """
-    return {"calls": counts.ours, "fallback_calls": counts.other, **native().metrics()}
+    found = {"calls": counts.ours, "fallback_calls": counts.other, **native().metrics()}
+    found["named_devices_missing"] += int(_devices.all_are_missing())
+    return found
 
 
 def doctor() -> str:

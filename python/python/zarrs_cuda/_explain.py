@@ -95,7 +95,7 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         case _:
             where = "its values are objects, which the library requests itself"
     stages = by_python(ours.explain(asynchronous.store_path.path, _settings.threads()))
-    _devices.warn_of_missing(pipeline._devices)
+    _devices.warn_of_missing(pipeline._devices, looks=ours.is_sharded)
     if ours.mode != "in_place":
         # The library says how it would update shards where they are.
         stages = re.sub(r"(?m)^partial writes:.*\n?", "", stages)

@@ -10,7 +10,7 @@ from typing import Any
 
 from zarrs_cuda import _devices
 from zarrs_cuda._native import native
-from zarrs_cuda._words import by_python
+from zarrs_cuda._words import REMEDY_OF_FORKS, by_python
 
 # For how long the command's own search may take, and when the command itself counts as hanging.
 _LIMIT, _SECONDS = 50, 70
@@ -73,8 +73,8 @@ def _use(settings: _devices.Devices, use: dict[str, Any]) -> str:
             "every read and every write is refused" if _devices.wants_cuda(settings) else "arrays use no GPU"
         )
         return (
-            f"WRONG: {lost}: this process was forked from one that had used CUDA, which does not work then. "
-            'Start processes by "spawn" or "forkserver"'
+            f"WRONG: {lost}: this process was forked from one that had used CUDA, which does not work then: "
+            f"{REMEDY_OF_FORKS}"
         )
     text = by_python(use["text"]).replace("by the options", "by `zarrs_cuda.backend`")
     return text if use["is_well"] else f"WRONG: {text}"

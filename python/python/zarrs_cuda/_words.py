@@ -23,6 +23,16 @@ _INSTEAD = (
     ("give a longer --limit", "call `python -m zarrs_cuda doctor --limit 300`, which waits longer"),
 )
 
+# What the library says of GPUs in a process that was forked too late, and what helps.
+_FORKED = re.compile(
+    r"the process was forked after it (?:looked for (?:CUDA devices|them)|opened the device)"
+    r"|was opened before this process was forked: a child process cannot use it"
+)
+REMEDY_OF_FORKS = (
+    'start workers by "spawn" or "forkserver", or before the first read or write of an array that asks for a '
+    "GPU"
+)
+
 _SETTING = re.compile(r"`?\bOptions::with_(devices|device_memory|device_timeout|device_check|nvcomp)\b`?")
 _OPTION = re.compile(r"`?--(devices|backend)\b`?")
 _OF_RUST = re.compile(r"`(Options::\w+)`(?! in Rust)")
@@ -32,6 +42,7 @@ def by_python(text: str) -> str:
     """Return a text of the library with Python's settings in place of those of Rust and of the command."""
     for said, instead in _INSTEAD:
         text = text.replace(said, instead)
+    text = _FORKED.sub(rf"\g<0>: {REMEDY_OF_FORKS}", text)
     text = _SETTING.sub(r"`zarrs_cuda.\1`", text)
     text = _OPTION.sub(r"`zarrs_cuda.\1`", text)
     return _OF_RUST.sub(r"`\1` in Rust", text)
