@@ -86,8 +86,8 @@ def configure(
     devices
         The number of a GPU, or several different ones, such as ``[0, 1]`` or ``range(4)``, or ``"all"``. The
         processors do the work of a number that names no GPU, and of ``"all"`` without any, unless the backend
-        is ``"cuda"``; a warning and :func:`metrics` say so. By default one GPU: that of the current CUDA context of the thread,
-        else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
+        is ``"cuda"``; a warning and :func:`metrics` say so. By default one GPU: that of the current CUDA
+        context of the thread, else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
     nvcomp
         The file of NVIDIA's nvCOMP library, which compresses on a GPU. A relative path begins in the folder
         that is current now, and ``~`` is the user's home. By default it is looked for: the
