@@ -505,6 +505,8 @@ def test_no_text_of_python_names_what_python_lacks(tmp_path: Path, monkeypatch: 
     for text in (doctor, explained, written):
         for word in ("Options::", "--devices", "--limit", "``"):
             assert word not in text, text
+    delegated = zarrs_cuda.BackendUnavailable("the host handles them; use `Backend::Auto` or `Backend::Host`")
+    assert 'use `backend="auto"` or `backend="host"`' in str(delegated)
     report = {"machine": {"devices": [], "driver": {"library": None}, "no_devices": ""}, "estimates": []}
     report["machine"]["nvcomp"] = {"problem": "it was not looked for"}
     slow = "did not end in 50 s: the NVIDIA driver hangs. Restart the machine, or give a longer --limit"

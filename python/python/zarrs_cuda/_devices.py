@@ -364,7 +364,7 @@ _BACKENDS = ("auto", "host", "cuda")
 
 
 def _backend(key: str, value: Any) -> str:
-    # In any case, as the variable of the environment.
+    # The variable of the environment ignores case, too.
     backend = value.strip().lower() if isinstance(value, str) else None
     if backend not in _BACKENDS:
         msg = f"`zarrs_cuda.{key}` is {value!r}, and must be one of {', '.join(_BACKENDS)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What the library and the command say, and what Python says instead.
+# Pairs: the words of the library or of the command, and the words of Python.
 _INSTEAD = (
     (
         " and so do `Options::with_devices` in Rust, `zarrs_cuda.configure` in Python, and `--devices` of "
@@ -23,7 +23,7 @@ _INSTEAD = (
     ("give a longer --limit", "call `python -m zarrs_cuda doctor --limit 300`, which waits longer"),
 )
 
-# What the library says of GPUs in a process that was forked too late, and what helps.
+# The words of the library for a process that was forked too late, and the remedy.
 _FORKED = re.compile(
     r"the process was forked after it (?:looked for (?:CUDA devices|them)|opened the device)"
     r"|was opened before this process was forked: a child process cannot use it"
@@ -35,6 +35,7 @@ REMEDY_OF_FORKS = (
 
 _SETTING = re.compile(r"`?\bOptions::with_(devices|device_memory|device_timeout|device_check|nvcomp)\b`?")
 _OPTION = re.compile(r"`?--(devices|backend)\b`?")
+_BACKEND = re.compile(r"`Backend::(Auto|Host|Cuda)`")
 _OF_RUST = re.compile(r"`(Options::\w+)`(?! in Rust)")
 
 
@@ -44,5 +45,6 @@ def by_python(text: str) -> str:
         text = text.replace(said, instead)
     text = _FORKED.sub(rf"\g<0>: {REMEDY_OF_FORKS}", text)
     text = _SETTING.sub(r"`zarrs_cuda.\1`", text)
+    text = _BACKEND.sub(lambda found: f'`backend="{found[1].lower()}"`', text)
     text = _OPTION.sub(r"`zarrs_cuda.\1`", text)
     return _OF_RUST.sub(r"`\1` in Rust", text)
