@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,9 @@ import numpy as np
 import pytest
 import zarr
 import zarrs_cuda
-from conftest import OURS, create
+from conftest import OURS, THEIRS, create
 from zarr.storage import MemoryStore
-from zarrs_cuda import _devices
+from zarrs_cuda import _devices, _gpus, _settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,12 +43,13 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("nvidia", "nvidia.libnvcomp"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in list(os.environ):
-        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "LOCAL_RANK")):
+        if name.startswith(("ZARRS_CUDA_", "ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__PATH", "LOCAL_RANK")):
             monkeypatch.delenv(name)
+    monkeypatch.setattr(_devices, "_told", set())
     with zarr.config.set({"zarrs_cuda": {}}):
         yield
     for name in list(os.environ):
-        if name.startswith("ZARR_ZARRS_CUDA__"):
+        if name.startswith(("ZARR_ZARRS_CUDA__", "ZARR_CODEC_PIPELINE__PATH")):
             del os.environ[name]
 
 
@@ -60,6 +63,7 @@ def why(**settings: Any) -> str:
     ("key", "value", "said"),
     [
         ("backend", "gpu", "must be one of auto, host, cuda"),
+        ("backend", "cuda!", "must be one of auto, host, cuda"),
         ("backend", True, "must be one of auto, host, cuda"),
         ("devices", "first", "the number of a GPU"),
         ("devices", [], "the number of a GPU"),
@@ -67,6 +71,10 @@ def why(**settings: Any) -> str:
         ("devices", [True], "the number of a GPU"),
         ("devices", 0.5, "the number of a GPU"),
         ("devices", "0", "the number of a GPU"),
+        ("devices", "0,1", r"did you mean \[0, 1\]\?"),
+        ("devices", " 2 ", r"did you mean \[2\]\?"),
+        ("devices", np.array(0), r"did you mean \[0\]\?"),
+        ("devices", np.array(0.5), "or 'all'$"),
         ("devices", [0, 1, 0], "names GPU 0 twice"),
         ("devices", [np.True_], "the number of a GPU"),
         ("nvcomp", str(Path.home()), "a folder"),
@@ -76,6 +84,12 @@ def why(**settings: Any) -> str:
         ("device_timeout", "soon", "a number of seconds"),
         ("device_timeout", 0, "a number of seconds"),
         ("device_timeout", float("nan"), "a number of seconds"),
+        ("device_timeout", float("inf"), "above 0, and at most 1e\\+09, which no wait reaches"),
+        ("device_timeout", 1e30, "at most 1e"),
+        ("device_timeout", True, "a number of seconds"),
+        ("device_memory", np.True_, "a number of bytes"),
+        ("device_memory", 1e9, "a number of bytes"),
+        ("device_check", np.True_, "'warmup', 'all' or a positive number"),
         ("device_check", "never", "'warmup', 'all' or a positive number"),
         ("device_check", 0, "'warmup', 'all' or a positive number"),
         ("gpus", 1, "there are backend, devices, nvcomp, device_memory, device_timeout, device_check"),
@@ -157,6 +171,69 @@ def test_processes_that_are_started_later_have_the_settings() -> None:
     )
     # nvCOMP may be found among the packages.
     assert eval(in_child())[:2] == ("cuda", None)
+
+
+def test_processes_that_are_started_later_have_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path / "a", **KIND)
+    code = f"""
+import zarr
+array = zarr.open_array({str(tmp_path / "a")!r}, mode="r")
+print(type(array.async_array.codec_pipeline).__module__)
+"""
+
+    def in_child() -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        # Nobody has asked for a GPU.
+        zarrs_cuda.configure(device_memory="1GiB")
+        zarrs_cuda.configure(backend="host")
+        assert in_child() != "zarrs_cuda"
+        for settings in ({"backend": "auto"}, {"devices": [0]}):
+            monkeypatch.delenv("ZARR_CODEC_PIPELINE__PATH", raising=False)
+            zarrs_cuda.configure(**settings)
+            assert in_child() == "zarrs_cuda"
+        # The user's own variable stays.
+        monkeypatch.setenv("ZARR_CODEC_PIPELINE__PATH", THEIRS)
+        zarrs_cuda.configure(backend="auto")
+        assert in_child() != "zarrs_cuda"
+    monkeypatch.delenv("ZARR_CODEC_PIPELINE__PATH")
+    with zarr.config.set({"codec_pipeline.path": THEIRS}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarrs_cuda.configure(backend="auto")
+        assert in_child() != "zarrs_cuda"
+
+
+def test_a_gpu_that_another_pipeline_would_not_use_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = 'zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})'
+
+    def wrong() -> list[str]:
+        return [each for each in zarrs_cuda.doctor().splitlines() if "WRONG" in each and line in each]
+
+    with warnings.catch_warnings(record=True) as told, zarr.config.set({"codec_pipeline.path": THEIRS}):
+        warnings.simplefilter("always")
+        zarrs_cuda.configure(backend="host", device_memory="1GiB")
+        assert not told
+        assert not wrong()
+        for _ in range(2):
+            zarrs_cuda.configure(backend="auto")
+        assert len(told) == 1, told
+        assert told[0].category is RuntimeWarning
+        assert told[0].filename == __file__
+        assert line in str(told[0].message)
+        assert len(wrong()) == 1
+        with zarr.config.set({"codec_pipeline.path": OURS}):
+            assert not wrong()
+        zarrs_cuda.configure(backend=None, devices=None)
+        assert not wrong()
+        monkeypatch.setenv("ZARRS_CUDA_DEVICES", "0")
+        assert len(wrong()) == 1
+    assert len(told) == 1, told
 
 
 def test_a_writer_has_the_settings() -> None:
@@ -336,13 +413,133 @@ def test_nvcomp_is_found_where_python_finds_packages(tmp_path: Path, monkeypatch
         assert "/no/libnvcomp.so.6" in zarrs_cuda.doctor()
 
 
+def command(*words: str, code: int = 0, **variables: str) -> Any:
+    """Run the command of the package. Returns its JSON object, or what it printed if it has none."""
+    arguments = [sys.executable, "-m", "zarrs_cuda", *words]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout) if "--json" in words and done.stdout else done.stdout + done.stderr
+
+
+def test_the_command_finds_nvcomp_where_its_python_finds_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No variable names the folder, as in an environment that is not activated."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "nvidia" / "libnvcomp" / "lib64" / "libnvcomp.so.6"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"no library")
+    code = f"""
+import runpy, sys
+sys.path.append({str(tmp_path)!r})
+sys.argv = ["zarrs-cuda", "doctor", "--look", "--json"]
+runpy.run_module("zarrs_cuda", run_name="__main__")
+"""
+
+    def problem(**variables: str) -> str:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        return str(json.loads(done.stdout)["members"]["machine"]["nvcomp"]["problem"])
+
+    assert str(file) in problem()
+    # What the user names comes first.
+    assert "/no/libnvcomp.so.6" in problem(ZARRS_CUDA_NVCOMP="/no/libnvcomp.so.6")
+    assert "/no/libnvcomp.so.5" in problem(ZARR_ZARRS_CUDA__NVCOMP="/no/libnvcomp.so.5")
+
+
+@without_driver
+@pytest.mark.parametrize(
+    ("settings", "variables", "said", "code"),
+    [
+        ({}, {}, "no GPU was asked for", 0),
+        ({"backend": "cuda"}, {}, "the backend is `cuda`, so every read", 1),
+        ({"backend": "host", "devices": [2]}, {}, "asked for the host", 0),
+        ({"devices": [2, 5]}, {}, "names GPU 2", 1),
+        ({"devices": "all"}, {}, "no CUDA driver is installed", 0),
+        ({"backend": "cuda"}, {"ZARRS_CUDA_BACKEND": "host"}, "asked for the host", 0),
+        ({"devices": [2]}, {"ZARRS_CUDA_DEVICES": "3"}, "names GPU 3", 1),
+    ],
+)
+def test_the_command_has_the_settings_of_configure(
+    settings: dict[str, Any], variables: dict[str, str], said: str, code: int
+) -> None:
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        zarrs_cuda.configure(**settings)
+        found = command("doctor", "--json", code=code, **variables)
+        assert said in found["use"]["text"], found["use"]
+        if not variables:
+            doctor = zarrs_cuda.doctor().splitlines()
+            wrong = [line for line in doctor if line.startswith("WRONG")]
+            assert len(wrong) == code, doctor
+
+
+def test_wrong_settings_of_configure_are_an_error_of_the_command() -> None:
+    wrong = {"ZARR_ZARRS_CUDA__BACKEND": "gpu"}
+    assert "`zarrs_cuda.backend` is 'gpu'" in command("doctor", code=1, **wrong)
+    assert command("--version", **wrong).startswith("zarrs-cuda ")
+
+
+def test_a_process_of_doctor_has_the_settings_of_now() -> None:
+    """The variables that `configure` leaves do not come before a later change of ``zarr.config``."""
+    zarrs_cuda.configure(backend="cuda", devices=[3])
+    with zarr.config.set({"zarrs_cuda": {}, "codec_pipeline.path": OURS}):
+        doctor = zarrs_cuda.doctor()
+    assert "arrays use no GPU: no GPU was asked for" in doctor
+    assert "WRONG" not in doctor
+
+
+def test_no_text_of_python_names_what_python_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = zarrs_cuda.doctor()
+    asks = "in the environment asks for one, and so does `zarrs_cuda.configure(devices=[0])` in the program"
+    assert asks in doctor
+    array = create(tmp_path, **KIND)
+    explained = zarrs_cuda.explain(array).stages
+    assert asks in explained
+    assert "Python has no setting for decoding such shards on a GPU" in explained
+    with zarrs_cuda.ArrayWriter(create(tmp_path / "w", **{**KIND, "shape": (0, 1024)})) as writer:
+        written = writer.explain()
+    for text in (doctor, explained, written):
+        for word in ("Options::", "--devices", "--limit", "``"):
+            assert word not in text, text
+    delegated = zarrs_cuda.BackendUnavailable("the host handles them; use `Backend::Auto` or `Backend::Host`")
+    assert 'use `backend="auto"` or `backend="host"`' in str(delegated)
+    report = {"machine": {"devices": [], "driver": {"library": None}, "no_devices": ""}, "estimates": []}
+    report["machine"]["nvcomp"] = {"problem": "it was not looked for"}
+    slow = "did not end in 50 s: the NVIDIA driver hangs. Restart the machine, or give a longer --limit"
+    report["use"] = {"is_well": False, "text": slow}
+    monkeypatch.setattr(_gpus, "_report", lambda *_: report)
+    assert "or call `python -m zarrs_cuda doctor --limit 300`" in zarrs_cuda.doctor()
+
+
+def test_doctor_lists_misspelt_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZARRS_CUDA_DEVICE", "0")
+    for backend in (None, "host", "auto"):
+        settings = {"codec_pipeline.path": OURS, "zarrs_cuda.backend": backend}
+        with zarr.config.set(settings), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            doctor = zarrs_cuda.doctor().splitlines()
+        told = [line for line in doctor if "Did you mean ZARRS_CUDA_DEVICES?" in line]
+        assert len(told) == 1, doctor
+        assert told[0].startswith("WRONG: ZARRS_CUDA_DEVICE in the environment does nothing")
+
+
 def test_no_nvcomp_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_devices, "packaged_nvcomp", lambda: None)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     lines = [line for line in zarrs_cuda.doctor().splitlines() if line.startswith("nvCOMP:")]
     assert len(lines) == 1
-    for place in ("libnvcomp.so.6", "libnvcomp.so.5", "ZARRS_CUDA_NVCOMP"):
+    for place in (
+        "libnvcomp.so.6",
+        "libnvcomp.so.5",
+        "ZARRS_CUDA_NVCOMP",
+        "pip install nvidia-libnvcomp-cu12",
+        "nvidia-libnvcomp-cu13",
+    ):
         assert place in lines[0], lines
 
 
@@ -389,6 +586,79 @@ assert (array[...] == 2).all()
         command = [sys.executable, "-W", "error", *command]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == exit_code, done.stderr
+
+
+@without_driver
+@pytest.mark.parametrize("by", ["zarr.config", "ZARRS_CUDA_DEVICES"])
+def test_all_gpus_of_a_machine_without_any_are_warned_of_once(by: str, tmp_path: Path) -> None:
+    code = f"""
+import warnings, zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}}})
+kind = dict(shape=(1024, 1024), chunks=(64, 64), dtype="uint16")
+zarrs_cuda.configure(backend="host", devices="all")
+host = zarr.create_array({str(tmp_path / "h")!r}, shards=(1024, 1024), **kind)
+zarrs_cuda.configure(backend=None, devices="all" if {by!r} == "zarr.config" else None)
+flat = zarr.create_array({str(tmp_path / "f")!r}, **kind)
+array = zarr.create_array({str(tmp_path / "a")!r}, shards=(1024, 1024), **kind)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    host[...] = 1
+    # No GPU is looked for.
+    flat[...] = 1
+    assert not told, told
+    assert zarrs_cuda.metrics()["named_devices_missing"] == 0
+    for value in range(3):
+        array[...] = value + 1
+    zarrs_cuda.explain(array)
+    assert (array[...] == 3).all()
+assert zarrs_cuda.metrics()["named_devices_missing"] == 1
+told = [str(each.message) for each in told if each.category is RuntimeWarning]
+assert len(told) == 1, told
+assert told[0].startswith("all CUDA devices were asked for by {by}, none can be used"), told
+assert "the host does their work: initialize CUDA: no CUDA driver is installed" in told[0], told
+"""
+    environment = dict(os.environ) if by == "zarr.config" else {**os.environ, by: "ALL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@without_driver
+def test_a_refused_append_of_a_writer_leaves_the_array_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path / "a", **{**KIND, "shape": (0, 1024)})
+    with zarr.config.set({"codec_pipeline.path": OURS, "zarrs_cuda.backend": "cuda"}):
+        array = zarr.open_array(tmp_path / "a", mode="r+")
+        with pytest.raises(zarrs_cuda.BackendUnavailable), zarrs_cuda.ArrayWriter(array) as writer:
+            writer.append(np.ones((2, 1024), "uint16"))
+        assert zarr.open_array(tmp_path / "a").shape == (0, 1024)
+        # As the README says of zarr-python's own.
+        with pytest.raises(zarrs_cuda.BackendUnavailable):
+            array.append(np.ones((2, 1024), "uint16"))
+        assert zarr.open_array(tmp_path / "a").shape == (2, 1024)
+
+
+@without_driver
+def test_an_error_after_a_fork_says_how_to_start_workers() -> None:
+    code = """
+import os, zarr, zarrs_cuda
+zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+kind = dict(shape=(1024, 1024), chunks=(64, 64), shards=(1024, 1024), dtype="uint16")
+zarrs_cuda.configure(backend="auto")
+zarrs_cuda.explain(zarr.create_array({}, **kind))
+zarrs_cuda.configure(backend="cuda")
+array = zarr.create_array({}, **kind)
+child = os.fork()
+if child == 0:
+    code, remedy = 1, 'start workers by "spawn" or "forkserver", or before the first read or write'
+    try:
+        array[...] = 1
+    except zarrs_cuda.BackendUnavailable as error:
+        code = 0 if str(error).count(remedy) == 1 and remedy in zarrs_cuda.doctor() else 2
+        print(error)
+    os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @without_driver
@@ -501,6 +771,62 @@ def test_numbers_of_gpus_have_many_forms() -> None:
         assert "no GPU was asked for" not in why()
 
 
+def test_values_have_many_forms() -> None:
+    for key, given, kept in (
+        ("backend", "CUDA", "cuda"),
+        ("backend", " Host ", "host"),
+        ("device_memory", np.int64(2**30), 2**30),
+        ("device_memory", np.uint8(7), 7),
+        ("device_timeout", np.int32(90), 90.0),
+        ("device_timeout", np.float32(0.5), 0.5),
+        ("device_timeout", Fraction(1, 4), 0.25),
+        ("device_check", np.uint16(8), 8),
+        ("device_check", "ALL", 1),
+    ):
+        with zarr.config.set({f"zarrs_cuda.{key}": given}):
+            assert getattr(_devices.settings(), key) == kept
+        zarrs_cuda.configure(**{key: given})
+        assert getattr(_devices.settings(), key) == kept
+        # A process that is started later can read it.
+        assert "np." not in os.environ[f"ZARR_ZARRS_CUDA__{key.upper()}"]
+        # The native module takes it.
+        assert zarrs_cuda.explain(create(MemoryStore(), **KIND)).stages
+        zarrs_cuda.configure(**{key: None})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        *((key, key) for key in _devices._KNOWN),
+        ("backends", "backend"),
+        ("device", "devices"),
+        ("device-memory", "device_memory"),
+        ("Devices", "devices"),
+    ],
+)
+def test_settings_of_gpus_under_another_name_are_errors(key: str, meant: str) -> None:
+    for value in (None, "cuda", 0):
+        with zarr.config.set({"codec_pipeline.path": OURS, f"codec_pipeline.{key}": value}):
+            with pytest.raises(ValueError, match=f"did you mean `zarrs_cuda.{meant}`") as error:
+                create(MemoryStore(), **KIND)
+            assert f"WRONG: {error.value}" in zarrs_cuda.doctor().splitlines()
+    assert set(_devices._KNOWN) == set(_settings.OF_DEVICES)
+
+
+def test_a_missing_file_of_nvcomp_is_warned_of_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "libnvcomp.so.6"
+    with pytest.warns(RuntimeWarning, match="libnvcomp.so.6', and there is no such file") as told:
+        zarrs_cuda.configure(nvcomp=file)
+    assert told[0].filename == __file__
+    file.write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zarrs_cuda.configure(nvcomp=file)
+        # The loader looks for it.
+        zarrs_cuda.configure(nvcomp="libnvcomp.so.6")
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no such file")
 def test_the_path_of_nvcomp_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -519,7 +845,6 @@ def test_the_path_of_nvcomp_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_misspelt_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZARRS_CUDA_DEVICE", "0")
-    monkeypatch.setattr(_devices, "_told", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):

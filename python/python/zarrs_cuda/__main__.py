@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import sys
 
+from zarrs_cuda import _devices
 from zarrs_cuda._native import native
+
+# The questions that wrong settings do not keep from an answer.
+_ANSWERED = ("--help", "-h", "--version", "-V", "help")
 
 
 def main() -> int:
     """Run the command with the arguments of this process.
+
+    The settings of GPUs in ``zarr.config``, which ``configure`` also leaves in the environment, hold where no
+    variable ``ZARRS_CUDA_…`` is set. nvCOMP is looked for among the packages of this Python.
 
     Returns
     -------
     int
         The exit code: 0 done, 1 failed, 2 wrong usage, 3 damage or differences found, 130 interrupted.
     """
+    try:
+        _devices.to_variables()
+    except ValueError as error:
+        if not any(word in _ANSWERED for word in sys.argv[1:]):
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     code: int = native().run_command(sys.argv[1:])
     return code
 

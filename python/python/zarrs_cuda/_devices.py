@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import operator
 import os
+import re
 import warnings
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
 from zarr.core.config import config
 
 from zarrs_cuda import _settings
+from zarrs_cuda._errors import BackendUnavailable
 from zarrs_cuda._native import native
+from zarrs_cuda._words import by_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,17 +62,19 @@ def configure(
     backend: str | _Unset | None = UNSET,
     devices: SupportsIndex | Iterable[SupportsIndex] | Literal["all"] | _Unset | None = UNSET,
     nvcomp: str | os.PathLike[str] | _Unset | None = UNSET,
-    device_memory: int | str | _Unset | None = UNSET,
-    device_timeout: float | _Unset | None = UNSET,
-    device_check: int | str | _Unset | None = UNSET,
+    device_memory: SupportsIndex | str | _Unset | None = UNSET,
+    device_timeout: SupportsFloat | SupportsIndex | _Unset | None = UNSET,
+    device_check: SupportsIndex | str | _Unset | None = UNSET,
 ) -> None:
     """Ask for GPUs, for arrays that are opened afterwards.
 
     Without this call no GPU is used, unless the environment asks for one: CUDA takes memory of the GPU, and
     cannot be used in processes that are forked after it was used. The settings are kept in ``zarr.config``
     under ``zarrs_cuda``, and in the environment, where processes that are started later find them: workers of
-    ``multiprocessing`` that are spawned, and workers of Dask. A setting that is not given stays; None is the
-    default.
+    ``multiprocessing`` that are spawned, and workers of Dask. They find ``codec_pipeline.path`` there, too,
+    if it is this package's pipeline, a GPU is asked for, and ``ZARR_CODEC_PIPELINE__PATH`` is not set. So set
+    the path before this call; a warning says if it is another one. A setting that is not given stays; None is
+    the default.
 
     Parameters
     ----------
@@ -81,14 +85,14 @@ def configure(
         ``"host"``: no GPU, whatever the environment says.
     devices
         The number of a GPU, or several different ones, such as ``[0, 1]`` or ``range(4)``, or ``"all"``. The
-        processors do the work of a number that names no GPU, unless the backend is ``"cuda"``; a warning and
-        :func:`metrics` say so. By default one GPU: that of the current CUDA context of the thread,
-        else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
+        processors do the work of a number that names no GPU, and of ``"all"`` without any, unless the backend
+        is ``"cuda"``; a warning and :func:`metrics` say so. By default one GPU: that of the current CUDA
+        context of the thread, else the number in ``LOCAL_RANK`` modulo the number of GPUs, else GPU 0.
     nvcomp
         The file of NVIDIA's nvCOMP library, which compresses on a GPU. A relative path begins in the folder
         that is current now, and ``~`` is the user's home. By default it is looked for: the
-        variable ``ZARRS_CUDA_NVCOMP``, the package ``nvidia-libnvcomp-cu12`` of this environment, and the
-        libraries of the system.
+        variable ``ZARRS_CUDA_NVCOMP``, the package ``nvidia-libnvcomp-cu12`` (or ``-cu13``) of this
+        environment, and the libraries of the system. A path without a file is warned of.
     device_memory
         The most memory that buffers take on each GPU: bytes, or a text such as ``"4GiB"``. By default 2 GiB,
         or a quarter of what is free if that is less.
@@ -104,7 +108,7 @@ def configure(
     ValueError
         If a value is none that the setting may have. No setting is changed then.
     """
-    given = {
+    arguments = {
         "backend": backend,
         "devices": devices,
         "nvcomp": nvcomp,
@@ -114,7 +118,7 @@ def configure(
     }
     checked = {
         key: None if value is None else _KNOWN[key](key, value)
-        for key, value in given.items()
+        for key, value in arguments.items()
         if value is not UNSET
     }
     config.set({f"zarrs_cuda.{key}": value for key, value in checked.items()})
@@ -125,22 +129,74 @@ def configure(
             os.environ.pop(name, None)
         else:
             os.environ[name] = repr(value) if isinstance(value, list) else str(value)
+    named = checked.get("nvcomp")
+    if named is not None and Path(named).is_absolute() and not Path(named).exists():
+        missing = (
+            f"`zarrs_cuda.nvcomp` is {named!r}, and there is no such file: no GPU compresses where it is "
+            "missing. `pip install nvidia-libnvcomp-cu12` installs one, which is found by itself"
+        )
+        warnings.warn(missing, RuntimeWarning, stacklevel=2)
+    if why := other_pipeline():
+        _warn_once(why, 3)
+    elif _asks_now():
+        # Spawned processes would read and write by zarr-python's own pipeline, without a GPU.
+        os.environ.setdefault("ZARR_CODEC_PIPELINE__PATH", str(config.get("codec_pipeline.path")))
 
 
-def settings() -> Devices:
+def other_pipeline() -> str | None:
+    """Return why zarr-python uses no GPU that was asked for: another pipeline is set. Else None."""
+    path = config.get("codec_pipeline.path", None)
+    if not _asks_now() or _settings.is_ours(path):
+        return None
+    return (
+        f"a GPU was asked for, and zarr-python does not use it: `codec_pipeline.path` is {path!r}. Add the "
+        'line `zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})` before '
+        "`zarrs_cuda.configure`, and before arrays are opened"
+    )
+
+
+def _asks_now() -> bool:
+    """Return whether the settings that hold now ask for a device. Wrong settings do not."""
+    try:
+        return given().asks()
+    except ValueError:
+        return False
+
+
+def settings(*, warns: bool = True) -> Devices:
     """Return the settings of devices that hold now.
+
+    Parameters
+    ----------
+    warns
+        Whether misspelt variables of the environment are warned of.
 
     Raises
     ------
     ValueError
         If a value is none that the setting may have, or a key is none of a setting.
     """
-    given = config.get("zarrs_cuda", None) or {}
-    if not isinstance(given, dict):
-        msg = f"`zarrs_cuda` in `zarr.config` is {given!r}, and has the settings {', '.join(_KNOWN)}"
+    found = given()
+    _check_environment(found, warns)
+    if found.nvcomp is None and found.asks():
+        found = found._replace(nvcomp=packaged_nvcomp())
+    return found
+
+
+def given() -> Devices:
+    """Return the settings in ``zarr.config``.
+
+    Raises
+    ------
+    ValueError
+        If a value is none that the setting may have, or a key is none of a setting.
+    """
+    values = config.get("zarrs_cuda", None) or {}
+    if not isinstance(values, dict):
+        msg = f"`zarrs_cuda` in `zarr.config` is {values!r}, and has the settings {', '.join(_KNOWN)}"
         raise ValueError(msg)
     checked: dict[str, Any] = dict.fromkeys(_KNOWN)
-    for key, value in given.items():
+    for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in _KNOWN:
             msg = f"`zarrs_cuda.{key}` is no setting: there are {', '.join(_KNOWN)}"
@@ -150,11 +206,7 @@ def settings() -> Devices:
     devices, check = checked["devices"], checked["device_check"]
     checked["devices"] = tuple(devices) if isinstance(devices, list) else devices
     checked["device_check"] = {"warmup": None, "all": 1}.get(check, check)
-    found = Devices(**checked)
-    _check_environment(found)
-    if found.nvcomp is None and found.asks():
-        found = found._replace(nvcomp=packaged_nvcomp())
-    return found
+    return Devices(**checked)
 
 
 def check_backend(found: Devices) -> None:
@@ -179,18 +231,49 @@ def wants_cuda(found: Devices) -> bool:
 _warned: set[tuple[int, int]] = set()
 
 
-def warn_of_missing(found: Devices) -> None:
+# The processes in which all GPUs were asked for and looked for, and those of them that have none.
+_looked: set[int] = set()
+_without: set[int] = set()
+
+
+def all_are_missing() -> bool:
+    """Return whether all GPUs were asked for, by ``"all"``, and this process has none."""
+    return os.getpid() in _without
+
+
+def _wants_all(found: Devices) -> bool:
+    backend = found.backend or os.environ.get("ZARRS_CUDA_BACKEND", "").strip().lower()
+    devices = found.devices or os.environ.get("ZARRS_CUDA_DEVICES", "").strip().lower()
+    return devices == "all" and backend != "host"
+
+
+def _warn_of_none(found: Devices) -> None:
+    try:
+        native().check_backend(found._replace(backend="cuda"))
+    except BackendUnavailable as error:
+        _without.add(os.getpid())
+        by = "ZARRS_CUDA_DEVICES" if found.devices is None else "zarr.config"
+        reason = by_python(error.args[0]).removeprefix("the CUDA backend cannot be used: ")
+        why = f"all CUDA devices were asked for by {by}, none can be used, and the host does their work"
+        warnings.warn(f"{why}: {reason}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=4)
+
+
+def warn_of_missing(found: Devices, *, looks: bool = True) -> None:
     """Warn of each GPU that was named by number, looked for in vain, and not warned of in this process.
 
-    ``found`` are the settings of the array that was used.
+    So it does of ``"all"`` without any GPU. ``found`` are the settings of the array that was used, and
+    ``looks`` says whether the library looks for GPUs for that array.
     """
     if found.devices is None and "ZARRS_CUDA_DEVICES" not in os.environ:
         return
+    if looks and _wants_all(found) and os.getpid() not in _looked:
+        _looked.add(os.getpid())
+        _warn_of_none(found)
     for number, why in native().missing_devices().items():
         key = os.getpid(), number
         if key not in _warned:
             _warned.add(key)
-            warnings.warn(f"{why}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{by_python(why)}. `zarrs_cuda.doctor()` says more", RuntimeWarning, stacklevel=3)
 
 
 def of_writer(device: int | None) -> Devices:
@@ -215,20 +298,44 @@ def of_writer(device: int | None) -> Devices:
 # The variables of the environment that this package knows.
 _VARIABLES = ("ZARRS_CUDA_BACKEND", "ZARRS_CUDA_DEVICES", "ZARRS_CUDA_NVCOMP")
 
-# The sentences about other variables that were warned of in this process.
+# The sentences that were warned of in this process.
 _told: set[str] = set()
 
 
-def _check_environment(found: Devices) -> None:
+def _warn_once(why: str, level: int) -> None:
+    """Warn of a sentence, unless this process was warned of it. `level` is as for ``warnings.warn``."""
+    if why not in _told:
+        _told.add(why)
+        warnings.warn(why, RuntimeWarning, stacklevel=level)
+
+
+def _check_environment(found: Devices, warns: bool) -> None:
     """Check the variables of the environment. The native module is loaded only if there are any."""
     ours = [name for name in os.environ if name.startswith("ZARRS_CUDA_")]
-    if any(name not in _VARIABLES for name in ours):
+    if warns and any(name not in _VARIABLES for name in ours):
         for why in native().unknown_variables():
-            if why not in _told:
-                _told.add(why)
-                warnings.warn(why, RuntimeWarning, stacklevel=4)
+            _warn_once(why, 5)
     if any(name in _VARIABLES for name in ours):
         native().check_settings(found)
+
+
+def to_variables() -> None:
+    """Set the variables that the command reads, where they are not set, from ``zarr.config`` and packages.
+
+    Raises
+    ------
+    ValueError
+        If a setting in ``zarr.config`` is wrong.
+    """
+    found = given()
+    numbers = found.devices if isinstance(found.devices, str) else ",".join(map(str, found.devices or ()))
+    for name, value in (
+        ("ZARRS_CUDA_BACKEND", found.backend),
+        ("ZARRS_CUDA_DEVICES", numbers),
+        ("ZARRS_CUDA_NVCOMP", found.nvcomp or packaged_nvcomp()),
+    ):
+        if value and not os.environ.get(name):
+            os.environ[name] = value
 
 
 def packaged_nvcomp() -> str | None:
@@ -257,33 +364,34 @@ _BACKENDS = ("auto", "host", "cuda")
 
 
 def _backend(key: str, value: Any) -> str:
-    if value not in _BACKENDS:
+    # The variable of the environment ignores case, too.
+    backend = value.strip().lower() if isinstance(value, str) else None
+    if backend not in _BACKENDS:
         msg = f"`zarrs_cuda.{key}` is {value!r}, and must be one of {', '.join(_BACKENDS)}"
         raise ValueError(msg)
-    return str(value)
+    return str(backend)
 
 
 def _number(name: str, value: Any) -> int:
-    try:
-        number = -1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**31:
+    number = _settings.integer(value)
+    if number is None or not 0 <= number < 2**31:
         msg = f"{name} is {value!r}, and must be the number of a GPU, which counts from 0"
         raise ValueError(msg)
     return number
 
 
 def _devices(key: str, value: Any) -> list[int] | str:
-    if isinstance(value, str) and value.lower() == "all":
+    if isinstance(value, str) and value.strip().lower() == "all":
         return "all"
     name = f"`zarrs_cuda.{key}`"
     wrong = f"{name} is {value!r}, and must be the number of a GPU, a list of different numbers, or 'all'"
+    if meant := _meant(value):
+        msg = f"{wrong}: did you mean {meant}?"
+        raise ValueError(msg)
     is_one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
-    values = [value] if is_one else list(value)
     try:
-        numbers = [_number(name, number) for number in values]
-    except ValueError:
+        numbers = [_number(name, number) for number in ([value] if is_one else value)]
+    except (TypeError, ValueError):
         raise ValueError(wrong) from None
     twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:
@@ -292,6 +400,15 @@ def _devices(key: str, value: Any) -> list[int] | str:
     if not numbers:
         raise ValueError(wrong)
     return numbers
+
+
+def _meant(value: Any) -> Any:
+    """Return the numbers in a text, as the variable of the environment has, or in an array without axes."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return [value.item()] if value.dtype.kind in "iu" else None
+    if isinstance(value, str) and re.fullmatch(r"(?a:\s*\d+\s*(,\s*\d+\s*)*)", value):
+        return [int(number) for number in value.split(",")]
+    return None
 
 
 def _file(key: str, value: Any) -> str:
@@ -310,17 +427,32 @@ def _memory(key: str, value: Any) -> int:
     return _settings.size(f"zarrs_cuda.{key}", value)
 
 
+# A wait must end: some thirty years.
+_LONGEST = 1e9
+
+
 def _seconds(key: str, value: Any) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        msg = f"`zarrs_cuda.{key}` is {value!r}, and must be a number of seconds above 0"
+    try:
+        is_number = not isinstance(value, (str, bytes, bool, np.bool_))
+        seconds = float(value) if is_number else math.nan
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST:
+        msg = (
+            f"`zarrs_cuda.{key}` is {value!r}, and must be a number of seconds above 0, and at most "
+            f"{_LONGEST:.0e}, which no wait reaches"
+        )
         raise ValueError(msg)
-    return float(value)
+    return seconds
 
 
 def _check(key: str, value: Any) -> int | str:
-    if value in ("warmup", "all") or (type(value) is int and 1 <= value < 2**32):
-        return cast("int | str", value)
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word in ("warmup", "all"):
+        return word
+    number = _settings.integer(value)
+    if number is not None and 1 <= number < 2**32:
+        return number
     msg = f"`zarrs_cuda.{key}` is {value!r}, and must be 'warmup', 'all' or a positive number"
     raise ValueError(msg)
 

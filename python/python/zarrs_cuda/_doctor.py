@@ -8,7 +8,7 @@ from typing import Any
 
 from zarr.core.config import config
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _devices, _settings
 from zarrs_cuda._gpus import gpu_lines
 from zarrs_cuda._native import native
 from zarrs_cuda._pipeline import counts
@@ -25,9 +25,12 @@ def metrics() -> dict[str, Any]:
         the subchunks that each engine encoded and decoded: ``host_encode_bytes_in`` are the decoded bytes
         that the host encoded, ``host_encode_bytes_out`` what they became; ``host_decode_bytes_in`` and
         ``host_decode_bytes_out`` the same of decoding, and ``device_…`` the same of devices. Empty
-        subchunks, which are not stored, do not count.
+        subchunks, which are not stored, do not count. ``named_devices_missing`` are the GPUs that were asked
+        for by number and are missing; ``devices="all"`` without any GPU counts as one.
     """
-    return {"calls": counts.ours, "fallback_calls": counts.other, **native().metrics()}
+    found = {"calls": counts.ours, "fallback_calls": counts.other, **native().metrics()}
+    found["named_devices_missing"] += int(_devices.all_are_missing())
+    return found
 
 
 def doctor() -> str:
@@ -63,6 +66,8 @@ def doctor() -> str:
         lines.append(f"strict: {_settings.is_strict()}, sync: {_settings.syncs()}")
     except ValueError as error:
         lines.append(f"WRONG: {error}")
+    if why := _devices.other_pipeline():
+        lines.append(f"WRONG: {why}")
     if why := _settings.unused():
         lines.append(f"WRONG: {why}")
     lines += gpu_lines()

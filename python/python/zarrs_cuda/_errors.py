@@ -1,5 +1,7 @@
 """Errors and warnings."""
 
+from zarrs_cuda._words import by_python
+
 
 class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
@@ -14,7 +16,7 @@ class BackendUnavailable(RuntimeError):  # noqa: N818
 
     def __str__(self) -> str:
         return (
-            f"{self.args[0]}. `zarrs_cuda.doctor()` says what this machine has. "
+            f"{by_python(self.args[0])}. `zarrs_cuda.doctor()` says what this machine has. "
             "`zarrs_cuda.configure(backend='auto')`, before the array is opened, uses the host instead"
         )
 

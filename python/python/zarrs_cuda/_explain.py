@@ -12,6 +12,7 @@ from zarrs_cuda._errors import BackendUnavailable
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place
 from zarrs_cuda._supported import UnsupportedError, check_path
+from zarrs_cuda._words import by_python
 
 if TYPE_CHECKING:
     from zarr.core.array import Array, AsyncArray
@@ -93,8 +94,8 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
             where = "its values are files"
         case _:
             where = "its values are objects, which the library requests itself"
-    stages = ours.explain(asynchronous.store_path.path, _settings.threads())
-    _devices.warn_of_missing(pipeline._devices)
+    stages = by_python(ours.explain(asynchronous.store_path.path, _settings.threads()))
+    _devices.warn_of_missing(pipeline._devices, looks=ours.is_sharded)
     if ours.mode != "in_place":
         # The library says how it would update shards where they are.
         stages = re.sub(r"(?m)^partial writes:.*\n?", "", stages)

@@ -10,23 +10,33 @@ from typing import Any
 
 from zarrs_cuda import _devices
 from zarrs_cuda._native import native
+from zarrs_cuda._words import REMEDY_OF_FORKS, by_python
 
 # For how long the command's own search may take, and when the command itself counts as hanging.
 _LIMIT, _SECONDS = 50, 70
+
+# The variables of the environment that `zarr.config` reads for this package.
+_OURS = "ZARR_ZARRS_CUDA__"
 
 
 def gpu_lines() -> list[str]:
     """Return lines for people: the GPUs, nvCOMP, and whether arrays that are opened now may use them."""
     try:
-        settings = _devices.settings()
+        lines = [f"WRONG: {why}" for why in native().unknown_variables()]
+        # Warns of no variable: the lines above say which do nothing.
+        settings = _devices.settings(warns=False)
     except (ValueError, ImportError) as error:
         return [f"WRONG: {error}"]
     if settings.backend == "host":
-        return ["arrays use no GPU: `zarrs_cuda.backend` is 'host'"]
+        return [*lines, "arrays use no GPU: `zarrs_cuda.backend` is 'host'"]
+    return lines + _found(settings)
+
+
+def _found(settings: _devices.Devices) -> list[str]:
     packaged = _devices.packaged_nvcomp()
     report = _report(settings, settings.nvcomp or packaged)
     if isinstance(report, str):
-        return [f"WRONG: {report}"]
+        return [f"WRONG: {by_python(report)}"]
     found, use = report["machine"], report["use"]
     lines = [
         f"GPU {device['ordinal']}: {device['name']}, {device['memory'] / 2**30:.1f} GiB, "
@@ -34,14 +44,14 @@ def gpu_lines() -> list[str]:
         for device in found["devices"]
     ]
     if (why := found["no_devices"]) and why not in use["text"]:
-        lines.append(f"GPU: none: {why}")
+        lines.append(f"GPU: none: {by_python(why)}")
     if library := found["driver"]["library"]:
         lines.append(f"driver: {library}")
     nvcomp = found["nvcomp"]
     if "path" in nvcomp:
         lines.append(f"nvCOMP: {nvcomp['version']} in {nvcomp['path']}")
     elif nvcomp["problem"] not in use["text"]:
-        lines.append(f"nvCOMP: none: {_by_python(nvcomp['problem'], settings, packaged)}")
+        lines.append(f"nvCOMP: none: {_nvcomp(nvcomp['problem'], settings, packaged)}")
     lines.append(_use(settings, use))
     if report["estimates"]:
         lines.append(
@@ -64,27 +74,25 @@ def _use(settings: _devices.Devices, use: dict[str, Any]) -> str:
         )
         return (
             f"WRONG: {lost}: this process was forked from one that had looked for GPUs, and CUDA does not work "
-            'then. Start processes by "spawn" or "forkserver"'
+            f"then: {REMEDY_OF_FORKS}"
         )
-    text: str = use["text"]
-    for option in ("devices", "backend"):
-        text = text.replace(f"--{option}", f"`zarrs_cuda.{option}`")
-    text = text.replace("by the options", "by `zarrs_cuda.backend`")
+    text = by_python(use["text"]).replace("by the options", "by `zarrs_cuda.backend`")
     return text if use["is_well"] else f"WRONG: {text}"
 
 
-def _by_python(problem: str, settings: _devices.Devices, packaged: str | None) -> str:
+def _nvcomp(problem: str, settings: _devices.Devices, packaged: str | None) -> str:
     """Say which setting of Python named nvCOMP: the command was given its file by a variable."""
     if settings.nvcomp is not None and settings.nvcomp != packaged:
         return problem.replace("which ZARRS_CUDA_NVCOMP named", "which `zarrs_cuda.nvcomp` named")
     if packaged is not None:
         return problem.replace("which ZARRS_CUDA_NVCOMP named", "which a package of this Python has")
-    return problem
+    return by_python(problem)
 
 
 def _report(settings: _devices.Devices, nvcomp: str | None) -> dict[str, Any] | str:
     """Return what the command says of this machine, or why the command did not say it."""
-    environment = dict(os.environ)
+    # The settings of `zarr.config` may be others by now: the command is given them as its options.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     if nvcomp is not None:
         environment["ZARRS_CUDA_NVCOMP"] = nvcomp
     command = [sys.executable, "-m", "zarrs_cuda", "doctor", "--json", f"--limit={_LIMIT}"]

@@ -289,7 +289,7 @@ class CodecPipeline(_CodecPipeline):
             return await self.other.read(batch, out, drop_axes)
         with _named(batch):
             there = await self._read_ours(ours, batch, out, drop_axes)
-        _devices.warn_of_missing(self._devices)
+        _devices.warn_of_missing(self._devices, looks=ours.is_sharded)
         if ours.is_sharded and not ours.is_shared and self._looked != os.getpid():
             self._looked = os.getpid()
             await _frames.look(batch[0][0].store, ours.path_of(batch[0][0].path))
@@ -374,7 +374,7 @@ class CodecPipeline(_CodecPipeline):
                 raise
             if changes:
                 await _store(batch, changes)
-        _devices.warn_of_missing(self._devices)
+        _devices.warn_of_missing(self._devices, looks=ours.is_sharded)
 
     async def _resized(self, store: Store, path: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the shape that the array had when it was opened, and the stored one, if they differ.

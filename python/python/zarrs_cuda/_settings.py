@@ -1,5 +1,6 @@
 """The settings of this package in ``zarr.config``."""
 
+import operator
 import os
 import re
 import sys
@@ -17,6 +18,9 @@ MODES: tuple[Mode, ...] = ("rewrite", "in_place", "shared")
 _OURS = ("shards", "strict", "sync", "max_workers")
 _KNOWN = frozenset({*_OURS, "path", "batch_size", "fused"})
 
+# The settings of GPUs, which are under `zarrs_cuda`.
+OF_DEVICES = ("backend", "devices", "nvcomp", "device_memory", "device_timeout", "device_check")
+
 
 def check() -> None:
     """Check this package's settings, before an array is opened with them.
@@ -24,16 +28,18 @@ def check() -> None:
     Raises
     ------
     ValueError
-        If a value is none that the setting may have, or a key is almost one of this package's.
+        If a value is none that the setting may have, or a key is almost one of this package's, or belongs
+        under ``zarrs_cuda``.
     """
     given = config.get("codec_pipeline", {}) or {}
     for key in given:
         name = str(key).replace("-", "_")
         if name in _KNOWN:
             continue
-        near = min(_OURS, key=lambda ours: _distance(name, ours))
+        places = dict.fromkeys(_OURS, "codec_pipeline") | dict.fromkeys(OF_DEVICES, "zarrs_cuda")
+        near = min(places, key=lambda ours: _distance(name, ours))
         if _distance(name, near) <= _MOST:
-            msg = f"`codec_pipeline.{key}` is no setting: did you mean `codec_pipeline.{near}`?"
+            msg = f"`codec_pipeline.{key}` is no setting: did you mean `{places[near]}.{near}`?"
             raise ValueError(msg)
     mode()
     is_strict()
@@ -66,13 +72,18 @@ def unused() -> str | None:
         key for key in _OURS if key != "max_workers" and config.get(f"codec_pipeline.{key}", None) is not None
     ]
     path = config.get("codec_pipeline.path", None)
-    if not found or "zarrs_cuda" in str(path):
+    if not found or is_ours(path):
         return None
     names = ", ".join(f"`codec_pipeline.{key}`" for key in found)
     return (
         f"{names} is set, and does nothing: `codec_pipeline.path` is {path!r}. Set it to "
         "'zarrs_cuda.CodecPipeline' before arrays are opened"
     )
+
+
+def is_ours(path: Any) -> bool:
+    """Return whether a value of ``codec_pipeline.path`` names this package's pipeline."""
+    return "zarrs_cuda" in str(path)
 
 
 def mode() -> Mode:
@@ -145,12 +156,24 @@ def size(key: str, value: Any) -> int:
     ValueError
         If `value` is none. The message names the setting `key`.
     """
-    found = _SIZE.fullmatch(str(value)) if isinstance(value, (int, str)) else None
+    whole = integer(value)
+    found = _SIZE.fullmatch(value if isinstance(value, str) else str(whole))
     number = int(Decimal(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
-    if isinstance(value, bool) or not 1 <= number < 2**63:
+    if not 1 <= number < 2**63:
         msg = f"`{key}` is {value!r}, and must be a number of bytes or a text such as '512MiB' or '4GB'"
         raise ValueError(msg)
     return number
+
+
+def integer(value: Any) -> int | None:
+    """Return an integer of Python or of numpy as one of Python; None for booleans and all else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        # Booleans of numpy have no index.
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _yes_or_no(key: str) -> bool:

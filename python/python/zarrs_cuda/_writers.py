@@ -23,6 +23,7 @@ from zarrs_cuda._masks import check_mask
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place_of_slices
 from zarrs_cuda._progress import Telling
+from zarrs_cuda._words import by_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -279,6 +280,7 @@ class SliceWriter:
         """
         told = self._writer.explain()
         levels = [told] if isinstance(told, str) else [f"level {n}\n{text}" for n, text in enumerate(told)]
+        levels = [by_python(level) for level in levels]
         if self._asks:
             name = type(self._array.store_path.store).__name__
             levels.append(f"store: {name} is asked through zarr-python's event loop, which takes longer")
