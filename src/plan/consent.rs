@@ -540,6 +540,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::too_many_lines, reason = "a table")]
     fn the_verdict_tells_what_cannot_be_kept() {
         let default = Options::default();
         let cuda = default.clone().with_backend(Backend::Cuda);
