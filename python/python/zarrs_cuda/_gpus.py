@@ -73,8 +73,8 @@ def _use(settings: _devices.Devices, use: dict[str, Any]) -> str:
             "every read and every write is refused" if _devices.wants_cuda(settings) else "arrays use no GPU"
         )
         return (
-            f"WRONG: {lost}: this process was forked from one that had looked for GPUs, and CUDA does not work "
-            f"then: {REMEDY_OF_FORKS}"
+            f"WRONG: {lost}: this process was forked from one that had looked for GPUs, and CUDA does not "
+            f"work then: {REMEDY_OF_FORKS}"
         )
     text = by_python(use["text"]).replace("by the options", "by `zarrs_cuda.backend`")
     return text if use["is_well"] else f"WRONG: {text}"
