@@ -63,8 +63,8 @@ def _use(settings: _devices.Devices, use: dict[str, Any]) -> str:
             "every read and every write is refused" if _devices.wants_cuda(settings) else "arrays use no GPU"
         )
         return (
-            f"WRONG: {lost}: this process was forked from one that had looked for GPUs, and CUDA does not work "
-            'then. Start processes by "spawn" or "forkserver"'
+            f"WRONG: {lost}: this process was forked from one that had looked for GPUs, and CUDA does not "
+            'work then. Start processes by "spawn" or "forkserver"'
         )
     text: str = use["text"]
     for option in ("devices", "backend"):
