@@ -640,8 +640,13 @@ mod tests {
                 "{begin}: {text}"
             );
         }
-        // The number of devices may be unknown although devices were found.
+    }
+
+    #[test]
+    fn the_verdict_on_cuda_and_a_rank_is_that_gpus_are_used_or_all_is_refused() {
+        let cuda = Options::default().with_backend(Backend::Cuda);
         let ranked = decided(&cuda, &[(LOCAL_RANK, "0")], None, &[]);
+        // The number of visible devices, which a rank needs, may be unknown on this machine.
         let (well, text) = ranked.verdict(Ok(&[0]));
         let begin = if well {
             "arrays use the GPUs"
