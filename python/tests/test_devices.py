@@ -441,7 +441,7 @@ runpy.run_module("zarrs_cuda", run_name="__main__")
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
         )
-        return str(json.loads(done.stdout)["members"]["machine"]["nvcomp"]["problem"])
+        return str(json.loads(done.stdout)["machine"]["nvcomp"]["problem"])
 
     assert str(file) in problem()
     # What the user names comes first.
