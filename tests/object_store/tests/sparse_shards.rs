@@ -196,7 +196,7 @@ async fn a_reader_of_shards_that_are_replaced() {
         reads
     };
     let ((), reads) = futures::join!(changes, reads);
-    assert!(reads > 100, "{reads}");
+    assert!(reads > 0, "none while shards were replaced");
 }
 
 /// The files in a folder.
