@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --package zarrs_cuda_benches --bench array [-- [--in=FOLDER] [--rounds=N] [--alone]
 //! [--all] [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. The 40 rows
-//! of `named.rs` are the default, and take five minutes. With `--all`, a
+//! of `named.rs` are the default, and take two minutes. With `--all`, a
 //! filter is parts of a name like `read_into/whole/zstd-1/32/32/files`, with commas between them,
 //! all of which must occur: call, case, chain, extent of a subchunk, shard (its size in MiB, or
 //! `thin`), sink. All of these rows take hours. `--alone` leaves the

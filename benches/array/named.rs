@@ -2,8 +2,8 @@
 //! with `ArrayReader`.
 //!
 //! A row is measured in rounds. In each round, the contenders take turns, and each makes its call for at least
-//! 20 ms, at one place of the array after the other. The ratio of two contenders is that of their times in the same
-//! round. Its interval has a probability of 90 %: it lies between two of the ordered ratios, without an assumption
+//! 20 ms, at one place of the array after the other. The ratio of two contenders is the ratio of their times in the
+//! same round. Its interval has a probability of 90 %: it lies between two of the ordered ratios, without an assumption
 //! about their distribution. A row fails if the upper end of the interval is below the goal.
 
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl Row {
     /// The boxes of each place. All places have boxes of one shape.
     fn places(&self) -> Vec<Vec<ArraySubset>> {
         let mut random = Microscopy::new();
-        let boxes = if self.has_boxes() { 64 } else { 1 };
+        let boxes = if has_boxes(self.part.0) { 64 } else { 1 };
         let (_, shape) = self.part;
         let mut one = || {
             let ranges = shape.map(|extent| {
@@ -70,10 +70,11 @@ impl Row {
             .map(|_| (0..boxes).map(|_| one()).collect())
             .collect()
     }
+}
 
-    fn has_boxes(&self) -> bool {
-        self.part.0.starts_with("64")
-    }
+/// Returns whether `part` is several boxes that are read at once.
+fn has_boxes(part: &str) -> bool {
+    part.starts_with("64")
 }
 
 /// Returns all rows: both calls on files, and zarrs' call on a store in memory.
@@ -81,7 +82,7 @@ fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for chain in ["none", "zstd-1"] {
         for part in PARTS {
-            let read = if part.0.starts_with("64") {
+            let read = if has_boxes(part.0) {
                 Call::ReadBoxes
             } else {
                 Call::ReadInto

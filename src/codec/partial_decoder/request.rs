@@ -14,7 +14,7 @@ use crate::shard::selection::{Point, Selection};
 use crate::shard::sharding::Sharding;
 use crate::store::parts::{PartToRead, PartsToRead, RangeCost};
 use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedSubchunk, EngineError};
-use zarrs_cuda_engine::layout::Entries;
+use zarrs_cuda_engine::layout::{ByteRows, Entries};
 use zarrs_cuda_engine::memory::allocate;
 use zarrs_cuda_engine::memory::disjoint::Window;
 
@@ -139,19 +139,20 @@ impl<'a> PartialReadRequest<'a> {
                 return (Read::Nothing, 0);
             };
             let len = extent.len();
-            let wanted = self.selection.rows(grid, number);
-            let bytes = wanted.iter().map(|rows| rows.row_len() * rows.count());
-            let bytes = bytes.fold(0, usize::saturating_add);
+            let wanted = || self.selection.rows(grid, number);
             if is_plain && len == grid.subchunk_bytes() {
-                let part = PartToRead::cheapest(extent, wanted, cost);
+                let part = PartToRead::cheapest(extent, wanted(), cost);
                 let ranges = part.rows().map_or(1, |rows| rows.iter().len());
                 let cost = part.len().saturating_add(range.saturating_mul(ranges));
-                (Read::Part(part), cost)
-            } else if inner_reads_parts && bytes.saturating_add(INNER) < len {
-                (Read::Inner(extent), bytes.saturating_add(INNER))
-            } else {
-                (Read::Part(PartToRead::whole(extent)), len)
+                return (Read::Part(part), cost);
             }
+            if inner_reads_parts && len > INNER {
+                let bytes = len_of(&wanted()).saturating_add(INNER);
+                if bytes < len {
+                    return (Read::Inner(extent), bytes);
+                }
+            }
+            (Read::Part(PartToRead::whole(extent)), len)
         };
         let numbers = self.selection.touched(grid);
         self.touched = numbers
@@ -335,11 +336,10 @@ impl<'a> PartialReadRequest<'a> {
                 continue;
             };
             let start = part.extent().start as u64;
-            let bytes = self.selection.rows(&self.shards.grid, touched.number);
-            let bytes = bytes.iter().map(|rows| rows.row_len() * rows.count()).sum();
-            let elements = allocate::at_least(&mut elements, bytes)?;
+            let wanted = self.selection.rows(&self.shards.grid, touched.number);
+            let elements = allocate::at_least(&mut elements, len_of(&wanted))?;
             let mut rest = &mut *elements;
-            for rows in self.selection.rows(&self.shards.grid, touched.number) {
+            for rows in &wanted {
                 for row in rows.iter() {
                     let row = start + row.start as u64..start + row.end as u64;
                     let row = bytes_of(row)?;
@@ -399,6 +399,12 @@ impl<'a> PartialReadRequest<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the number of bytes of all rows.
+fn len_of(rows: &[ByteRows]) -> usize {
+    let lens = rows.iter().map(|rows| rows.row_len() * rows.count());
+    lens.fold(0, usize::saturating_add)
 }
 
 impl PartialReadOutput<'_, '_> {

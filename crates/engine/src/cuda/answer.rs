@@ -1,6 +1,6 @@
 //! A device's answer about a batch: where the encoded subchunks lie, and their outcomes.
 
-use super::driver::{DriverError, Fault};
+use super::driver::DriverError;
 use super::kernels::compressed_frames::FrameOutcome;
 use super::session::Session;
 use super::sizing::BatchRegions;
@@ -121,9 +121,5 @@ impl Answer {
 /// Returns the error for an impossible answer of the device. `what` says what is impossible.
 pub(super) fn wrong_answer(session: &Session<'_>, what: &str) -> DriverError {
     let reason = format!("the device returned an impossible answer: {what}");
-    session.counters.mismatch();
-    DriverError {
-        fault: Fault::Wrong,
-        ..session.refused("aggregating subchunks", &reason)
-    }
+    session.wrong("aggregating subchunks", &reason)
 }

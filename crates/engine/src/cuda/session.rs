@@ -177,6 +177,15 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Counts a wrong result of the device, and returns the error, after which the device belongs into quarantine.
+    pub(super) fn wrong(&self, operation: &str, reason: &dyn Display) -> DriverError {
+        self.counters.mismatch();
+        DriverError {
+            fault: Fault::Wrong,
+            ..self.refused(operation, reason)
+        }
+    }
+
     /// Returns the error for an operation that was refused before it was tried.
     pub(super) fn refused(&self, operation: &str, reason: &dyn Display) -> DriverError {
         DriverError {

@@ -4,7 +4,6 @@
 use super::{Decoder, EnqueuedBatch};
 use crate::contract::EngineError;
 use crate::cuda::arena::Region;
-use crate::cuda::driver::{DriverError, Fault};
 use crate::cuda::kernels::crc32c::Verdict;
 use crate::subchunk::stages::decode_fixed_size;
 
@@ -88,12 +87,7 @@ impl Decoder<'_, '_> {
         })
     }
 
-    /// Counts a wrong result of the device, and returns the error.
     fn wrong(&self, reason: &str) -> EngineError {
-        self.session.counters.mismatch();
-        EngineError::Device(DriverError {
-            fault: Fault::Wrong,
-            ..self.session.refused("comparing checksums", &reason)
-        })
+        EngineError::Device(self.session.wrong("comparing checksums", &reason))
     }
 }

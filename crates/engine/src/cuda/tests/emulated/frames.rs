@@ -41,7 +41,7 @@ fn each_call_for_a_padded_frame() {
     let stream = engine
         .stream(Arc::new(subject.job.clone()), returned(), None)
         .unwrap();
-    // The other inputs are allocated on another thread, whose calls are not those of a frame.
+    // Another thread allocates the other inputs. Its calls do not belong to a frame.
     stream.settle();
     let mut input = stream.input(true).unwrap().unwrap();
     driver.enter().unwrap();
