@@ -31,6 +31,7 @@
 //! | change how it works | [`Options`], which never reach array metadata |
 //! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
 //! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`maintenance::Shards`] for an array |
+//! | write boxes from your own memory, many at once | [`writer::BoxWriter`] |
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
 //! | and write the smaller levels of an image in the same pass | [`writer::MultiscaleWriter`] |
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
@@ -72,6 +73,7 @@
     )
 )]
 
+mod box_writer;
 mod codec;
 #[cfg(test)]
 mod conformance;

@@ -1,6 +1,6 @@
-//! Appends slices to an array while they arrive, and stores finished shards, in bounded memory.
+//! Appends slices to an array while they arrive, or writes boxes of it, in bounded memory.
 //!
-//! An [`ArrayWriter`] takes the frames of a camera, a simulation or a model, slice after slice
+//! A [`BoxWriter`] writes boxes from memory of the caller. An [`ArrayWriter`] takes the frames of a camera, a simulation or a model, slice after slice
 //! along the first axis, and stores every shard as soon as it is complete:
 //!
 //! ```
@@ -89,5 +89,8 @@ pub use handle::Writer;
 pub use report::{Progress, WriterReport};
 pub use settings::WriterBuilder;
 
+pub use crate::box_writer::{
+    BoxReport, BoxWriter, BoxWriterBuilder, BoxWriterError, BoxWriterErrorKind, Input, ShardUpdate,
+};
 pub use crate::pyramid::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 pub use crate::store::conditional::{ConditionalStore, ValueVersion};

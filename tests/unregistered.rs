@@ -5,6 +5,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `boxes` | `BoxWriter` |
 //! | `codec` | the codec compared with zarrs', data types without a fixed size, regressions |
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `reader` | `ArrayReader` |
@@ -20,6 +21,7 @@
     reason = "made-up data, and a test's way to fail"
 )]
 
+mod boxes;
 mod codec;
 #[path = "maintenance/maintenance.rs"]
 mod maintenance;

@@ -81,7 +81,7 @@ impl ShardFormat {
 
     /// Returns the format of the shard of `array` with the chunk indices `shard`. `codec` is the codec of the
     /// array.
-    pub(super) fn of_codec<TStorage: ?Sized>(
+    pub(crate) fn of_codec<TStorage: ?Sized>(
         codec: Arc<CudaShardingCodec>,
         array: &Array<TStorage>,
         shard: &[u64],

@@ -43,6 +43,21 @@ impl StoredShard {
         }
     }
 
+    /// Returns all bytes of the shard.
+    ///
+    /// # Errors
+    /// An error of reading the file, or [`ErrorKind::OutOfMemory`].
+    pub(crate) fn into_bytes(self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.into()),
+            Self::File(_) => {
+                let mut all = Vec::new();
+                self.source(&(0..self.size()?))?.append_to(&mut all)?;
+                Ok(all)
+            }
+        }
+    }
+
     /// Returns the bytes of `range` as a source to copy.
     fn source<'s>(&'s self, range: &'s Range<u64>) -> io::Result<CopySource<'s>> {
         match self {

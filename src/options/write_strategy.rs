@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A strategy applies to each write by itself. It is never stored in array metadata, and one shard may be
 /// written with different strategies, one after the other. Every result is a shard that any reader opens.
 ///
-/// The [guide](crate::guide::write#parts-of-shards) helps to choose a strategy. The [reference
+/// The [guide](crate::guide::write#parts-of-shards-by-zarrs) helps to choose a strategy. The [reference
 /// page](crate::guide::reference::updates#what-is-promised) says what each strategy promises if the process
 /// dies during a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

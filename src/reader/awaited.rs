@@ -103,7 +103,11 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
             reads: Awaited(&*store),
             range_cost: RangeCost::REMOTE,
         };
-        let source = (&store, self.0.settings.requests, threads::awaited as Each);
+        let source = (
+            &store,
+            self.0.settings.requests,
+            threads::awaited as Each<_>,
+        );
         self.read_shards(codec, boxes, source, place).await
     }
 }

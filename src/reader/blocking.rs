@@ -134,7 +134,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         };
         self.check_newer_subchunks(true)?;
         if let Some(files) = files {
-            let source = (files, settings.threads(), threads::blocking as Each);
+            let source = (files, settings.threads(), threads::blocking as Each<_>);
             return now(self.read_shards(codec, boxes, source, place));
         }
         let store = array.storage();
@@ -146,7 +146,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         let source = (
             &store,
             settings.blocking_requests(),
-            threads::blocking as Each,
+            threads::blocking as Each<_>,
         );
         now(self.read_shards(codec, boxes, source, place))
     }

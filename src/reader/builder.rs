@@ -312,7 +312,7 @@ fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
 }
 
 /// Checks that `files` contain `array`, perhaps with another shape.
-fn check_files<TStorage: ?Sized>(
+pub(crate) fn check_files<TStorage: ?Sized>(
     array: &Array<TStorage>,
     files: &Files,
 ) -> Result<(), ReaderError> {
@@ -343,7 +343,7 @@ fn check_files<TStorage: ?Sized>(
 }
 
 /// Returns the decoder of the elements of `array`.
-fn decoded_by<TStorage: ?Sized>(array: &Array<TStorage>) -> DecodedBy {
+pub(crate) fn decoded_by<TStorage: ?Sized>(array: &Array<TStorage>) -> DecodedBy {
     if !array.storage_transformers().create_metadatas().is_empty() {
         return DecodedBy::Zarrs("its storage transformers change what the store has".to_string());
     }

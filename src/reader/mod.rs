@@ -29,7 +29,7 @@
 #[cfg(feature = "async")]
 mod awaited;
 mod blocking;
-mod builder;
+pub(crate) mod builder;
 #[allow(unsafe_code)]
 mod by_zarrs;
 mod cache;
@@ -41,12 +41,12 @@ mod ndarray;
 pub(crate) mod newer_subchunks;
 #[allow(unsafe_code)]
 mod output;
-mod request;
+pub(crate) mod request;
 #[allow(unsafe_code)]
 mod shard;
 mod slices;
 mod source;
-mod threads;
+pub(crate) mod threads;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
@@ -119,7 +119,7 @@ impl Settings {
 
 /// The decoder of the elements of an array.
 #[derive(Clone, Debug)]
-enum DecodedBy {
+pub(crate) enum DecodedBy {
     /// This crate decodes the shards.
     ThisCrate(Arc<CudaShardingCodec>),
     /// zarrs decodes the elements, for the given reason.
@@ -381,7 +381,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         &self,
         codec: &CudaShardingCodec,
         boxes: &[WantedBox],
-        (source, requests, each): (&S, NonZeroUsize, Each),
+        (source, requests, each): (&S, NonZeroUsize, Each<ReaderError>),
         place: &ArrayInMemory<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
@@ -406,7 +406,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         let bytes = elements.sum::<usize>() * self.element_size()?;
         metrics::add(&call.counters.bytes_wanted, bytes);
         let (call, shards) = (&call, &*shards);
-        let read = |number: usize| -> Task<'_> {
+        let read = |number: usize| -> Task<'_, ReaderError> {
             Box::pin(async move {
                 let wanted: &WantedShard = &shards[number];
                 let shape = array.chunk_shape(&wanted.indices)?;

@@ -8,33 +8,33 @@ use super::ReaderError;
 
 /// A wanted box of the array, and the place of its first element.
 #[derive(Clone, Debug)]
-pub(super) struct WantedBox {
-    pub(super) subset: ArraySubset,
+pub(crate) struct WantedBox {
+    pub(crate) subset: ArraySubset,
     /// The place of the first element, in bytes from the start of the output.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
 }
 
 /// A shard that has some of the wanted elements.
 #[derive(Debug)]
-pub(super) struct WantedShard {
+pub(crate) struct WantedShard {
     /// The coordinates of the shard in the grid of shards.
-    pub(super) indices: Vec<u64>,
-    pub(super) parts: Vec<WantedPart>,
+    pub(crate) indices: Vec<u64>,
+    pub(crate) parts: Vec<WantedPart>,
 }
 
 /// The wanted box of a shard, and the place of its first element.
 #[derive(Debug)]
-pub(super) struct WantedPart {
+pub(crate) struct WantedPart {
     /// The start of the box, in elements of the shard.
-    pub(super) start: Vec<usize>,
-    pub(super) shape: Vec<usize>,
+    pub(crate) start: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// The place of the first element, in bytes from the start of the output.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
 }
 
 /// Checks that the box of `extents` at `start` is inside `array`. `number` is the number of the box, in a
 /// call for several boxes.
-pub(super) fn check_inside<TStorage: ?Sized>(
+pub(crate) fn check_inside<TStorage: ?Sized>(
     array: &Array<TStorage>,
     number: Option<usize>,
     start: &[u64],
@@ -59,7 +59,7 @@ pub(super) fn check_inside<TStorage: ?Sized>(
 
 /// Returns the shards that have elements of `boxes`, in C order. The boxes are inside `array`. `strides` are
 /// the strides of the output's axes, in bytes.
-pub(super) fn shards<TStorage: ?Sized>(
+pub(crate) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
     boxes: &[WantedBox],
     strides: &[usize],

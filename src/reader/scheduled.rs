@@ -60,8 +60,8 @@ impl<R: Reads> ShardSource for Opened<R> {
 fn in_turn<'a>(
     count: usize,
     _at_once: std::num::NonZeroUsize,
-    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
-) -> Task<'a> {
+    one: &'a (dyn Fn(usize) -> Task<'a, ReaderError> + Sync),
+) -> Task<'a, ReaderError> {
     Box::pin(async move {
         for number in 0..count {
             one(number).await?;
@@ -111,14 +111,14 @@ impl ArrayReader<()> {
         };
         let requests = self.0.settings.requests;
         if are_open_files {
-            let source = (&Opened(store), requests, in_turn as Each);
+            let source = (&Opened(store), requests, in_turn as Each<_>);
             self.read_shards(codec, &boxes, source, &place).await?;
         } else {
             let store = Store {
                 reads: store,
                 range_cost: RangeCost::CACHED,
             };
-            let source = (&store, requests, in_turn as Each);
+            let source = (&store, requests, in_turn as Each<_>);
             self.read_shards(codec, &boxes, source, &place).await?;
         }
         Ok(elements)

@@ -67,7 +67,7 @@ pub(super) struct ReadCall<'a, S> {
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
     pub(super) absent: &'a Mutex<Vec<StoreKey>>,
     /// The function that makes several requests at once.
-    pub(super) each: Each,
+    pub(super) each: Each<ReaderError>,
     /// The number of requests that the call makes at once.
     pub(super) requests: NonZeroUsize,
     /// The number of requests for one shard that the call makes at once.
@@ -213,7 +213,7 @@ impl<S: ShardSource> Attempt<'_, S> {
     ) -> Result<(), Stop> {
         let changed = AtomicBool::new(false);
         let is_changed = &changed;
-        let task = |number: usize| -> Task<'_> {
+        let task = |number: usize| -> Task<'_, ReaderError> {
             Box::pin(async move {
                 if is_changed.load(Ordering::Relaxed) {
                     return Ok(());

@@ -1,5 +1,5 @@
-//! The threads of readers. They are not rayon's threads: an application may read from all of rayon's threads,
-//! and rayon could give a waiting reader other work that waits for this reader.
+//! The threads of readers, and of writers of boxes. They are not rayon's threads: an application may read from
+//! all of rayon's threads, and rayon could give a waiting reader other work that waits for this reader.
 
 use std::future::Future;
 use std::num::NonZeroUsize;
@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use super::ReaderError;
 #[cfg(feature = "async")]
 use crate::store::all;
 use crate::store::now;
@@ -19,29 +18,29 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// One part of the work of a call.
-pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;
+pub(crate) type Task<'a, E> = Later<'a, Result<(), E>>;
 
 /// Calls `one(0)`, …, `one(count - 1)`, at most the given number of them at once. After an error, no more
 /// calls begin.
-pub(super) type Each =
-    for<'a> fn(usize, NonZeroUsize, &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a>;
+pub(crate) type Each<E> =
+    for<'a> fn(usize, NonZeroUsize, &'a (dyn Fn(usize) -> Task<'a, E> + Sync)) -> Task<'a, E>;
 
 /// Is an [`Each`] for requests that block: each call of `one` takes a thread.
-pub(super) fn blocking<'a>(
+pub(crate) fn blocking<'a, E: Send + 'static>(
     count: usize,
     at_once: NonZeroUsize,
-    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
-) -> Task<'a> {
+    one: &'a (dyn Fn(usize) -> Task<'a, E> + Sync),
+) -> Task<'a, E> {
     Box::pin(async move { each(count, at_once, |number| now(one(number))) })
 }
 
 /// Is an [`Each`] for requests that are awaited.
 #[cfg(feature = "async")]
-pub(super) fn awaited<'a>(
+pub(crate) fn awaited<'a, E: Send + 'static>(
     count: usize,
     at_once: NonZeroUsize,
-    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
-) -> Task<'a> {
+    one: &'a (dyn Fn(usize) -> Task<'a, E> + Sync),
+) -> Task<'a, E> {
     Box::pin(all((0..count).map(one), at_once.get(), drop))
 }
 
@@ -68,18 +67,18 @@ fn threads() -> &'static Threads {
 }
 
 /// Returns the number of threads that may decode at once, in all readers.
-pub(super) fn cores() -> NonZeroUsize {
+pub(crate) fn cores() -> NonZeroUsize {
     static CORES: OnceLock<NonZeroUsize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
 }
 
 /// Calls `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an
 /// error, no more calls begin.
-pub(super) fn each(
+pub(super) fn each<E: Send>(
     count: usize,
     at_once: NonZeroUsize,
-    one: impl Fn(usize) -> Result<(), ReaderError> + Sync,
-) -> Result<(), ReaderError> {
+    one: impl Fn(usize) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     let (failed, first) = (AtomicBool::new(false), Mutex::new(None));
     threads().crew.run(count, at_once, &|number| {
         if failed.load(Ordering::Relaxed) {
@@ -95,9 +94,9 @@ pub(super) fn each(
     first.map_or(Ok(()), Err)
 }
 
-/// Waits until fewer threads decode than there are cores, and decodes on this thread. More threads would only
+/// Waits until fewer threads decode or encode than there are cores, and calls `decode` on this thread. More threads would only
 /// compete for the caches of the processor.
-pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
+pub(crate) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
     /// Lets another thread decode when it is dropped, also after a panic.
     struct DecodingPermit(&'static Threads);
     impl Drop for DecodingPermit {

@@ -8,6 +8,7 @@
 //! | [`ShardingTransformer`] | reads such arrays from any store |
 //! | [`RangeWrites`] | one writer updates parts of shards in stores that only replace whole objects |
 //!
+//! [`LockFile`] keeps other processes away from a file, tensorstore's among them.
 //! [`Owner`] tells which process a file belongs to, and whether it [runs](Life).
 //!
 //! All of them work over blocking and over asynchronous stores. The [guide](crate::guide::share)
@@ -25,11 +26,13 @@ mod sparse;
 mod transformer;
 mod zarrs_traits;
 
+pub use crate::store::lock_files::LockFile;
 pub use crate::store::owner::{Life, Owner};
 pub use crate::store::ranges::{slice, within};
 pub use crate::store::replace::{Durable, NewFile, Unfinished, replace};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
+pub(crate) use sparse::frame_of;
 pub use sparse::{
     Consolidation, ConsolidationProgress, FRAMES_MARKER, SparseShardStore, SubchunkBatch,
 };

@@ -359,7 +359,7 @@ impl Drop for Taking {
 }
 
 /// A waker that unparks a thread.
-struct Unpark(Thread);
+pub(super) struct Unpark(pub(super) Thread);
 
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {

@@ -52,7 +52,7 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
 }
 
 /// Returns whether `error` says that nothing exists at a path.
-fn is_missing(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 

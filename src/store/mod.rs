@@ -11,10 +11,10 @@
 //!
 //! The other files have what operations need of a store: ranges of bytes (`ranges.rs`), parts of a value to read (`parts.rs`), directories of a
 //! filesystem (`files.rs`), errors of stores that failed or panicked (`failures.rs`), and the order of writers of one process:
-//! locks for writers that know the key of their shard ([`KeyLocks`](key_locks::KeyLocks)), and a queue for
-//! codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
+//! locks for writers that know the key of their shard, of one adapter ([`KeyLocks`](key_locks::KeyLocks)) or of the
+//! process ([`ShardLocks`](shard_locks::ShardLocks)), and a queue for codecs, which do not know the key (`codec_queue.rs`). Processes take turns on shards that are files
 //! (`file_turns.rs`), and write parts of such shards in place (`in_place.rs`). `replace.rs` replaces whole
-//! files at once, and `temporary_keys.rs` names the temporaries of stores that rename. `owner.rs` tells processes
+//! files at once, `file_store.rs` is a store of such files, `lock_files.rs` keeps writers of other programs away meanwhile, and `temporary_keys.rs` names the temporaries of stores that rename. `owner.rs` tells processes
 //! apart. `lease.rs`, `array_lease.rs` and `object_lease.rs` keep two processes from doing the same work on
 //! one array; leases on objects need the requests of `conditional.rs`. `durable.rs` lets names outlast a
 //! power failure, and `times.rs` has the times of values.
@@ -27,17 +27,20 @@ pub(crate) mod codec_queue;
 pub(crate) mod conditional;
 pub(crate) mod durable;
 mod failures;
+pub(crate) mod file_store;
 mod file_turns;
 pub(crate) mod files;
 mod handle;
 pub(crate) mod in_place;
 pub(crate) mod key_locks;
 pub(crate) mod lease;
+pub(crate) mod lock_files;
 pub(crate) mod object_lease;
 pub(crate) mod owner;
 pub(crate) mod parts;
 pub(crate) mod ranges;
 pub(crate) mod replace;
+pub(crate) mod shard_locks;
 pub(crate) mod temporary_keys;
 pub(crate) mod times;
 

@@ -71,11 +71,7 @@ impl NewFile {
         let mut above_new = None;
         let file = match create() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let directory = path.parent().unwrap_or(Path::new(""));
-                let mut above = directory.ancestors();
-                let there = above.find(|above| above.as_os_str().is_empty() || above.is_dir());
-                above_new = there.map(Path::to_path_buf);
-                fs::create_dir_all(directory)?;
+                above_new = make_directories(path)?;
                 create()?
             }
             created => created?,
@@ -85,6 +81,15 @@ impl NewFile {
             temporary,
             above_new,
         })
+    }
+
+    /// Says that the directories of the file below `there` are new: their names are synced with the name of the
+    /// file.
+    pub(super) fn set_new_below(&mut self, there: &Path) {
+        let is_above = |known: &PathBuf| known.starts_with(there);
+        if self.above_new.as_ref().is_none_or(is_above) {
+            self.above_new = Some(there.to_path_buf());
+        }
     }
 
     /// Returns the file, which can be read and written.
@@ -130,6 +135,16 @@ impl Drop for NewFile {
             let _ = fs::remove_file(&self.temporary); // the caller reports the error of the write
         }
     }
+}
+
+/// Makes the missing directories above `path`. Returns the deepest directory that existed before.
+pub(super) fn make_directories(path: &Path) -> io::Result<Option<PathBuf>> {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let mut above = directory.ancestors();
+    let there = above.find(|above| above.as_os_str().is_empty() || above.is_dir());
+    let there = there.map(Path::to_path_buf);
+    fs::create_dir_all(directory)?;
+    Ok(there)
 }
 
 /// Replaces the file `path` by a file with `bytes`: see [`NewFile`].

@@ -18,21 +18,21 @@ use zarrs_cuda_testing::{Rng, effort, random_box};
 
 /// An array of uint32 with 1 to 3 axes.
 #[derive(Clone, Debug)]
-struct Case {
+pub(crate) struct Case {
     /// For each axis: the subchunk's extent, subchunks in a shard, and the extent of the array.
-    axes: Vec<(u64, u64, u64)>,
+    pub(crate) axes: Vec<(u64, u64, u64)>,
     order: Vec<usize>,
     codecs: Value,
     index_at_start: bool,
     /// Of eight regions, which are written.
     written: u8,
     /// How shards are encoded: by sharding alone, or something that this crate leaves to zarrs.
-    around: &'static str,
-    in_files: bool,
-    seed: u64,
+    pub(crate) around: &'static str,
+    pub(crate) in_files: bool,
+    pub(crate) seed: u64,
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let axis = (1_u64..6, 1_u64..5)
         .prop_flat_map(|(subchunk, count)| (Just(subchunk), Just(count), 1..=3 * subchunk * count));
     let chain = prop_oneof![
@@ -82,7 +82,7 @@ impl Case {
         self.axes.iter().map(f).collect()
     }
 
-    fn metadata(&self) -> Value {
+    pub(crate) fn metadata(&self) -> Value {
         let transpose = json!({ "name": "transpose", "configuration": { "order": self.order } });
         let bytes = json!({ "name": "bytes", "configuration": { "endian": "big" } });
         let mut inner = vec![transpose.clone(), bytes.clone()];

@@ -1,7 +1,7 @@
 //! `ArrayReader` compared with zarrs' own calls.
 
 mod absent;
-mod any;
+pub(crate) mod any;
 mod damaged;
 mod growing;
 mod long;

@@ -2,8 +2,8 @@
 //! `store_array_subset` by zarrs' own codec. The writer's reports and promises are checked, too.
 
 mod appending;
-mod case;
-mod content;
+pub(crate) mod case;
+pub(crate) mod content;
 mod dlpack;
 mod ending;
 mod failing;

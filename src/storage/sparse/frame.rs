@@ -55,6 +55,19 @@ pub(super) fn prefix_of(shard: &StoreKey) -> Result<StorePrefix, StorageError> {
         .map_err(|error| StorageError::Other(error.to_string()))
 }
 
+/// Returns the prefix of the frame of `shard`, and a function that tells whether a key in the frame is a version of
+/// a subchunk.
+///
+/// # Errors
+/// The errors of [`prefix_of`].
+pub(crate) fn frame_of(shard: &StoreKey) -> Result<(StorePrefix, fn(&str) -> bool), StorageError> {
+    let is_version = |key: &str| {
+        key.rsplit_once('.')
+            .is_some_and(|(_, suffix)| suffix == CHUNK)
+    };
+    Ok((prefix_of(shard)?, is_version))
+}
+
 /// Returns the key of the shard whose frame contains `path`, or is the directory `path`; `None` if there is
 /// no such shard.
 pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {

@@ -35,6 +35,7 @@ use zarrs_storage::{
 
 pub use batch::SubchunkBatch;
 use changed::Watch;
+pub(crate) use frame::frame_of;
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
 pub use marker::FRAMES_MARKER;

@@ -1,0 +1,320 @@
+//! Writes the boxes of one call: each shard once, several shards at once.
+//!
+//! ```text
+//! for each shard
+//!     encode it, if a box covers it                from the caller's memory
+//!     lock its key                                  against other writers of boxes
+//!     look for subchunks beside it                  they would hide its elements
+//!     replace it; or change it, and replace it; or update it in place
+//!     look again
+//!     unlock
+//! let the array grow                                if the writer may
+//! ```
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use zarrs::array::{Array, ArrayBytes, ArraySubset};
+use zarrs_codec::CodecOptions;
+
+use super::by_zarrs;
+use super::encoded::encoded;
+use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
+use super::pool::encoding;
+use super::report::BoxReport;
+use super::request::{self, BoxesInMemory, ShardToWrite};
+use super::target::{NewShard, Target, Update};
+use super::{Settings, ShardUpdate};
+use crate::maintenance::ShardFormat;
+use crate::reader::DecodedBy;
+use crate::reader::request::WantedPart;
+use crate::reader::threads::{Each, Task, decoding};
+
+/// One call of a writer.
+pub(super) struct Call<'c> {
+    pub(super) array: &'c Array<()>,
+    encoded_by: &'c DecodedBy,
+    settings: &'c Settings,
+    memories: Vec<BoxesInMemory<'c>>,
+    shards: Vec<ShardToWrite>,
+    /// The length that the array must have after the call.
+    length: u64,
+    /// Whether subchunks may be stored beside shards.
+    is_marked: AtomicBool,
+    report: Mutex<BoxReport>,
+}
+
+impl<'c> Call<'c> {
+    /// Finds the shards of `memories`, whose boxes are inside `array`.
+    pub(super) fn new(
+        array: &'c Array<()>,
+        encoded_by: &'c DecodedBy,
+        settings: &'c Settings,
+        memories: Vec<BoxesInMemory<'c>>,
+    ) -> Result<Self, Kind> {
+        let shards = request::shards(array, &memories)?;
+        let boxes = memories.iter().flat_map(|memory| &memory.boxes);
+        let boxes = boxes.filter(|one| !one.subset.is_empty());
+        let ends = boxes.filter_map(|one| one.subset.end_exc().first().copied());
+        Ok(Self {
+            length: ends.max().unwrap_or(0),
+            is_marked: AtomicBool::new(true),
+            report: Mutex::new(BoxReport {
+                wanted: shards.len(),
+                ..BoxReport::default()
+            }),
+            array,
+            encoded_by,
+            settings,
+            memories,
+            shards,
+        })
+    }
+
+    /// Writes all shards to `target`, at most `at_once` of them at once, which `each` calls.
+    pub(super) async fn run<T: Target>(
+        self,
+        target: &T,
+        at_once: NonZeroUsize,
+        each: Each<Kind>,
+    ) -> Result<BoxReport, BoxWriterError> {
+        let call = &self;
+        let at_once = call.settings.shards_at_once(at_once);
+        let threads = call.settings.threads().get() / at_once.get().min(call.shards.len().max(1));
+        let one = |number: usize| -> Task<'_, Kind> {
+            Box::pin(async move {
+                if call.settings.is_cancelled() {
+                    return Err(Kind::Cancelled);
+                }
+                call.write(target, &call.shards[number], threads.max(1))
+                    .await
+            })
+        };
+        let all = async {
+            let looks = self.settings.update != ShardUpdate::Shared;
+            let is_marked = looks && target.is_marked().await?;
+            self.is_marked.store(is_marked, Ordering::Relaxed);
+            each(call.shards.len(), at_once, &one).await?;
+            if looks && !is_marked && target.is_marked().await? {
+                self.is_marked.store(true, Ordering::Relaxed);
+                for shard in &self.shards {
+                    self.look(target, shard, "after").await?;
+                }
+            }
+            Ok(())
+        };
+        let mut written = all.await;
+        if written.is_ok()
+            && let Some(growth) = &call.settings.growth
+            && call.length > 0
+        {
+            let grown = growth.grow(call.array, target, call.length).await;
+            written = grown.map(|length| call.change(|report| report.length = Some(length)));
+        }
+        let report = self.report.into_inner();
+        let report = report.unwrap_or_else(PoisonError::into_inner);
+        match written {
+            Ok(()) => Ok(report),
+            Err(kind) => Err(BoxWriterError::new(kind, report)),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BoxReport)) {
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut report);
+        if let Some(on_progress) = &self.settings.on_progress {
+            on_progress.0(&report);
+        }
+    }
+
+    /// Notes that the shard was stored with so many bytes, or erased.
+    fn done(&self, shard: &ShardToWrite, stored: Option<u64>) {
+        self.change(|report| match stored {
+            Some(bytes) => {
+                report.stored.push(shard.key.clone());
+                report.stored_bytes += bytes;
+            }
+            None => report.empty.push(shard.key.clone()),
+        });
+    }
+
+    /// Returns the codec's options for a shard that `threads` threads encode.
+    fn options(&self, threads: usize) -> CodecOptions {
+        self.settings.codec_options.with_concurrent_target(threads)
+    }
+
+    /// Returns the elements of a part, in C order.
+    pub(super) fn elements(
+        &self,
+        (memory, part): &(usize, WantedPart),
+    ) -> Result<ArrayBytes<'_>, Kind> {
+        let source = &self.memories[*memory].source;
+        let elements = source.elements(&part.shape, part.offset, self.array.data_type())?;
+        Ok(ArrayBytes::new_flen(elements))
+    }
+
+    /// Returns the boxes of a shard, in elements of the shard from `origin` on, and their elements.
+    fn boxes(
+        &self,
+        shard: &ShardToWrite,
+        origin: Option<&[u64]>,
+    ) -> Result<Vec<(ArraySubset, ArrayBytes<'_>)>, Kind> {
+        let boxes = shard.parts.iter().map(|one| {
+            let mut subset = ShardToWrite::subset(&one.1);
+            if let Some(origin) = origin {
+                let starts = subset.start().iter().zip(subset.shape()).zip(origin);
+                subset = ArraySubset::from(
+                    starts.map(|((start, len), origin)| start + origin..start + origin + len),
+                );
+            }
+            Ok((subset, self.elements(one)?))
+        });
+        boxes.collect()
+    }
+
+    async fn write<T: Target>(
+        &self,
+        target: &T,
+        shard: &ShardToWrite,
+        threads: usize,
+    ) -> Result<(), Kind> {
+        let stored = match (self.encoded_by, self.settings.update) {
+            (DecodedBy::Zarrs(_), _) => self.write_by_zarrs(target, shard, threads).await?,
+            (DecodedBy::ThisCrate(_), ShardUpdate::Shared) => self.share(target, shard).await?,
+            (DecodedBy::ThisCrate(codec), update) => {
+                let format = ShardFormat::of_codec(codec.clone(), self.array, &shard.indices);
+                let format = format.map_err(|error| Kind::Shard {
+                    doing: "encode",
+                    key: shard.key.clone(),
+                    error,
+                })?;
+                self.write_shard(target, (shard, &format, update), threads)
+                    .await?
+            }
+        };
+        self.done(shard, stored);
+        Ok(())
+    }
+
+    /// Stores the new value of a shard, or erases it, and returns the number of stored bytes.
+    async fn put<T: Target>(
+        (target, locked): (&T, &mut T::Guard),
+        shard: &ShardToWrite,
+        value: Option<NewShard>,
+    ) -> Result<Option<u64>, Kind> {
+        let key = &shard.key;
+        let Some(value) = value else {
+            target.erase(key).await.map_err(Kind::store("erase", key))?;
+            return Ok(None);
+        };
+        let size = value.size();
+        let stored = target.replace(locked, key, value).await;
+        stored.map_err(Kind::store("store", key))?;
+        Ok(Some(size))
+    }
+
+    /// Checks that no subchunks are stored beside the shard, unless the whole array has none.
+    async fn look<T: Target>(
+        &self,
+        target: &T,
+        shard: &ShardToWrite,
+        when: &'static str,
+    ) -> Result<(), Kind> {
+        if !self.is_marked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let key = &shard.key;
+        let framed = target.has_frame(key).await;
+        let framed = framed.map_err(Kind::store("look for subchunks beside", key))?;
+        if framed {
+            let key = key.clone();
+            return Err(Kind::FramesPending { key, when });
+        }
+        Ok(())
+    }
+
+    async fn write_shard<T: Target>(
+        &self,
+        target: &T,
+        (shard, format, update): (&ShardToWrite, &ShardFormat, ShardUpdate),
+        threads: usize,
+    ) -> Result<Option<u64>, Kind> {
+        let key = &shard.key;
+        let extents: Vec<u64> = format.shape().iter().map(|extent| extent.get()).collect();
+        // A covered shard is encoded before it is locked, so that others wait for its write alone.
+        let covered = shard.covering(&extents).map(|(memory, part)| {
+            let source = &self.memories[*memory].source;
+            let encode = |threads| encoded(format, (key, part, source), &self.options(threads));
+            decoding(|| encoding(threads, encode))
+        });
+        let covered = covered.transpose()?;
+        let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
+        self.look(target, shard, "before").await?;
+        let stored = match covered {
+            Some(value) => {
+                Self::put((target, &mut locked), shard, value.map(NewShard::Encoded)).await?
+            }
+            None if update == ShardUpdate::InPlace => {
+                let update = Update {
+                    format,
+                    boxes: self.boxes(shard, None)?,
+                    options: &self.options(1),
+                };
+                target.update(&mut locked, key, update).await?;
+                Some(0)
+            }
+            None => {
+                let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
+                let rewrite = |threads| {
+                    let boxes = self.boxes(shard, None)?;
+                    let rewritten = format.rewrite(stored, boxes, &self.options(threads));
+                    rewritten.map_err(|error| Kind::Shard {
+                        doing: "change",
+                        key: key.clone(),
+                        error,
+                    })
+                };
+                let rewritten = decoding(|| encoding(threads, rewrite))?;
+                Self::put(
+                    (target, &mut locked),
+                    shard,
+                    rewritten.map(NewShard::Rewritten),
+                )
+                .await?
+            }
+        };
+        self.look(target, shard, "after").await?;
+        Ok(stored)
+    }
+
+    async fn share<T: Target>(
+        &self,
+        target: &T,
+        shard: &ShardToWrite,
+    ) -> Result<Option<u64>, Kind> {
+        let key = &shard.key;
+        let origin = self.array.chunk_origin(&shard.indices);
+        let origin = origin.map_err(|error| Kind::unsupported(error.to_string()))?;
+        // zarrs reads and stores a subchunk that a box meets in part, in two steps.
+        let _locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
+        let boxes = self.boxes(shard, Some(&origin))?;
+        target.share(shard, boxes, &self.options(1)).await?;
+        Ok(Some(0))
+    }
+
+    /// Writes a chunk that zarrs encodes.
+    async fn write_by_zarrs<T: Target>(
+        &self,
+        target: &T,
+        shard: &ShardToWrite,
+        threads: usize,
+    ) -> Result<Option<u64>, Kind> {
+        let key = &shard.key;
+        let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
+        let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
+        let options = self.options(threads);
+        let value = decoding(|| by_zarrs::encoded(self, shard, stored, &options))?;
+        Self::put((target, &mut locked), shard, value.map(NewShard::Encoded)).await
+    }
+}

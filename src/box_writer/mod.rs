@@ -1,0 +1,368 @@
+//! Writes boxes of sharded arrays from memory of the caller.
+
+mod builder;
+mod by_zarrs;
+mod call;
+mod encoded;
+mod error;
+mod growth;
+mod input;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+mod pool;
+mod report;
+mod request;
+mod shared;
+mod target;
+
+#[cfg(feature = "async")]
+mod awaited;
+mod blocking;
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::{Array, ArraySubset, ArraySubsetTraits, Element};
+use zarrs_codec::CodecOptions;
+
+pub use builder::BoxWriterBuilder;
+pub use error::{BoxWriterError, BoxWriterErrorKind};
+pub use input::Input;
+pub use report::BoxReport;
+
+use error::BoxWriterErrorKind as Kind;
+use growth::Growth;
+use request::BoxesInMemory;
+use shared::Shared;
+
+use crate::reader::request::{WantedBox, check_inside};
+use crate::reader::threads::cores;
+use crate::reader::{Cancel, DecodedBy};
+use crate::store::file_store::FileStore;
+use crate::store::files::Files;
+use crate::store::shard_locks::ShardLocks;
+
+/// The way in which a [`BoxWriter`] changes a shard that a box covers in part. The
+/// [guide](crate::guide::write) compares them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShardUpdate {
+    /// The shard is read, its changed subchunks are encoded, and the whole shard is replaced at once. Other
+    /// subchunks are copied as they are. A reader sees the old shard or the new one.
+    #[default]
+    Rewrite,
+    /// The changed subchunks are written into the stored shard, as zarrs' partial encoder with this crate's codec
+    /// does ([`WriteStrategy`](crate::WriteStrategy)). The store must write parts of values.
+    InPlace,
+    /// The changed subchunks are stored beside the shard, as a
+    /// [`SparseShardStore`](crate::storage::SparseShardStore) does, also if the box covers the shard. Several
+    /// processes may write different subchunks of one shard, and readers of shards see the elements after a
+    /// consolidation.
+    Shared,
+}
+
+/// Writes boxes of an array.
+///
+/// Each shard of a call is written once. A shard that a box covers is encoded straight from the caller's memory,
+/// and stored at once: renamed into its place if the values of the store are files, by one `set` elsewhere. A shard
+/// that boxes cover in part is changed as [`ShardUpdate`] says. A shard of nothing but the fill value is erased.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # use zarrs_cuda::CudaShardingCodecBuilder;
+/// use zarrs_cuda::writer::{BoxWriter, Input};
+///
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?, 8.try_into()?], &data_type::uint16());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+/// # builder.array_to_bytes_codec(codec.build_arc()?);
+/// # let array = builder.build(store, "/volume")?;
+/// let writer = BoxWriter::builder(&array).build()?;
+/// writer.write(&[0..64, 10..20], &[7_u16; 64 * 10])?;
+///
+/// // Every second row of an image of 20 rows and 64 columns.
+/// let image = vec![9_u16; 20 * 64];
+/// let rows = Input::strided(bytemuck::cast_slice(&image), &[2 * 64 * 2, 2]);
+/// writer.write_bytes(&[30..40, 0..64], rows)?;
+///
+/// // Two boxes of 2 x 2 elements.
+/// let report = writer.write_boxes(&[[0, 0], [40, 40]], &[2, 2], &[1_u16, 2, 3, 4, 5, 6, 7, 8])?;
+/// assert_eq!(report.stored.len(), 2);
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[41..42, 40..43])?, [7, 8, 0]);
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&[38..41, 11..12])?, [9, 9, 7]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Promises
+/// - **Each shard is old or new**, whatever fails, also if the process dies. After an error, the
+///   [report](BoxWriterError::report) lists the written shards, and the call can be repeated.
+/// - **One process loses nothing.** All writers of boxes of a process take turns on a shard of one store: one
+///   value of the store's type, or one directory of files. Several threads may write any boxes at once.
+/// - Several processes may write different shards. For one shard, see [`ShardUpdate::Shared`] and
+///   [`with_locks`](BoxWriterBuilder::with_locks).
+/// - Nothing is promised beside zarrs' own writes, or an [`ArrayWriter`](crate::writer::ArrayWriter), on the same
+///   shards at the same time.
+/// - A shard beside which subchunks are stored is refused, unless the writer stores them there itself.
+/// - The elements of a shard behind the end of the array are kept.
+///
+/// Threads that all readers and writers of boxes share encode several shards at once. A clone shares everything.
+pub struct BoxWriter<TStorage: ?Sized>(Arc<Inner<TStorage>>);
+
+struct Inner<TStorage: ?Sized> {
+    array: Array<TStorage>,
+    /// The same array, with an unlimited first axis if the writer lets the array grow.
+    grid: Array<()>,
+    encoded_by: DecodedBy,
+    settings: Settings,
+    place: Place,
+    /// The subchunks of the array in the store, once they are needed.
+    shared: Shared<TStorage>,
+}
+
+/// The place where shards are stored.
+enum Place {
+    Files(FilesOfArray),
+    /// The store of the array, and the locks of its keys.
+    Store(ShardLocks),
+}
+
+/// The files of an array.
+struct FilesOfArray {
+    files: Files,
+    array: Array<FileStore>,
+    locks: ShardLocks,
+    shared: Shared<FileStore>,
+}
+
+/// The settings of a writer.
+#[derive(Clone, Debug)]
+struct Settings {
+    update: ShardUpdate,
+    codec_options: CodecOptions,
+    /// The largest number of bytes that the shards in flight may take.
+    memory: usize,
+    /// The largest number of bytes that one shard in flight takes.
+    shard_memory: usize,
+    /// The largest number of shards that one call stores at once.
+    requests: NonZeroUsize,
+    /// The largest number of threads of one call; `None` for the default.
+    threads: Option<NonZeroUsize>,
+    growth: Option<Growth>,
+    /// The time for which a call waits for the lock file of a shard; `None` if there are no lock files.
+    lock_limit: Option<Duration>,
+    cancel: Option<Cancel>,
+    on_progress: Option<OnProgress>,
+}
+
+/// A function that the application gives to see the progress of calls.
+#[derive(Clone)]
+struct OnProgress(Arc<dyn Fn(&BoxReport) + Send + Sync>);
+
+impl fmt::Debug for OnProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnProgress")
+    }
+}
+
+impl Settings {
+    fn threads(&self) -> NonZeroUsize {
+        let cores = cores();
+        self.threads.map_or(cores, |threads| threads.min(cores))
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+    }
+
+    /// Returns the number of shards in flight, at most `at_once`, whose memory fits the limit.
+    fn shards_at_once(&self, at_once: NonZeroUsize) -> NonZeroUsize {
+        let most = self.memory / self.shard_memory.max(1);
+        NonZeroUsize::new(most).map_or(NonZeroUsize::MIN, |most| most.min(at_once))
+    }
+}
+
+impl<TStorage: ?Sized> Clone for BoxWriter<TStorage> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<TStorage: ?Sized> fmt::Debug for BoxWriter<TStorage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoxWriter")
+            .field("array", &self.0.array.path())
+            .field("settings", &self.0.settings)
+            .field("encoded_by", &self.0.encoded_by)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<TStorage: ?Sized> BoxWriter<TStorage> {
+    /// Returns a builder of a writer of `array`.
+    pub fn builder(array: &Array<TStorage>) -> BoxWriterBuilder<TStorage> {
+        BoxWriterBuilder::new(array)
+    }
+
+    /// Returns the array, with the shape that it had when the writer was built.
+    #[must_use]
+    pub fn array(&self) -> &Array<TStorage> {
+        &self.0.array
+    }
+
+    /// Returns whether zarrs encodes this array, because this crate does not. [`explain`](Self::explain) gives the
+    /// reason.
+    #[must_use]
+    pub fn is_by_zarrs(&self) -> bool {
+        matches!(self.0.encoded_by, DecodedBy::Zarrs(_))
+    }
+
+    /// Returns the number of bytes that one call takes at most: the shards in flight, with the bounds of their
+    /// compressors; the old shards, where the values of the store are not files; and the buffers of threads. The
+    /// caller's memory is not counted.
+    #[must_use]
+    pub fn memory_estimate(&self) -> usize {
+        let settings = &self.0.settings;
+        let at_once = settings.shards_at_once(self.at_once());
+        at_once.get().saturating_mul(settings.shard_memory)
+    }
+
+    /// Returns the number of shards that one call would write at once, if their memory had no limit.
+    fn at_once(&self) -> NonZeroUsize {
+        let Settings {
+            requests, threads, ..
+        } = &self.0.settings;
+        match self.0.place {
+            Place::Files(_) => self.0.settings.threads(),
+            Place::Store(_) => threads.map_or(*requests, |threads| threads.min(*requests)),
+        }
+    }
+
+    /// Describes how the writer writes, and why. The text is for people, and may change in any release.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let settings = &self.0.settings;
+        let encoder = match &self.0.encoded_by {
+            DecodedBy::ThisCrate(_) => {
+                "covered shards are encoded from the caller's memory".to_owned()
+            }
+            DecodedBy::Zarrs(why) => format!("zarrs encodes this array, chunk after chunk: {why}"),
+        };
+        let update = match settings.update {
+            ShardUpdate::Rewrite => "others are read, changed and replaced",
+            ShardUpdate::InPlace => "others are updated where they are stored",
+            ShardUpdate::Shared => "and stored as subchunks beside their shards, as all others",
+        };
+        let place = match &self.0.place {
+            Place::Files(files) => format!(
+                "files are renamed into their place{}",
+                if files.array.storage().syncs() {
+                    ", and synced first"
+                } else {
+                    ", and not synced"
+                }
+            ),
+            Place::Store(_) => "each shard is stored by one call of the store".to_owned(),
+        };
+        format!(
+            "{encoder}; {update}; {place}; up to {} shards at once, by {} threads",
+            settings.shards_at_once(self.at_once()),
+            settings.threads(),
+        )
+    }
+
+    /// Checks that each box is inside the array, and returns the boxes and their memory.
+    fn memory<'a>(
+        &self,
+        boxes: Vec<ArraySubset>,
+        shape: &[usize],
+        input: Input<'a>,
+    ) -> Result<BoxesInMemory<'a>, Kind> {
+        let is_one = boxes.len() == 1;
+        for (number, subset) in boxes.iter().enumerate() {
+            let number = (!is_one).then_some(number);
+            check_inside(&self.0.grid, number, subset.start(), subset.shape())?;
+        }
+        let mut source = input.source(shape, self.element_size()?)?;
+        // The first axis of the memory counts the boxes, if it has one axis more than the array.
+        let step = if shape.len() > self.0.grid.dimensionality() {
+            source.strides.remove(0)
+        } else {
+            0
+        };
+        let boxes = boxes.into_iter().enumerate();
+        let boxes = boxes.map(|(number, subset)| WantedBox {
+            subset,
+            offset: number * step,
+        });
+        Ok(BoxesInMemory {
+            boxes: boxes.collect(),
+            source,
+        })
+    }
+
+    /// Returns the box `subset` and its memory.
+    fn one_box<'a>(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+        input: Input<'a>,
+    ) -> Result<BoxesInMemory<'a>, Kind> {
+        let subset = subset.to_array_subset();
+        let shape = extents(subset.shape())?;
+        self.memory(vec![subset], &shape, input)
+    }
+
+    /// Returns the boxes of `shape` at `origins`, and their memory, whose first axis counts the boxes.
+    fn several_boxes<'a>(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+        input: Input<'a>,
+    ) -> Result<BoxesInMemory<'a>, Kind> {
+        let each = origins.iter().enumerate();
+        let boxes = each.map(|(number, origin)| {
+            let origin = origin.as_ref();
+            check_inside(&self.0.grid, Some(number), origin, shape)?;
+            let ranges = std::iter::zip(origin, shape);
+            let ranges = ranges.map(|(start, extent)| *start..start + extent);
+            Ok(ArraySubset::from(ranges))
+        });
+        let boxes = boxes.collect::<Result<Vec<_>, Kind>>()?;
+        let mut shape_of_all = vec![origins.len()];
+        shape_of_all.extend(extents(shape)?);
+        self.memory(boxes, &shape_of_all, input)
+    }
+
+    fn element_size(&self) -> Result<usize, Kind> {
+        let data_type = self.0.grid.data_type();
+        data_type
+            .fixed_size()
+            .filter(|size| *size > 0)
+            .ok_or_else(|| {
+                Kind::unsupported(format!(
+                    "elements of {data_type} have no fixed size: use zarrs' own calls"
+                ))
+            })
+    }
+
+    /// Returns `elements` as bytes in the byte order of this machine.
+    fn bytes<'e, T: Element>(&self, elements: &'e [T]) -> Result<std::borrow::Cow<'e, [u8]>, Kind> {
+        let data_type = self.0.grid.data_type();
+        let wrong = || Kind::Element {
+            data_type: data_type.clone(),
+            element: std::any::type_name::<T>(),
+        };
+        let bytes = T::to_array_bytes(data_type, elements).map_err(|_| wrong())?;
+        bytes.into_fixed().map_err(|_| wrong())
+    }
+}
+
+/// Converts `shape` to the integers of this machine.
+fn extents(shape: &[u64]) -> Result<Vec<usize>, Kind> {
+    let extents = shape.iter().map(|&extent| usize::try_from(extent));
+    extents
+        .collect::<Result<_, _>>()
+        .map_err(|_| input::no_memory(usize::MAX))
+}

@@ -1,0 +1,42 @@
+//! Reports the shards that a call has written.
+
+use std::fmt;
+
+use zarrs_storage::StoreKey;
+
+/// The shards that a call of a [`BoxWriter`](super::BoxWriter) has written. `Display` prints a summary for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BoxReport {
+    /// The number of shards that have elements of the boxes.
+    pub wanted: usize,
+    /// The shards that were stored, in the order in which they were complete.
+    pub stored: Vec<StoreKey>,
+    /// The shards that have only the fill value now, and are not stored.
+    pub empty: Vec<StoreKey>,
+    /// The number of bytes of `stored` that were given to the store. Shards that are updated in place, or beside
+    /// which subchunks are stored, are not counted.
+    pub stored_bytes: u64,
+    /// The length of the array along its first axis after the call, if the writer lets the array grow.
+    pub length: Option<u64>,
+}
+
+impl BoxReport {
+    /// Returns the number of shards that were written.
+    pub(super) fn done(&self) -> usize {
+        self.stored.len() + self.empty.len()
+    }
+}
+
+impl fmt::Display for BoxReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} shards stored with {} bytes, {} empty",
+            self.stored.len(),
+            self.wanted,
+            self.stored_bytes,
+            self.empty.len()
+        )
+    }
+}

@@ -1,0 +1,120 @@
+//! The places where shards are stored: files, a store that blocks, or a store that is awaited.
+
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, Write};
+
+use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs_codec::CodecOptions;
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::error::BoxWriterErrorKind as Kind;
+use super::request::ShardToWrite;
+use crate::maintenance::{RewrittenShard, ShardFormat, StoredShard};
+use crate::storage::frame_of;
+use crate::store::Lists;
+
+/// The new value of a shard.
+#[derive(Debug)]
+pub(super) enum NewShard {
+    Encoded(Vec<u8>),
+    Rewritten(RewrittenShard),
+}
+
+impl NewShard {
+    /// Returns the number of bytes of the value.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::Encoded(bytes) => bytes.len() as u64,
+            Self::Rewritten(shard) => shard.size(),
+        }
+    }
+
+    pub(super) fn write_to(&self, file: &mut File) -> io::Result<()> {
+        match self {
+            Self::Encoded(bytes) => file.write_all(bytes),
+            Self::Rewritten(shard) => shard.write_to(file),
+        }
+    }
+
+    pub(super) fn into_bytes(self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Encoded(bytes) => Ok(bytes),
+            Self::Rewritten(shard) => shard.to_bytes(),
+        }
+    }
+}
+
+/// Boxes of a shard with their new elements, which count in elements of the shard.
+pub(super) struct Update<'u> {
+    pub(super) format: &'u ShardFormat,
+    pub(super) boxes: Vec<(ArraySubset, ArrayBytes<'u>)>,
+    pub(super) options: &'u CodecOptions,
+}
+
+/// Stores the shards of an array.
+pub(super) trait Target: Sync {
+    /// A lock of a key, until the value is dropped.
+    type Guard: Send;
+
+    /// Waits until no other writer of boxes writes the value of `key`.
+    fn lock(
+        &self,
+        key: &StoreKey,
+    ) -> impl Future<Output = Result<Self::Guard, StorageError>> + Send;
+
+    /// Returns the stored value of `key`; `None` if there is none.
+    fn stored(
+        &self,
+        key: &StoreKey,
+    ) -> impl Future<Output = Result<Option<StoredShard>, StorageError>> + Send;
+
+    /// Replaces the value of `key`, which is locked, at once.
+    fn replace(
+        &self,
+        locked: &mut Self::Guard,
+        key: &StoreKey,
+        value: NewShard,
+    ) -> impl Future<Output = Result<(), StorageError>> + Send;
+
+    /// Erases the value of `key`, which is locked.
+    fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<(), StorageError>> + Send;
+
+    /// Returns whether subchunks may be stored beside some shards.
+    fn is_marked(&self) -> impl Future<Output = Result<bool, Kind>> + Send;
+
+    /// Returns whether subchunks are stored beside the shard `key`.
+    fn has_frame(&self, key: &StoreKey) -> impl Future<Output = Result<bool, StorageError>> + Send;
+
+    /// Updates the stored shard `key`, which is locked, in place.
+    fn update(
+        &self,
+        locked: &mut Self::Guard,
+        key: &StoreKey,
+        update: Update<'_>,
+    ) -> impl Future<Output = Result<(), Kind>> + Send;
+
+    /// Stores the subchunks that `boxes` meet beside the shard. The boxes count in elements of the array.
+    fn share(
+        &self,
+        shard: &ShardToWrite,
+        boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
+        options: &CodecOptions,
+    ) -> impl Future<Output = Result<(), Kind>> + Send;
+}
+
+/// Returns whether `store` has subchunks beside the shard `key`.
+pub(super) async fn is_framed<O: Lists>(store: &O, key: &StoreKey) -> Result<bool, StorageError> {
+    let (frame, is_version) = frame_of(key)?;
+    let listed = store.list_dir(&frame).await?;
+    Ok(listed.keys().iter().any(|key| is_version(key.as_str())))
+}
+
+/// Checks that a store can update shards in place, which it `can` if it writes parts of values.
+pub(super) fn check_parts(can: bool) -> Result<(), Kind> {
+    if can {
+        return Ok(());
+    }
+    let reason = "its store only replaces whole values, so `ShardUpdate::InPlace` would not be in place: use `ShardUpdate::Rewrite`";
+    Err(Kind::unsupported(reason))
+}

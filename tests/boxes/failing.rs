@@ -1,0 +1,254 @@
+//! Stores that fail, calls that are cancelled, and calls that are refused: each shard is old or new, the report
+//! says which are new, and the call can be repeated.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use zarrs::array::{Array, ArrayBuilder, data_type};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{ReadableStorageTraits, StoreKey};
+use zarrs_cuda::reader::Cancel;
+use zarrs_cuda::writer::{BoxWriter, BoxWriterErrorKind, Input, ShardUpdate};
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation};
+
+fn array<S: ?Sized>(store: &Arc<S>) -> Array<S> {
+    let mut builder = ArrayBuilder::new(vec![8, 12], vec![4, 4], data_type::uint16(), 0_u16);
+    builder.subchunk_shape(vec![2, 2]);
+    builder.build(store.clone(), "/a").unwrap()
+}
+
+fn shards(store: &impl ReadableStorageTraits, array: &Array<MemoryStore>) -> Vec<Vec<u16>> {
+    let indices = (0..2).flat_map(|i| (0..3).map(move |j| [i, j]));
+    let at = |indices: [u64; 2]| {
+        let key = array.chunk_key(&indices);
+        let value = store.get(&key).unwrap();
+        let alone = Arc::new(MemoryStore::new());
+        if let Some(value) = value {
+            zarrs::storage::WritableStorageTraits::set(&*alone, &key, value).unwrap();
+        }
+        array.with_storage(alone).retrieve_chunk(&indices).unwrap()
+    };
+    indices.map(at).collect()
+}
+
+/// Recovers all shards, as `zarrs-cuda recover` does.
+fn recover(array: &Array<MemoryStore>) {
+    let shards = zarrs_cuda::maintenance::Shards::of(array).unwrap();
+    for (shard, _) in shards.stored().unwrap() {
+        shards.recover(&shard).unwrap();
+    }
+}
+
+/// Each request of a call fails in turn.
+#[test]
+fn each_shard_is_old_or_new() {
+    for update in [ShardUpdate::Rewrite, ShardUpdate::InPlace] {
+        let mut requests = 0;
+        for number in 0.. {
+            // A torn value is the fault of a store whose `set` is not atomic, and no writer can mend that.
+            for fault in [Fault::Refused, Fault::Denied] {
+                let inner = Arc::new(MemoryStore::new());
+                let store = Arc::new(Faulty::new(inner.clone()));
+                let array = array(&store);
+                array.store_metadata().unwrap();
+                array
+                    .store_array_subset(&array.subset_all(), &[1_u16; 96])
+                    .unwrap();
+                let plain = array.with_storage(inner.clone());
+                let old = shards(&*inner, &plain);
+                let new: Vec<u16> = (0..7 * 10).map(|n| 100 + n).collect();
+                let writer = BoxWriter::builder(&array)
+                    .with_update(update)
+                    .with_requests(1)
+                    .build()
+                    .unwrap();
+                store.fail_at(number, fault);
+                let written = writer.write(&[1..8, 0..10], &new);
+                requests = store.requests().len();
+                store.work();
+                if update == ShardUpdate::InPlace {
+                    recover(&plain);
+                }
+                let now = shards(&*inner, &plain);
+                let again = writer.write(&[1..8, 0..10], &new).unwrap();
+                assert_eq!(again.wanted, 6);
+                let expected = shards(&*inner, &plain);
+                let whole: Vec<u16> = plain.retrieve_array_subset(&[1..8, 0..10]).unwrap();
+                assert_eq!(whole, new);
+                for (n, now) in now.iter().enumerate() {
+                    assert!(
+                        *now == old[n] || *now == expected[n],
+                        "{update:?}, {fault:?} at {number}: shard {n} is {now:?}"
+                    );
+                }
+                let Err(error) = written else { continue };
+                let report = &error.report;
+                let listed: Vec<&StoreKey> = report.stored.iter().chain(&report.empty).collect();
+                for (n, now) in now.iter().enumerate() {
+                    let key = plain.chunk_key(&[n as u64 / 3, n as u64 % 3]);
+                    if listed.contains(&&key) {
+                        assert_eq!(*now, expected[n], "{key} is listed");
+                    }
+                }
+                if listed.is_empty() {
+                    continue;
+                }
+                let text = error.to_string();
+                assert!(text.contains(&format!("{} of 6", listed.len())), "{text}");
+            }
+            if number >= requests {
+                break;
+            }
+        }
+        assert!(requests > 10, "{requests} requests");
+    }
+}
+
+#[test]
+fn a_store_that_replaces_whole_values_is_not_updated_in_place() {
+    let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())).without_parts());
+    let array = array(&store);
+    array.store_metadata().unwrap();
+    let writer = BoxWriter::builder(&array).with_update(ShardUpdate::InPlace);
+    let writer = writer.build().unwrap();
+    writer.write(&[0..4, 0..4], &[1_u16; 16]).unwrap();
+    let error = writer.write(&[0..4, 0..3], &[1_u16; 12]).unwrap_err();
+    assert!(error.to_string().contains("Rewrite"), "{error}");
+}
+
+#[test]
+fn a_cancelled_call_says_how_far_it_came() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(&store);
+    let cancel = Cancel::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let writer = BoxWriter::builder(&array)
+        .with_requests(1)
+        .with_cancel(cancel.clone())
+        .with_progress({
+            let (calls, cancel) = (calls.clone(), cancel.clone());
+            move |report| {
+                assert_eq!(
+                    report.stored.len(),
+                    calls.fetch_add(1, Ordering::SeqCst) + 1
+                );
+                if report.stored.len() == 2 {
+                    cancel.cancel();
+                }
+            }
+        })
+        .build()
+        .unwrap();
+    let error = writer.write(&array.subset_all(), &[1_u16; 96]).unwrap_err();
+    assert!(matches!(*error.kind, BoxWriterErrorKind::Cancelled));
+    assert_eq!((error.report.stored.len(), error.report.wanted), (2, 6));
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    assert!(error.to_string().contains("2 of 6"), "{error}");
+}
+
+/// Nothing is written by a call that is refused.
+#[test]
+fn refused_calls() {
+    let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let array = array(&store);
+    let writer = BoxWriter::builder(&array).build().unwrap();
+    store.work();
+    let refused = |result: Result<_, zarrs_cuda::writer::BoxWriterError>, parts: &[&str]| {
+        let text = result.unwrap_err().to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+    };
+    refused(
+        writer.write(&[0..8, 0..13], &[1_u16; 104]),
+        &["[8, 12]", "with_growth"],
+    );
+    refused(
+        writer.write(&[0..8], &[1_u16; 8]),
+        &["one number for each of the 2 axes"],
+    );
+    refused(
+        writer.write(&[0..2, 0..2], &[1_u16; 3]),
+        &["6 bytes", "take 8"],
+    );
+    refused(writer.write(&[0..2, 0..2], &[1_u32; 4]), &["u32", "uint16"]);
+    let input = Input::strided(&[0; 10], &[4, 2]);
+    refused(
+        writer.write_bytes(&[0..2, 0..4], input),
+        &["ends at byte 12", "10 bytes"],
+    );
+    let origins = [[0, 0], [1, 1]];
+    refused(
+        writer.write_boxes(&origins, &[2, 2], &[1_u16; 8]),
+        &["overlap", "a/c/0/0"],
+    );
+    refused(
+        writer.write_boxes(&origins, &[8, 8], &[1_u16; 128]),
+        &["origin 1", "[8, 12]"],
+    );
+    let locks = BoxWriter::builder(&array).with_locks(std::time::Duration::ZERO);
+    refused(
+        locks.build().map(|_| Default::default()),
+        &["with_locks", "on_filesystem"],
+    );
+    let asked = store.requests();
+    let written = |operation| {
+        matches!(
+            operation,
+            Operation::Set | Operation::SetPartial | Operation::Erase
+        )
+    };
+    assert!(
+        !asked.iter().any(|request| written(request.operation)),
+        "{asked:?}"
+    );
+    // No element is written, and that is no error.
+    let report = writer.write::<u16>(&[3..3, 0..12], &[]).unwrap();
+    assert_eq!(report.wanted, 0);
+    let none: [[u64; 2]; 0] = [];
+    assert_eq!(
+        writer
+            .write_boxes::<u16>(&none, &[2, 2], &[])
+            .unwrap()
+            .wanted,
+        0
+    );
+}
+
+/// A shard that cannot be understood is an error, and stays; a box that covers it replaces it.
+#[test]
+fn a_damaged_shard() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(&store);
+    let key = array.chunk_key(&[0, 0]);
+    for damaged in [&b""[..], b"torn", &[0xFF; 300]] {
+        let value = damaged.to_vec().into();
+        zarrs::storage::WritableStorageTraits::set(&*store, &key, value).unwrap();
+        for update in [ShardUpdate::Rewrite, ShardUpdate::InPlace] {
+            let writer = BoxWriter::builder(&array)
+                .with_update(update)
+                .build()
+                .unwrap();
+            let error = writer.write(&[0..1, 0..1], &[1_u16]).unwrap_err();
+            assert!(error.to_string().contains("a/c/0/0"), "{error}");
+            assert_eq!(store.get(&key).unwrap().unwrap(), damaged);
+        }
+        let writer = BoxWriter::builder(&array).build().unwrap();
+        writer.write(&[0..4, 0..4], &[3_u16; 16]).unwrap();
+        assert_eq!(array.retrieve_chunk::<Vec<u16>>(&[0, 0]).unwrap(), [3; 16]);
+    }
+}
+
+#[test]
+fn the_memory_of_a_call_is_estimated() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(&store);
+    let shard = 16 * 2;
+    let estimate = |memory: usize| {
+        let builder = BoxWriter::builder(&array).with_memory(memory);
+        builder.build().unwrap().memory_estimate()
+    };
+    assert!(estimate(0) > shard && estimate(0) < 20 * shard, "one shard");
+    assert_eq!(estimate(usize::MAX), 16 * estimate(0));
+    assert_eq!(estimate(3 * estimate(0)), 3 * estimate(0));
+}

@@ -1,0 +1,9 @@
+//! `BoxWriter` compared with a naive array.
+
+mod any;
+mod chains;
+mod failing;
+mod frames;
+mod growing;
+mod naive;
+mod threads;
