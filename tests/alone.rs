@@ -5,6 +5,7 @@
 //!
 //! | module | subject | why alone |
 //! |---|---|---|
+//! | `boxes` | writers of boxes that are killed, in bounded memory | time and memory |
 //! | `hostile` | truncated, corrupted or made-up shards | the largest allocation of the process |
 //! | `memory` | the memory that encoding needs | the resident memory of the process |
 //! | `registration` | `register` | zarrs' registry |
@@ -17,6 +18,8 @@
     reason = "made-up data, and a test's way to fail"
 )]
 
+#[path = "boxes/alone/mod.rs"]
+mod boxes;
 #[path = "codec/hostile/mod.rs"]
 mod hostile;
 #[cfg(target_os = "linux")]

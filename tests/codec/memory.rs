@@ -31,7 +31,7 @@ pub(crate) fn status(name: &str) -> usize {
 }
 
 /// Runs `f`. Returns by how much the resident memory grew at most, and the result of `f`.
-fn peak<T>(f: impl FnOnce() -> T) -> (usize, T) {
+pub(crate) fn peak<T>(f: impl FnOnce() -> T) -> (usize, T) {
     // Resets the peak (proc(5)).
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS:");
