@@ -22,7 +22,7 @@ use crate::shard::sharding::Sharding;
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
-use zarrs_cuda_engine::contract::EncodedShard;
+use zarrs_cuda_engine::contract::{EncodedShard, ShardElements};
 
 /// Encodes and decodes shards by this crate's engines.
 pub(super) struct Ours;
@@ -40,11 +40,7 @@ impl ShardCodec for Ours {
         options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let elements = elements.into_fixed()?;
-        if shards.known().is_err() {
-            // A data type that the inner codecs do not accept is an error, also if all elements are the fill
-            // value.
-            shards.subchunk_representation()?;
-        }
+        check_data_type(shards)?;
         let engine = shards.choose_engine().map_err(other)?.engine;
         let (head, tail) = shards.index.room();
         let encoded = shards
@@ -147,6 +143,46 @@ impl ShardCodec for Ours {
             estimates,
         ))
     }
+}
+
+/// Encodes a shard straight from `elements`, which are in native byte order. Returns the shard with its index;
+/// `None` if every subchunk is equal to the fill value and `options` do not store such subchunks, so that the
+/// shard should not be stored.
+///
+/// # Errors
+/// A [`CodecError`] if the elements do not lie in their memory, or have no fixed size; if the options ask for
+/// a device that cannot be used; if memory cannot be allocated, or a codec fails.
+#[cfg_attr(not(test), expect(dead_code, reason = "for a writer of boxes"))]
+pub(crate) fn encode_elements(
+    shards: &Sharding,
+    elements: &ShardElements<'_>,
+    options: &CodecOptions,
+) -> Result<Option<Vec<u8>>, CodecError> {
+    if let Some(why) = shards.delegated() {
+        return Err(CodecError::Other(format!(
+            "cannot encode a shard from its elements in memory: {why}"
+        )));
+    }
+    check_data_type(shards)?;
+    let plan = shards.choose_engine().map_err(other)?;
+    let (head, tail) = shards.index.room();
+    let encoded = shards
+        .with_job(options, |job| {
+            plan.encode_elements(job, elements, head, tail)
+        })
+        .map_err(codec_error)?;
+    if encoded.extents.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    with_index(shards, encoded, options).map(Some)
+}
+
+/// Checks that the inner codecs accept the data type, also if all elements are the fill value.
+fn check_data_type(shards: &Sharding) -> Result<(), CodecError> {
+    if shards.known().is_err() {
+        shards.subchunk_representation()?;
+    }
+    Ok(())
 }
 
 /// Returns the bytes of `encoded`, with the index written at the end of the shard or at its start, where the

@@ -9,16 +9,19 @@ use std::sync::Mutex;
 use proptest::strategy::Strategy;
 use proptest::test_runner::TestCaseError;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions};
+use zarrs_codec::CodecError;
 use zarrs_cuda_testing::effort;
 
 use super::case::{Case, cases, compressed_cases};
 use super::naive::Naive;
-use crate::codec::CudaShardingCodec;
+use crate::codec::{CudaShardingCodec, encode_elements};
 use crate::options::Options;
 use crate::plan::{self, Engines};
 use crate::shard::sharding::Sharding;
-use zarrs_cuda_engine::contract::{DecodedSubchunk, EncodedShard, EncodedSubchunk, Engine};
-use zarrs_cuda_engine::layout::Extent;
+use zarrs_cuda_engine::contract::{
+    DecodedSubchunk, EncodedShard, EncodedSubchunk, Engine, ShardElements,
+};
+use zarrs_cuda_engine::layout::{Extent, c_order, strides_in};
 
 /// Checks what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
 /// Returns for how many cases they chose a device.
@@ -126,6 +129,7 @@ fn check_case(
     subject.check_decode(&encoded)?;
     subject.check_decode_each(&encoded)?;
     subject.check_codec(&codec)?;
+    subject.check_elements(&codec)?;
     // Where another engine takes over, everything above was true of that one.
     ensure!(
         fallbacks() == before,
@@ -287,6 +291,49 @@ impl Subject<'_> {
                 seen.get(&subchunk.number) == Some(&expected),
                 "subchunk {} alone decodes to something else",
                 subchunk.number
+            );
+        }
+        Ok(())
+    }
+
+    /// Elements in memory with strides give the same shard, and `None` if nothing is stored.
+    fn check_elements(&self, codec: &CudaShardingCodec) -> Result<(), TestCaseError> {
+        let fail = |error: CodecError| TestCaseError::fail(error.to_string());
+        let (shape, case) = (self.naive.shard, self.case);
+        let elements = ArrayBytes::new_flen(Cow::Borrowed(self.elements));
+        let expected = codec.encode(
+            elements,
+            shape,
+            &case.data_type,
+            &case.fill_value,
+            self.options,
+        );
+        let expected = expected.map_err(fail)?;
+        let fill_value = case.fill_value.as_ne_bytes();
+        let size = fill_value.len();
+        let is_stored = case.store_empty || self.elements.chunks(size).any(|e| e != fill_value);
+        // The memory is a larger array with its axes in another order.
+        let extents: Vec<usize> = self.shard.grid.shard().to_vec();
+        let axes = extents.len();
+        let larger: Vec<usize> = extents.iter().map(|n| n + case.threads % 3).collect();
+        let mut order: Vec<usize> = (0..axes).collect();
+        order.rotate_left(usize::from(case.index_at_start && axes > 1));
+        let strides = strides_in(&order, &larger, size);
+        let mut memory = vec![0xA5; larger.iter().product::<usize>() * size];
+        for (number, element) in self.elements.chunks(size).enumerate() {
+            let at = c_order::coordinates(number, &extents);
+            let start: usize = at.iter().zip(&strides).map(|(at, step)| at * step).sum();
+            memory[start..start + size].copy_from_slice(element);
+        }
+        for elements in [
+            ShardElements::strided(&memory, &strides[..]),
+            ShardElements::contiguous(self.elements),
+        ] {
+            let encoded = encode_elements(self.shard, &elements, self.options).map_err(fail)?;
+            ensure!(
+                encoded.as_deref() == is_stored.then_some(&*expected),
+                "another shard from {} bytes with strides {strides:?}",
+                elements.bytes().len()
             );
         }
         Ok(())

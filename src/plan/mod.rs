@@ -37,7 +37,9 @@ use crate::error::Error;
 use crate::metrics::MemoryEstimate;
 use crate::options::pinned_memory::{LEAST_PINNED, default_pinned};
 use crate::options::{Backend, Options};
-use zarrs_cuda_engine::contract::{Chain, Engine, KnownChain};
+use zarrs_cuda_engine::contract::{
+    Chain, EncodedShard, Engine, EngineError, KnownChain, ShardElements, ShardJob,
+};
 use zarrs_cuda_engine::cuda;
 use zarrs_cuda_engine::cuda::{
     Compressors, CudaEngine, DeviceLimits, Devices, HighestLevels, Tuning,
@@ -99,6 +101,28 @@ impl ShardPlan {
         Self {
             engine: Box::new(HostEngine),
             summary: PlanSummary::host(why.into()),
+        }
+    }
+
+    /// Encodes a shard like [`Engine::encode`], from elements that may have strides. The host reads them where
+    /// they are. For a device, the host first copies them to new memory, unless they are contiguous.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::encode`], and [`EngineError::Strides`] if an element is not in its memory.
+    pub(crate) fn encode_elements(
+        &self,
+        job: &ShardJob<'_>,
+        elements: &ShardElements<'_>,
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        match (self.summary.place, elements.as_contiguous(job.grid)?) {
+            (_, Some(contiguous)) => self.engine.encode(job, contiguous, head, tail),
+            (Place::Host, None) => HostEngine.encode_elements(job, elements, head, tail),
+            (Place::Cuda, None) => {
+                let gathered = HostEngine.gather(job, elements)?;
+                self.engine.encode(job, &gathered, head, tail)
+            }
         }
     }
 

@@ -150,7 +150,8 @@ pub(crate) fn engine_is_about_stored_bytes(error: &EngineError) -> bool {
         | EngineError::Decode { .. }
         | EngineError::DecodedLength { .. }
         | EngineError::Checksum { .. } => true,
-        EngineError::OutOfMemory { .. }
+        EngineError::Strides { .. }
+        | EngineError::OutOfMemory { .. }
         | EngineError::Encode { .. }
         | EngineError::Device(_)
         | EngineError::Unsuitable(_)

@@ -8,6 +8,13 @@ use std::fmt;
 pub enum EngineError {
     /// The input has another length than the shapes of the job.
     InputLength { got: usize, expected: usize },
+    /// Elements with strides do not lie in the memory of the caller. Extents are in elements, sizes in bytes.
+    Strides {
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+        element_size: usize,
+        memory: usize,
+    },
     /// An extent from the caller lies outside of the shard.
     Extent {
         subchunk: usize,
@@ -66,6 +73,15 @@ impl fmt::Display for EngineError {
             Self::InputLength { got, expected } => {
                 write!(f, "the shard has {got} bytes, its shape needs {expected}")
             }
+            Self::Strides {
+                shape,
+                strides,
+                element_size,
+                memory,
+            } => write!(
+                f,
+                "a shard of shape {shape:?}, with elements of {element_size} bytes and strides of {strides:?} bytes, does not lie in {memory} bytes of memory; give one stride for each axis, and the memory from the first element to the last"
+            ),
             Self::Extent {
                 subchunk,
                 end,

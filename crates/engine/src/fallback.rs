@@ -165,6 +165,7 @@ pub fn reason(error: &EngineError) -> Cow<'_, str> {
             format!("the host has no memory for {what}").into()
         }
         EngineError::InputLength { .. } => "the input is not as long as its shape needs".into(),
+        EngineError::Strides { .. } => "the elements of a shard leave their memory".into(),
         EngineError::Extent { .. } => "a subchunk ends outside its shard".into(),
         EngineError::Encode { stage, .. } => format!("{stage} could not encode a subchunk").into(),
         EngineError::Decode { stage, .. } => format!("{stage} could not decode a subchunk").into(),

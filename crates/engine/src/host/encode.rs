@@ -5,7 +5,10 @@ use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, EncodedRun};
 use super::workers::{Schedule, make_pages};
-use crate::contract::{Chain, EncodedShard, EngineError, KnownChain, ShardJob, SubchunkCodec};
+use crate::contract::{
+    Chain, EncodedShard, EngineError, KnownChain, ShardElements, ShardJob, SubchunkCodec,
+};
+use crate::layout::SubchunkGrid;
 use crate::memory::allocate;
 use crate::memory::disjoint::{Row, Segment, Segments};
 use crate::subchunk::scatter::ShardScatter;
@@ -28,25 +31,77 @@ fn most_in_cache(job: &ShardJob<'_>) -> usize {
 /// The name of the output in errors about memory.
 const OUTPUT: &str = "an encoded shard";
 
+/// The memory with the elements of a shard, and the description of how subchunks are copied out of it.
+struct Source<'a> {
+    memory: &'a [u8],
+    scatter: ShardScatter<'a>,
+}
+
+impl<'a> Source<'a> {
+    fn new(job: &ShardJob<'a>, elements: &ShardElements<'a>) -> Result<Self, EngineError> {
+        Ok(Self {
+            memory: elements.bytes(),
+            scatter: ShardScatter::of_job(job, &elements.strides_in(job.grid)?),
+        })
+    }
+}
+
 pub(super) fn encode(
     job: &ShardJob<'_>,
-    decoded: &[u8],
+    elements: &ShardElements<'_>,
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let expected = job.grid.shard_bytes();
-    if decoded.len() != expected {
-        return Err(EngineError::InputLength {
-            got: decoded.len(),
-            expected,
-        });
-    }
+    let source = &Source::new(job, elements)?;
     match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() => {
-            encode_fixed_size(job, chain, decoded, head, tail)
+            encode_fixed_size(job, chain, source, head, tail)
         }
-        Chain::Known(chain) => encode_known(job, chain, decoded, head, tail),
-        Chain::Foreign(codec) => encode_foreign(job, codec, decoded, head, tail),
+        Chain::Known(chain) => encode_known(job, chain, source, head, tail),
+        Chain::Foreign(codec) => encode_foreign(job, codec, source, head, tail),
+    }
+}
+
+/// Copies the elements of a shard to new memory, in C order.
+pub(super) fn gather(
+    job: &ShardJob<'_>,
+    elements: &ShardElements<'_>,
+) -> Result<Vec<u8>, EngineError> {
+    /// The bytes of a copy that is worth a place in the schedule.
+    const SLAB: usize = 64 << 10;
+    // Slabs across the first axis, one after the other and without codecs, are the shard in C order.
+    let mut slab: Vec<u64> = job.grid.shard().iter().map(|&n| n as u64).collect();
+    let shard = slab.clone();
+    if let (Some(slab), [all, ..], [extent, ..]) =
+        (slab.first_mut(), job.grid.shard(), job.grid.subchunk())
+    {
+        let is_long = job.grid.shard_bytes() / (*all).max(1) >= SLAB;
+        *slab = if is_long { 1 } else { *extent as u64 };
+    }
+    let chain = KnownChain {
+        order: (0..shard.len()).collect(),
+        swap: 1,
+        stages: Vec::new(),
+    };
+    if job.grid.shard_bytes() == 0 {
+        return Ok(Vec::new());
+    }
+    let grid = SubchunkGrid::new(&shard, &slab, job.grid.element_size())
+        .map_err(|_| EngineError::Internal("a shard has no slabs"))?;
+    let job = ShardJob {
+        grid: &grid,
+        chain: Chain::Known(&chain),
+        store_empty: true,
+        ..*job
+    };
+    let source = Source::new(&job, elements)?;
+    match encode_fixed_size(&job, &chain, &source, 0, 0) {
+        Ok(gathered) => Ok(gathered.bytes),
+        Err(EngineError::OutOfMemory { bytes, .. }) => Err(EngineError::OutOfMemory {
+            what: "the gathered elements of a shard",
+            bytes,
+        }),
+        Err(error) => Err(error),
     }
 }
 
@@ -84,15 +139,15 @@ fn output(
 fn encode_fixed_size(
     job: &ShardJob<'_>,
     chain: &KnownChain,
-    decoded: &[u8],
+    source: &Source<'_>,
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
+    let Source { memory, scatter } = source;
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     // The only stages of a fixed-size chain are checksums.
     let trailer = chain.stages.len() * crc32c::LEN;
-    let stored = stored_subchunks(job, &scatter, decoded)?;
+    let stored = stored_subchunks(job, source)?;
 
     let output = output(job, head, stored.len().checked_mul(len), tail, true)?;
 
@@ -109,7 +164,7 @@ fn encode_fixed_size(
             .take()
             .ok_or(EngineError::Internal("a batch ran twice"))?;
         for (first, count) in runs(&stored[items], |first, count| scatter.row_len(first, count)) {
-            scatter.append(decoded, (first, count), &mut segment, trailer, |bytes| {
+            scatter.append(memory, (first, count), &mut segment, trailer, |bytes| {
                 let start = bytes.len() - trailer;
                 for at in (start..bytes.len()).step_by(crc32c::LEN) {
                     let checksum = crc32c::checksum(&bytes[..at]);
@@ -154,11 +209,8 @@ fn runs(
 }
 
 /// Returns the numbers of the subchunks that have to be stored, in order.
-fn stored_subchunks(
-    job: &ShardJob<'_>,
-    scatter: &ShardScatter<'_>,
-    decoded: &[u8],
-) -> Result<Vec<usize>, EngineError> {
+fn stored_subchunks(job: &ShardJob<'_>, source: &Source<'_>) -> Result<Vec<usize>, EngineError> {
+    let Source { memory, scatter } = source;
     let all = 0..job.grid.num_subchunks();
     if job.store_empty {
         return Ok(all.collect());
@@ -167,7 +219,7 @@ fn stored_subchunks(
     let schedule = Schedule::new(all.len(), bytes, COPY_BATCH, job.threads);
     let found: Vec<Mutex<Vec<usize>>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|_, batch, numbers| {
-        let stored = numbers.filter(|&n| !scatter.is_empty(decoded, n)).collect();
+        let stored = numbers.filter(|&n| !scatter.is_empty(memory, n)).collect();
         *found[batch].lock().unwrap_or_else(PoisonError::into_inner) = stored;
         Ok(())
     })?;
@@ -182,11 +234,11 @@ fn stored_subchunks(
 fn encode_known(
     job: &ShardJob<'_>,
     chain: &KnownChain,
-    decoded: &[u8],
+    source: &Source<'_>,
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = ShardScatter::of_chain(job.grid, chain, job.fill_value);
+    let Source { memory, scatter } = source;
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
     let output = output(job, head, all, tail, false)?;
@@ -201,12 +253,15 @@ fn encode_known(
         let first_of_batch = subchunks.start;
         let stored: Vec<usize> = subchunks
             .clone()
-            .filter(|&n| job.store_empty || !scatter.is_empty(decoded, n))
+            .filter(|&n| job.store_empty || !scatter.is_empty(memory, n))
             .collect();
         batch.extents.resize(subchunks.len(), None);
         let row_len = |first, count| scatter.row_len(first, count).min(most_together);
         for (first, count) in runs(&stored, row_len) {
-            let scattered = scatter.subchunks(decoded, first, count, &mut buffers.subchunk)?;
+            let scattered =
+                source
+                    .scatter
+                    .subchunks(memory, first, count, &mut buffers.subchunk)?;
             for (subchunk, stored) in (first..).zip(scattered.chunks_exact(len)) {
                 let extent = batch.append_with(bound, |to| {
                     let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
@@ -230,21 +285,23 @@ fn encode_known(
 fn encode_foreign(
     job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
-    decoded: &[u8],
+    source: &Source<'_>,
     head: usize,
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
-    let scatter = ShardScatter::in_c_order(job.grid, job.fill_value);
+    let Source { memory, scatter } = source;
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
     let batches: Vec<Mutex<EncodedRun>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, number, subchunks| {
         let mut batch = EncodedRun::default();
         for subchunk in subchunks {
-            if !job.store_empty && scatter.is_empty(decoded, subchunk) {
+            if !job.store_empty && scatter.is_empty(memory, subchunk) {
                 batch.extents.push(None);
                 continue;
             }
-            let elements = scatter.subchunks(decoded, subchunk, 1, &mut scratch.subchunk)?;
+            let elements = source
+                .scatter
+                .subchunks(memory, subchunk, 1, &mut scratch.subchunk)?;
             let encoded = codec.encode(Cow::Borrowed(elements))?;
             let extent = batch.append(&encoded);
             batch.extents.push(Some(extent));
@@ -284,3 +341,6 @@ pub(super) fn compress_schedule(job: &ShardJob<'_>, count: usize, batch: usize) 
 pub(super) fn copy_schedule(job: &ShardJob<'_>, count: usize) -> Schedule {
     Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }
+
+#[cfg(test)]
+mod tests;

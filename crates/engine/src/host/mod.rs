@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contract::coded_bytes::{CodedBytesCounter, StoredBytes};
 use crate::contract::{
-    CodedBytes, EncodedShard, EncodedSubchunk, Engine, EngineError, NeighbourSink, ShardJob,
-    SubchunkSink,
+    CodedBytes, EncodedShard, EncodedSubchunk, Engine, EngineError, NeighbourSink, ShardElements,
+    ShardJob, SubchunkSink,
 };
 use crate::layout::Extent;
 
@@ -50,6 +50,42 @@ pub fn coded_bytes() -> CodedBytes {
 pub struct HostEngine;
 
 impl HostEngine {
+    /// Encodes a shard like [`encode`](Engine::encode), from elements that may have strides.
+    ///
+    /// # Errors
+    /// The errors of [`encode`](Engine::encode), and [`EngineError::Strides`] if an element is not in the
+    /// memory.
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
+    pub fn encode_elements(
+        self,
+        job: &ShardJob<'_>,
+        elements: &ShardElements<'_>,
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        count_coding();
+        let shard = encode::encode(job, elements, head, tail)?;
+        BYTES.encoded(StoredBytes::of_extents(
+            job.grid.subchunk_bytes(),
+            &shard.extents,
+        ));
+        Ok(shard)
+    }
+
+    /// Copies `elements` to new memory, in C order, with the threads of `job`.
+    ///
+    /// # Errors
+    /// [`EngineError::InputLength`], [`EngineError::Strides`] if an element is not in the memory, and
+    /// [`EngineError::OutOfMemory`].
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
+    pub fn gather(
+        self,
+        job: &ShardJob<'_>,
+        elements: &ShardElements<'_>,
+    ) -> Result<Vec<u8>, EngineError> {
+        encode::gather(job, elements)
+    }
+
     /// Decodes a whole shard into `output`. `extents` has one entry per subchunk.
     ///
     /// # Errors
@@ -121,13 +157,7 @@ impl Engine for HostEngine {
         head: usize,
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
-        count_coding();
-        let shard = encode::encode(job, decoded, head, tail)?;
-        BYTES.encoded(StoredBytes::of_extents(
-            job.grid.subchunk_bytes(),
-            &shard.extents,
-        ));
-        Ok(shard)
+        self.encode_elements(job, &ShardElements::contiguous(decoded), head, tail)
     }
 
     fn decode(

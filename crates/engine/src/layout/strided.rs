@@ -1,4 +1,5 @@
-//! A box of a C-order array, read in the order in which an encoded subchunk stores its elements.
+//! A box of an array, read in the order in which an encoded subchunk stores its elements. The array is in
+//! C order, or has any strides.
 //!
 //! Lifting replaces the index of an element by (subchunk, within). This module computes `within`: a
 //! mixed-radix counter over the extents of the subchunk, in the order of its encoded axes. Each digit has the
@@ -29,14 +30,23 @@ pub struct StridedBox {
 }
 
 impl StridedBox {
-    /// Returns the box of any subchunk of `grid`, read with axis `order[0]` slowest and `order[n -
-    /// 1]` fastest.
+    /// Returns the box of any subchunk of `grid` in a C-order shard, read with axis `order[0]` slowest and
+    /// `order[n - 1]` fastest.
     ///
     /// The caller guarantees that `order` is a permutation of the axes.
     pub(crate) fn new(grid: &SubchunkGrid, order: &[usize]) -> Self {
-        let (shard, subchunk) = (grid.shard(), grid.subchunk());
+        Self::with_strides(grid, order, &strides(grid.shard(), grid.element_size()))
+    }
+
+    /// Returns the box of any subchunk of `grid` in a shard with the stride `strides[d]` in bytes along axis
+    /// `d`.
+    ///
+    /// The caller guarantees that `order` is a permutation of the axes, that there is one stride for each
+    /// axis, that the offset of the last element fits a `usize`, and that the stride is 0 along an axis of one
+    /// element.
+    pub(crate) fn with_strides(grid: &SubchunkGrid, order: &[usize], strides: &[usize]) -> Self {
+        let subchunk = grid.subchunk();
         let element_size = grid.element_size();
-        let strides = strides(shard, element_size);
         let mut digits: Vec<Digit> = Vec::with_capacity(order.len());
         for &axis in order {
             let digit = Digit {
@@ -63,7 +73,7 @@ impl StridedBox {
             _ => element_size,
         };
         let steps = std::iter::zip(grid.counts(), subchunk)
-            .zip(&strides)
+            .zip(strides)
             .map(|((&extent, extent_in_elements), stride)| Digit {
                 extent,
                 stride: extent_in_elements * stride,
@@ -72,10 +82,13 @@ impl StridedBox {
         Self { digits, run, steps }
     }
 
-    /// Returns the box in C order, which is the order of a decoded subchunk in a decoded shard.
-    pub(crate) fn in_c_order(grid: &SubchunkGrid) -> Self {
-        let order: Vec<usize> = (0..grid.shard().len()).collect();
-        Self::new(grid, &order)
+    /// Returns the different elements of the box, in the order in which they lie in memory. An axis with the
+    /// stride 0 counts as one element. The arguments are those of [`with_strides`](Self::with_strides).
+    pub(crate) fn in_memory_order(grid: &SubchunkGrid, strides: &[usize]) -> Self {
+        let axes = 0..strides.len();
+        let mut axes: Vec<usize> = axes.filter(|&axis| strides[axis] > 0).collect();
+        axes.sort_by_key(|&axis| std::cmp::Reverse(strides[axis]));
+        Self::with_strides(grid, &axes, strides)
     }
 
     /// Returns the counter over the pieces, slowest digit first.
@@ -101,6 +114,11 @@ impl StridedBox {
             number /= step.extent;
         }
         offset
+    }
+
+    /// Returns the number of bytes in the array from a subchunk to the next one along the last axis.
+    pub(crate) fn step(&self) -> usize {
+        self.steps.last().map_or(0, |step| step.stride)
     }
 
     /// Returns the size of the box, in bytes.

@@ -1,7 +1,7 @@
 //! Copies subchunks out of a shard, with any order of axes and bytes, and compares them with the fill value.
 
-use crate::contract::{EngineError, KnownChain};
-use crate::layout::{StridedBox, SubchunkGrid};
+use crate::contract::{Chain, EngineError, KnownChain, ShardJob};
+use crate::layout::{StridedBox, SubchunkGrid, strides};
 use crate::memory::allocate::at_least;
 use crate::memory::disjoint;
 use crate::memory::disjoint::{Row, Segment};
@@ -10,44 +10,65 @@ use crate::memory::disjoint::{Row, Segment};
 #[derive(Debug)]
 pub(crate) struct ShardScatter<'a> {
     grid: &'a SubchunkGrid,
+    /// The box of a subchunk, in the order in which it is encoded.
     boxed: StridedBox,
+    /// The same box, in the order in which its elements lie in memory: its pieces are the longest.
+    in_memory: StridedBox,
     swap: usize,
     fill: FillTest<'a>,
 }
 
 impl<'a> ShardScatter<'a> {
-    /// Describes encoded subchunks: their axes and bytes are in the orders of `chain`.
+    /// Describes encoded subchunks of a C-order shard: their axes and bytes are in the orders of `chain`.
     pub(crate) fn of_chain(
         grid: &'a SubchunkGrid,
         chain: &KnownChain,
         fill_value: &'a [u8],
     ) -> Self {
-        let boxed = StridedBox::new(grid, &chain.order);
-        Self {
-            grid,
-            fill: FillTest::new(fill_value, boxed.run()),
-            boxed,
-            swap: chain.swap,
-        }
+        let strides = strides(grid.shard(), grid.element_size());
+        Self::new(grid, (&chain.order, chain.swap), fill_value, &strides)
     }
 
-    /// Describes decoded subchunks, in C order and native byte order.
+    /// Describes decoded subchunks of a C-order shard, in C order and native byte order.
     pub(crate) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
-        let boxed = StridedBox::in_c_order(grid);
+        let order: Vec<usize> = (0..grid.shard().len()).collect();
+        let strides = strides(grid.shard(), grid.element_size());
+        Self::new(grid, (&order, 1), fill_value, &strides)
+    }
+
+    /// Describes the subchunks of `job` as its chain takes them, in a shard with these `strides`: in bytes,
+    /// and checked by [`ShardElements::strides_in`](crate::contract::ShardElements::strides_in).
+    pub(crate) fn of_job(job: &ShardJob<'a>, strides: &[usize]) -> Self {
+        let order = job.chain.order(job.grid.shard().len());
+        let swap = match job.chain {
+            Chain::Known(chain) => chain.swap,
+            Chain::Foreign(_) => 1,
+        };
+        Self::new(job.grid, (&order, swap), job.fill_value, strides)
+    }
+
+    fn new(
+        grid: &'a SubchunkGrid,
+        (order, swap): (&[usize], usize),
+        fill_value: &'a [u8],
+        strides: &[usize],
+    ) -> Self {
+        let in_memory = StridedBox::in_memory_order(grid, strides);
         Self {
             grid,
-            fill: FillTest::new(fill_value, boxed.run()),
-            boxed,
-            swap: 1,
+            boxed: StridedBox::with_strides(grid, order, strides),
+            swap,
+            fill: FillTest::new(fill_value, in_memory.run()),
+            in_memory,
         }
     }
 
     /// Returns whether subchunk `number` of `shard` is bitwise equal to the fill value.
     pub(crate) fn is_empty(&self, shard: &[u8], number: usize) -> bool {
-        let start = self.boxed.offset(number);
-        self.boxed.all_pieces(|offset| {
+        let start = self.in_memory.offset(number);
+        self.in_memory.all_pieces(|offset| {
             shard
-                .get(start + offset..start + offset + self.boxed.run())
+                .get(start + offset..start + offset + self.in_memory.run())
                 .is_some_and(|piece| self.fill.matches(piece))
         })
     }

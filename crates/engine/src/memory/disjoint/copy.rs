@@ -1,5 +1,6 @@
 //! Copies boxes of an array to contiguous bytes, and back.
 
+use super::transpose::Transposed;
 use crate::contract::EngineError;
 use crate::layout::{Digit, StridedBox, SubchunkGrid, SubchunkPart};
 
@@ -31,6 +32,11 @@ impl<'a> Row<'a> {
         first: usize,
         count: usize,
     ) -> usize {
+        // The pieces of neighbours lie together only if the last axis has no gaps.
+        let dense = grid.subchunk().last().copied().unwrap_or(1) * grid.element_size();
+        if boxed.step() != dense {
+            return count.min(1);
+        }
         let worthwhile = (Self::BYTES / boxed.run().max(1)).clamp(1, Self::MOST);
         count.min(grid.neighbours(first)).min(worthwhile)
     }
@@ -48,7 +54,7 @@ impl<'a> Row<'a> {
         neighbours.then(|| Self {
             boxed,
             start: boxed.offset(first),
-            step: grid.subchunk().last().copied().unwrap_or(1) * grid.element_size(),
+            step: boxed.step(),
             count,
         })
     }
@@ -123,6 +129,13 @@ fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, 
 /// The boxes of `row` are readable, the first of them at `array`. Each of `buffers` has as many writable
 /// bytes as a box. No buffer overlaps a box.
 pub(super) unsafe fn scatter_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
+    if let Some(transposed) = Transposed::new(row.boxed) {
+        for (i, buffer) in buffers.iter().enumerate() {
+            // SAFETY: the caller keeps the contract of this function.
+            unsafe { transposed.copy(array.add(i * row.step), *buffer) };
+        }
+        return;
+    }
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
         // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
@@ -512,7 +525,7 @@ mod tests {
             let shard: Vec<u8> = (0..3 * 5 * run * 7).map(|i| (i * 31 % 251) as u8).collect();
             let grid = SubchunkGrid::new(&[3, 5, 7 * run as u64], &[3, 5, run as u64], 1)
                 .expect("divides");
-            let boxed = StridedBox::in_c_order(&grid);
+            let boxed = StridedBox::new(&grid, &[0, 1, 2]);
             let mut one_by_one = Vec::new();
             for number in 0..7 {
                 let mut buffer = vec![0; boxed.len()];

@@ -16,6 +16,7 @@ mod copy;
 mod segments;
 mod shares;
 mod slices;
+mod transpose;
 mod window;
 
 pub(crate) use boxes::Boxes;
