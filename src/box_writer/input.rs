@@ -134,6 +134,14 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
+    /// Returns the memory from the byte `offset` on, if its elements are in the byte order of this machine.
+    pub(super) fn native_from(&self, offset: usize) -> Option<&'a [u8]> {
+        match self.order {
+            None => self.bytes.get(offset..),
+            Some(_) => None,
+        }
+    }
+
     /// Returns the elements of a box of `shape` whose first element is at the byte `offset`, in C order and in
     /// the byte order of this machine. They are borrowed if the memory has them like this.
     ///

@@ -39,7 +39,6 @@ use zarrs_codec::{
 
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
-#[cfg_attr(not(test), expect(unused_imports, reason = "for a writer of boxes"))]
 pub(crate) use ours::encode_elements;
 pub(crate) use partial_encoder::changed;
 

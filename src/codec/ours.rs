@@ -152,7 +152,6 @@ impl ShardCodec for Ours {
 /// # Errors
 /// A [`CodecError`] if the elements do not lie in their memory, or have no fixed size; if the options ask for
 /// a device that cannot be used; if memory cannot be allocated, or a codec fails.
-#[cfg_attr(not(test), expect(dead_code, reason = "for a writer of boxes"))]
 pub(crate) fn encode_elements(
     shards: &Sharding,
     elements: &ShardElements<'_>,
