@@ -17,7 +17,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use zarrs_cuda::storage::{Durable, NewFile, in_place, within};
+use zarrs_cuda::storage::{Durable, LockFile, NewFile, in_place, within};
 use zarrs_cuda_engine::memory::allocate::with_capacity;
 
 /// The files below a directory, as a store.
@@ -254,7 +254,7 @@ impl ListableStorageTraits for Files {
             let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
             if is_dir {
                 prefixes.push(StorePrefix::new(path + "/")?);
-            } else {
+            } else if !LockFile::is_key(&path) {
                 keys.push(StoreKey::new(path)?);
             }
         }

@@ -119,6 +119,7 @@ mod tests {
     use zarrs_storage::WritableStorageTraits;
 
     use super::*;
+    use crate::store::owner::Owner;
     use crate::store::{Blocking, now};
 
     #[test]
@@ -154,7 +155,12 @@ mod tests {
                         let indices: Vec<u64> = (first..first + rank as u64).collect();
                         let key = array.chunk_key(&indices);
                         store.set(&key, vec![1].into()).unwrap();
-                        for other in [format!("{key}.tmp"), format!("{key}.frame/1.chunk")] {
+                        for other in [
+                            format!("{key}.tmp"),
+                            format!("{key}.{}-7.tmp", Owner::this()),
+                            format!("{key}.__lock"),
+                            format!("{key}.frame/1.chunk"),
+                        ] {
                             let other = StoreKey::new(other).unwrap();
                             store.set(&other, vec![1].into()).unwrap();
                         }

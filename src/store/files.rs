@@ -17,6 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
 
+use super::lock_files::LockFile;
 use super::times::{Stamp, Times};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -140,8 +141,12 @@ impl Files {
             } else {
                 kind.is_dir()
             };
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !is_directory && LockFile::is_key(&name) {
+                continue; // no value
+            }
             entries.push(Entry {
-                name: entry.file_name().to_string_lossy().into_owned(),
+                name,
                 is_directory,
                 is_link: kind.is_symlink(),
             });

@@ -3,9 +3,10 @@
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
 use zarrs_storage::{
-    ListableStorage, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError,
+    ListableStorage, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
 };
 
+use crate::store::lock_files::LockFile;
 use zarrs_cuda_engine::layout::{StreamGrid, c_order};
 
 /// Returns whether the store has a shard of `array`, with the shards of `grid`, or leftovers of a killed
@@ -54,11 +55,45 @@ where
     let mut left = vec![metadata.parent()];
     while let Some(prefix) = left.pop() {
         let found = listed.list_dir(&prefix)?;
-        // A killed writer leaves its lease or a temporary, also if all of its slices were the fill value.
-        if found.keys().iter().any(|key| *key != metadata) {
+        // A killed writer leaves its lease or a temporary, also if all of its slices were the fill value. A lock
+        // file may be that of a process that only asks for a shard.
+        let is_value = |key: &StoreKey| *key != metadata && !LockFile::is_key(key.as_str());
+        if found.keys().iter().any(is_value) {
             return Ok(true);
         }
         left.extend(found.prefixes().iter().cloned());
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use zarrs::array::{ArrayBuilder, data_type};
+    use zarrs_cuda_engine::layout::SubchunkGrid;
+
+    use super::super::interrupted::{files, put};
+    use super::*;
+    use crate::store::owner::Owner;
+
+    #[test]
+    fn a_lock_file_is_no_beginning() {
+        let (_directory, store) = files();
+        let array = ArrayBuilder::new(vec![4, 4], vec![2, 2], data_type::uint8(), 0_u8)
+            .build(store.inner().clone(), "/a")
+            .unwrap();
+        let shard = SubchunkGrid::new(&[2, 2], &[2, 2], 1).unwrap();
+        let grid = StreamGrid::new(shard, &[4]).unwrap();
+        let listed: ListableStorage = store.inner().clone();
+        let temporary = format!("a/c/9/0.{}-7.tmp", Owner::this());
+        put(&store, "a/zarr.json", "{}");
+        for (key, expected) in [
+            ("a/zarr.json.__lock", false),
+            ("a/c/1/0.__lock", false),
+            (&*temporary, true),
+        ] {
+            put(&store, key, "");
+            let found = is_begun(&array, &grid, Some(&listed)).unwrap();
+            assert_eq!(found, expected, "{key}");
+        }
+    }
 }

@@ -135,6 +135,7 @@ mod tests {
 
     use super::super::interrupted::{Files, files, interrupted, put, snapshot};
     use super::*;
+    use crate::store::owner::Owner;
     use zarrs_cuda_testing::stores::faulty::Operation;
 
     /// Three shards along each axis but the first.
@@ -183,6 +184,9 @@ mod tests {
                 let temporary = format!("{key}.tmp");
                 put(store, key.as_str(), "whole");
                 put(store, &temporary, "part");
+                // Locks and temporaries of other writers, which may run.
+                put(store, &format!("{key}.__lock"), "");
+                put(store, &format!("{key}.{}-7.tmp", Owner::this()), "part");
                 if is_left(&indices) {
                     left.push(temporary);
                 }

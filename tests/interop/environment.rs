@@ -60,6 +60,14 @@ impl Tool {
     }
 }
 
+/// A command that runs the Python script of this name, beside this file, with all implementations in Python.
+#[allow(dead_code, reason = "tests of another package share this file")]
+pub(crate) fn python(script: &str) -> Command {
+    let mut command = clean(&Environment::get().python);
+    command.arg(scripts().join(script));
+    command
+}
+
 struct Environment {
     python: PathBuf,
     node: PathBuf,

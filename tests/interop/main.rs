@@ -31,6 +31,8 @@ use zarrs::{
 
 mod cases;
 mod environment;
+#[cfg(target_os = "linux")]
+mod locks;
 mod lost_updates;
 
 use cases::Case;

@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
-use zarrs_cuda::maintenance::ArrayLease;
 use zarrs_storage::StoreKey;
 #[cfg(feature = "remote")]
 use zarrs_storage::{StorageError, StorePrefix};
 
 use crate::failure::Failure;
-use crate::open::{Place, Store};
+use crate::open::{Place, Store, is_of_writer};
 use crate::stored;
 use crate::words::counted;
 
@@ -106,7 +105,7 @@ impl Evidence {
         }
         let mut versions = Versions::default();
         let add = |key: &str, size: u64, version: &str| {
-            if !METADATA.contains(&key) && key != CONSOLIDATED && !ArrayLease::is_key(key) {
+            if !METADATA.contains(&key) && key != CONSOLIDATED && !is_of_writer(key) {
                 let version = hash([key.as_bytes(), &size.to_le_bytes(), version.as_bytes()]);
                 versions.add(hash([name(key).as_bytes()]), version);
             }
@@ -368,6 +367,7 @@ mod tests {
         };
         fs::write(&chunk, "4321").unwrap();
         set(time + Duration::from_millis(1));
+        fs::write(array.join("c/0/0.__lock"), "").unwrap();
         let changes = before.changes(&of(&array)).unwrap();
         assert!(changes.has("c/0/0") && !changes.has("c/0/2"));
         assert_eq!(changes.to_string(), "1 chunk");

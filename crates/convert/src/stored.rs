@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use zarrs::array::ChunkKeyEncoding;
+use zarrs_cuda::storage::LockFile;
 
 use crate::failure::Failure;
 use crate::open::{Opened, Place, is_missing, no_file};
@@ -222,7 +223,7 @@ pub fn readable_files(root: &Path, on_file: impl FnMut(String, &fs::DirEntry)) {
     let _ = entries(root, files_to(on_file), |_| Ok(())); // no failure ends the listing
 }
 
-/// Calls `on_entry` with each entry below `root` and its key. An error of `on_entry` ends the listing.
+/// Calls `on_entry` with each entry below `root` and its key, except for lock files. An error of `on_entry` ends the listing.
 /// `failed` gets each failure to read: it returns `Ok` to go on, or an error to end the listing.
 fn entries(
     root: &Path,
@@ -278,6 +279,8 @@ fn entries(
             if kind.is_dir() {
                 on_entry(key.clone(), ObjectKind::Directory(&entry))?;
                 directories.push((entry.path(), key + "/"));
+            } else if kind.is_file() && LockFile::is_key(&name) {
+                // It is a part of no array.
             } else if kind.is_file() {
                 on_entry(key, ObjectKind::File(&entry))?;
             } else {
@@ -323,4 +326,23 @@ fn end_of(link: &Path, directory: &Path) -> Result<fs::FileType, String> {
         ));
     }
     Ok(metadata.file_type())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_files_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["c.__lock/0", "c/0/1", "c/0/1.__lock", "zarr.json.__lock"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let mut found = Vec::new();
+        files(folder.path(), |key, _| found.push(key)).unwrap();
+        found.sort();
+        assert_eq!(found, ["c.__lock/0", "c/0/1"]);
+    }
 }

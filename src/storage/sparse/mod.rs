@@ -55,6 +55,7 @@ use crate::store::durable::Names;
 use crate::store::files::Files;
 use crate::store::key_locks::LocksKeys;
 use crate::store::ranges::{slice, with_parts};
+use crate::store::replace::Unfinished;
 use crate::store::temporary_keys::temporary_key;
 use crate::store::times::Stamp;
 use crate::store::{Lists, Reads, Writes};
@@ -562,8 +563,8 @@ impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
         if let Some(shard) = keys.parse(shard) {
             return Seen::Shard(shard);
         }
-        match key.strip_suffix(TEMPORARY) {
-            Some(shard) if keys.parse(shard).is_some() => Seen::Hidden,
+        match Unfinished::of(key) {
+            Some(unfinished) if keys.parse(unfinished.name).is_some() => Seen::Hidden,
             _ => Seen::Itself,
         }
     }

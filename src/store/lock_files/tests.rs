@@ -6,7 +6,9 @@ use std::process::{Child, ChildStdout, Stdio};
 
 use tempfile::TempDir;
 use zarrs_cuda_testing::{Rng, effort, processes};
+use zarrs_storage::{StoreKey, StorePrefix};
 
+use super::super::files::Files;
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -93,6 +95,24 @@ fn keys_of_lock_files() {
     for key in ["c/0/1", "lock", "c.__lock/0", "c/0/1.__lock.tmp"] {
         assert!(!LockFile::is_key(key), "{key}");
     }
+}
+
+#[test]
+fn listings_leave_out_lock_files() {
+    let folder = TempDir::new().unwrap();
+    for name in ["c.__lock/0", "c/0/1", "c/0/1.__lock", "zarr.json.__lock"] {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+    let files = Files::new(folder.path().to_path_buf());
+    let prefix = |prefix: &str| StorePrefix::new(prefix).unwrap();
+    let listed = files.list_prefix(&StorePrefix::root()).unwrap();
+    let listed: Vec<_> = listed.iter().map(StoreKey::as_str).collect();
+    assert_eq!(listed, ["c.__lock/0", "c/0/1"]);
+    assert_eq!(files.list_dir(&prefix("c/0/")).unwrap().keys().len(), 1);
+    let root = files.list_dir(&StorePrefix::root()).unwrap();
+    assert_eq!((root.keys().len(), root.prefixes().len()), (0, 2));
 }
 
 #[test]

@@ -76,8 +76,12 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
         assert_eq!(read(&far).unwrap(), b"\0far"[..]);
         let mut all = [first.clone(), second.clone(), far.clone()];
         all.sort();
-        // Leases, as a writer has them on files and on objects.
-        let leases = [".zarrs-cuda-writer", ".zarrs-cuda-writers/all"];
+        // Leases, as a writer has them on files and on objects, and a lock file.
+        let leases = [
+            ".zarrs-cuda-writer",
+            ".zarrs-cuda-writers/all",
+            "zarr.json.__lock",
+        ];
         let leases = leases.map(|name| StoreKey::new(format!("a/b/{name}")).unwrap());
         for lease in &leases {
             subject.inner.set(lease, b"lease"[..].into()).unwrap();

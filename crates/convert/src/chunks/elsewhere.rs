@@ -19,7 +19,7 @@ const METADATA: [&str; 3] = ["zarr.json", ".zarray", ".zgroup"];
 const UNFINISHED: [&str; 3] = ["tmp", "partial", "part"];
 
 /// Suffixes of the names of files that describe a chunk, or lock it.
-const NOTES: [&str; 1] = ["lock"];
+const NOTES: [&str; 2] = ["lock", "__lock"];
 
 /// The most keys with a suffix that are kept in memory until all chunks are listed.
 const MOST_SUFFIXED: usize = 10_000;
@@ -340,6 +340,7 @@ mod tests {
             "c/0/2.x.partial",
             "c/9/9.nii",
             "c/3/3.lock",
+            "c/3/2.__lock",
         ] {
             elsewhere.look_at(key);
         }

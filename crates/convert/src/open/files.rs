@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::storage::within;
+use zarrs_cuda::storage::{LockFile, within};
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
@@ -92,6 +92,7 @@ impl Files {
             if let Some(metadata) = look(&entry.path())? {
                 let kind = entry.file_type().map_err(|error| cannot(&error))?;
                 match entry.file_name().into_string() {
+                    Ok(name) if !metadata.is_dir() && LockFile::is_key(&name) => {} // no value
                     Ok(name) => found.push((name, kind.is_dir(), metadata)),
                     // A name that is not UTF-8 is no key. But an array below such a directory would be left
                     // out silently.
@@ -257,18 +258,19 @@ mod tests {
                 .unwrap();
         }
         let files = Files::new(store.clone());
-        assert_eq!(files.list().unwrap(), store.list().unwrap());
+        let listed = store.list().unwrap();
+        let lock = directory.path().join("a/c/0/1.__lock");
+        fs::write(&lock, "1").unwrap();
+        assert_eq!(files.list().unwrap(), listed);
         assert_eq!(files.size().unwrap(), 8);
+        fs::remove_file(&lock).unwrap();
         for prefix in ["", "a/", "a/c/", "none/"] {
             let prefix = StorePrefix::new(prefix).unwrap();
-            assert_eq!(
-                files.list_dir(&prefix).unwrap(),
-                store.list_dir(&prefix).unwrap()
-            );
-            assert_eq!(
-                files.size_prefix(&prefix).unwrap(),
-                store.size_prefix(&prefix).unwrap()
-            );
+            let (below, size) = (store.list_dir(&prefix), store.size_prefix(&prefix).unwrap());
+            fs::write(&lock, "1").unwrap();
+            assert_eq!(files.list_dir(&prefix).unwrap(), below.unwrap());
+            assert_eq!(files.size_prefix(&prefix).unwrap(), size);
+            fs::remove_file(&lock).unwrap();
         }
     }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zarrs_cuda::maintenance::ArrayLease;
+use zarrs_cuda::storage::LockFile;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::files::read_file;
@@ -201,11 +202,17 @@ pub fn must_be_free(
     for entry in entries {
         let name = entry.map_err(cannot)?.file_name();
         let name = name.to_string_lossy();
-        if !is_ours(&name) && !ArrayLease::is_key(&name) {
+        if !is_ours(&name) && !is_of_writer(&name) {
             return Err(foreign(&path.display().to_string(), &name, what));
         }
     }
     Ok(())
+}
+
+/// Returns whether `key`, which may be the name of a file, is a lease or a lock file. A writer makes these beside
+/// an array, and they are no part of the array.
+pub fn is_of_writer(key: &str) -> bool {
+    ArrayLease::is_key(key) || LockFile::is_key(key)
 }
 
 /// Returns the failure to make `what` at `shown`, because `entry` is there.

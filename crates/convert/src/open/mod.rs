@@ -16,13 +16,15 @@ use std::sync::Arc;
 
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::maintenance::{ArrayLease, Shards};
+use zarrs_cuda::maintenance::Shards;
 use zarrs_cuda::writer::ConditionalStore;
 use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StoreKey, StorePrefix};
 
 pub use self::files::{Files, is_missing, no_file, read_file};
 pub(crate) use self::forward::{forward_listing, forward_writes};
-pub use self::kind::{Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable};
+pub use self::kind::{
+    Kind, arrays_in, is_array, is_group, is_of_writer, must_be_free, parsed, unreadable,
+};
 use self::lenient::Lenient;
 pub use self::lenient::repairs_of;
 use self::member::Member;
@@ -198,7 +200,7 @@ impl Stores {
         // S3 consoles make objects without a name to represent folders, which do not count.
         let keys = below.keys().iter().map(StoreKey::as_str);
         let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
-        match entries.find(|entry| !entry.is_empty() && !ArrayLease::is_key(entry)) {
+        match entries.find(|entry| !entry.is_empty() && !is_of_writer(entry)) {
             None => Ok(()),
             Some(entry) => Err(kind::foreign(&place.to_string(), entry, what)),
         }

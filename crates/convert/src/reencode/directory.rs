@@ -6,13 +6,13 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use zarrs_cuda::maintenance::ArrayLease;
-use zarrs_cuda::storage::Unfinished;
+use zarrs_cuda::storage::{LockFile, Unfinished};
 
 use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use super::same_run;
 use crate::claim::{Claim, Refused, busy, must_have_ended};
 use crate::failure::Failure;
-use crate::open::{is_array, is_group, read_file};
+use crate::open::{is_array, is_group, is_of_writer, read_file};
 use crate::replace::KeptTemporaries;
 
 /// Returns the state of the directory. A marker that `claim` has just made does not count.
@@ -30,12 +30,13 @@ pub(super) fn look(path: &Path, claim: Option<&Claim>) -> Result<Found, Failure>
         }
         Err(error) => return Err(Failure::to(&doing)(error)),
     };
-    // Files of this program do not count: a temporary of the marker, from a run that was killed, and a lease.
+    // Files of this program do not count: a temporary of the marker, from a run that was killed, a lease, and a lock
+    // file.
     let other = others.find(|entry| {
         let name = entry.as_ref().map(fs::DirEntry::file_name);
         let is_ours = |name: &str| {
             let of = Unfinished::of(name).map(|file| file.name);
-            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE || ArrayLease::is_key(name)
+            of == Some(INCOMPLETE) || is_new && name == INCOMPLETE || is_of_writer(name)
         };
         !name.is_ok_and(|name| name.to_str().is_some_and(is_ours))
     });
@@ -97,6 +98,9 @@ pub(super) fn delete_array(path: &Path, claim: &mut Claim) -> Result<KeptTempora
         fs::remove_file(file).map_err(Failure::to(&doing))?;
     }
     let left = tidied(&files.temporaries).map_err(Failure::to(&doing))?;
+    for lock in &files.locks {
+        delete_lock(lock).map_err(Failure::to(&doing))?;
+    }
     for directory in files.directories.iter().rev() {
         match fs::remove_dir(directory) {
             // A temporary of another process is left in the directory.
@@ -113,6 +117,8 @@ struct Files {
     /// The files that belong to the array.
     files: Vec<PathBuf>,
     temporaries: Vec<PathBuf>,
+    /// Lock files, of writers that may run.
+    locks: Vec<PathBuf>,
     /// The directories. Each comes before the directories in it.
     directories: Vec<PathBuf>,
     /// The first path that does not belong to an array.
@@ -130,6 +136,10 @@ fn files(path: &Path) -> io::Result<Files> {
             let name = name.to_str().unwrap_or("?");
             if ArrayLease::is_key(name) && !file_type.is_symlink() {
                 continue; // not a part of the array
+            }
+            if LockFile::is_key(name) && file_type.is_file() {
+                found.locks.push(entry.path());
+                continue;
             }
             let temporary = Unfinished::of(name);
             let name = temporary.as_ref().map_or(name, |file| file.name);
@@ -149,6 +159,28 @@ fn files(path: &Path) -> io::Result<Files> {
         }
     }
     Ok(found)
+}
+
+/// Deletes a lock file that no process has.
+///
+/// # Errors
+/// [`ErrorKind::ResourceBusy`] if a process has the lock; otherwise the error of the file system.
+fn delete_lock(lock: &Path) -> io::Result<()> {
+    match LockFile::try_take(&lock.with_extension("")) {
+        // The lock file is deleted with the lock.
+        Ok(Some(taken)) => drop(taken),
+        Ok(None) => {
+            let what = format!(
+                "another process writes there, and has the lock file {}",
+                lock.display()
+            );
+            return Err(io::Error::new(ErrorKind::ResourceBusy, what));
+        }
+        // Without locks, no process has it.
+        Err(error) if error.kind() == ErrorKind::Unsupported => return fs::remove_file(lock),
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 fn tidied(temporaries: &[PathBuf]) -> io::Result<KeptTemporaries> {
@@ -219,4 +251,34 @@ pub(super) fn nodes_in(root: &Path) -> Result<BTreeSet<String>, Failure> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lock files do not count, and are deleted with an array unless a process has them.
+    #[test]
+    fn lock_files_in_an_output() {
+        let folder = tempfile::tempdir().unwrap();
+        let array = folder.path().join("array");
+        fs::create_dir(&array).unwrap();
+        fs::write(array.join("zarr.json.__lock"), "").unwrap();
+        assert!(look(&array, None).unwrap().is_empty);
+        fs::create_dir_all(array.join("c/0")).unwrap();
+        for name in ["c/0/1", "c/0/1.__lock", "c/0/2.__lock", "zarr.json"] {
+            fs::write(array.join(name), "{}").unwrap();
+        }
+        let found = look(&array, None).unwrap();
+        assert!(!found.is_empty && found.foreign.is_none());
+        let lock = LockFile::try_take(&array.join("c/0/2")).unwrap();
+        let mut claim = claim(&array).unwrap();
+        let busy = delete_array(&array, &mut claim).unwrap_err();
+        assert!(format!("{busy:?}").contains("c/0/2.__lock"), "{busy:?}");
+        drop(lock);
+        delete_array(&array, &mut claim).unwrap();
+        let left = fs::read_dir(&array).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [INCOMPLETE]);
+    }
 }

@@ -17,7 +17,7 @@ use crate::consolidated;
 use crate::evidence::{Changes, Evidence};
 use crate::failure::Failure;
 use crate::names;
-use crate::open::{self, Kind, Place, Store, Stores};
+use crate::open::{self, Kind, Place, Store, Stores, is_of_writer};
 use crate::stored::ends_elsewhere;
 use crate::watcher::{Event, Watcher};
 use crate::words::counted;
@@ -415,8 +415,7 @@ fn children(
     }
     let is_metadata = |key: &&str| GROUP_METADATA.contains(&key.rsplit('/').next().unwrap_or(key));
     let files = listed.keys().iter().map(StoreKey::as_str);
-    let files =
-        files.filter(|key| !key.is_empty() && !is_metadata(key) && !ArrayLease::is_key(key));
+    let files = files.filter(|key| !key.is_empty() && !is_metadata(key) && !is_of_writer(key));
     Ok((children, files.map(str::to_string).collect()))
 }
 

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 use zarrs::storage::{Bytes, StorageError, StoreKey};
-use zarrs_cuda::maintenance::ArrayLease;
 
 use super::found::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key};
 use crate::failure::Failure;
-use crate::open::{Kind, Place, Store};
+use crate::open::{Kind, Place, Store, is_of_writer};
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
@@ -20,11 +19,11 @@ pub(super) fn set(store: &Store, key: &str, value: &[u8]) -> Result<()> {
     store.set(&StoreKey::new(key)?, value.to_vec().into())
 }
 
-/// Returns the keys of all objects except for leases, and for the objects without a name that S3 consoles
+/// Returns the keys of all objects except for leases and lock files, and for the objects without a name that S3 consoles
 /// make to represent folders.
 fn keys(store: &Store) -> Result<Vec<StoreKey>> {
     let mut keys = store.list()?;
-    keys.retain(|key| !key.as_str().is_empty() && !ArrayLease::is_key(key.as_str()));
+    keys.retain(|key| !key.as_str().is_empty() && !is_of_writer(key.as_str()));
     Ok(keys)
 }
 

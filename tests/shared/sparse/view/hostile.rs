@@ -108,7 +108,14 @@ fn names_that_are_none() {
                 .set(&key(&format!("{SHARD}.frame/{name}")), whole.clone())
                 .unwrap();
         }
+        // A lock file, and the temporary of a process that replaces the shard.
+        let owner = zarrs_cuda::storage::Owner::this();
+        for name in [format!("{SHARD}.__lock"), format!("{SHARD}.{owner}-7.tmp")] {
+            store.set(&key(&name), whole.clone()).unwrap();
+        }
         let sparse = layout.open(&store);
+        let listed = sparse.list_prefix(&StorePrefix::new("group/array/c/").unwrap());
+        assert_eq!(listed.unwrap(), [0, 1, 2, 3].map(chunk));
         for at in 0..4_u8 {
             let value = sparse.get(&chunk(at)).unwrap().unwrap();
             assert_eq!(value, vec![at + 1; 2]);
