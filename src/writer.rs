@@ -41,7 +41,7 @@ pub(crate) mod cuts;
 pub(crate) mod device;
 #[cfg(feature = "dlpack")]
 #[allow(unsafe_code)]
-mod dlpack;
+pub(crate) mod dlpack;
 mod encoding;
 mod ending;
 pub(crate) mod error;

@@ -3,6 +3,9 @@
 mod builder;
 mod by_zarrs;
 mod call;
+#[cfg(feature = "dlpack")]
+#[allow(unsafe_code)]
+mod dlpack;
 mod encoded;
 mod error;
 mod growth;

@@ -142,7 +142,7 @@ fn is_contiguous(shape: &[i64], strides: Option<&[i64]>) -> bool {
 
 /// Returns the type code and the number of bits by which `DLPack` names a data type; `None` if `DLPack` has
 /// no name for the type.
-fn dlpack_type(data_type: &DataType) -> Option<(DataTypeCode, u8)> {
+pub(crate) fn dlpack_type(data_type: &DataType) -> Option<(DataTypeCode, u8)> {
     use DataTypeCode::{Bfloat, Bool, Complex, Float, Int, UInt};
     let name = data_type.name(ZarrVersion::V3)?;
     Some(match &*name {

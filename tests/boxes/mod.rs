@@ -6,4 +6,5 @@ mod failing;
 mod frames;
 mod growing;
 mod naive;
+mod tensors;
 mod threads;
