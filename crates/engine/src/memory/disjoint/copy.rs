@@ -1,6 +1,5 @@
 //! Copies boxes of an array to contiguous bytes, and back.
 
-use super::transpose::Transposed;
 use crate::contract::EngineError;
 use crate::layout::{Digit, StridedBox, SubchunkGrid, SubchunkPart};
 
@@ -129,13 +128,6 @@ fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, 
 /// The boxes of `row` are readable, the first of them at `array`. Each of `buffers` has as many writable
 /// bytes as a box. No buffer overlaps a box.
 pub(super) unsafe fn scatter_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
-    if let Some(transposed) = Transposed::new(row.boxed) {
-        for (i, buffer) in buffers.iter().enumerate() {
-            // SAFETY: the caller keeps the contract of this function.
-            unsafe { transposed.copy(array.add(i * row.step), *buffer) };
-        }
-        return;
-    }
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
         // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
@@ -250,7 +242,7 @@ unsafe fn unscatter_row<const N: usize>(
 }
 
 /// Calls `f` for each row of pieces along the fastest digit, with the offset of the row in the box, its
-/// offset in the buffer, and the digit.
+/// offset in the buffer, and the digit. The rows come in any order.
 fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
     let one = Digit {
         extent: 1,
@@ -268,28 +260,48 @@ fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
             }
         }
         _ => {
+            let slower = in_good_order(slower, fastest, boxed.run());
             let mut counter = vec![0; slower.len()];
             let (mut row, mut at) = (0, 0);
             loop {
                 f(row, at, fastest);
-                at += fastest.extent * boxed.run();
                 let mut d = slower.len();
                 loop {
                     if d == 0 {
                         return;
                     }
                     d -= 1;
+                    let (digit, step) = slower[d];
                     counter[d] += 1;
-                    row += slower[d].stride;
-                    if counter[d] < slower[d].extent {
+                    row += digit.stride;
+                    at += step;
+                    if counter[d] < digit.extent {
                         break;
                     }
                     counter[d] = 0;
-                    row -= slower[d].extent * slower[d].stride;
+                    row -= digit.extent * digit.stride;
+                    at -= digit.extent * step;
                 }
             }
         }
     }
+}
+
+/// Returns the digits `slower`, each with its step in the buffer in bytes, in a good order to copy rows. If the
+/// pieces of a row lie farther apart in the array than the rows do, then neighbours in the array follow one
+/// another: they share cache lines and pages.
+fn in_good_order(slower: &[Digit], fastest: Digit, run: usize) -> Vec<(Digit, usize)> {
+    let mut step = run * fastest.extent;
+    let mut digits: Vec<(Digit, usize)> = Vec::with_capacity(slower.len());
+    for digit in slower.iter().rev() {
+        digits.push((*digit, step));
+        step *= digit.extent;
+    }
+    digits.reverse();
+    if slower.iter().any(|digit| digit.stride < fastest.stride) {
+        digits.sort_by_key(|(digit, _)| std::cmp::Reverse(digit.stride));
+    }
+    digits
 }
 
 /// Copies `count` pieces of `len` bytes. `from` and `to` are the first pieces and the strides in bytes.

@@ -16,7 +16,6 @@ mod copy;
 mod segments;
 mod shares;
 mod slices;
-mod transpose;
 mod window;
 
 pub(crate) use boxes::Boxes;
