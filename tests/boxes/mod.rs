@@ -2,6 +2,7 @@
 
 mod any;
 mod chains;
+mod dropped;
 mod failing;
 mod frames;
 mod growing;
