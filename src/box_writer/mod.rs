@@ -223,8 +223,8 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
     }
 
     /// Returns the number of bytes that one call takes at most: the shards in flight, with the bounds of their
-    /// compressors; the old shards, where the values of the store are not files; and the buffers of threads. The
-    /// caller's memory is not counted.
+    /// compressors, copies of boxes that cover shards in part, and the old shards, where the values of the store are
+    /// not files. The caller's memory is not counted, nor some buffers of a subchunk's size for each core.
     #[must_use]
     pub fn memory_estimate(&self) -> usize {
         let settings = &self.0.settings;
