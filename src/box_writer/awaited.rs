@@ -14,7 +14,7 @@ use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
 use super::request::{BoxesInMemory, ShardToWrite};
 use super::shared::{Shared, Subchunks, not_looked, not_opened};
 use super::target::{NewShard, Target, Update, check_parts, is_framed};
-use super::{BoxReport, BoxWriter, Inner, Input, Place};
+use super::{BoxReport, BoxWriter, Inner, Input, Place, ShardUpdate};
 use crate::maintenance::StoredShard;
 use crate::panics::async_no_panic;
 use crate::reader::threads::{self, Each};
@@ -160,6 +160,13 @@ where
 {
     type Guard = ShardLock;
 
+    async fn check(&self, update: ShardUpdate) -> Result<(), Kind> {
+        if update == ShardUpdate::Shared {
+            self.subchunks().await?;
+        }
+        check_parts(update, self.array.storage().supports_set_partial())
+    }
+
     async fn lock(&self, key: &StoreKey) -> Result<Self::Guard, StorageError> {
         Ok(self.locks.async_lock(key).await?)
     }
@@ -179,7 +186,7 @@ where
         self.array.storage().set(key, bytes).await
     }
 
-    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+    async fn erase(&self, _locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {
         self.array.storage().erase(key).await
     }
 
@@ -199,7 +206,6 @@ where
         key: &StoreKey,
         update: Update<'_>,
     ) -> Result<(), Kind> {
-        check_parts(self.array.storage().supports_set_partial())?;
         let Update {
             format,
             boxes,

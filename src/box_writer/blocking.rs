@@ -12,13 +12,14 @@ use zarrs_storage::{
 use super::call::Call;
 use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
 use super::request::{BoxesInMemory, ShardToWrite};
-use super::shared::{Shared, not_looked, not_opened};
+use super::shared::{Shared, Subchunks, not_looked, not_opened};
 use super::target::{NewShard, Target, Update, check_parts, is_framed};
-use super::{BoxReport, BoxWriter, FilesOfArray, Inner, Input, Place};
+use super::{BoxReport, BoxWriter, FilesOfArray, Inner, Input, Place, ShardUpdate};
 use crate::maintenance::StoredShard;
 use crate::panics::no_panic;
 use crate::reader::threads::{self, Each};
 use crate::storage::SparseShardStore;
+use crate::store::file_store::FileStore;
 use crate::store::lock_files::LockFile;
 use crate::store::shard_locks::{ShardLock, ShardLocks};
 use crate::store::{Blocking, now};
@@ -30,7 +31,7 @@ where
     /// Writes `elements`, in C order, to the box `subset`.
     ///
     /// # Errors
-    /// The errors of [`write_bytes`](Self::write_bytes), and [`Kind::Element`] if `T` is not the array's data
+    /// The errors of [`write_bytes`](Self::write_bytes), and [`BoxWriterErrorKind::Element`](crate::writer::BoxWriterErrorKind::Element) if `T` is not the array's data
     /// type.
     pub fn write<T: Element>(
         &self,
@@ -46,10 +47,10 @@ where
     /// A range that ends before it starts is empty, as everywhere in zarrs.
     ///
     /// # Errors
-    /// - [`Kind::OutOfBounds`] if `subset` is not in the array, [`Kind::Input`] if `input` does not fit it,
-    ///   [`Kind::Unsupported`] if elements have no fixed size. Nothing was written.
-    /// - [`Kind::Shard`], [`Kind::Store`], [`Kind::Zarrs`], [`Kind::FramesPending`] and [`Kind::Memory`] if a shard
-    ///   cannot be written, and [`Kind::Cancelled`]. The report of the error lists the shards that are written.
+    /// - [`BoxWriterErrorKind::OutOfBounds`](crate::writer::BoxWriterErrorKind::OutOfBounds) if `subset` is not in the array, [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if `input` does not fit it,
+    ///   [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if elements have no fixed size. Nothing was written.
+    /// - [`BoxWriterErrorKind::Shard`](crate::writer::BoxWriterErrorKind::Shard), [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store), [`BoxWriterErrorKind::Zarrs`](crate::writer::BoxWriterErrorKind::Zarrs), [`BoxWriterErrorKind::FramesPending`](crate::writer::BoxWriterErrorKind::FramesPending) and [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory) if a shard
+    ///   cannot be written, and [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled). The report of the error lists the shards that are written.
     pub fn write_bytes(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -63,7 +64,7 @@ where
     /// Each shard is written once, whatever boxes it has elements of.
     ///
     /// # Errors
-    /// The errors of [`write`](Self::write), and [`Kind::Overlap`] if two boxes have elements in common.
+    /// The errors of [`write`](Self::write), and [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in common.
     pub fn write_boxes<T: Element>(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -78,7 +79,7 @@ where
     /// counts the boxes.
     ///
     /// # Errors
-    /// The errors of [`write_bytes`](Self::write_bytes), and [`Kind::Overlap`] if two boxes have elements in
+    /// The errors of [`write_bytes`](Self::write_bytes), and [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in
     /// common.
     pub fn write_boxes_bytes(
         &self,
@@ -143,7 +144,7 @@ fn opened<S>(
     shared: &Shared<S>,
     grid: &Array<()>,
     sparse: impl FnOnce(&str) -> Result<SparseShardStore<S>, crate::Error>,
-) -> Result<Arc<super::shared::Subchunks<S>>, Kind>
+) -> Result<Arc<Subchunks<S>>, Kind>
 where
     S: ReadableWritableStorageTraits + ListableStorageTraits + ?Sized + 'static,
 {
@@ -163,18 +164,35 @@ struct Filed<'w> {
     limit: Option<std::time::Duration>,
 }
 
-/// The lock of a shard in this process, and its lock file.
+/// The locks of a shard in this process, and its lock file.
 struct LockedFile {
     file: Option<LockFile>,
-    /// The lock in this process is released last.
-    _process: ShardLock,
+    /// The locks in this process are released last.
+    _process: [ShardLock; 2],
+}
+
+impl LockedFile {
+    /// Checks that no one has deleted the lock file, if there is one.
+    fn check(&self) -> std::io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), LockFile::check)
+    }
 }
 
 impl Target for Filed<'_> {
     type Guard = LockedFile;
 
+    async fn check(&self, update: ShardUpdate) -> Result<(), Kind> {
+        if update == ShardUpdate::Shared {
+            self.subchunks()?;
+        }
+        Ok(())
+    }
+
     async fn lock(&self, key: &StoreKey) -> Result<LockedFile, StorageError> {
-        let process = self.files.locks.lock(key)?;
+        // Writers that do not know that the store has files have the first lock alone. All writers take the locks
+        // in this order.
+        let [store, files] = &self.files.locks;
+        let process = [store.lock(key)?, files.lock(key)?];
         let path = self.files.array.storage().path(key);
         let file = self.limit.map(|limit| LockFile::take(&path, limit));
         Ok(LockedFile {
@@ -202,7 +220,8 @@ impl Target for Filed<'_> {
         })
     }
 
-    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+    async fn erase(&self, locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {
+        locked.check()?;
         self.files.array.storage().erase(key)
     }
 
@@ -226,6 +245,8 @@ impl Target for Filed<'_> {
         key: &StoreKey,
         update: Update<'_>,
     ) -> Result<(), Kind> {
+        let checked = locked.check();
+        checked.map_err(|error| Kind::store("update", key)(error.into()))?;
         updated(self.files.array.storage(), key, update)?;
         let told = locked
             .file
@@ -240,13 +261,18 @@ impl Target for Filed<'_> {
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
+        self.subchunks()?.write(shard, boxes, options)
+    }
+}
+
+impl Filed<'_> {
+    /// Opens the subchunks that are stored beside their shards.
+    fn subchunks(&self) -> Result<Arc<Subchunks<FileStore>>, Kind> {
         let store = self.files.array.storage();
-        let sparse = |path: &str| {
+        opened(&self.files.shared, self.grid, |path: &str| {
             let root = store.root().to_path_buf();
             SparseShardStore::on_directory(store.clone(), path, root)
-        };
-        let subchunks = opened(&self.files.shared, self.grid, sparse)?;
-        subchunks.write(shard, boxes, options)
+        })
     }
 }
 
@@ -256,7 +282,6 @@ fn updated<S: ?Sized + ReadableWritableStorageTraits + 'static>(
     key: &StoreKey,
     update: Update<'_>,
 ) -> Result<(), Kind> {
-    check_parts(store.supports_set_partial())?;
     let Update {
         format,
         boxes,
@@ -288,11 +313,29 @@ struct Stored<'w, S: ?Sized> {
     shared: &'w Shared<S>,
 }
 
+impl<S> Stored<'_, S>
+where
+    S: ?Sized + ReadableWritableStorageTraits + ListableStorageTraits + 'static,
+{
+    /// Opens the subchunks that are stored beside their shards.
+    fn subchunks(&self) -> Result<Arc<Subchunks<S>>, Kind> {
+        let sparse = |path: &str| SparseShardStore::open(self.array.storage(), path);
+        opened(self.shared, self.grid, sparse)
+    }
+}
+
 impl<S> Target for Stored<'_, S>
 where
     S: ?Sized + ReadableWritableStorageTraits + ListableStorageTraits + 'static,
 {
     type Guard = ShardLock;
+
+    async fn check(&self, update: ShardUpdate) -> Result<(), Kind> {
+        if update == ShardUpdate::Shared {
+            self.subchunks()?;
+        }
+        check_parts(update, self.array.storage().supports_set_partial())
+    }
 
     async fn lock(&self, key: &StoreKey) -> Result<Self::Guard, StorageError> {
         Ok(self.locks.lock(key)?)
@@ -311,7 +354,7 @@ where
         self.array.storage().set(key, value.into_bytes()?.into())
     }
 
-    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+    async fn erase(&self, _locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {
         self.array.storage().erase(key)
     }
 
@@ -339,8 +382,6 @@ where
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
-        let sparse = |path: &str| SparseShardStore::open(self.array.storage(), path);
-        let subchunks = opened(self.shared, self.grid, sparse)?;
-        subchunks.write(shard, boxes, options)
+        self.subchunks()?.write(shard, boxes, options)
     }
 }

@@ -119,15 +119,13 @@ impl<TStorage: ?Sized> BoxWriterBuilder<TStorage> {
     /// Lets the array grow, as [`with_growth`](Self::with_growth) does, by conditional writes to `store`, which is
     /// the array's store. The asynchronous calls block during these writes.
     pub fn with_conditional_writes(mut self, store: Arc<dyn ConditionalStore>) -> Self {
-        self.settings.growth = Some(Growth {
-            conditional: Some(store),
-        });
+        self.settings.growth = Some(Growth::conditional(store));
         self
     }
 
     /// Keeps other processes from writing a shard meanwhile: writers with this setting, and tensorstore, which
-    /// locks the same file, `KEY.__lock`. A call waits at most `limit` for each lock, and has one at a time. For
-    /// arrays on files.
+    /// locks the same file, `KEY.__lock`. Each thread of a call has one lock at a time, and waits for it at most for
+    /// `limit`, after it has waited for writers of its own process. For arrays on files, on Linux on 64 bits.
     pub fn with_locks(mut self, limit: Duration) -> Self {
         self.settings.lock_limit = Some(limit);
         self
@@ -162,7 +160,7 @@ impl<TStorage: ?Sized> BoxWriterBuilder<TStorage> {
         self
     }
 
-    /// Lets `cancel` end calls with [`Kind::Cancelled`]. Shards that were begun are completed.
+    /// Lets `cancel` end calls with [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled). Shards that were begun are completed.
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.settings.cancel = Some(cancel);
         self
@@ -182,7 +180,7 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
     /// Builds the writer.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`], with the reason, if the array, its store or its grid does not fit the settings, or if
+    /// [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported), with the reason, if the array, its store or its grid does not fit the settings, or if
     /// the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and no device is usable.
     pub fn build(self) -> Result<BoxWriter<TStorage>, BoxWriterError> {
         let Self {
@@ -197,6 +195,13 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
         if !array.storage_transformers().create_metadatas().is_empty() {
             let reason = "its storage transformers change what the store has: use zarrs' own calls";
             return Err(Kind::unsupported(reason).into());
+        }
+        let data_type = array.data_type();
+        if data_type.is_optional() {
+            return Err(unsupported(format!(
+                "elements of {data_type} may be missing: use zarrs' own calls"
+            ))
+            .into());
         }
         let encoded_by = decoded_by(&array);
         match &encoded_by {
@@ -225,11 +230,18 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
             Some(root) => {
                 let files = Files::new(root.clone());
                 if is_checked && !is_found {
+                    if let ArrayMetadata::V2(_) = array.metadata() {
+                        let reason = "`on_filesystem` cannot compare metadata of Zarr V2: use `on_directory`";
+                        return Err(Kind::unsupported(reason).into());
+                    }
                     check_files(&array, &files).map_err(Kind::from)?;
                 }
                 let store = Arc::new(FileStore::new(root.clone(), syncs));
                 Place::Files(FilesOfArray {
-                    locks: ShardLocks::of_files(&root),
+                    locks: [
+                        ShardLocks::of(&array.storage()),
+                        ShardLocks::of_files(&root),
+                    ],
                     array: array.with_storage(store),
                     files,
                     shared: Shared::default(),
@@ -259,10 +271,18 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
 /// # Errors
 /// The reason why the array cannot grow.
 fn grow(grid: &mut Array<()>) -> Result<(), String> {
-    if let ArrayMetadata::V2(_) = grid.metadata() {
-        return Err(
-            "it is an array of Zarr V2, and `with_growth` changes metadata of V3".to_owned(),
-        );
+    match grid.metadata() {
+        ArrayMetadata::V3(metadata) if metadata.chunk_grid.name() == "regular" => {}
+        ArrayMetadata::V3(metadata) => {
+            return Err(format!(
+                "its chunk grid is {}, and `with_growth` is for regular ones",
+                metadata.chunk_grid.name()
+            ));
+        }
+        ArrayMetadata::V2(_) => {
+            let reason = "it is an array of Zarr V2, and `with_growth` changes metadata of V3";
+            return Err(reason.to_owned());
+        }
     }
     let mut shape = grid.shape().to_vec();
     let chunk = grid.chunk_shape(&vec![0; shape.len()]);
@@ -282,8 +302,10 @@ fn grow(grid: &mut Array<()>) -> Result<(), String> {
 /// # Errors
 /// The reason why the array has no such shards.
 fn shard_memory(grid: &Array<()>, encoded_by: &DecodedBy, is_files: bool) -> Result<usize, String> {
-    let shape = grid.chunk_shape(&vec![0; grid.dimensionality()]);
-    let shape = shape.map_err(|error| error.to_string())?;
+    // A grid without chunks has no shards to write.
+    let Ok(shape) = grid.chunk_shape(&vec![0; grid.dimensionality()]) else {
+        return Ok(0);
+    };
     let size = grid.data_type().fixed_size().unwrap_or(1) as u64;
     let decoded = shape
         .iter()
@@ -301,13 +323,11 @@ fn shard_memory(grid: &Array<()>, encoded_by: &DecodedBy, is_files: bool) -> Res
     };
     // Codecs without a bound encode to about as many bytes.
     let bound = bound.unwrap_or(decoded);
-    let copies = match (encoded_by, is_files) {
-        // The copied elements of boxes, and the new subchunks.
-        (DecodedBy::ThisCrate(_), true) => 1,
-        // Also the old shard and the new one.
-        (DecodedBy::ThisCrate(_), false) => 3,
-        (DecodedBy::Zarrs(_), _) => 2,
-    };
-    let bytes = decoded.saturating_add(bound.saturating_mul(copies));
+    // The copied elements of boxes, and the decoded subchunks that they meet; their old and their new encoded bytes;
+    // and the new value, where it is not written to a file.
+    let copies = if is_files { 2 } else { 3 };
+    let bytes = decoded
+        .saturating_mul(2)
+        .saturating_add(bound.saturating_mul(copies));
     Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
 }

@@ -29,6 +29,12 @@ pub(super) fn encoded(
     let extents: Vec<u64> = shape.iter().map(|extent| extent.get()).collect();
     let (data_type, fill_value) = (array.data_type(), array.fill_value());
     let fill = fill_value.as_ne_bytes();
+    if data_type.fixed_size() != Some(fill.len()) {
+        return Err(Kind::unsupported(format!(
+            "the fill value has {} bytes, and elements of {data_type} have others",
+            fill.len()
+        )));
+    }
     let elements = if let Some(covering) = shard.covering(&extents) {
         call.elements(covering)?
     } else {

@@ -92,6 +92,12 @@ impl<'c> Call<'c> {
             })
         };
         let all = async {
+            if !self.shards.is_empty() {
+                target.check(self.settings.update).await?;
+            }
+            if let Some(growth) = &self.settings.growth {
+                growth.check(self.array, target, self.length).await?;
+            }
             let looks = self.settings.update != ShardUpdate::Shared;
             let is_marked = looks && target.is_marked().await?;
             self.is_marked.store(is_marked, Ordering::Relaxed);
@@ -179,9 +185,9 @@ impl<'c> Call<'c> {
         shard: &ShardToWrite,
         threads: usize,
     ) -> Result<(), Kind> {
-        let stored = match (self.encoded_by, self.settings.update) {
-            (DecodedBy::Zarrs(_), _) => self.write_by_zarrs(target, shard, threads).await?,
-            (DecodedBy::ThisCrate(_), ShardUpdate::Shared) => self.share(target, shard).await?,
+        match (self.encoded_by, self.settings.update) {
+            (DecodedBy::Zarrs(_), _) => self.write_by_zarrs(target, shard, threads).await,
+            (DecodedBy::ThisCrate(_), ShardUpdate::Shared) => self.share(target, shard).await,
             (DecodedBy::ThisCrate(codec), update) => {
                 let format = ShardFormat::of_codec(codec.clone(), self.array, &shard.indices);
                 let format = format.map_err(|error| Kind::Shard {
@@ -190,28 +196,30 @@ impl<'c> Call<'c> {
                     error,
                 })?;
                 self.write_shard(target, (shard, &format, update), threads)
-                    .await?
+                    .await
             }
-        };
-        self.done(shard, stored);
-        Ok(())
+        }
     }
 
-    /// Stores the new value of a shard, or erases it, and returns the number of stored bytes.
+    /// Stores the new value of a shard, or erases it, and notes it.
     async fn put<T: Target>(
+        &self,
         (target, locked): (&T, &mut T::Guard),
         shard: &ShardToWrite,
         value: Option<NewShard>,
-    ) -> Result<Option<u64>, Kind> {
+    ) -> Result<(), Kind> {
         let key = &shard.key;
         let Some(value) = value else {
-            target.erase(key).await.map_err(Kind::store("erase", key))?;
-            return Ok(None);
+            let erased = target.erase(locked, key).await;
+            erased.map_err(Kind::store("erase", key))?;
+            self.done(shard, None);
+            return Ok(());
         };
         let size = value.size();
         let stored = target.replace(locked, key, value).await;
         stored.map_err(Kind::store("store", key))?;
-        Ok(Some(size))
+        self.done(shard, Some(size));
+        Ok(())
     }
 
     /// Checks that no subchunks are stored beside the shard, unless the whole array has none.
@@ -239,7 +247,7 @@ impl<'c> Call<'c> {
         target: &T,
         (shard, format, update): (&ShardToWrite, &ShardFormat, ShardUpdate),
         threads: usize,
-    ) -> Result<Option<u64>, Kind> {
+    ) -> Result<(), Kind> {
         let key = &shard.key;
         let extents: Vec<u64> = format.shape().iter().map(|extent| extent.get()).collect();
         // A covered shard is encoded before it is locked, so that others wait for its write alone.
@@ -251,9 +259,10 @@ impl<'c> Call<'c> {
         let covered = covered.transpose()?;
         let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
         self.look(target, shard, "before").await?;
-        let stored = match covered {
+        match covered {
             Some(value) => {
-                Self::put((target, &mut locked), shard, value.map(NewShard::Encoded)).await?
+                self.put((target, &mut locked), shard, value.map(NewShard::Encoded))
+                    .await?
             }
             None if update == ShardUpdate::InPlace => {
                 let update = Update {
@@ -262,7 +271,7 @@ impl<'c> Call<'c> {
                     options: &self.options(1),
                 };
                 target.update(&mut locked, key, update).await?;
-                Some(0)
+                self.done(shard, Some(0));
             }
             None => {
                 let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
@@ -276,7 +285,7 @@ impl<'c> Call<'c> {
                     })
                 };
                 let rewritten = decoding(|| encoding(threads, rewrite))?;
-                Self::put(
+                self.put(
                     (target, &mut locked),
                     shard,
                     rewritten.map(NewShard::Rewritten),
@@ -284,15 +293,10 @@ impl<'c> Call<'c> {
                 .await?
             }
         };
-        self.look(target, shard, "after").await?;
-        Ok(stored)
+        self.look(target, shard, "after").await
     }
 
-    async fn share<T: Target>(
-        &self,
-        target: &T,
-        shard: &ShardToWrite,
-    ) -> Result<Option<u64>, Kind> {
+    async fn share<T: Target>(&self, target: &T, shard: &ShardToWrite) -> Result<(), Kind> {
         let key = &shard.key;
         let origin = self.array.chunk_origin(&shard.indices);
         let origin = origin.map_err(|error| Kind::unsupported(error.to_string()))?;
@@ -300,7 +304,8 @@ impl<'c> Call<'c> {
         let _locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
         let boxes = self.boxes(shard, Some(&origin))?;
         target.share(shard, boxes, &self.options(1)).await?;
-        Ok(Some(0))
+        self.done(shard, Some(0));
+        Ok(())
     }
 
     /// Writes a chunk that zarrs encodes.
@@ -309,12 +314,13 @@ impl<'c> Call<'c> {
         target: &T,
         shard: &ShardToWrite,
         threads: usize,
-    ) -> Result<Option<u64>, Kind> {
+    ) -> Result<(), Kind> {
         let key = &shard.key;
         let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
         let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
-        let options = self.options(threads);
-        let value = decoding(|| by_zarrs::encoded(self, shard, stored, &options))?;
-        Self::put((target, &mut locked), shard, value.map(NewShard::Encoded)).await
+        let encode = |threads| by_zarrs::encoded(self, shard, stored, &self.options(threads));
+        let value = decoding(|| encoding(threads, encode))?;
+        self.put((target, &mut locked), shard, value.map(NewShard::Encoded))
+            .await
     }
 }

@@ -44,9 +44,13 @@ impl fmt::Display for BoxWriterError {
             return Ok(());
         }
         let done = self.report.done();
+        let advice = match &*self.kind {
+            BoxWriterErrorKind::Store { .. } | BoxWriterErrorKind::Cancelled => ": repeat the call",
+            _ => "",
+        };
         write!(
             f,
-            "; {done} of {wanted} shards of the call are written, and each other one is old or new: repeat the call"
+            "; {done} of {wanted} shards of the call are written, and each other one is old or new{advice}"
         )
     }
 }
@@ -63,8 +67,13 @@ impl std::error::Error for BoxWriterError {
 #[non_exhaustive]
 pub enum BoxWriterErrorKind {
     /// A box has a number of axes other than the array, or leaves the array.
-    #[error("{0}; to let the array grow along its first axis, build the writer `with_growth`")]
-    OutOfBounds(ReaderError),
+    #[error("{error}{advice}")]
+    OutOfBounds {
+        /// The box, and the shape of the array.
+        error: ReaderError,
+        /// The advice, if the array could grow; otherwise empty.
+        advice: &'static str,
+    },
     /// Two boxes of one call have elements in common.
     #[error(
         "two boxes of one call overlap in the shard {key}: one begins at {one:?}, the other at {other:?} of the shard. Write them by two calls"
@@ -179,7 +188,7 @@ impl From<ReaderError> for BoxWriterErrorKind {
         match error {
             ReaderError::Unsupported { reason } => Self::Unsupported { reason },
             ReaderError::Memory { what, bytes } => Self::Memory { what, bytes },
-            ReaderError::OutOfBounds { .. } => Self::OutOfBounds(error),
+            ReaderError::OutOfBounds { .. } => Self::OutOfBounds { error, advice: "" },
             error => Self::Unsupported {
                 reason: error.to_string(),
             },

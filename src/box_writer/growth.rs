@@ -6,10 +6,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
-use zarrs_storage::StorageError;
+use zarrs_storage::{StorageError, StoreKey};
 
 use super::error::BoxWriterErrorKind as Kind;
 use super::target::{NewShard, Target};
@@ -17,7 +19,10 @@ use crate::metadata::json::Document;
 use crate::store::conditional::ConditionalStore;
 
 /// The number of attempts to replace metadata that other processes change.
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: u32 = 20;
+
+/// The time by which each attempt waits longer than the one before.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The operation, in errors.
 const GROW: &str = "let the array grow in";
@@ -27,22 +32,88 @@ const GROW: &str = "let the array grow in";
 pub(super) struct Growth {
     /// The array's store, if it has conditional writes.
     pub(super) conditional: Option<Arc<dyn ConditionalStore>>,
+    /// The largest extent that this writer has stored or found.
+    known: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Growth")
             .field("is_conditional", &self.conditional.is_some())
+            .field("known", &self.known)
             .finish()
     }
 }
 
 impl Growth {
+    /// Returns the growth of an array in `store`, which has conditional writes.
+    pub(super) fn conditional(store: Arc<dyn ConditionalStore>) -> Self {
+        Self {
+            conditional: Some(store),
+            known: Arc::default(),
+        }
+    }
+
+    /// Returns the largest extent that this writer has stored or found, if it is at least `wanted`.
+    fn known(&self, wanted: u64) -> Option<u64> {
+        let known = self.known.load(Ordering::Relaxed);
+        (known >= wanted).then_some(known)
+    }
+
+    /// Checks, before shards are stored, that the stored array can have `wanted` elements along its first axis.
+    ///
+    /// # Errors
+    /// [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store) if the metadata are missing, invalid, or those of another array, or if the store with
+    /// conditional writes has other metadata; the errors of the store.
+    pub(super) async fn check<T: Target>(
+        &self,
+        array: &Array<()>,
+        target: &T,
+        wanted: u64,
+    ) -> Result<(), Kind> {
+        if self.known(wanted).is_some() {
+            return Ok(());
+        }
+        let key = meta_key_v3(array.path());
+        let failed = Kind::store(GROW, &key);
+        let metadata = stored(target, &key).await.map_err(&failed)?;
+        let (length, grown) = grown(&metadata, inner(array), wanted).map_err(&failed)?;
+        if grown.is_none() {
+            self.known.fetch_max(length, Ordering::Relaxed);
+            return Ok(());
+        }
+        if let Some(store) = &self.conditional {
+            let conditional = store.get_with_version(&key).map_err(&failed)?;
+            let is_other = conditional.is_none_or(|(bytes, _)| bytes != metadata);
+            // Another process may have changed the metadata between the two requests.
+            if is_other && metadata == stored(target, &key).await.map_err(&failed)? {
+                return Err(failed(StorageError::Other(
+                    "the store for `with_conditional_writes` has other metadata: give it the store that the array is in, with the same root".to_owned(),
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Lets the stored `array` have at least `wanted` elements along its first axis. Returns the stored extent.
     ///
     /// # Errors
-    /// [`Kind::Store`] if the metadata are missing, invalid, or those of another array; the errors of the store.
+    /// The errors of [`check`](Self::check).
     pub(super) async fn grow<T: Target>(
+        &self,
+        array: &Array<()>,
+        target: &T,
+        wanted: u64,
+    ) -> Result<u64, Kind> {
+        if let Some(known) = self.known(wanted) {
+            return Ok(known);
+        }
+        let length = self.grow_stored(array, target, wanted).await?;
+        self.known.fetch_max(length, Ordering::Relaxed);
+        Ok(length)
+    }
+
+    async fn grow_stored<T: Target>(
         &self,
         array: &Array<()>,
         target: &T,
@@ -50,9 +121,10 @@ impl Growth {
     ) -> Result<u64, Kind> {
         let key = meta_key_v3(array.path());
         let failed = Kind::store(GROW, &key);
-        let inner = array.shape().get(1..).unwrap_or_default();
+        let inner = inner(array);
         if let Some(store) = &self.conditional {
-            for _ in 0..ATTEMPTS {
+            for attempt in 0..ATTEMPTS {
+                std::thread::sleep(PAUSE * attempt);
                 let (metadata, version) = store
                     .get_with_version(&key)
                     .map_err(&failed)?
@@ -71,21 +143,26 @@ impl Growth {
             ))));
         }
         let mut locked = target.lock(&key).await.map_err(&failed)?;
-        let metadata = target.stored(&key).await.map_err(&failed)?;
-        let metadata = metadata.ok_or_else(|| failed(missing()))?;
-        let metadata = metadata
-            .into_bytes()
-            .map_err(|error| failed(error.into()))?;
+        let metadata = stored(target, &key).await.map_err(&failed)?;
         let (length, grown) = grown(&metadata, inner, wanted).map_err(&failed)?;
         if let Some(grown) = grown {
             let value = NewShard::Encoded(grown.into_bytes());
-            target
-                .replace(&mut locked, &key, value)
-                .await
-                .map_err(&failed)?;
+            let stored = target.replace(&mut locked, &key, value).await;
+            stored.map_err(&failed)?;
         }
         Ok(length)
     }
+}
+
+/// Returns the extents of the array along all axes but the first.
+fn inner(array: &Array<()>) -> &[u64] {
+    array.shape().get(1..).unwrap_or_default()
+}
+
+/// Returns the stored metadata.
+async fn stored<T: Target>(target: &T, key: &StoreKey) -> Result<Vec<u8>, StorageError> {
+    let metadata = target.stored(key).await?.ok_or_else(missing)?;
+    Ok(metadata.into_bytes()?)
 }
 
 fn missing() -> StorageError {
@@ -108,8 +185,12 @@ fn grown(
     };
     match (&*shape, &*extents) {
         ([first, ..], [extent, rest @ ..]) if rest == inner => {
-            let grown = (*extent < wanted).then(|| document.with_part(first, &wanted.to_string()));
-            Ok((wanted.max(*extent), grown.flatten()))
+            if *extent >= wanted {
+                return Ok((*extent, None));
+            }
+            let grown = document.with_part(first, &wanted.to_string());
+            let grown = grown.ok_or_else(|| invalid("its shape is not in its text".to_owned()))?;
+            Ok((wanted, Some(grown)))
         }
         _ => Err(invalid(format!(
             "its shape is {extents:?}, and boxes of an array of extents {inner:?} behind the first axis were written: another array was stored in its place"

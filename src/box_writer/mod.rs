@@ -57,7 +57,8 @@ pub enum ShardUpdate {
     #[default]
     Rewrite,
     /// The changed subchunks are written into the stored shard, as zarrs' partial encoder with this crate's codec
-    /// does ([`WriteStrategy`](crate::WriteStrategy)). The store must write parts of values.
+    /// does. The [`WriteStrategy`](crate::WriteStrategy) says what an interrupted update leaves. Each box of a call
+    /// is an update of its own. The store must write parts of values.
     InPlace,
     /// The changed subchunks are stored beside the shard, as a
     /// [`SparseShardStore`](crate::storage::SparseShardStore) does, also if the box covers the shard. Several
@@ -100,14 +101,16 @@ pub enum ShardUpdate {
 /// ```
 ///
 /// # Promises
-/// - **Each shard is old or new**, whatever fails, also if the process dies. After an error, the
-///   [report](BoxWriterError::report) lists the written shards, and the call can be repeated.
+/// - **Each shard is old or new**, whatever fails, also if the process dies, as far as the store replaces values at
+///   once. Files are renamed, so they do. With [`ShardUpdate::InPlace`] and [`ShardUpdate::Shared`] this holds for
+///   each subchunk, as these modes say. After an error, the [report](BoxWriterError::report) lists the written
+///   shards, and the call can be repeated.
 /// - **One process loses nothing.** All writers of boxes of a process take turns on a shard of one store: one
-///   value of the store's type, or one directory of files. Several threads may write any boxes at once.
+///   value in an `Arc`, or one directory of files. Several threads may write any boxes at once.
 /// - Several processes may write different shards. For one shard, see [`ShardUpdate::Shared`] and
 ///   [`with_locks`](BoxWriterBuilder::with_locks).
-/// - Nothing is promised beside zarrs' own writes, or an [`ArrayWriter`](crate::writer::ArrayWriter), on the same
-///   shards at the same time.
+/// - Nothing is promised beside other writes on the same shards at the same time: zarrs' own calls, an
+///   [`ArrayWriter`](crate::writer::ArrayWriter), compaction, recovery and consolidation.
 /// - A shard beside which subchunks are stored is refused, unless the writer stores them there itself.
 /// - The elements of a shard behind the end of the array are kept.
 ///
@@ -136,7 +139,8 @@ enum Place {
 struct FilesOfArray {
     files: Files,
     array: Array<FileStore>,
-    locks: ShardLocks,
+    /// The locks of the array's store, and those of the files.
+    locks: [ShardLocks; 2],
     shared: Shared<FileStore>,
 }
 
@@ -248,6 +252,9 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
     pub fn explain(&self) -> String {
         let settings = &self.0.settings;
         let encoder = match &self.0.encoded_by {
+            DecodedBy::ThisCrate(_) if settings.update == ShardUpdate::Shared => {
+                "all boxes are encoded as subchunks".to_owned()
+            }
             DecodedBy::ThisCrate(_) => {
                 "covered shards are encoded from the caller's memory".to_owned()
             }
@@ -256,7 +263,7 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         let update = match settings.update {
             ShardUpdate::Rewrite => "others are read, changed and replaced",
             ShardUpdate::InPlace => "others are updated where they are stored",
-            ShardUpdate::Shared => "and stored as subchunks beside their shards, as all others",
+            ShardUpdate::Shared => "they are stored beside their shards",
         };
         let place = match &self.0.place {
             Place::Files(files) => format!(
@@ -267,7 +274,7 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
                     ", and not synced"
                 }
             ),
-            Place::Store(_) => "each shard is stored by one call of the store".to_owned(),
+            Place::Store(_) => "each shard is stored by one call of the store, which is not known to be one of files: on files, a process that is killed may leave a torn shard (use `on_filesystem`)".to_owned(),
         };
         format!(
             "{encoder}; {update}; {place}; up to {} shards at once, by {} threads",
@@ -286,7 +293,7 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         let is_one = boxes.len() == 1;
         for (number, subset) in boxes.iter().enumerate() {
             let number = (!is_one).then_some(number);
-            check_inside(&self.0.grid, number, subset.start(), subset.shape())?;
+            self.check_inside(number, subset.start(), subset.shape())?;
         }
         let mut source = input.source(shape, self.element_size()?)?;
         // The first axis of the memory counts the boxes, if it has one axis more than the array.
@@ -298,7 +305,8 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         let boxes = boxes.into_iter().enumerate();
         let boxes = boxes.map(|(number, subset)| WantedBox {
             subset,
-            offset: number * step,
+            // A box without elements may have an offset beyond all memory.
+            offset: number.saturating_mul(step),
         });
         Ok(BoxesInMemory {
             boxes: boxes.collect(),
@@ -327,7 +335,7 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         let each = origins.iter().enumerate();
         let boxes = each.map(|(number, origin)| {
             let origin = origin.as_ref();
-            check_inside(&self.0.grid, Some(number), origin, shape)?;
+            self.check_inside(Some(number), origin, shape)?;
             let ranges = std::iter::zip(origin, shape);
             let ranges = ranges.map(|(start, extent)| *start..start + extent);
             Ok(ArraySubset::from(ranges))
@@ -338,21 +346,49 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         self.memory(boxes, &shape_of_all, input)
     }
 
+    /// Checks that a box is inside the array, or behind its end if the array may grow.
+    fn check_inside(
+        &self,
+        number: Option<usize>,
+        start: &[u64],
+        extents: &[u64],
+    ) -> Result<(), Kind> {
+        if check_inside(&self.0.grid, number, start, extents).is_ok() {
+            return Ok(());
+        }
+        // The error shows the shape of the array.
+        let Err(error) = check_inside(&self.0.array, number, start, extents) else {
+            return Ok(());
+        };
+        let mut wider = self.0.array.shape().to_vec();
+        if let Some(first) = wider.first_mut() {
+            *first = u64::MAX;
+        }
+        let ends = std::iter::zip(start, extents).map(|(start, len)| start.checked_add(*len));
+        let fits = start.len() == wider.len()
+            && std::iter::zip(ends, &wider).all(|(end, most)| end.is_some_and(|end| end <= *most));
+        let advice = if fits && self.0.settings.growth.is_none() {
+            "; to let the array grow along its first axis, build the writer `with_growth`"
+        } else {
+            ""
+        };
+        Err(Kind::OutOfBounds { error, advice })
+    }
+
     fn element_size(&self) -> Result<usize, Kind> {
         let data_type = self.0.grid.data_type();
-        data_type
-            .fixed_size()
-            .filter(|size| *size > 0)
-            .ok_or_else(|| {
-                Kind::unsupported(format!(
-                    "elements of {data_type} have no fixed size: use zarrs' own calls"
-                ))
-            })
+        let size = data_type.fixed_size().filter(|size| *size > 0);
+        size.filter(|_| !data_type.is_optional()).ok_or_else(|| {
+            Kind::unsupported(format!(
+                "elements of {data_type} have no fixed size, or may be missing: use zarrs' own calls"
+            ))
+        })
     }
 
     /// Returns `elements` as bytes in the byte order of this machine.
     fn bytes<'e, T: Element>(&self, elements: &'e [T]) -> Result<std::borrow::Cow<'e, [u8]>, Kind> {
         let data_type = self.0.grid.data_type();
+        self.element_size()?;
         let wrong = || Kind::Element {
             data_type: data_type.clone(),
             element: std::any::type_name::<T>(),

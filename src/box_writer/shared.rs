@@ -41,7 +41,7 @@ impl<S: ?Sized> Shared<S> {
     /// Keeps the opened array with the extents of `grid`, in whose elements boxes are given.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] if the stored array cannot have this shape.
+    /// [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if the stored array cannot have this shape.
     pub(super) fn keep(
         &self,
         (sparse, mut array): (Arc<SparseShardStore<S>>, Array<SparseShardStore<S>>),

@@ -8,6 +8,7 @@ use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::CodecOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
+use super::ShardUpdate;
 use super::error::BoxWriterErrorKind as Kind;
 use super::request::ShardToWrite;
 use crate::maintenance::{RewrittenShard, ShardFormat, StoredShard};
@@ -57,6 +58,9 @@ pub(super) trait Target: Sync {
     /// A lock of a key, until the value is dropped.
     type Guard: Send;
 
+    /// Checks, before the first shard is written, that shards can be changed by `update`.
+    fn check(&self, update: ShardUpdate) -> impl Future<Output = Result<(), Kind>> + Send;
+
     /// Waits until no other writer of boxes writes the value of `key`.
     fn lock(
         &self,
@@ -78,7 +82,11 @@ pub(super) trait Target: Sync {
     ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// Erases the value of `key`, which is locked.
-    fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<(), StorageError>> + Send;
+    fn erase(
+        &self,
+        locked: &mut Self::Guard,
+        key: &StoreKey,
+    ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// Returns whether subchunks may be stored beside some shards.
     fn is_marked(&self) -> impl Future<Output = Result<bool, Kind>> + Send;
@@ -111,8 +119,8 @@ pub(super) async fn is_framed<O: Lists>(store: &O, key: &StoreKey) -> Result<boo
 }
 
 /// Checks that a store can update shards in place, which it `can` if it writes parts of values.
-pub(super) fn check_parts(can: bool) -> Result<(), Kind> {
-    if can {
+pub(super) fn check_parts(update: ShardUpdate, can: bool) -> Result<(), Kind> {
+    if can || update != ShardUpdate::InPlace {
         return Ok(());
     }
     let reason = "its store only replaces whole values, so `ShardUpdate::InPlace` would not be in place: use `ShardUpdate::Rewrite`";

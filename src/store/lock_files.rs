@@ -110,10 +110,8 @@ impl LockFile {
             if left.is_zero() {
                 return Err(busy(value, since.elapsed()));
             }
-            if matches!(tried, Tried::Busy) {
-                thread::sleep(pause.min(left));
-                pause = (pause * 2).min(LONGEST);
-            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST);
         }
     }
 
@@ -250,7 +248,14 @@ impl LockFile {
     /// # Errors
     /// The error of the file system.
     pub fn wrote_in_place(&mut self) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(&self.value)?;
+        let file = match OpenOptions::new().write(true).open(&self.value) {
+            // The update has erased the file, or has not made one.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.before = None;
+                return Ok(());
+            }
+            opened => opened?,
+        };
         let now = file.metadata()?.modified()?;
         let before = self.before.map_or(now, |before| before.max(now));
         self.before = Some(later(&file, Some(before))?);

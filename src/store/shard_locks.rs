@@ -26,7 +26,6 @@ use zarrs_cuda_engine::process::per_process::PerProcess;
 use zarrs_storage::StoreKey;
 
 use super::codec_queue::Unpark;
-use super::files::directory_of;
 
 #[cfg(test)]
 mod tests;
@@ -211,12 +210,9 @@ impl Drop for Taking {
 }
 
 impl ShardLocks {
-    /// Returns the locks of the values of `store`. zarrs' stores of files are known by their directory, and other
-    /// stores by their address: writers share locks if they share the `Arc`.
+    /// Returns the locks of the values of `store`, which is known by its address: writers share locks if they share
+    /// the `Arc`.
     pub(crate) fn of<S: ?Sized + Send + Sync + 'static>(store: &Arc<S>) -> Self {
-        if let Some(directory) = directory_of(store) {
-            return Self::of_files(&directory);
-        }
         let address = Arc::as_ptr(store).cast::<()>().addr();
         Self(Store::Address(address, Arc::new(Arc::downgrade(store))))
     }

@@ -66,12 +66,6 @@ fn a_full_disk() {
                 assert!(error.to_string().contains("a/c/"), "{error}");
             }
             limit(libc::RLIM_INFINITY);
-            if update == ShardUpdate::InPlace {
-                let shards = zarrs_cuda::maintenance::Shards::of(&array).unwrap();
-                for (shard, _) in shards.stored().unwrap() {
-                    shards.recover(&shard).unwrap();
-                }
-            }
             let found: Vec<u32> = array.retrieve_array_subset(&array.subset_all()).unwrap();
             assert!(found.iter().all(|element| *element == 1), "{update:?}");
             if update != ShardUpdate::Shared {
