@@ -13,7 +13,7 @@ use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::shard_grid::ShardGrid;
 use crate::store::Lists;
 use crate::store::array_lease::is_lease;
-use crate::store::lock_files::LockFile;
+use crate::store::temporary_keys::is_lock_file;
 
 /// A chunk that is stored in its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) trait ShardsSeenAsChunks: Sync {
 /// Returns how a key of the underlying store is shown. Leases and lock files are hidden, because they are no
 /// part of an array.
 fn seen<V: ShardsSeenAsChunks>(view: &V, key: &StoreKey) -> Seen {
-    if is_lease(key.as_str()) || LockFile::is_key(key.as_str()) {
+    if is_lease(key.as_str()) || is_lock_file(key.as_str()) {
         return Seen::Hidden;
     }
     view.seen(key)

@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
 
-use super::lock_files::LockFile;
+use super::temporary_keys::is_lock_file;
 use super::times::{Stamp, Times};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -142,7 +142,7 @@ impl Files {
                 kind.is_dir()
             };
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !is_directory && LockFile::is_key(&name) {
+            if !is_directory && is_lock_file(&name) {
                 continue; // no value
             }
             entries.push(Entry {

@@ -31,12 +31,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::file_turns::is_at;
 use super::replace::{Durable, NewFile, make_directories};
+use super::temporary_keys::{LOCK_SUFFIX, is_lock_file};
 
 #[cfg(all(test, target_os = "linux", target_pointer_width = "64"))]
 mod tests;
-
-/// The suffix of the names of lock files.
-const SUFFIX: &str = ".__lock";
 
 /// The lock of a file, which at most one process has: this one, another one with this library, or tensorstore. It is
 /// released when this value is dropped, and when the process ends, however it ends.
@@ -131,12 +129,12 @@ impl LockFile {
     /// and so does tensorstore.
     #[must_use]
     pub fn is_key(key: &str) -> bool {
-        key.ends_with(SUFFIX)
+        is_lock_file(key)
     }
 
     fn try_once(value: &Path, above_new: &mut Option<PathBuf>) -> io::Result<Tried> {
         let mut lock = value.as_os_str().to_owned();
-        lock.push(SUFFIX);
+        lock.push(LOCK_SUFFIX);
         let lock = PathBuf::from(lock);
         let cannot = |doing: &str, error: &io::Error| {
             let what = format!(
@@ -188,7 +186,7 @@ impl LockFile {
             // The lock file that has the name now belongs to others, and `drop` finds no name to delete.
             return Ok(Tried::Gone);
         }
-        taken.lock = lock.clone();
+        taken.lock.clone_from(&lock);
         taken.above_new = above_new.take();
         // The length is read again: the process before may have written, and then been killed.
         let emptied = taken
@@ -306,7 +304,7 @@ fn later(file: &File, before: Option<SystemTime>) -> io::Result<SystemTime> {
 
 fn busy(value: &Path, waited: Duration) -> io::Error {
     let what = format!(
-        "other processes had the lock file {}{SUFFIX} for {:.1} s, longer than this process waits. Nothing was written. Try again, or allow more time",
+        "other processes had the lock file {}{LOCK_SUFFIX} for {:.1} s, longer than this process waits. Nothing was written. Try again, or allow more time",
         value.display(),
         waited.as_secs_f64()
     );

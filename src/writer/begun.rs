@@ -6,7 +6,7 @@ use zarrs_storage::{
     ListableStorage, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
 };
 
-use crate::store::lock_files::LockFile;
+use crate::store::temporary_keys::is_lock_file;
 use zarrs_cuda_engine::layout::{StreamGrid, c_order};
 
 /// Returns whether the store has a shard of `array`, with the shards of `grid`, or leftovers of a killed
@@ -57,7 +57,7 @@ where
         let found = listed.list_dir(&prefix)?;
         // A killed writer leaves its lease or a temporary, also if all of its slices were the fill value. A lock
         // file may be that of a process that only asks for a shard.
-        let is_value = |key: &StoreKey| *key != metadata && !LockFile::is_key(key.as_str());
+        let is_value = |key: &StoreKey| *key != metadata && !is_lock_file(key.as_str());
         if found.keys().iter().any(is_value) {
             return Ok(true);
         }

@@ -21,7 +21,7 @@ const TIMES: u64 = 1000;
 
 /// Increments element 1 of the chunk, by a new file or in place. tensorstore makes the chunk, or this process.
 fn increment(chunk: &Path, in_place: bool) {
-    let mut lock = LockFile::take(chunk, Duration::from_secs(60)).unwrap();
+    let mut lock = LockFile::take(chunk, Duration::from_mins(1)).unwrap();
     let mut bytes = match fs::read(chunk) {
         Err(error) if error.kind() == ErrorKind::NotFound => vec![0; 16],
         read => read.unwrap(),

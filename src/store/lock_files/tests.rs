@@ -11,7 +11,7 @@ use zarrs_storage::{StoreKey, StorePrefix};
 use super::super::files::Files;
 use super::*;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const SHORT: Duration = Duration::from_millis(30);
 
 fn names(directory: &Path) -> Vec<String> {
@@ -64,7 +64,7 @@ fn increment(path: &Path, number: usize, in_place: bool) -> SystemTime {
 
 /// Increments a counter as tensorstore does: it writes to the lock file without truncating it, and renames it.
 fn increment_as_tensorstore(path: &Path, number: usize) {
-    let lock = PathBuf::from(format!("{}{SUFFIX}", path.display()));
+    let lock = PathBuf::from(format!("{}{LOCK_SUFFIX}", path.display()));
     let open = || {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -213,7 +213,7 @@ fn directories_are_made() {
 #[test]
 fn other_things_in_the_place_of_a_lock_file_are_refused() {
     let folder = TempDir::new().unwrap();
-    let lock = |name: &str| folder.path().join(format!("{name}{SUFFIX}"));
+    let lock = |name: &str| folder.path().join(format!("{name}{LOCK_SUFFIX}"));
     fs::create_dir(lock("directory")).unwrap();
     fs::write(folder.path().join("file"), "").unwrap();
     let mut names = vec!["directory", "file/0"];
@@ -229,7 +229,7 @@ fn other_things_in_the_place_of_a_lock_file_are_refused() {
     for name in names {
         let error = LockFile::take(&folder.path().join(name), LONG).unwrap_err();
         assert!(
-            error.to_string().contains(&format!("{name}{SUFFIX}")),
+            error.to_string().contains(&format!("{name}{LOCK_SUFFIX}")),
             "{error}"
         );
     }

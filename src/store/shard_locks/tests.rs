@@ -134,7 +134,7 @@ fn the_first_come_is_the_first_served() {
             scope.spawn(move || {
                 work(locks, &key("c"), is_awaited, || sent.send(number).unwrap());
             });
-            until_waiting(&locks, "c", number + 1);
+            until_waiting(locks, "c", number + 1);
         }
         // The lock may be dropped on another thread.
         scope.spawn(move || drop(lock));
