@@ -267,7 +267,11 @@ mod tests {
         assert!(look(&array, None).unwrap().is_empty);
         fs::create_dir_all(array.join("c/0")).unwrap();
         for name in ["c/0/1", "c/0/1.__lock", "c/0/2.__lock", "zarr.json"] {
-            fs::write(array.join(name), "{}").unwrap();
+            fs::write(
+                array.join(name),
+                r#"{ "zarr_format": 3, "node_type": "array" }"#,
+            )
+            .unwrap();
         }
         let found = look(&array, None).unwrap();
         assert!(!found.is_empty && found.foreign.is_none());
