@@ -17,7 +17,7 @@ use zarrs_cuda::writer::{BoxWriter, ShardUpdate};
 
 /// A store whose calls are pending once before they do anything, and once afterwards.
 #[derive(Default)]
-struct Slow(AsyncMemoryStore);
+pub(crate) struct Slow(AsyncMemoryStore);
 
 async fn pause() {
     let mut is_first = true;

@@ -111,9 +111,11 @@ fn a_store_that_replaces_whole_values_is_not_updated_in_place() {
     array.store_metadata().unwrap();
     let writer = BoxWriter::builder(&array).with_update(ShardUpdate::InPlace);
     let writer = writer.build().unwrap();
-    writer.write(&[0..4, 0..4], &[1_u16; 16]).unwrap();
     let error = writer.write(&[0..4, 0..3], &[1_u16; 12]).unwrap_err();
     assert!(error.to_string().contains("Rewrite"), "{error}");
+    // The call is refused as a whole, before its covered shards are written.
+    let error = writer.write(&[0..8, 0..12], &[2_u16; 96]).unwrap_err();
+    assert_eq!(error.report.stored.len(), 0, "{error}");
 }
 
 #[test]
@@ -160,9 +162,21 @@ fn refused_calls() {
         }
     };
     refused(
-        writer.write(&[0..8, 0..13], &[1_u16; 104]),
+        writer.write(&[0..9, 0..12], &[1_u16; 108]),
         &["[8, 12]", "with_growth"],
     );
+    let text = writer
+        .write(&[0..8, 0..13], &[1_u16; 104])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("[8, 12]") && !text.contains("with_growth"),
+        "{text}"
+    );
+    // A box without elements may have any stride.
+    let none = Input::strided(&[], &[usize::MAX, 1, 1]);
+    let report = writer.write_boxes_bytes(&[[0, 0], [0, 0], [1, 1]], &[0, 2], none);
+    assert_eq!(report.unwrap().wanted, 0);
     refused(
         writer.write(&[0..8], &[1_u16; 8]),
         &["one number for each of the 2 axes"],
@@ -251,4 +265,36 @@ fn the_memory_of_a_call_is_estimated() {
     assert!(estimate(0) > shard && estimate(0) < 20 * shard, "one shard");
     assert_eq!(estimate(usize::MAX), 16 * estimate(0));
     assert_eq!(estimate(3 * estimate(0)), 3 * estimate(0));
+}
+
+/// Arrays that this writer does not take are refused when the writer is built, or by the first call.
+#[test]
+fn refused_arrays() {
+    use serde_json::{Value, json};
+
+    let open = |data_type: Value, grid: Value, fill: Value, shape: Value| {
+        let metadata = json!({
+            "zarr_format": 3, "node_type": "array", "data_type": data_type, "fill_value": fill,
+            "shape": shape, "chunk_grid": grid, "chunk_key_encoding": { "name": "default" },
+            "codecs": [{ "name": "bytes", "configuration": { "endian": "little" } }],
+        });
+        let metadata = serde_json::from_value(metadata).unwrap();
+        Array::new_with_metadata(Arc::new(MemoryStore::new()), "/a", metadata).unwrap()
+    };
+    let regular = json!({ "name": "regular", "configuration": { "chunk_shape": [4] } });
+    let numbers = open(json!("uint16"), regular.clone(), json!(0), json!([8]));
+    assert!(BoxWriter::builder(&numbers).with_growth().build().is_ok());
+    // An array without axes has one element, and cannot grow.
+    let none = json!({ "name": "regular", "configuration": { "chunk_shape": [] } });
+    let scalar = open(json!("uint16"), none, json!(0), json!([]));
+    assert!(BoxWriter::builder(&scalar).with_growth().build().is_err());
+    let writer = BoxWriter::builder(&scalar).build().unwrap();
+    let everything: [std::ops::Range<u64>; 0] = [];
+    writer.write(&everything, &[7_u16]).unwrap();
+    let found: Vec<u16> = scalar.retrieve_array_subset(&scalar.subset_all()).unwrap();
+    assert_eq!(found, [7]);
+    // No element.
+    let empty = open(json!("uint16"), regular, json!(0), json!([0]));
+    let writer = BoxWriter::builder(&empty).build().unwrap();
+    assert_eq!(writer.write::<u16>(&[0..0], &[]).unwrap().wanted, 0);
 }

@@ -83,16 +83,26 @@ fn frames_that_appear_meanwhile_are_found() {
                 .with_update(update)
                 .build()
                 .unwrap();
-            store.fail(move |request| {
-                if request.operation == Operation::Set && request.key == "a/c/0/0" {
-                    other.write(&[0..2, 0..2], &[9_u16; 4]).unwrap();
-                }
-                None
-            });
-            let error = writer.write(&[0..4, 0..4], &[1_u16; 16]).unwrap_err();
-            let BoxWriterErrorKind::FramesPending { when: "after", .. } = &*error.kind else {
-                panic!("{error}");
-            };
+            // A covered shard, and parts of the same and of another.
+            for (shard, rows) in [("a/c/0/0", 0..4_u64), ("a/c/0/0", 1..3), ("a/c/1/0", 5..7)] {
+                let (other, row) = (other.clone(), rows.start);
+                store.fail(move |request| {
+                    let writes = [Operation::Set, Operation::SetPartial];
+                    if writes.contains(&request.operation) && request.key == shard {
+                        other.write(&[row..row + 1, 0..2], &[9_u16; 2]).unwrap();
+                    }
+                    None
+                });
+                let elements = vec![1_u16; 4 * (rows.end - rows.start) as usize];
+                let error = writer.write(&[rows, 0..4], &elements).unwrap_err();
+                let BoxWriterErrorKind::FramesPending { when: "after", .. } = &*error.kind else {
+                    panic!("{error}");
+                };
+                assert_eq!(error.report.stored.len(), 1, "the shard is written");
+                store.work();
+                let sparse = SparseShardStore::open(inner.clone(), "/a").unwrap();
+                sparse.consolidate_all(&|_| {}).unwrap();
+            }
         }
     }
 }

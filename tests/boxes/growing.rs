@@ -126,3 +126,37 @@ fn threads_that_let_an_array_grow_lose_nothing() {
     let column: Vec<u16> = now.retrieve_array_subset(&[0..100, 2..3]).unwrap();
     assert_eq!(column, (1..=100).collect::<Vec<u16>>());
 }
+
+/// Lock files change nothing for one process, also if an update leaves no file.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[test]
+fn with_lock_files() {
+    use zarrs_cuda::writer::ShardUpdate;
+
+    for update in [ShardUpdate::Rewrite, ShardUpdate::InPlace] {
+        let folder = TempDir::new().unwrap();
+        let store = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+        let array = array(&store, 0);
+        array.store_metadata().unwrap();
+        let limit = std::time::Duration::from_millis(50);
+        let writer = BoxWriter::builder(&array)
+            .with_update(update)
+            .with_growth()
+            .with_locks(limit)
+            .build()
+            .unwrap();
+        writer.write(&[0..1, 0..6], &[0_u16; 6]).unwrap();
+        writer.write(&[0..6, 0..6], &[1_u16; 36]).unwrap();
+        writer.write(&[4..6, 0..6], &[0_u16; 12]).unwrap();
+        assert_eq!(Array::open(store.clone(), "/a").unwrap().shape(), [6, 6]);
+        let files = std::fs::read_dir(folder.path().join("a/c/0")).unwrap();
+        assert_eq!(files.count(), 1, "the shard, and no lock file");
+        // Another process, or tensorstore, has the lock of a shard.
+        let shard = folder.path().join("a/c/0/0");
+        let held = zarrs_cuda::storage::LockFile::take(&shard, limit).unwrap();
+        let error = writer.write(&[0..1, 0..6], &[2_u16; 6]).unwrap_err();
+        assert!(error.to_string().contains("a/c/0/0"), "{error}");
+        drop(held);
+        writer.write(&[0..1, 0..6], &[2_u16; 6]).unwrap();
+    }
+}
