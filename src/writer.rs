@@ -56,6 +56,7 @@ mod leftovers;
 mod ndarray;
 pub(crate) mod pause;
 pub(crate) mod plan;
+pub(crate) mod read_back;
 mod report;
 pub(crate) mod retry;
 pub(crate) mod settings;
@@ -63,6 +64,7 @@ pub(crate) mod shared;
 pub(crate) mod sink;
 mod slow_shard;
 mod staff;
+pub(crate) mod start;
 mod stored_bytes;
 pub(crate) mod stores;
 mod storing;
@@ -88,6 +90,8 @@ pub use explanation::WriterExplanation;
 pub use handle::Writer;
 pub use report::{Progress, WriterReport};
 pub use settings::WriterBuilder;
+pub use start::Start;
+pub use start::Start::Resume;
 
 pub use crate::box_writer::{
     BoxReport, BoxWriter, BoxWriterBuilder, BoxWriterError, BoxWriterErrorKind, Input, ShardUpdate,

@@ -12,7 +12,7 @@ use super::Reduction;
 use super::axis::Axis;
 use super::cascade::{self, Cascade, Lower, at_level};
 use super::image::Image;
-use super::levels::{self};
+use super::levels;
 use super::plan::Plan;
 use super::{MultiscaleWriter, feed};
 use crate::error::Error;
@@ -21,6 +21,7 @@ use crate::reader::Cancel;
 use crate::writer::builder::OneLevel;
 use crate::writer::cuts::{Cuts, Cutting};
 use crate::writer::plan::Account;
+use crate::writer::read_back;
 use crate::writer::settings::WriterBuilder;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use zarrs_cuda_engine::contract::stream::ReducedFrom;
@@ -134,6 +135,7 @@ where
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
+        self.set_starts(&mut plan)?;
         let mut memory = plan.kept_memory();
         for level in 0..plan.arrays.len() {
             let of_level = self.writer(&plan, level).memory_estimate();
@@ -228,24 +230,23 @@ where
         let mut plan = self.plan_alone(0)?;
         self.plan_reductions(&mut plan);
         let mut reservation = self.reserve(&mut plan, 0)?;
-        let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
-        let keeps_until_first = first < plan.length(0);
-        let starts = levels::starts(&plan.levels, &plan.whole_lengths(), first);
-        for (level, start) in starts.into_iter().enumerate() {
-            plan.set_length(level, start)?;
-        }
+        let stored = plan.arrays[0].with_storage(plan.arrays[0].storage());
+        let starts = self.set_starts(&mut plan)?;
+        let keeps_until_first = starts.ends[0] < stored.shape()[0];
         let cuts = Arc::new(Cuts::default());
-        let cutting = |kept| Cutting {
+        let cutting = |level: usize, kept| Cutting {
             cuts: cuts.clone(),
             kept,
+            end: starts.ends[level],
         };
         let mut top = self.writer(&plan, 0);
-        top.target.level.cutting = Some(cutting(first));
+        top.target.level.cutting = Some(cutting(0, starts.first));
+        top.target.level.read_back = starts.read_back;
         let mut top = plan.of_level(0, top.build_stream())?;
         self.erase_leftovers(&plan)?;
         // A shard of a level is kept if its windows have only slices of the level above that stay.
         let kept = |level: usize| plan.length(level - 1) / plan.levels[level].factors[0];
-        let mut lower = self.cascade(&plan, &|level| cutting(kept(level)))?;
+        let mut lower = self.cascade(&plan, &|level| cutting(level, kept(level)))?;
         self.describe_levels(&plan, &cuts, usize::from(keeps_until_first))?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;
         cascade::hold(&mut top, &mut lower.levels);
@@ -259,7 +260,8 @@ where
         let note = self
             .source(&plan)
             .map(|source| (source, self.noting(&plan)));
-        let image = Image::new(top, lower, reservation, is_within, note);
+        let mut image = Image::new(top, lower, reservation, is_within, note);
+        read_back::read_back(&stored, self.settings.codec_options, &mut image)?;
         let (after, limit) = (self.settings.flush_after, self.settings.drop_limit);
         let writer = MultiscaleWriter::new(image, memory, after, limit);
         writer.map_err(|error| WriterError::no_thread("store shards in pauses", &error))
@@ -333,6 +335,7 @@ where
         };
         builder.target.level = OneLevel {
             cutting: None,
+            read_back: 0,
             part: plan.part,
             lease: plan.leases.get(level).cloned().flatten(),
             most_epochs: plan.epochs,

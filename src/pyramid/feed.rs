@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
-use zarrs::array::{Array, ArraySubset};
+use zarrs::array::Array;
 use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::cascade::Cascade;
 use super::plan::Plan;
-use crate::reader::{ArrayReader, Cancel, Output, ReaderError};
+use crate::reader::Cancel;
 use crate::writer::WriterError;
+use crate::writer::read_back::{StoredSlices, blocks};
 
 /// Gives each level the stored slices of the level above that it lacks.
 ///
@@ -52,42 +53,27 @@ where
     if start >= end {
         return Ok(());
     }
-    let failed = |range: &Range<u64>, source| WriterError::Read {
-        path: array.path().to_string(),
-        first: range.start,
-        last: range.end - 1,
-        source: Box::new(source),
-    };
-    let reader = ArrayReader::builder(array).build();
-    let reader = reader.map_err(|error| failed(&(start..end), error))?;
-    let element = array.data_type().fixed_size().unwrap_or(1);
-    let slice: u64 = array.shape()[1..].iter().product();
-    let slice = usize::try_from(slice)
-        .unwrap_or(usize::MAX)
-        .saturating_mul(element);
+    let options = zarrs::config::global_config().codec_options();
+    let stored = StoredSlices::new(array, &(start..end), options)?;
+    let slice = stored.slice_bytes();
     std::thread::scope(|scope| {
-        let (send, blocks) = sync_channel(1);
-        let read = move || {
-            let mut at = start;
-            while at < end {
-                // A block ends at the border of a subchunk, so that no subchunk is read twice.
-                let range = at..end.min((at / block + 1).saturating_mul(block));
-                at = range.end;
-                let read = read_block(&reader, &range, slice);
+        let (send, read) = sync_channel(1);
+        let work = move || {
+            for block in blocks(start..end, block) {
+                let read = stored.read(&block);
                 let is_last = read.is_err();
-                let block = read.map_err(|error| failed(&range, error));
-                if send.send(block).is_err() || is_last {
+                if send.send(read).is_err() || is_last {
                     return;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("zarrs_cuda levels".to_owned());
         thread
-            .spawn_scoped(scope, read)
+            .spawn_scoped(scope, work)
             .map_err(|error| WriterError::Unsupported {
                 reason: format!("no thread to read the level above: {error}"),
             })?;
-        for block in blocks {
+        for block in read {
             for slice in block?.chunks_exact(slice.max(1)) {
                 if cancel.is_cancelled() {
                     return Err(WriterError::Cancelled);
@@ -97,29 +83,4 @@ where
         }
         Ok(())
     })
-}
-
-fn read_block<TStorage>(
-    reader: &ArrayReader<TStorage>,
-    slices: &Range<u64>,
-    slice: usize,
-) -> Result<Vec<u8>, ReaderError>
-where
-    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
-{
-    let len =
-        slice.saturating_mul(usize::try_from(slices.end - slices.start).unwrap_or(usize::MAX));
-    let inner = reader.array().shape()[1..].iter().map(|extent| 0..*extent);
-    let ranges: Vec<_> = std::iter::once(slices.clone()).chain(inner).collect();
-    let subset = ArraySubset::new_with_ranges(&ranges);
-    let mut bytes = Vec::new();
-    bytes
-        .try_reserve_exact(len)
-        .map_err(|_| ReaderError::Memory {
-            what: "slices of a level",
-            bytes: len,
-        })?;
-    bytes.resize(len, 0);
-    reader.read_bytes_into(&subset, Output::contiguous(&mut bytes))?;
-    Ok(bytes)
 }

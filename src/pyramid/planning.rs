@@ -21,8 +21,19 @@ use crate::metadata::same_array::differs;
 use crate::store::array_lease::{self, Work};
 use crate::store::lease::Held;
 use crate::writer::plan::Account;
+use crate::writer::start::Start;
 use crate::writer::{ArrayWriterBuilder, WriterError};
 use zarrs_cuda_engine::reduce::{Elements, Reducer};
+
+/// The slices from which the levels of an image are written.
+pub(super) struct Starts {
+    /// The first slice of level 0 that is written.
+    pub(super) first: u64,
+    /// The number of stored slices of level 0 from `first` on that are read back and written again.
+    pub(super) read_back: u64,
+    /// The number of slices to which each level is cut, before a shard is replaced.
+    pub(super) ends: Vec<u64>,
+}
 
 impl<TStorage> MultiscaleBuilder<TStorage>
 where
@@ -34,7 +45,7 @@ where
     /// The errors of [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan_for(None)?;
-        if self.settings.start != Some(0) && !plan.described.in_parts {
+        if self.settings.start != Some(Start::Slice(0)) && !plan.described.in_parts {
             self.check_settings(&plan, "make them again with `with_start(0)`")?;
         }
         Ok(plan)
@@ -47,7 +58,8 @@ where
     /// The errors of [`build`](Self::build).
     pub(super) fn plan_alone(&self, first: usize) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan()?;
-        if first == 0 && self.settings.start.is_none() {
+        let takes_end = !matches!(self.settings.start, Some(Start::Slice(_)));
+        if first == 0 && takes_end {
             // This check comes before the leases: it would take a lease of this writer for a leftover of a
             // killed writer.
             self.writer(&plan, 0).check_begun()?;
@@ -193,16 +205,47 @@ where
         }
     }
 
-    /// Returns the start that was given: the first slice of level 0 to write, or from which the lower levels
-    /// are made again.
+    /// Returns the slice that was given as the start: the first slice of level 0 to write, or from which the
+    /// lower levels are made again. `None` if the writer goes on at the end.
     pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
         let stored = plan.length(0);
         match self.settings.start {
-            Some(start) if start > stored => Err(self.refused(format!(
+            Some(Start::Slice(start)) if start > stored => Err(self.refused(format!(
                 "its first {stored} slices are stored, and slice {start} would be the next one: begin at {stored} or before"
             ))),
-            start => Ok(start),
+            Some(Start::Slice(start)) => Ok(Some(start)),
+            Some(Start::Resume) | None => Ok(None),
         }
+    }
+
+    /// Gives the array of each level as many slices as are kept: the level is written from there on.
+    pub(super) fn set_starts(&self, plan: &mut Plan<TStorage>) -> Result<Starts, WriterError> {
+        let (end, stored) = (plan.length(0), plan.whole_lengths());
+        let resumes = self.settings.start == Some(Start::Resume);
+        let read_back = if resumes {
+            end % plan.levels[0].shard_slices().max(1)
+        } else {
+            0
+        };
+        let first = self.first_slice(plan)?.unwrap_or(end - read_back);
+        let starts = levels::starts(&plan.levels, &stored, first);
+        for (level, start) in starts.iter().enumerate() {
+            plan.set_length(level, *start)?;
+        }
+        let ends = if resumes {
+            // Stored slices stay, except for the last slice of a level if its window was not whole.
+            let whole = levels::whole_windows(&plan.levels, end);
+            std::iter::zip(whole, stored)
+                .map(|(whole, stored)| whole.min(stored))
+                .collect()
+        } else {
+            starts
+        };
+        Ok(Starts {
+            first,
+            read_back,
+            ends,
+        })
     }
 
     fn axes(&self, described: &Described) -> Result<Vec<Axis>, String> {

@@ -64,9 +64,10 @@ where
         let _reservation = self.reserve(&mut plan, 1)?;
         self.erase_leftovers(&plan)?;
         let cuts = Arc::new(Cuts::default());
-        let mut lower = self.cascade(&plan, &|_| Cutting {
+        let mut lower = self.cascade(&plan, &|level| Cutting {
             cuts: cuts.clone(),
             kept: 0,
+            end: plan.length(level),
         })?;
         self.describe_levels(&plan, &cuts, 0)?;
         feed(&plan, &mut lower, cancel)?;

@@ -19,7 +19,7 @@ use crate::plan::Engines;
 use crate::reader::Cancel;
 use crate::writer::appending::Appending;
 use crate::writer::interrupted::{Files, files, snapshot};
-use crate::writer::{ArrayWriter, WriterError};
+use crate::writer::{ArrayWriter, Resume, WriterError};
 use zarrs_cuda_engine::reduce::{Elements, oracle};
 
 /// A step of an application.
@@ -31,6 +31,8 @@ enum Step {
     Flush,
     /// The writer is gone, and another one goes on.
     Again,
+    /// The writer finishes, and another one goes on inside a shard.
+    Session,
 }
 
 #[derive(Clone, Debug)]
@@ -216,7 +218,20 @@ impl Image {
                     writer = builder.build().unwrap();
                     at = writer.start() as usize * slice;
                 }
-                Step::Again => {}
+                Step::Session if again > 0 => {
+                    again -= 1;
+                    writer.discard_partial_slice();
+                    writer.finish().unwrap();
+                    let resumed = self.builder(store).with_start(Resume).build();
+                    // If no shard is stored, all elements may be missing.
+                    let again = |error: WriterError| {
+                        assert!(error.to_string().contains("none of them is stored"));
+                        self.builder(store).with_start(0).build().unwrap()
+                    };
+                    writer = resumed.unwrap_or_else(again);
+                    at = writer.start() as usize * slice;
+                }
+                Step::Again | Step::Session => {}
             }
         }
         let reports = writer.finish().unwrap();
@@ -234,6 +249,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (1_usize..200).prop_map(Step::TryBytes),
         1 => Just(Step::Flush),
         1 => Just(Step::Again),
+        1 => Just(Step::Session),
     ];
     // The last one always makes progress.
     prop::collection::vec(step, 0..5).prop_map(|mut steps| {
@@ -820,6 +836,107 @@ fn a_writer_within_an_image_that_stops_anywhere_leaves_no_stale_level() {
                     now.elements
                         .ends_with(&new.elements[start as usize * image.slice()..])
                 );
+                break;
+            }
+        }
+    }
+}
+
+/// An image whose shards have four slices.
+fn deep() -> Image {
+    Image {
+        counts: vec![4, 1, 2],
+        ..small()
+    }
+}
+
+/// The first slices of an image.
+fn first(image: &Image, slices: usize) -> Image {
+    Image {
+        slices,
+        elements: image.elements[..slices * image.slice()].to_vec(),
+        ..image.clone()
+    }
+}
+
+#[test]
+fn an_image_goes_on_inside_a_shard() {
+    let image = deep();
+    let (_directory, whole) = files();
+    image.write(&whole);
+    let expected = snapshot(&whole);
+    for end in 0..=image.slices {
+        let (_directory, store) = files();
+        first(&image, end).write(&store);
+        let before = snapshot(&store);
+        let builder = || {
+            let builder = image.builder_of(&opened(&image, &store));
+            let builder = builder.with_atomic_rename(store.clone());
+            builder.with_start(Resume)
+        };
+        drop(builder().build().unwrap());
+        let mut writer = builder().build().unwrap();
+        assert_eq!(writer.start(), end as u64);
+        assert_eq!(
+            writer.memory_estimate(),
+            builder().memory_estimate().unwrap()
+        );
+        writer.append_bytes(&image.elements[..3]).unwrap();
+        writer.abort().unwrap();
+        assert!(snapshot(&store) == before, "dropped and aborted, at {end}");
+        builder().build().unwrap().finish().unwrap();
+        assert!(snapshot(&store) == before, "finished, at {end}");
+        let mut writer = builder().build().unwrap();
+        let rest = &image.elements[end * image.slice()..];
+        writer.append_bytes(rest).unwrap();
+        assert_eq!(writer.progress()[0].appended_bytes, rest.len() as u64);
+        let reports = writer.finish().unwrap();
+        assert_eq!(reports[0].raw_bytes, rest.len() as u64);
+        assert_eq!(reports[0].first_slice, end as u64);
+        image.check(&store);
+        assert!(snapshot(&store) == expected, "from {end}");
+    }
+}
+
+/// A level may have a last slice of half a window, which becomes wrong when level 0 grows.
+#[test]
+fn an_image_that_goes_on_and_stops_anywhere_leaves_no_stale_level() {
+    let image = deep();
+    for end in [1, 3, 6, 7] {
+        for number in 0.. {
+            let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+            first(&image, end).write(&store);
+            let array = opened(&image, &store);
+            store.fail(move |request| (request.number >= number).then_some(Fault::Refused));
+            let builder = image.builder_of(&array).with_start(Resume);
+            let builder = builder.with_metadata_interval(Duration::ZERO);
+            let written = builder.build().and_then(|mut writer| {
+                writer.append_bytes(&image.elements[end * image.slice()..])?;
+                writer.finish()
+            });
+            store.work();
+            let now = stored(&image, &store);
+            assert!(now.slices >= end, "{} slices, after {end}", now.slices);
+            assert!(image.elements.starts_with(&now.elements));
+            // Whichever way another writer begins, if it may.
+            let array = opened(&image, &store);
+            for resumes in [false, true] {
+                let mut builder = image.builder_of(&array);
+                if resumes {
+                    builder = builder.with_start(Resume);
+                }
+                let mut writer = match builder.build() {
+                    Ok(writer) => writer,
+                    Err(WriterError::Start { .. }) if !resumes => continue,
+                    Err(error) => panic!("{error}"),
+                };
+                let at = writer.start() as usize * image.slice();
+                writer.append_bytes(&image.elements[at..]).unwrap();
+                writer.finish().unwrap();
+                image.check(&store);
+                break;
+            }
+            if written.is_ok() {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! Finds out whether the store has more of an array than its metadata.
+//! Finds out where a writer begins, and whether the store has more of the array than its metadata.
 
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
@@ -6,8 +6,89 @@ use zarrs_storage::{
     ListableStorage, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
 };
 
+use super::builder::ArrayWriterBuilder;
+use super::error::{WriterError, unsupported};
+use super::start::Start;
 use crate::store::temporary_keys::is_lock_file;
 use zarrs_cuda_engine::layout::{StreamGrid, c_order};
+
+/// The first slices of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begin {
+    /// The first slice of the stream, at the border of a shard.
+    pub(crate) border: u64,
+    /// The number of stored slices from `border` on that the stream takes again before the caller's slices.
+    pub(crate) read_back: u64,
+}
+
+impl<TStorage> ArrayWriterBuilder<TStorage>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    /// Returns where the stream begins.
+    ///
+    /// # Errors
+    /// [`WriterError::Start`] if a slice was given, or the array ends, within a shard;
+    /// [`WriterError::Unsupported`] if too few numbers of slices are left.
+    pub(crate) fn begin(&self, grid: &StreamGrid) -> Result<Begin, WriterError> {
+        let end = self.array.shape().first().copied().unwrap_or(0);
+        let (first, may_read_back) = match self.settings.start {
+            Some(Start::Slice(slice)) => (slice, false),
+            Some(Start::Resume) => (end, true),
+            None => (end, false),
+        };
+        let shard_slices = grid.shard_slices() as u64;
+        // The numbers of all slices that can be appended from `first` on must not overflow.
+        let numbers = first
+            .checked_add(i64::MAX as u64)
+            .and_then(|end| end.checked_add(shard_slices));
+        if numbers.is_none() {
+            return Err(WriterError::Unsupported {
+                reason: format!("slice {first} is at the end of all numbers"),
+            });
+        }
+        let within = first % shard_slices;
+        if within > 0 && !may_read_back {
+            return Err(WriterError::Start {
+                start: first,
+                shard_slices,
+                before: first - within,
+            });
+        }
+        let read_back = within.max(self.target.level.read_back);
+        Ok(Begin {
+            border: first - within,
+            read_back,
+        })
+    }
+
+    /// Checks that the slices before the first appended slice are stored. An array that was made with its
+    /// final shape has no stored slices, and readers would not expect appended slices behind them.
+    ///
+    /// # Errors
+    /// [`WriterError::Unsupported`] if [no shard](is_begun) is stored; the errors of the store.
+    pub(crate) fn check_begun(&self) -> Result<(), WriterError> {
+        let slices = self.array.shape().first().copied().unwrap_or(0);
+        let (_, grid) = self.stream()?;
+        let renaming = self.settings.renaming.as_ref();
+        let listed = renaming.map(|renaming| renaming.listed());
+        let is_begun = is_begun(&self.array, &grid, listed.as_ref());
+        if slices == 0
+            || is_begun.map_err(|error| WriterError::refused(self.array.path(), error))?
+        {
+            return Ok(());
+        }
+        let border = slices / grid.shard_slices() as u64 * grid.shard_slices() as u64;
+        let first = if border < slices {
+            format!(" and append slices {border} to {} first", slices - 1)
+        } else {
+            String::new()
+        };
+        Err(unsupported(format!(
+            "it has {slices} slices, and none of them is stored: to write these slices begin `with_start(0)`, and to append behind them `with_start({border})`{first}"
+        )))
+    }
+}
 
 /// Returns whether the store has a shard of `array`, with the shards of `grid`, or leftovers of a killed
 /// writer.
@@ -17,7 +98,7 @@ use zarrs_cuda_engine::layout::{StreamGrid, c_order};
 ///
 /// # Errors
 /// The errors of the store.
-pub(super) fn is_begun<T>(
+fn is_begun<T>(
     array: &Array<T>,
     grid: &StreamGrid,
     listed: Option<&ListableStorage>,

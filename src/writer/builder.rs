@@ -8,17 +8,18 @@ use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::array_writer::ArrayWriter;
 use super::assembler::Assembler;
-use super::begun;
 use super::cuts::Cutting;
 use super::encoding::Encoding;
 use super::error::{WriterError, unsupported};
 use super::explanation::{StoreKind, WriterExplanation, why_lease};
 use super::late_lease::LateLease;
 use super::plan::{self, Account, Assembly, Epochs, Plan};
+use super::read_back;
 use super::report::Progress;
 use super::settings::WriterBuilder;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::staff;
+use super::start::Start;
 use super::stores::{self, Extends, Stores};
 use super::stream::Stream;
 use super::waiting::Waiting;
@@ -61,10 +62,12 @@ pub struct OneArray {
 /// The settings of one level that the writer of its image gives.
 #[derive(Debug, Default)]
 pub(crate) struct OneLevel {
-    /// The cuts of the image, which the first shard that needs them makes: they cut the stored array off at
-    /// the end of the array that was given, and this writer creates a missing array. If `None`, an array that
-    /// was extended meanwhile is an error.
+    /// The cuts of the image, which the first shard that needs them makes. This writer creates a missing
+    /// array. If `None`, an array that was extended meanwhile is an error.
     pub(crate) cutting: Option<Cutting>,
+    /// The number of stored slices behind the end of the array that was given, which the writer of the image
+    /// reads back.
+    pub(crate) read_back: u64,
     /// The part of the arrays that this process writes, if other processes write the other parts.
     pub(crate) part: Option<u64>,
     /// The lease of the array, which the writer of the image has taken.
@@ -159,12 +162,15 @@ where
     /// The errors of [`build`](Self::build), without the errors of the store.
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let (encoding, grid) = self.stream()?;
-        self.first_slice(&grid)?;
+        self.begin(&grid)?;
         Ok(self.plan(&encoding, &grid, self.epochs(), None)?.memory)
     }
 
     /// Builds the writer. Buffers on the host are allocated when they are first needed, buffers on
     /// a device now.
+    ///
+    /// With [`Start::Resume`], this function reads the slices of the last shard back if the array ends inside
+    /// it. Meanwhile this takes the memory of an epoch, besides the buffers of the writer.
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, if the store
@@ -174,11 +180,15 @@ where
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options), those on the host beside the buffers that the open writers of this
     ///   process have reserved.
+    /// - [`WriterError::Read`] if [`Start::Resume`] was given, and the stored slices of the last shard cannot be
+    ///   read.
     /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
     ///   used, or the store fails; on files also if another process extends, compacts or repairs the
     ///   array, with a source of the kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
-        let stream = self.build_stream()?;
+        let mut stream = self.build_stream()?;
+        let options = self.settings.codec_options;
+        read_back::read_back(&self.array, options, &mut stream)?;
         let memory = stream.memory;
         ArrayWriter::new(
             stream,
@@ -195,16 +205,17 @@ where
     /// The errors of [`build`](Self::build).
     pub(crate) fn build_stream(&self) -> Result<Stream, WriterError> {
         let (encoding, grid) = self.stream()?;
-        if self.settings.start.is_none() && self.target.level.cutting.is_none() {
+        let takes_end = !matches!(self.settings.start, Some(Start::Slice(_)));
+        if takes_end && self.target.level.cutting.is_none() {
             self.check_begun()?;
         }
-        let start = self.first_slice(&grid)?;
+        let begin = self.begin(&grid)?;
         let signal = Arc::new(Returned::default());
         let (plan, engine, reservation) = self.engine(&encoding, &grid, &signal)?;
         let encoder = engine.encoder().map_err(WriterError::of_engine)?;
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
-        let extends = self.extends(start, &grid);
+        let extends = self.extends(begin.border, &grid);
         // The lease is taken first, so that no file of another writer is taken for a leftover.
         let (mut lease, mut late) = (self.target.level.lease.clone(), None);
         if lease.is_none()
@@ -229,17 +240,18 @@ where
             .stored()
             .map_err(|error| WriterError::refused(self.array.path(), error))?;
         if let Some(cutting) = &self.target.level.cutting {
-            let slices = self.array.shape()[0];
             match stored {
-                Some(stored) if stored > slices => cutting.cuts.add(length.clone(), slices),
+                Some(stored) if stored > cutting.end => {
+                    cutting.cuts.add(length.clone(), cutting.end);
+                }
                 Some(_) => {}
                 None => length
-                    .cut(slices)
+                    .cut(cutting.end)
                     .map_err(|error| WriterError::refused(self.array.path(), error))?,
             }
         }
         // If the array's metadata were never stored, they cover no slices yet.
-        let covered = stored.map_or(0, |_| self.array.shape()[0]);
+        let covered = stored.map_or(0, |_| self.array.shape()[0] + self.target.level.read_back);
         let buffers = plan.assembly.map(
             |Assembly {
                  count,
@@ -263,7 +275,8 @@ where
                 explanation,
                 array: self.array.with_storage(Arc::new(())),
                 encoding,
-                start,
+                start: begin.border,
+                read_back: begin.read_back,
                 whole_shards: plan.whole_shards,
                 sink,
                 length,
@@ -408,51 +421,8 @@ where
         }
     }
 
-    /// Checks that the slices before the first appended slice are stored. An array that was made with its
-    /// final shape has no stored slices, and readers would not expect appended slices behind them.
-    ///
-    /// # Errors
-    /// [`WriterError::Unsupported`] if [no shard](begun::is_begun) is stored; the errors of the store.
-    pub(crate) fn check_begun(&self) -> Result<(), WriterError> {
-        let slices = self.array.shape().first().copied().unwrap_or(0);
-        let (_, grid) = self.stream()?;
-        let renaming = self.settings.renaming.as_ref();
-        let listed = renaming.map(|renaming| renaming.listed());
-        let is_begun = begun::is_begun(&self.array, &grid, listed.as_ref());
-        if slices == 0
-            || is_begun.map_err(|error| WriterError::refused(self.array.path(), error))?
-        {
-            return Ok(());
-        }
-        Err(unsupported(format!(
-            "it has {slices} slices, and none of them is stored: to write these slices begin `with_start(0)`, and to append behind them `with_start({slices})`"
-        )))
-    }
-
-    fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
-        let start = self.settings.start.unwrap_or(self.array.shape()[0]);
-        let shard_slices = grid.shard_slices() as u64;
-        // The numbers of all slices that can be appended from `start` on must not overflow.
-        let numbers = start
-            .checked_add(i64::MAX as u64)
-            .and_then(|end| end.checked_add(shard_slices));
-        if numbers.is_none() {
-            return Err(WriterError::Unsupported {
-                reason: format!("slice {start} is at the end of all numbers"),
-            });
-        }
-        if start.is_multiple_of(shard_slices) {
-            return Ok(start);
-        }
-        Err(WriterError::Start {
-            start,
-            shard_slices,
-            before: start / shard_slices * shard_slices,
-        })
-    }
-
     /// Returns how the array's shards are encoded, and how its slices are divided into epochs and shards.
-    fn stream(&self) -> Result<(ShardEncoding, StreamGrid), WriterError> {
+    pub(crate) fn stream(&self) -> Result<(ShardEncoding, StreamGrid), WriterError> {
         let codecs = self.array.codecs();
         let name = |name: Option<std::borrow::Cow<'static, str>>| name.unwrap_or_default();
         let codec =

@@ -59,6 +59,8 @@ pub(crate) struct Cutting {
     /// The first slice of the level that may change: a shard that ends there or before is stored without
     /// cuts.
     pub(crate) kept: u64,
+    /// The number of slices to which the level is cut.
+    pub(crate) end: u64,
 }
 
 impl Cutting {

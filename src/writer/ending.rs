@@ -37,6 +37,9 @@ impl Stream {
         if let Some(reason) = self.shared.lock().broken.clone() {
             return Err(self.broken(&reason));
         }
+        if self.only_read_back() {
+            return self.leave_stored();
+        }
         self.end()?;
         self.shared.try_again();
         self.stored()?;
@@ -53,7 +56,7 @@ impl Stream {
         let progress = self.progress();
         WriterReport {
             engine: self.shared.setup.engine,
-            first_slice: self.shared.setup.start,
+            first_slice: self.shared.setup.first(),
             finished_slices: progress.finished_slices,
             shards: progress.shards_stored,
             shards_empty: progress.shards_empty,
@@ -122,6 +125,24 @@ impl Stream {
             at += len;
         }
         Ok(())
+    }
+
+    /// Returns whether the stream has slices that were read back, and no other.
+    fn only_read_back(&self) -> bool {
+        self.shared.setup.read_back > 0 && self.progress().appended_bytes == 0
+    }
+
+    /// Ends a stream that has only slices that are stored. Their shards stay as they are.
+    fn leave_stored(&mut self) -> Result<WriterReport, WriterError> {
+        self.shared.try_again();
+        self.stored()?;
+        let end = self.end_slice();
+        // No later call waits for the encoder, which gets no end.
+        self.shared
+            .change(|state| (state.end, state.ended) = (Some(end), true));
+        let report = self.leave()?;
+        tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
+        Ok(report)
     }
 
     /// Ends the stream without storing anything more, and returns a report.

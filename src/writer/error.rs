@@ -23,7 +23,7 @@ pub enum WriterError {
     },
     /// The stream does not start at the border of a shard.
     #[error(
-        "a writer starts at the border of a shard: slice {start} is not a multiple of {shard_slices}, the extent of a shard along the first axis. Start at slice {before}, and append what the array has from there on once more"
+        "a writer starts at the border of a shard: slice {start} is not a multiple of {shard_slices}, the extent of a shard along the first axis. To replace what the array has from slice {before} on, start there; to go on behind its last slice, `with_start(Resume)`"
     )]
     Start {
         /// The first slice that was asked for.
@@ -117,10 +117,11 @@ pub enum WriterError {
         /// The reason, and what the user can do.
         reason: String,
     },
-    /// The stored slices of a level, from which the level below is made, could not be read.
+    /// Stored slices could not be read: those of the last shard of an array, or those of a level from which
+    /// the level below is made.
     #[error("cannot read slices {first} to {last} of {path}: {source}")]
     Read {
-        /// The path of the level.
+        /// The path of the array or level.
         path: String,
         /// The first of the slices that could not be read.
         first: u64,

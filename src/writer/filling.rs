@@ -23,6 +23,9 @@ pub(crate) struct Filling {
     uncovered_since: Option<Instant>,
     /// The time at which the shard that is being filled began.
     began: Option<Instant>,
+    /// The number of slices of the shard that is being filled that were read back, which took no time of the
+    /// application.
+    read_back: u64,
     is_quiet: bool,
 }
 
@@ -37,8 +40,14 @@ impl Filling {
             open: None,
             uncovered_since: None,
             began: None,
+            read_back: 0,
             is_quiet: false,
         }
+    }
+
+    /// Notes that the stream has `slices` that were read back, and that the application has appended none.
+    pub(crate) fn has_read_back(&mut self, slices: u64) {
+        (self.began, self.read_back) = (None, slices);
     }
 
     /// Never reports a slow shard from now on, because another level of the image reports it.
@@ -66,14 +75,18 @@ impl Filling {
         }
         let rest = !appended.is_multiple_of(self.shard_bytes);
         self.began = rest.then_some(now);
-        self.slow(self.shard_bytes / self.slice_bytes, now - began)
+        let read_back = std::mem::take(&mut self.read_back);
+        self.slow(
+            (self.shard_bytes / self.slice_bytes).saturating_sub(read_back),
+            now - began,
+        )
     }
 
     /// Returns the shard that is being filled, if it takes too long and no slow shard was returned before.
     pub(crate) fn overdue(&mut self, now: Instant, appended: u64) -> Option<SlowShard> {
         let time = now.saturating_duration_since(self.began?);
         let slices = appended % self.shard_bytes / self.slice_bytes;
-        self.slow(slices, time)
+        self.slow(slices.saturating_sub(self.read_back), time)
     }
 
     fn slow(&mut self, slices: u64, time: Duration) -> Option<SlowShard> {
@@ -152,6 +165,7 @@ mod tests {
             open: None,
             uncovered_since: None,
             began: None,
+            read_back: 0,
             is_quiet: false,
         }
     }
@@ -197,6 +211,15 @@ mod tests {
             assert_eq!(told.contains("subchunks"), in_time < 4, "{told}");
             assert_eq!(filling.overdue(now, slices * 10), None);
         }
+        // Slices that were read back took no time: of 7 slices, 5 came.
+        let mut resumed = filling(None);
+        resumed.advance(20, 20);
+        resumed.has_read_back(2);
+        let later = Instant::now() + Duration::from_secs(100);
+        assert_eq!(resumed.overdue(later, 20), None, "no slice came");
+        resumed.advance(50, 70);
+        let slow = resumed.overdue(later, 70).expect("it is slow");
+        assert_eq!(slow.slices, 5);
         let mut filling = filling(None);
         filling.be_quiet();
         filling.advance(1, 1);

@@ -51,7 +51,7 @@ impl<W: Appending> Writer<W> {
         self.memory
     }
 
-    /// Returns the first slice that this writer writes. For a writer of an image, it is a slice of level 0.
+    /// Returns the first slice that is appended. For a writer of an image, it is a slice of level 0.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.open.start()

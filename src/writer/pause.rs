@@ -48,7 +48,7 @@ impl<W: Appending> Kept<W> {
     ) -> std::io::Result<Self> {
         let (waiting, start) = (
             writer.top().waiting.clone(),
-            writer.top().shared.setup.start,
+            writer.top().shared.setup.first(),
         );
         let writer = Arc::new(Mutex::new(Some(writer)));
         if let Some(after) = flush_after {

@@ -9,7 +9,7 @@ use zarrs_cuda_testing::stores::disk::Disk;
 use zarrs_cuda_testing::stores::renaming::RenamingStore;
 use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits};
 
-use super::ArrayWriter;
+use super::{ArrayWriter, Resume};
 use crate::codec::CudaShardingCodecBuilder;
 use crate::options::{Backend, Options};
 use crate::pyramid::tests::small;
@@ -58,13 +58,12 @@ fn go_on(disk: &MemoryStore, elements: &[u8]) {
         store.set(&key, disk.get(&key).unwrap().unwrap()).unwrap();
     }
     let slices = stored(&store, "/a").len() / SLICE;
-    let start = slices / 2 * 2;
     let mut writer = ArrayWriter::builder(&array(&store, slices))
-        .with_start(start as u64)
+        .with_start(Resume)
         .with_atomic_rename(store.clone())
         .build()
         .unwrap();
-    writer.append_bytes(&elements[start * SLICE..]).unwrap();
+    writer.append_bytes(&elements[slices * SLICE..]).unwrap();
     writer.finish().unwrap();
     assert_eq!(stored(&store, "/a"), elements);
 }
@@ -105,6 +104,42 @@ fn a_stream_covers_no_shard_that_the_disk_lacks() {
     writer.finish().unwrap();
     let last = for_each_disk(&disk, begin, |disk| {
         let stored = stored(disk, "/a");
+        assert_eq!(stored, elements[..stored.len()]);
+    });
+    for disk in last {
+        assert_eq!(stored(&Arc::new(disk), "/a"), elements, "after `finish`");
+    }
+    for events in begin..=disk.events() {
+        let disks = disk.after_power_failure(events, MOST);
+        go_on(&disks[0], &elements);
+    }
+}
+
+/// The stored slices of the shard that is replaced stay.
+#[test]
+fn a_stream_that_resumes_loses_no_slice() {
+    let disk = Arc::new(Disk::default());
+    array(&disk, 0).store_metadata().unwrap();
+    let elements = elements();
+    let append = |slices: usize, end: usize| {
+        let mut writer = ArrayWriter::builder(&array(&disk, slices))
+            .with_start(Resume)
+            .with_atomic_rename(disk.clone())
+            .with_metadata_interval(Duration::ZERO)
+            .with_store_threads(2)
+            .build()
+            .unwrap();
+        let slices = slices * SLICE..end * SLICE;
+        writer.append_bytes(&elements[slices]).unwrap();
+        writer.finish().unwrap();
+    };
+    append(0, 3);
+    disk.sync_all();
+    let begin = disk.events();
+    append(3, SLICES);
+    let last = for_each_disk(&disk, begin, |disk| {
+        let stored = stored(disk, "/a");
+        assert!(stored.len() >= 3 * SLICE, "{}", stored.len());
         assert_eq!(stored, elements[..stored.len()]);
     });
     for disk in last {

@@ -7,11 +7,12 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// The number of bytes that were appended.
+    /// The number of bytes that were appended. Slices that [`Start::Resume`](super::Start::Resume) reads back
+    /// do not count.
     pub appended_bytes: u64,
     /// The number of whole slices among the appended bytes.
     pub appended_slices: u64,
-    /// The number of bytes that were encoded, counted before encoding.
+    /// The number of bytes that were encoded, counted before encoding, with the slices that were read back.
     pub encoded_bytes: u64,
     /// The number of bytes to which `encoded_bytes` were encoded.
     pub packed_bytes: u64,
@@ -68,7 +69,7 @@ impl Progress {
 pub struct WriterReport {
     /// The engine that encoded: `host` or `cuda`.
     pub engine: &'static str,
-    /// The first slice that the writer wrote.
+    /// The first slice that was appended.
     pub first_slice: u64,
     /// All slices below this one are stored.
     pub finished_slices: u64,
@@ -76,9 +77,10 @@ pub struct WriterReport {
     pub shards: u64,
     /// The number of shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
-    /// The number of bytes that were appended.
+    /// The number of bytes that were appended. Slices that [`Start::Resume`](super::Start::Resume) reads back
+    /// do not count.
     pub raw_bytes: u64,
-    /// The number of bytes that were given to the store.
+    /// The number of bytes that were given to the store, with the slices that were read back.
     pub stored_bytes: u64,
     /// The time from the first append to the end.
     pub elapsed: Duration,

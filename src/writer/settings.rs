@@ -12,6 +12,7 @@ use zarrs_storage::{
     ReadableWritableStorageTraits, WritableStorageTraits,
 };
 
+use super::start::Start;
 use super::stores::Renaming;
 use super::waiting::{Interrupt, Waiting};
 use crate::options::Options;
@@ -36,7 +37,7 @@ pub(crate) struct Settings<TStorage: ?Sized> {
     pub(crate) conditional: Option<Arc<dyn ConditionalStore>>,
     /// The directory of the store, if its values are files.
     pub(crate) root: Option<PathBuf>,
-    pub(crate) start: Option<u64>,
+    pub(crate) start: Option<Start>,
     pub(crate) epochs_per_batch: Option<usize>,
     /// The most host memory of all open writers, in bytes; `None` for the number in the codec's options.
     pub(crate) host_memory: Option<usize>,
@@ -135,16 +136,17 @@ where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
     /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's extent along
-    /// that axis. Default: the end of the array, which the writer then extends.
+    /// that axis. Or lets the writer go on behind the last slice of the array, wherever in a shard that is:
+    /// [`Start::Resume`]. Default: the end of the array, which must be at the border of a shard.
     ///
     /// The array's slices from the first slice on are replaced, shard by shard. A writer that begins at the
-    /// last border of a shard before the end also extends the array.
+    /// last border of a shard before the end, or resumes, extends the array, as one that begins at the end.
     ///
     /// A writer of an image takes a slice of level 0 that is not behind the end of level 0. When the first
     /// shard is about to be stored, all levels are cut at that slice. Until then the image stays as it is,
     /// also if the writer finishes without a slice.
-    pub fn with_start(mut self, slice: u64) -> Self {
-        self.settings.start = Some(slice);
+    pub fn with_start(mut self, start: impl Into<Start>) -> Self {
+        self.settings.start = Some(start.into());
         self
     }
 

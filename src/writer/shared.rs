@@ -45,8 +45,11 @@ pub(crate) struct Setup {
     pub(crate) array: Array<()>,
     pub(crate) engine: &'static str,
     pub(crate) explanation: WriterExplanation,
-    /// The first slice that the stream writes.
+    /// The first slice of the stream, at the border of a shard.
     pub(crate) start: u64,
+    /// The number of stored slices from `start` on that were read back: the stream has them before the slices
+    /// that are appended.
+    pub(crate) read_back: u64,
     /// Whether every batch consists of whole shards.
     pub(crate) whole_shards: bool,
     pub(crate) sink: Box<dyn ShardSink>,
@@ -62,6 +65,19 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Returns the first slice that is appended.
+    pub(crate) fn first(&self) -> u64 {
+        self.start + self.read_back
+    }
+
+    /// Returns how many of the `bytes` of the stream were appended, and not read back.
+    pub(crate) fn appended(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(
+            self.read_back
+                .saturating_mul(self.grid.slice_bytes() as u64),
+        )
+    }
+
     /// Lets the array's length cover `slices`, whose shards are stored. First makes sure that the names of
     /// these shards outlast a power failure.
     pub(crate) fn cover(&self, slices: u64) -> Result<(), StorageError> {
@@ -198,6 +214,7 @@ pub(crate) struct State {
     pub(crate) is_timed: bool,
     /// Whether the timer waits to find out whether the writer rests.
     pub(crate) is_resting: bool,
+    /// The progress, whose appended bytes include the slices that were read back.
     pub(crate) progress: Progress,
 }
 
@@ -231,7 +248,7 @@ impl Shared {
     pub(crate) fn new(setup: Setup, covered: u64, signal: Arc<Returned>) -> Arc<Self> {
         let shard_slices = setup.grid.shard_slices() as u64;
         let progress = Progress {
-            finished_slices: setup.start,
+            finished_slices: setup.first(),
             covered_slices: covered,
             ..Progress::default()
         };
@@ -403,13 +420,13 @@ impl Shared {
     /// Returns whether the array's metadata do not cover all finished slices yet.
     pub(crate) fn must_grow(&self, state: &State) -> bool {
         let finished = state.progress.finished_slices;
-        finished > state.progress.covered_slices && finished > self.setup.start
+        finished > state.progress.covered_slices && finished > self.setup.first()
     }
 
-    /// Returns the end of the slices that were appended. A slice that was appended in part counts.
+    /// Returns the end of the slices of the stream. A slice that was appended in part counts.
     pub(crate) fn end(&self) -> u64 {
-        let appended = self.lock().progress.appended_bytes;
-        let slices = appended.div_ceil(self.setup.grid.slice_bytes() as u64);
+        let taken = self.lock().progress.appended_bytes;
+        let slices = taken.div_ceil(self.setup.grid.slice_bytes() as u64);
         self.setup.start + slices
     }
 
@@ -417,13 +434,15 @@ impl Shared {
     pub(crate) fn snapshot(&self, state: &State) -> Progress {
         let slice = self.setup.grid.slice_bytes() as u64;
         let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
-        let appended = state.progress.appended_bytes / slice;
+        let bytes = self.setup.appended(state.progress.appended_bytes);
+        let appended = bytes / slice;
         // A reader finds slices that are both stored and covered.
         let progress = &state.progress;
         let kept = progress.finished_slices.min(progress.covered_slices);
         Progress {
+            appended_bytes: bytes,
             appended_slices: appended,
-            at_risk: (self.setup.start + appended).saturating_sub(kept),
+            at_risk: (self.setup.first() + appended).saturating_sub(kept),
             batches_waiting: state.batches.len(),
             shards_waiting: state.shards.values().filter(waiting).count(),
             ..state.progress

@@ -101,7 +101,7 @@ impl Stream {
     /// Checks that this process has built the writer, and was not forked from the process that has.
     pub(crate) fn check_process(&self) -> Result<(), WriterError> {
         // The check takes no lock, because a thread of the parent may have held it during the fork.
-        check_process(self.process, self.shared.setup.start)
+        check_process(self.process, self.shared.setup.first())
     }
 
     /// Returns the progress of the writer.
@@ -192,6 +192,14 @@ impl Stream {
         if !self.holds {
             self.submit_full();
         }
+    }
+
+    /// Notes that the stream has all slices that were read back. Times and waits count from now on.
+    pub(crate) fn has_read_back(&mut self) {
+        self.first_append = None;
+        self.filling.has_read_back(self.shared.setup.read_back);
+        let progress = &mut self.shared.lock().progress;
+        (progress.waits, progress.waiting) = (0, Duration::ZERO);
     }
 
     /// Returns the number of complete slices in the open batch.
@@ -285,7 +293,7 @@ impl Stream {
 
     /// Returns the first slice that was not appended completely.
     pub(crate) fn end_slice(&self) -> u64 {
-        self.shared.setup.start + self.progress().appended_slices
+        self.shared.setup.first() + self.progress().appended_slices
     }
 
     /// Returns the number of bytes of a slice that was appended in part.

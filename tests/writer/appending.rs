@@ -207,8 +207,8 @@ impl<'a> Appending<'a> {
         self.writer.flush().unwrap();
         let progress = self.writer.progress();
         let shard = self.case.shards.shape[0];
-        let whole = (self.taken / self.case.slice_bytes()) as u64 / shard * shard;
-        let finished = self.case.first() + whole;
+        let end = self.case.first() + (self.taken / self.case.slice_bytes()) as u64;
+        let finished = (end / shard * shard).max(self.case.first());
         assert_eq!(progress.finished_slices, finished, "flushed");
         let covered = finished.max(self.case.existing);
         assert_eq!(progress.covered_slices, covered, "covered");
@@ -221,12 +221,16 @@ impl<'a> Appending<'a> {
         let (slice, shard) = (self.case.slice_bytes(), self.case.shards.shape[0]);
         assert_eq!(progress.appended_bytes, self.taken as u64);
         assert_eq!(progress.appended_slices, (self.taken / slice) as u64);
-        let finished = progress.finished_slices - self.case.first();
+        let first = self.case.first();
+        let finished = progress.finished_slices - first;
         assert!(finished <= progress.appended_slices);
-        assert_eq!(finished % shard, 0);
+        assert!(finished == 0 || progress.finished_slices.is_multiple_of(shard));
         let covered = progress.finished_slices.max(self.case.existing);
         assert!(progress.covered_slices <= covered);
-        assert!(progress.encoded_bytes <= progress.appended_bytes);
+        let read_back = (first - self.case.border()) * slice as u64;
+        assert!(progress.encoded_bytes <= progress.appended_bytes + read_back);
+        let kept = progress.finished_slices.min(progress.covered_slices);
+        assert_eq!(progress.at_risk, first + progress.appended_slices - kept);
         if let Some(last) = self.last.replace(progress) {
             assert!(last.finished_slices <= progress.finished_slices);
             assert!(last.shards_stored <= progress.shards_stored);
@@ -245,7 +249,8 @@ impl<'a> Appending<'a> {
         assert_eq!(report.first_slice, self.case.first());
         assert_eq!(report.finished_slices, end);
         assert_eq!(report.raw_bytes, self.data.len() as u64);
-        let rows = self.case.slices.div_ceil(shards.shape[0]);
+        let rewritten = self.case.rewritten();
+        let rows = (rewritten.end - rewritten.start).div_ceil(shards.shape[0]);
         let per_row: u64 = std::iter::zip(&self.case.inner, &shards.shape[1..])
             .map(|(extent, shard)| extent.div_ceil(*shard))
             .product();

@@ -88,6 +88,8 @@ pub(crate) struct Case {
     pub(crate) existing: u64,
     /// The first slice; `None` lets the writer choose.
     pub(crate) start: Option<u64>,
+    /// Whether the writer goes on behind the existing slices, also within a shard.
+    pub(crate) resumes: bool,
     /// The number of slices to append.
     pub(crate) slices: u64,
     pub(crate) density: Density,
@@ -141,6 +143,21 @@ impl Case {
     /// The index of the first slice to write.
     pub(crate) fn first(&self) -> u64 {
         self.start.unwrap_or(self.existing)
+    }
+
+    /// The border of a shard from which on the writer writes shards.
+    pub(crate) fn border(&self) -> u64 {
+        self.first() / self.shards.shape[0] * self.shards.shape[0]
+    }
+
+    /// The slices of the shards that the writer writes: those that are appended, and those that are read back.
+    pub(crate) fn rewritten(&self) -> std::ops::Range<u64> {
+        let end = self.first() + self.slices;
+        if self.slices == 0 {
+            end..end
+        } else {
+            self.border()..end
+        }
     }
 
     /// The array with this many slices, with zarrs' codec.
@@ -301,10 +318,11 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
         any::<[bool; 4]>(),
         proptest::bool::weighted(0.15),
     );
-    // In slices and in shard epochs: the existing slices, and the first slice to write.
+    // In slices and in shard epochs: the existing slices, and the first slice to write; `None` to resume.
     let before = prop_oneof![
-        3 => Just((0_u64, 0_u64)),
-        3 => (0..=20_u64, 0..=3_u64),
+        3 => Just((0_u64, Some(0_u64))),
+        3 => (0..=20_u64, (0..=3_u64).prop_map(Some)),
+        4 => (0..=20_u64, Just(None)),
     ];
     let writer = (
         proptest::option::weighted(0.7, 1..=14_usize),
@@ -337,11 +355,12 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
             };
             let (existing, start) = before;
             let whole = existing / shards.shape[0];
-            let begin = start.min(whole) * shards.shape[0];
+            let begin = start.map(|start| start.min(whole) * shards.shape[0]);
             Case {
                 inner: axes[1..].iter().map(|(extent, ..)| *extent).collect(),
                 existing,
-                start: (begin != existing || start == 3).then_some(begin),
+                start: begin.filter(|begin| *begin != existing || start == Some(3)),
+                resumes: start.is_none(),
                 slices: axes[0].0,
                 shards,
                 chain: chain_number,

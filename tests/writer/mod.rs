@@ -12,6 +12,7 @@ mod length;
 mod pauses;
 mod probe;
 mod refusals;
+mod resume;
 mod simple;
 mod stream;
 mod threads;

@@ -42,7 +42,8 @@ fn a_start_within_a_shard() {
     let store = store();
     let six = array_at(&store, "/array", 6, Options::default());
     // The array does not end at the border of a shard, which has four slices.
-    refused(|| ArrayWriter::builder(&six).with_start(6), &["6", "4"]);
+    let words = ["6", "4", "with_start(Resume)"];
+    refused(|| ArrayWriter::builder(&six).with_start(6), &words);
     refused(|| ArrayWriter::builder(&six).with_start(3), &["3", "4"]);
     // The starts that the error suggests.
     assert!(ArrayWriter::builder(&six).with_start(4).build().is_ok());

@@ -10,7 +10,7 @@ use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableWritableListableStorage, ReadableWritableListableStorageTraits};
-use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder};
+use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder, Resume};
 
 use super::appending::Appending;
 use super::case::{Case, Place, case};
@@ -48,6 +48,11 @@ impl Stored {
             files: files.filter(|_| place == Place::FilesRenamed),
             _directory: directory,
         }
+    }
+
+    /// Whether shards grow in temporaries.
+    fn renames(&self) -> bool {
+        self.kept.is_some() || self.files.is_some()
     }
 
     /// Makes shards grow in temporaries if the case says so.
@@ -118,7 +123,18 @@ impl Data {
         all
     }
 
-    /// Stores the expected content with one call.
+    /// The slices of the shards that the writer writes.
+    fn rewritten(&self, case: &Case) -> Vec<u8> {
+        let read_back = usize::try_from(case.rewritten().start).unwrap() * case.slice_bytes();
+        let mut elements = self.existing.get(read_back..).unwrap_or(&[]).to_vec();
+        if !case.resumes || case.slices == 0 {
+            elements.clear();
+        }
+        elements.extend(&self.appended);
+        elements
+    }
+
+    /// Stores the expected content, each shard with one call.
     fn store(&self, case: &Case, open: impl Fn(u64) -> Array<MemoryStore>) {
         let options = case.options().with_concurrent_target(1);
         let before = open(case.existing);
@@ -131,17 +147,18 @@ impl Data {
         }
         let after = open(self.slices);
         after.store_metadata().unwrap();
-        let (first, end) = (case.first(), case.first() + case.slices);
-        let rows = first / case.shards.shape[0]..end.div_ceil(case.shards.shape[0]);
+        let slices = case.rewritten();
+        let rows = slices.start / case.shards.shape[0]..slices.end.div_ceil(case.shards.shape[0]);
         let mut chunks = vec![rows];
         let grid = after.chunk_grid_shape();
         chunks.extend(grid[1..].iter().map(|&shards| 0..shards));
         if case.slices > 0 {
             let chunks = zarrs::array::ArraySubset::new_with_ranges(&chunks);
             after.erase_chunks(&chunks).unwrap();
-            let elements = ArrayBytes::from(self.appended.as_slice());
+            let elements = self.rewritten(case);
+            let subset = case.subset(slices.start, slices.end - slices.start);
             after
-                .store_array_subset_opt(&case.subset(first, case.slices), elements, &options)
+                .store_array_subset_opt(&subset, ArrayBytes::from(elements), &options)
                 .unwrap();
         }
     }
@@ -165,14 +182,29 @@ fn check(case: &Case) {
         .rename(ArrayWriter::builder(&ours))
         .with_codec_options(case.options())
         .with_store_threads(case.store_threads);
-    // Existing elements that are all the fill value have no shard, and the writer refuses to guess a start.
-    let is_without_shards = case.existing > 0 && values(stored.store.as_ref()).len() == 1;
+    // Existing elements that are the fill value have no shard, and the writer refuses to guess a start.
+    let last = case.existing.saturating_sub(1) / case.shards.shape[0];
+    let is_found = |key: &String| match indices_of(key) {
+        // Only stores that rename are listed.
+        Some(indices) => stored.renames() || [0, last].contains(&indices[0]),
+        None => false,
+    };
+    let is_without_shards =
+        case.existing > 0 && !values(stored.store.as_ref()).keys().any(is_found);
     let start = case.start.or(is_without_shards.then_some(case.existing));
-    if let Some(start) = start {
+    if case.resumes {
+        builder = builder.with_start(Resume);
+    } else if let Some(start) = start {
         builder = builder.with_start(start);
     }
     if let Some(epochs) = case.epochs_per_batch {
         builder = builder.with_epochs_per_batch(epochs);
+    }
+    if case.resumes && is_without_shards {
+        let refused = builder.build().unwrap_err().to_string();
+        let starts = format!("`with_start({})`", case.border());
+        assert!(refused.contains(&starts), "{refused}");
+        return;
     }
     let mut appending = Appending::new(case, &data.appended, builder.build().unwrap());
     appending.append_all();
@@ -223,14 +255,17 @@ fn check(case: &Case) {
     }
 }
 
+/// The indices of the shard with this key.
+fn indices_of(key: &str) -> Option<Vec<u64>> {
+    let indices = key.strip_prefix("array/c")?[1..].split(['/', '.']);
+    Some(indices.map(|index| index.parse().unwrap()).collect())
+}
+
 /// The indices of the shard with this key, if the writer wrote it.
 fn written(case: &Case, _data: &Data, key: &str) -> Option<Vec<u64>> {
-    let indices = key.strip_prefix("array/c")?[1..].split(['/', '.']);
-    let indices: Vec<u64> = indices.map(|index| index.parse().unwrap()).collect();
+    let indices = indices_of(key)?;
     let first = indices[0] * case.shards.shape[0];
-    (case.first()..case.first() + case.slices)
-        .contains(&first)
-        .then_some(indices)
+    case.rewritten().contains(&first).then_some(indices)
 }
 
 /// If empty subchunks are stored, all subchunks with elements of the array are.

@@ -11,7 +11,7 @@ use zarrs_cuda::maintenance::{ArrayLease, Shards};
 use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::storage::Owner;
 use zarrs_cuda::writer::{
-    ArrayWriter, ArrayWriterBuilder, Axis, MultiscaleBuilder, MultiscaleWriter, WriterError,
+    ArrayWriter, ArrayWriterBuilder, Axis, MultiscaleBuilder, MultiscaleWriter, Resume, WriterError,
 };
 
 use super::simple::{SHARD, array_at, builder, check, slices};
@@ -86,6 +86,7 @@ fn a_writer_of_the_last_shards_is_alone() {
     let mut first = last().build().unwrap();
     assert!(first.explain().has_lease);
     assert!(is_refused(last().build()));
+    assert!(is_refused(last().with_start(Resume).build()));
     // Before that border there may be several.
     let within = builder_of(directory.path(), end).with_start(0);
     let within = within.build().unwrap();
@@ -103,6 +104,27 @@ fn a_writer_of_the_last_shards_is_alone() {
     let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
     let grown = zarrs::array::Array::open(store.clone(), "/array").unwrap();
     assert_eq!(grown.shape()[0], 2 * SHARD);
+}
+
+/// A writer that goes on inside a shard is alone, too.
+#[test]
+fn a_writer_that_resumes_is_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = builder_of(directory.path(), 0).build().unwrap();
+    writer.append(&slices(0..SHARD + 1)).unwrap();
+    writer.finish().unwrap();
+    let resuming = || builder_of(directory.path(), SHARD + 1).with_start(Resume);
+    let mut first = resuming().build().unwrap();
+    assert!(first.explain().has_lease);
+    let stored = files_of(directory.path());
+    assert!(is_refused(resuming().build()));
+    assert!(is_refused(resuming().with_start(SHARD).build()));
+    assert!(files_of(directory.path()) == stored, "a temporary is gone");
+    first.append(&slices(SHARD + 1..SHARD + 3)).unwrap();
+    first.finish().unwrap();
+    assert!(!directory.path().join(LEASE).exists());
+    let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    check(&store, SHARD + 3);
 }
 
 /// Maintenance and a writer that extends the array refuse each other.
