@@ -197,14 +197,21 @@ fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArg
 
 /// Replaces the names of functions in a message of the library by their names in Python.
 pub(crate) fn of_python(message: &str) -> String {
-    message
-        .replace(
-            "nvCOMP, which the options named",
-            "nvCOMP, which `zarrs_cuda.nvcomp` or a package of this Python named",
-        )
-        .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
-        .replace("`with_axes`", "`axes`")
-        .replace("`with_start(0)`", "`start=0`")
+    let mut parts = message.split("`with_start(");
+    let mut told = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(")`") {
+            Some(("Resume", rest)) => told.extend(["`start=\"resume\"`", rest]),
+            Some((slice, rest)) => told.extend(["`start=", slice, "`", rest]),
+            None => told.extend(["`with_start(", part]),
+        }
+    }
+    told.replace(
+        "nvCOMP, which the options named",
+        "nvCOMP, which `zarrs_cuda.nvcomp` or a package of this Python named",
+    )
+    .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
+    .replace("`with_axes`", "`axes`")
 }
 
 impl From<ReaderError> for Error {

@@ -12,14 +12,17 @@ use pyo3::types::PyDict;
 use zarrs::array::Array;
 use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::writer::{
-    Axis, MultiscaleBuilder, MultiscaleWriter as Levels, Progress, Reduction, WriterError,
+    Axis, MultiscaleBuilder, MultiscaleWriter as Levels, Progress, Reduction, Start, WriterError,
     WriterReport,
 };
 
 use crate::devices::DeviceSettings;
 use crate::error::{Error, detached, no_panic};
 use crate::store::{Store, StorePlace};
-use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
+use crate::writing::{
+    Held, Settings, check_frames, failed, on_store, opened, progress_of, start_of, tell,
+    unless_raised,
+};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
 #[derive(FromPyObject)]
@@ -32,7 +35,8 @@ pub(crate) struct Pyramid {
     name: Option<String>,
     /// The `omero` metadata of the image, in JSON.
     omero: Option<String>,
-    start: Option<u64>,
+    #[pyo3(from_py_with = start_of)]
+    start: Option<Start>,
 }
 
 /// The attributes of `zarrs_cuda.Axis`.
@@ -153,7 +157,8 @@ impl MultiscaleWriter {
             let levels = builder.levels().map_err(failed)?;
             let path = |level: &Array<_>| level.path().as_str()[1..].to_owned();
             let paths = levels.iter().map(path).collect();
-            Ok((builder.build().map_err(failed)?, paths))
+            let writer = unless_raised(builder.build().map_err(failed))?;
+            Ok((writer, paths))
         })?;
         Ok(Self {
             held: Held::new(path, writer),

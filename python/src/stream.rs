@@ -8,12 +8,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use zarrs::array::ArraySubset;
 use zarrs_cuda::reader::ArrayReader;
-use zarrs_cuda::writer::{ArrayWriter, Progress};
+use zarrs_cuda::writer::{ArrayWriter, Progress, Start};
 
 use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Store, StorePlace};
-use crate::writing::{Held, Settings, check_frames, failed, on_store, opened, progress_of, tell};
+use crate::writing::{
+    Held, Settings, check_frames, failed, on_store, opened, progress_of, start_of, tell,
+    unless_raised,
+};
 
 /// Appends slices along the first axis of an array.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
@@ -27,7 +30,7 @@ impl Writer {
         py: Python<'_>,
         place: StorePlace<'_>,
         path: String,
-        start: Option<u64>,
+        #[pyo3(from_py_with = start_of)] start: Option<Start>,
         sync: bool,
         progress: Option<Py<PyAny>>,
         settings: Settings,
@@ -35,8 +38,11 @@ impl Writer {
         let store = Store::at(Some(place), sync);
         let writer = detached(py, &path, || {
             let array = settings.opened(&store, &path)?;
-            let end = array.shape().first().copied().unwrap_or(0);
-            check_frames(&store, &array, start.unwrap_or(end))?;
+            let first = match start {
+                Some(Start::Slice(slice)) => slice,
+                _ => array.shape().first().copied().unwrap_or(0),
+            };
+            check_frames(&store, &array, first)?;
             let builder = on_store(ArrayWriter::builder(&array), &store);
             let mut builder = settings.apply(builder)?;
             if let Some(start) = start {
@@ -47,7 +53,7 @@ impl Writer {
                     tell(&progress, |py| Ok((progress_of(py, now)?.unbind(),)));
                 });
             }
-            builder.build().map_err(failed)
+            unless_raised(builder.build().map_err(failed))
         })?;
         Ok(Self(Held::new(path, writer)))
     }

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use numpy::PyUntypedArray;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use zarrs::array::Array;
-use zarrs_cuda::writer::{Appending, Progress, Writer, WriterBuilder, WriterError};
+use zarrs_cuda::writer::{Appending, Progress, Start, Writer, WriterBuilder, WriterError};
 
 use crate::devices::DeviceSettings;
 use crate::error::{Error, detached};
@@ -134,10 +135,26 @@ fn interrupted() -> bool {
 }
 
 /// Returns `result`, or the exception that a signal handler has raised during the call.
-fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn unless_raised<T>(result: Result<T, Error>) -> Result<T, Error> {
     match RAISED.take() {
         Some(error) => Err(Error::Raised(error)),
         None => result,
+    }
+}
+
+/// Returns the start that Python gives to a writer: the number of a slice, `"resume"`, or `None`.
+pub(crate) fn start_of(given: &Bound<'_, PyAny>) -> PyResult<Option<Start>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let Ok(word) = given.cast::<PyString>() else {
+        return Ok(Some(Start::Slice(given.extract()?)));
+    };
+    match word.to_str()? {
+        "resume" => Ok(Some(Start::Resume)),
+        word => Err(PyValueError::new_err(format!(
+            "`start` is {word:?}, and must be the number of a slice, or \"resume\""
+        ))),
     }
 }
 

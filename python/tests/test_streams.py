@@ -53,6 +53,44 @@ def test_frames_become_an_array(tmp_path: Path) -> None:
         writer.append(values[0])
 
 
+@pytest.mark.parametrize("session", [1, 3])
+def test_sessions_go_on_inside_a_shard(tmp_path: Path, session: int) -> None:
+    create(tmp_path / "sessions", **KIND)
+    values = frames(11)
+    for begin in range(0, 11, session):
+        array = opened(tmp_path / "sessions", OURS)
+        with zarrs_cuda.ArrayWriter(array, start="resume") as writer:
+            writer.append(values[begin : begin + session])
+            assert writer.progress()["appended_slices"] == len(values[begin : begin + session])
+        assert array.shape[0] == min(begin + session, 11)
+    whole = create(tmp_path / "whole", **KIND)
+    with zarrs_cuda.ArrayWriter(whole) as writer:
+        writer.append(values)
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path / "sessions", pipeline)[...], values)
+
+    def stored(path: Path) -> dict[str, bytes]:
+        return {str(file.relative_to(path)): file.read_bytes() for file in path.glob("c/**/*") if file.is_file()}
+
+    assert stored(tmp_path / "sessions") == stored(tmp_path / "whole")
+    # Without a frame, nothing is stored.
+    before = stored(tmp_path / "whole")
+    with zarrs_cuda.ArrayWriter(opened(tmp_path / "whole", OURS), start="resume"):
+        pass
+    zarrs_cuda.ArrayWriter(opened(tmp_path / "whole", OURS), start="resume").abort()
+    assert stored(tmp_path / "whole") == before
+
+
+def test_a_start_that_is_none(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    with pytest.raises(ValueError, match=r"`start` is \"end\".*\"resume\""):
+        zarrs_cuda.ArrayWriter(array, start="end")  # type: ignore[arg-type]
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(frames(5))
+    with pytest.raises(ValueError, match=r'`start="resume"`'):
+        zarrs_cuda.ArrayWriter(opened(tmp_path, OURS))
+
+
 def test_tensors_with_dlpack(tmp_path: Path) -> None:
     class Tensor:
         def __init__(self, values: Any) -> None:

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class Writer:
         cls,
         place: Any,
         path: str,
-        start: int | None,
+        start: int | Literal["resume"] | None,
         sync: bool,
         progress: Callable[[dict[str, float]], object] | None,
         settings: tuple[int | None, int, float | None, Devices],

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zarr.core.array import AsyncArray
 from zarr.core.sync import sync
@@ -115,7 +115,7 @@ class _Pyramid:
     shapes: list[tuple[int, Sequence[int], Sequence[int]]]
     name: str | None
     omero: str | None
-    start: int | None
+    start: int | Literal["resume"] | None
 
 
 def _pyramid(
@@ -125,7 +125,7 @@ def _pyramid(
     shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None,
     name: str | None,
     omero: Mapping[str, Any] | None,
-    start: int | None,
+    start: int | Literal["resume"] | None,
 ) -> _Pyramid:
     given = (shapes or {}).items()
     if levels is not None and not 1 <= levels <= _MOST_LEVELS:
@@ -216,7 +216,7 @@ class MultiscaleWriter(SliceWriter):
         <https://ngff.openmicroscopy.org/0.5/#omero-md>`_.
     start
         The first slice of level 0 to write; at the border of a shard. By default the end of the array.
-        All levels end there then.
+        All levels end there then. Or ``"resume"``: behind the last slice of level 0, also inside a shard.
     progress
         A function to call with the number of a level and its :meth:`progress` whenever a shard of it
         was stored. It is called by threads of the writer, which wait for it: it cannot use the writer
@@ -250,7 +250,7 @@ class MultiscaleWriter(SliceWriter):
         shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None = None,
         name: str | None = None,
         omero: Mapping[str, Any] | None = None,
-        start: int | None = None,
+        start: int | Literal["resume"] | None = None,
         progress: Callable[[int, dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
         memory: int | str | None = None,

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
@@ -365,7 +365,9 @@ class ArrayWriter(SliceWriter):
     start
         The first slice to write; at the border of a shard. By default the end of the array. What the
         array has from there on is replaced shard by shard: elements of the last shard behind the last
-        slice become fill values.
+        slice become fill values. Or ``"resume"``: behind the last slice of the array, also inside a
+        shard. The slices of that shard are read back, and stored again with those that are appended; the
+        old shard stays until then.
     progress
         A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
         of the writer, which wait for it: it cannot use the writer itself. If it raises, the call of the
@@ -392,13 +394,15 @@ class ArrayWriter(SliceWriter):
         If subchunks are stored beside shards that would be written.
     MemoryError
         If the smallest buffers do not fit beside those of the other open writers.
+    ShardError
+        If the last shard is damaged, and was to be read back.
     """
 
     def __init__(
         self,
         array: AnyArray,
         *,
-        start: int | None = None,
+        start: int | Literal["resume"] | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
         flush_after: float | None = 1.0,
         memory: int | str | None = None,
