@@ -1,4 +1,4 @@
-//! The parts of the array that are read.
+//! The parts of the array that are read and written.
 
 use zarrs::array::ArraySubset;
 use zarrs_cuda_benches::microscopy::Microscopy;
@@ -53,4 +53,23 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("box", &[[100, 37, 11]], [256, 256, 256]),
         Case::new("random", &boxes, [32; 3]),
     ]
+}
+
+/// Returns the elements of `boxes`, box after box. `elements` are those of the array.
+pub(crate) fn elements_of(elements: &[u16], boxes: &[ArraySubset]) -> Vec<u16> {
+    let mut of_boxes = Vec::new();
+    for subset in boxes {
+        let [z, y, x] = [0, 1, 2].map(|axis| {
+            let (start, extent) = (subset.start()[axis], subset.shape()[axis]);
+            start as usize..(start + extent) as usize
+        });
+        let edge = EDGE as usize;
+        for z in z {
+            for y in y.clone() {
+                let row = (z * edge + y) * edge;
+                of_boxes.extend(&elements[row + x.start..row + x.end]);
+            }
+        }
+    }
+    of_boxes
 }

@@ -2,8 +2,10 @@
 //! implementations of Zarr, in turns.
 //!
 //! `cargo bench --package zarrs_cuda_benches --bench array [-- [--in=FOLDER] [--rounds=N] [--alone]
-//! [--all] [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. The 40 rows
-//! of `named.rs` are the default, and take two minutes. With `--all`, a
+//! [--sync] [--all] [--list] FILTER…]` prints a table, checks the goals, and writes `target/bench/array.json`. The
+//! 40 rows of reading in `named.rs` and the 20 rows of writing in `writing.rs` are the default, and take five
+//! minutes; the names of the latter begin with `write`. `--sync` measures the writing of whole arrays to a disk,
+//! and everybody syncs (`target/bench/array-sync.json`). With `--all`, a
 //! filter is parts of a name like `read_into/whole/zstd-1/32/32/files`, with commas between them,
 //! all of which must occur: call, case, chain, extent of a subchunk, shard (its size in MiB, or
 //! `thin`), sink. All of these rows take hours. `--alone` leaves the
@@ -47,6 +49,9 @@ mod contender;
 mod limit;
 mod named;
 mod peers;
+mod ratios;
+mod writing;
+mod written;
 
 use cases::{Case, EDGE, cases};
 use contender::{Call, Codec, Stored};
@@ -82,7 +87,9 @@ impl Run {
     fn of_process() -> Result<Self> {
         let arguments = Arguments::of_process();
         let shared = "/dev/shm";
-        let default = if Path::new(shared).is_dir() {
+        // Where nothing is on a disk, a sync costs nothing.
+        let on_disk = arguments.has("--sync");
+        let default = if !on_disk && Path::new(shared).is_dir() {
             shared
         } else {
             TMP
@@ -152,13 +159,7 @@ impl Layout {
 fn main() -> Result<()> {
     let run = Run::of_process()?;
     if !run.arguments.has("--all") && !run.list {
-        let mut bench = Bench::new(&run)?;
-        let wants = |name: &str| run.wants(name);
-        let (elements, peers) = (&bench.elements, &mut bench.peers);
-        bench.rows = named::measure(elements, peers, &run.folder, run.rounds, &wants)?;
-        let path = results::write(TMP, "array.json", &bench.rows)?;
-        println!("\nwritten to {}", path.display());
-        return Ok(());
+        return named_rows(&run);
     }
     let cases = cases();
     let rows_of = |layout: &Layout| {
@@ -208,6 +209,41 @@ fn main() -> Result<()> {
     }
     bench.goals.print("the calls of applications");
     let path = results::write(TMP, "array.json", &bench.rows)?;
+    println!("\nwritten to {}", path.display());
+    Ok(())
+}
+
+/// Measures the rows of `named.rs` and of `writing.rs`.
+fn named_rows(run: &Run) -> Result<()> {
+    let Bench {
+        elements,
+        mut peers,
+        _scratch,
+        ..
+    } = Bench::new(run)?;
+    let sync = run.arguments.has("--sync");
+    let wants = |name: &str| run.wants(name);
+    let mut rows = Vec::new();
+    if !sync {
+        rows = named::measure(&elements, &mut peers, &run.folder, run.rounds, &wants)?;
+    }
+    let writing = writing::Run {
+        elements: &elements,
+        peers: &mut peers,
+        folder: &run.folder,
+        rounds: run.rounds,
+        wants: &wants,
+    };
+    rows.extend(writing.measure(sync)?);
+    if rows.is_empty() {
+        return Err("no named row has all parts of a filter: `--all` has other names".into());
+    }
+    let name = if sync {
+        "array-sync.json"
+    } else {
+        "array.json"
+    };
+    let path = results::write(TMP, name, &rows)?;
     println!("\nwritten to {}", path.display());
     Ok(())
 }
@@ -281,7 +317,7 @@ impl<'a> Bench<'a> {
             let metadata = stored[0].metadata()?;
             for (peer, seconds) in self.peers.iter_mut().zip(&mut seconds[2..]) {
                 let files = (layout.sink == "files").then_some(&self.run.folder);
-                peer.open(&metadata, files)?;
+                peer.open(&metadata, files, true)?;
                 warm::warm(bytes)?;
                 let cost = peer.store()?;
                 if round > 0 {

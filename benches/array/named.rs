@@ -6,23 +6,17 @@
 //! same round. Its interval has a probability of 90 %: it lies between two of the ordered ratios, without an assumption
 //! about their distribution. A row fails if the upper end of the interval is below the goal.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use zarrs::array::ArraySubset;
 use zarrs_cuda_benches::microscopy::Microscopy;
 use zarrs_cuda_benches::{Result, chains};
 
-use crate::cases::{Case, EDGE};
+use crate::cases::{Case, EDGE, elements_of};
 use crate::contender::{Call, Codec, Stored};
 use crate::peers::Peer;
-
-/// The rounds of a row, unless the command says more.
-const ROUNDS: usize = 11;
-/// The time for which a contender makes its call in a round.
-const TURN: Duration = Duration::from_millis(20);
-/// The number of places of the array at which a call is made, one after the other.
-const PLACES: u64 = 16;
+use crate::ratios::{Other, PLACES, ROUNDS, TURN, Table, in_turns};
 
 /// The parts of the array.
 const PARTS: [(&str, [u64; 3]); 7] = [
@@ -102,34 +96,6 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// The ratios of the times of two contenders, one for each round.
-struct Ratios(Vec<f64>);
-
-impl Ratios {
-    /// Returns the median, and the ends of an interval that has the true median with a probability of 90 %.
-    fn interval(&self) -> (f64, [f64; 2]) {
-        let mut ordered = self.0.clone();
-        ordered.sort_by(f64::total_cmp);
-        let rounds = ordered.len();
-        let at = |index: usize| ordered.get(index).copied().unwrap_or(f64::NAN);
-        // The median is below the k-th ratio if fewer than k ratios are below it: a binomial distribution.
-        let (mut cut, mut below, mut one) = (
-            0,
-            0.0,
-            0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX)),
-        );
-        for k in 0..rounds / 2 {
-            below += one;
-            if 2.0 * below > 0.1 {
-                break;
-            }
-            cut = k;
-            one *= (rounds - k) as f64 / (k + 1) as f64;
-        }
-        (at(rounds / 2), [at(cut), at(rounds - 1 - cut)])
-    }
-}
-
 /// Measures all rows whose names have all parts of a filter, and returns them. Prints the rows and, at the end,
 /// those that fail.
 pub(crate) fn measure(
@@ -140,18 +106,14 @@ pub(crate) fn measure(
     wants: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<Value>> {
     let rounds = rounds.unwrap_or(ROUNDS);
-    println!(
-        "{:50} {:>9} {:>22} {:>22}",
-        "row", "ms", "x zarrs (90 %)", "x tensorstore (90 %)"
-    );
-    let (mut measured, mut failed) = (Vec::new(), Vec::new());
     let rows: Vec<Row> = rows()
         .into_iter()
         .filter(|row| wants(&row.name()))
         .collect();
     if rows.is_empty() {
-        return Err("no named row has all parts of a filter: `--all` has other names".into());
+        return Ok(Vec::new());
     }
+    let mut table = Table::new(&["zarrs", "tensorstore"]);
     let mut of_sink: Option<((&str, &str), Vec<Stored>)> = None;
     for row in &rows {
         let layout = (row.chain, row.sink);
@@ -162,58 +124,21 @@ pub(crate) fn measure(
             continue;
         };
         let seconds = measure_row(row, stored, peers, rounds, elements)?;
-        let ratio = |to: usize| {
-            let pairs = std::iter::zip(&seconds[0], &seconds[to]);
-            let ratios: Vec<f64> = pairs.map(|(ours, other)| other / ours).collect();
-            (!ratios.is_empty()).then(|| Ratios(ratios).interval())
-        };
         let by_reader = row.call != Call::Elements;
         let goals = [
-            (ratio(1), Some(if by_reader { 1.5 } else { 1.0 })),
-            (ratio(2), by_reader.then_some(1.0)),
+            Some(if by_reader { 1.5 } else { 1.0 }),
+            by_reader.then_some(1.0),
         ];
-        let show = |(ratio, goal): &(Option<(f64, [f64; 2])>, Option<f64>)| match ratio {
-            Some((median, [low, high])) => {
-                let fails = goal.is_some_and(|goal| *high < goal);
-                format!(
-                    "{median:.2} ({low:.2}-{high:.2}){}",
-                    if fails { " <" } else { "" }
-                )
-            }
-            None => "-".to_string(),
-        };
-        let milliseconds = zarrs_cuda_benches::median(seconds[0].clone()).map(|s| s * 1e3);
-        println!(
-            "{:50} {:>9.3} {:>22} {:>22}",
-            row.name(),
-            milliseconds.unwrap_or(f64::NAN),
-            show(&goals[0]),
-            show(&goals[1]),
-        );
-        for ((ratio, goal), other) in goals.iter().zip(["zarrs", "tensorstore"]) {
-            if let (Some((median, [_, high])), Some(goal)) = (ratio, goal)
-                && high < goal
-            {
-                failed.push(format!(
-                    "{}: {median:.2} x {other}, at most {high:.2}, goal {goal}",
-                    row.name()
-                ));
-            }
-        }
-        let as_json = |ratio: Option<(f64, [f64; 2])>| {
-            ratio.map(|(median, interval)| json!({ "median": median, "interval": interval }))
-        };
-        measured.push(json!({
+        let others = std::iter::zip(&seconds[1..], goals);
+        let others: Vec<_> = others
+            .map(|(seconds, goal)| Other { seconds, goal })
+            .collect();
+        let parameters = json!({
             "chain": row.chain, "part": row.part.0, "sink": row.sink, "call": row.call.name(),
-            "milliseconds": milliseconds,
-            "over_zarrs": as_json(goals[0].0), "over_tensorstore": as_json(goals[1].0),
-        }));
+        });
+        table.add(&row.name(), parameters, &seconds[0], &others);
     }
-    println!("\n{} of {} rows fail", failed.len(), rows.len());
-    for row in failed {
-        println!("- {row}");
-    }
-    Ok(measured)
+    Ok(table.end())
 }
 
 /// Stores the array with this crate's codec, with zarrs' own, and by tensorstore.
@@ -232,7 +157,7 @@ fn store(
     }
     if let Some(peer) = peers.first_mut() {
         let files = (row.sink == "files").then_some(folder);
-        peer.open(&stored[0].metadata()?, files)?;
+        peer.open(&stored[0].metadata()?, files, true)?;
         peer.store()?;
     }
     Ok(stored)
@@ -245,16 +170,15 @@ fn measure_row(
     peers: &mut [Peer],
     rounds: usize,
     elements: &[u16],
-) -> Result<[Vec<f64>; 3]> {
+) -> Result<Vec<Vec<f64>>> {
     let places = row.places();
     let len = places[0].iter().map(ArraySubset::num_elements_usize).sum();
     let mut output = vec![1_u16; len];
-    let mut seconds = [const { Vec::new() }; 3];
     for (who, stored) in stored.iter().enumerate() {
         for boxes in &places {
             let read = stored.once(boxes, row.call, &mut output)?;
             let read = read.as_deref().unwrap_or(&output);
-            if read != expected(elements, boxes) {
+            if read != elements_of(elements, boxes) {
                 return Err(format!("{}: contender {who} reads other elements", row.name()).into());
             }
         }
@@ -262,54 +186,28 @@ fn measure_row(
     let into = row.call == Call::ReadInto;
     if let Some(peer) = peers.first_mut() {
         let read = peer.read(&Case::of(&places[0]), into, true)?;
-        let bytes: Vec<u8> = (expected(elements, &places[0]).into_iter())
+        let bytes: Vec<u8> = (elements_of(elements, &places[0]).into_iter())
             .flat_map(u16::to_le_bytes)
             .collect();
         if read.and_then(|(_, crc)| crc) != Some(crate::crc32(&bytes)) {
             return Err(format!("{}: tensorstore reads other elements", row.name()).into());
         }
     }
-    for round in 0..=rounds {
-        for turn in 0..3 {
-            let who = (round + turn) % 3;
-            let of_call = if let Some(stored) = stored.get(who) {
-                let (clock, mut calls) = (Instant::now(), 0_u32);
-                // Each turn begins at another place.
-                let mut places = places.iter().cycle().skip(round);
-                while clock.elapsed() < TURN {
-                    let Some(boxes) = places.next() else { break };
-                    stored.once(boxes, row.call, &mut output)?;
-                    calls += 1;
-                }
-                Some(clock.elapsed().as_secs_f64() / f64::from(calls))
-            } else if let Some(peer) = peers.first_mut() {
-                peer.read_places(&places, into, TURN)?
-            } else {
-                None
-            };
-            if round > 0 {
-                seconds[who].extend(of_call);
+    in_turns(rounds, 3, |who, round| {
+        if let Some(stored) = stored.get(who) {
+            let (clock, mut calls) = (Instant::now(), 0_u32);
+            // Each turn begins at another place.
+            let mut places = places.iter().cycle().skip(round);
+            while clock.elapsed() < TURN {
+                let Some(boxes) = places.next() else { break };
+                stored.once(boxes, row.call, &mut output)?;
+                calls += 1;
             }
+            Ok(Some(clock.elapsed().as_secs_f64() / f64::from(calls)))
+        } else if let Some(peer) = peers.first_mut() {
+            peer.read_places(&places, into, TURN)
+        } else {
+            Ok(None)
         }
-    }
-    Ok(seconds)
-}
-
-/// The elements of `boxes`, box after box.
-fn expected(elements: &[u16], boxes: &[ArraySubset]) -> Vec<u16> {
-    let mut expected = Vec::new();
-    for subset in boxes {
-        let [z, y, x] = [0, 1, 2].map(|axis| {
-            let (start, extent) = (subset.start()[axis], subset.shape()[axis]);
-            start as usize..(start + extent) as usize
-        });
-        let edge = EDGE as usize;
-        for z in z {
-            for y in y.clone() {
-                let row = (z * edge + y) * edge;
-                expected.extend(&elements[row + x.start..row + x.end]);
-            }
-        }
-    }
-    expected
+    })
 }

@@ -26,12 +26,23 @@ impl Peer {
         })
     }
 
-    /// Creates an array, in a new folder in `parent` or in memory.
-    pub(crate) fn open(&mut self, metadata: &Value, parent: Option<&PathBuf>) -> Result<()> {
+    /// Creates an array, in a new folder in `parent` or in memory. Files are synced if `sync` is true, by a peer
+    /// that can.
+    pub(crate) fn open(
+        &mut self,
+        metadata: &Value,
+        parent: Option<&PathBuf>,
+        sync: bool,
+    ) -> Result<()> {
         self.folder = parent.map(TempDir::new_in).transpose()?;
-        let path = self.folder.as_ref().map(TempDir::path);
-        let request = json!({ "call": "open", "metadata": metadata, "path": path });
+        let path = self.folder();
+        let request = json!({ "call": "open", "metadata": metadata, "path": path, "sync": sync });
         self.script.ask(&request).map(drop)
+    }
+
+    /// The folder of the array, unless it is in memory.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_ref().map(TempDir::path)
     }
 
     /// Stores the whole array, and returns the seconds.
@@ -54,6 +65,23 @@ impl Peer {
         let call = if into { "read_into" } else { "read" };
         let request = json!({
             "call": "places", "of": call, "places": places, "turn": turn.as_secs_f64(),
+        });
+        Ok(self.script.ask(&request)?["seconds"].as_f64())
+    }
+
+    /// Writes one of `places` after the other for at least `turn`, and at least `least` times: the seconds of a call.
+    pub(crate) fn write_places(
+        &mut self,
+        places: &[ArraySubset],
+        turn: Duration,
+        least: usize,
+    ) -> Result<Option<f64>> {
+        let places: Vec<_> = places
+            .iter()
+            .map(|one| ranges(std::slice::from_ref(one)))
+            .collect();
+        let request = json!({
+            "call": "write_places", "places": places, "turn": turn.as_secs_f64(), "least": least,
         });
         Ok(self.script.ask(&request)?["seconds"].as_f64())
     }

@@ -10,11 +10,14 @@ from peer import serve
 
 
 class Peer:
-    def open(self, metadata, path):
-        self.array = tensorstore(metadata, path)
+    def open(self, metadata, path, sync):
+        self.array = tensorstore(metadata, path, sync)
 
     def store(self, elements):
         self.array.write(elements, can_reference_source_data_indefinitely=True).result()
+
+    def write(self, box, elements):
+        self.array[box].write(elements, can_reference_source_data_indefinitely=True).result()
 
     def read(self, boxes):
         # All are asked for before the first is waited for, and share what they decode.

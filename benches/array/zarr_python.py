@@ -5,11 +5,14 @@ from peer import serve
 
 
 class Peer:
-    def open(self, metadata, path):
+    def open(self, metadata, path, sync):
         self.array = zarr_python(metadata, path)
 
     def store(self, elements):
         self.array[...] = elements
+
+    def write(self, box, elements):
+        self.array[box] = elements
 
     def read(self, boxes):
         return [self.array[box] for box in boxes]

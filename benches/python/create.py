@@ -2,15 +2,15 @@
 in the folder `path` or, if it is None, in memory."""
 
 
-def tensorstore(metadata, path):
+def tensorstore(metadata, path, sync=True):
     """Its thread pools are as large as it makes them: a thread for each core that copies and encodes,
-    and more for files. Its file store syncs each file and renames it, as ours does.
+    and more for files. Its file store syncs each file if `sync` is true, its default, and renames it, as ours does.
     """
     import tensorstore as ts
 
     kvstore = {"driver": "memory"} if path is None else {"driver": "file", "path": f"{path}/"}
     # A context of its own: with it goes what is stored in memory.
-    context = ts.Context()
+    context = ts.Context({"file_io_sync": sync})
     spec = {"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}
     return ts.open(spec, create=True, context=context).result()
 
