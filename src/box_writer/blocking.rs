@@ -23,6 +23,7 @@ use crate::store::file_store::FileStore;
 use crate::store::lock_files::LockFile;
 use crate::store::shard_locks::{ShardLock, ShardLocks};
 use crate::store::{Blocking, now};
+use zarrs_cuda_engine::memory::spares::Spares;
 
 impl<TStorage> BoxWriter<TStorage>
 where
@@ -123,6 +124,7 @@ where
                     files,
                     grid,
                     limit: settings.lock_limit,
+                    spares: Spares::default(),
                 };
                 now(call.run(&target, self.at_once(), threads::blocking as Each<Kind>))
             }
@@ -162,6 +164,8 @@ struct Filed<'w> {
     files: &'w FilesOfArray,
     grid: &'w Array<()>,
     limit: Option<std::time::Duration>,
+    /// The memory of written shards, for the next shards of the call.
+    spares: Spares,
 }
 
 /// The locks of a shard in this process, and its lock file.
@@ -214,10 +218,17 @@ impl Target for Filed<'_> {
     ) -> Result<(), StorageError> {
         let store = self.files.array.storage();
         let new = store.new_file(key, |file| value.write_to(file))?;
+        if let NewShard::Encoded(bytes) = value {
+            self.spares.give(bytes);
+        }
         Ok(match &mut locked.file {
             Some(file) => file.replace(new, store.durable())?,
             None => new.rename_to(&store.path(key), store.durable())?,
         })
+    }
+
+    fn spares(&self) -> Option<&Spares> {
+        Some(&self.spares)
     }
 
     async fn erase(&self, locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {

@@ -253,7 +253,11 @@ impl<'c> Call<'c> {
         // A covered shard is encoded before it is locked, so that others wait for its write alone.
         let covered = shard.covering(&extents).map(|(memory, part)| {
             let source = &self.memories[*memory].source;
-            let encode = |threads| encoded(format, (key, part, source), &self.options(threads));
+            let spares = target.spares();
+            let encode = |threads| {
+                let options = self.options(threads);
+                encoded(format, (key, part, source), spares, &options)
+            };
             decoding(|| encoding(threads, encode))
         });
         let covered = covered.transpose()?;

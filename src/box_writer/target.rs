@@ -14,6 +14,7 @@ use super::request::ShardToWrite;
 use crate::maintenance::{RewrittenShard, ShardFormat, StoredShard};
 use crate::storage::frame_of;
 use crate::store::Lists;
+use zarrs_cuda_engine::memory::spares::Spares;
 
 /// The new value of a shard.
 #[derive(Debug)]
@@ -80,6 +81,11 @@ pub(super) trait Target: Sync {
         key: &StoreKey,
         value: NewShard,
     ) -> impl Future<Output = Result<(), StorageError>> + Send;
+
+    /// Returns memory in which shards are encoded, if a replaced value leaves its memory there.
+    fn spares(&self) -> Option<&Spares> {
+        None
+    }
 
     /// Erases the value of `key`, which is locked.
     fn erase(

@@ -23,6 +23,7 @@ use crate::shard::sharding::Sharding;
 use crate::store::AwaitedHandle;
 use crate::store::{BlockingHandle, now};
 use zarrs_cuda_engine::contract::{EncodedShard, ShardElements};
+use zarrs_cuda_engine::memory::spares::Spares;
 
 /// Encodes and decodes shards by this crate's engines.
 pub(super) struct Ours;
@@ -147,7 +148,7 @@ impl ShardCodec for Ours {
 
 /// Encodes a shard straight from `elements`, which are in native byte order. Returns the shard with its index;
 /// `None` if every subchunk is equal to the fill value and `options` do not store such subchunks, so that the
-/// shard should not be stored.
+/// shard should not be stored. With `spares`, the host may encode to one of these buffers.
 ///
 /// # Errors
 /// A [`CodecError`] if the elements do not lie in their memory, or have no fixed size; if the options ask for
@@ -155,6 +156,7 @@ impl ShardCodec for Ours {
 pub(crate) fn encode_elements(
     shards: &Sharding,
     elements: &ShardElements<'_>,
+    spares: Option<&Spares>,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, CodecError> {
     if let Some(why) = shards.delegated() {
@@ -164,10 +166,10 @@ pub(crate) fn encode_elements(
     }
     check_data_type(shards)?;
     let plan = shards.choose_engine().map_err(other)?;
-    let (head, tail) = shards.index.room();
+    let room = shards.index.room();
     let encoded = shards
         .with_job(options, |job| {
-            plan.encode_elements(job, elements, head, tail)
+            plan.encode_elements(job, elements, room, spares)
         })
         .map_err(codec_error)?;
     if encoded.extents.iter().all(Option::is_none) {

@@ -22,6 +22,7 @@ use zarrs_cuda_engine::contract::{
     DecodedSubchunk, EncodedShard, EncodedSubchunk, Engine, ShardElements,
 };
 use zarrs_cuda_engine::layout::{Extent, c_order, strides_in};
+use zarrs_cuda_engine::memory::spares::Spares;
 
 /// Checks what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
 /// Returns for how many cases they chose a device.
@@ -325,16 +326,24 @@ impl Subject<'_> {
             let start: usize = at.iter().zip(&strides).map(|(at, step)| at * step).sum();
             memory[start..start + size].copy_from_slice(element);
         }
-        for elements in [
-            ShardElements::strided(&memory, &strides[..]),
-            ShardElements::contiguous(self.elements),
+        let spares = Spares::default();
+        for (elements, spares) in [
+            (ShardElements::strided(&memory, &strides[..]), None),
+            (ShardElements::contiguous(self.elements), Some(&spares)),
+            (ShardElements::contiguous(self.elements), Some(&spares)),
         ] {
-            let encoded = encode_elements(self.shard, &elements, self.options).map_err(fail)?;
+            let encoded = encode_elements(self.shard, &elements, spares, self.options);
+            let encoded = encoded.map_err(fail)?;
             ensure!(
                 encoded.as_deref() == is_stored.then_some(&*expected),
                 "another shard from {} bytes with strides {strides:?}",
                 elements.bytes().len()
             );
+            if let (Some(spares), Some(mut used)) = (spares, encoded) {
+                // The next shard must not show what is left in its memory.
+                used.fill(0xA5);
+                spares.give(used);
+            }
         }
         Ok(())
     }

@@ -47,6 +47,7 @@ use zarrs_cuda_engine::cuda::{
 use zarrs_cuda_engine::fallback::WithFallback;
 use zarrs_cuda_engine::host::HostEngine;
 use zarrs_cuda_engine::layout::SubchunkGrid;
+use zarrs_cuda_engine::memory::spares::Spares;
 
 /// The engines that encode and decode shards.
 #[derive(Clone, Debug)]
@@ -105,7 +106,8 @@ impl ShardPlan {
     }
 
     /// Encodes a shard like [`Engine::encode`], from elements that may have strides. The host reads them where
-    /// they are. For a device, the host first copies them to new memory, unless they are contiguous.
+    /// they are, and may encode to one of `spares`. For a device, the host first copies them to new memory, unless
+    /// they are contiguous.
     ///
     /// # Errors
     /// The errors of [`Engine::encode`], and [`EngineError::Strides`] if an element is not in its memory.
@@ -113,12 +115,12 @@ impl ShardPlan {
         &self,
         job: &ShardJob<'_>,
         elements: &ShardElements<'_>,
-        head: usize,
-        tail: usize,
+        (head, tail): (usize, usize),
+        spares: Option<&Spares>,
     ) -> Result<EncodedShard, EngineError> {
         match (self.summary.place, elements.as_contiguous(job.grid)?) {
-            (_, Some(contiguous)) => self.engine.encode(job, contiguous, head, tail),
-            (Place::Host, None) => HostEngine.encode_elements(job, elements, head, tail),
+            (Place::Host, _) => HostEngine.encode_elements(job, elements, (head, tail), spares),
+            (Place::Cuda, Some(contiguous)) => self.engine.encode(job, contiguous, head, tail),
             (Place::Cuda, None) => {
                 let gathered = HostEngine.gather(job, elements)?;
                 self.engine.encode(job, &gathered, head, tail)

@@ -11,6 +11,7 @@ use crate::contract::{
 use crate::layout::SubchunkGrid;
 use crate::memory::allocate;
 use crate::memory::disjoint::{Row, Segment, Segments};
+use crate::memory::spares::Spares;
 use crate::subchunk::scatter::ShardScatter;
 use crate::subchunk::{crc32c, stages};
 
@@ -49,16 +50,15 @@ impl<'a> Source<'a> {
 pub(super) fn encode(
     job: &ShardJob<'_>,
     elements: &ShardElements<'_>,
-    head: usize,
-    tail: usize,
+    (head, tail): (usize, usize),
+    spares: Option<&Spares>,
 ) -> Result<EncodedShard, EngineError> {
     let source = &Source::new(job, elements)?;
+    let room = Room { head, tail, spares };
     match job.chain {
-        Chain::Known(chain) if chain.is_fixed_size() => {
-            encode_fixed_size(job, chain, source, head, tail)
-        }
-        Chain::Known(chain) => encode_known(job, chain, source, head, tail),
-        Chain::Foreign(codec) => encode_foreign(job, codec, source, head, tail),
+        Chain::Known(chain) if chain.is_fixed_size() => encode_fixed_size(job, chain, source, room),
+        Chain::Known(chain) => encode_known(job, chain, source, room),
+        Chain::Foreign(codec) => encode_foreign(job, codec, source, room),
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) fn gather(
         ..*job
     };
     let source = Source::new(&job, elements)?;
-    match encode_fixed_size(&job, &chain, &source, 0, 0) {
+    match encode_fixed_size(&job, &chain, &source, Room::default()) {
         Ok(gathered) => Ok(gathered.bytes),
         Err(EngineError::OutOfMemory { bytes, .. }) => Err(EngineError::OutOfMemory {
             what: "the gathered elements of a shard",
@@ -113,23 +113,36 @@ fn too_large() -> EngineError {
     }
 }
 
-/// Allocates `head`, `encoded` and `tail` bytes together; the first `head` bytes are zeros. For chains that
-/// `is_fixed_size`, it also makes the pages: all will be used, and encoding takes little longer than making
-/// them.
+/// The room before and behind the subchunks, and memory for the output.
+#[derive(Clone, Copy, Default)]
+struct Room<'s> {
+    head: usize,
+    tail: usize,
+    spares: Option<&'s Spares>,
+}
+
+/// Takes memory for the head, `encoded` bytes and the tail together; the bytes of the head are zeros. For chains
+/// that `is_fixed_size`, the pages of new memory are made: all will be used, and encoding takes little longer than
+/// making them.
 fn output(
     job: &ShardJob<'_>,
-    head: usize,
+    Room { head, tail, spares }: Room<'_>,
     encoded: Option<usize>,
-    tail: usize,
     is_fixed_size: bool,
 ) -> Result<Segments, EngineError> {
     let capacity = encoded
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
         .ok_or_else(too_large)?;
-    let mut output = allocate::with_capacity(capacity, OUTPUT, job.huge_pages)?;
-    if is_fixed_size {
-        make_pages(&mut output, capacity, job.threads)?;
-    }
+    let output = match spares.and_then(|spares| spares.take(capacity)) {
+        Some(spare) => spare,
+        None => {
+            let mut new = allocate::with_capacity(capacity, OUTPUT, job.huge_pages)?;
+            if is_fixed_size {
+                make_pages(&mut new, capacity, job.threads)?;
+            }
+            new
+        }
+    };
     let output = Segments::new(output);
     output.reserve(head)?.append(&vec![0; head])?;
     Ok(output)
@@ -140,8 +153,7 @@ fn encode_fixed_size(
     job: &ShardJob<'_>,
     chain: &KnownChain,
     source: &Source<'_>,
-    head: usize,
-    tail: usize,
+    room: Room<'_>,
 ) -> Result<EncodedShard, EngineError> {
     let Source { memory, scatter } = source;
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
@@ -149,7 +161,7 @@ fn encode_fixed_size(
     let trailer = chain.stages.len() * crc32c::LEN;
     let stored = stored_subchunks(job, source)?;
 
-    let output = output(job, head, stored.len().checked_mul(len), tail, true)?;
+    let output = output(job, room, stored.len().checked_mul(len), true)?;
 
     let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
     // Reserve the segments in order, so that any thread may fill any of them.
@@ -178,7 +190,7 @@ fn encode_fixed_size(
 
     let mut extents = vec![None; job.grid.num_subchunks()];
     for (position, &number) in stored.iter().enumerate() {
-        let start = head + position * len;
+        let start = room.head + position * len;
         extents[number] = Some(start..start + len);
     }
     Ok(EncodedShard {
@@ -235,13 +247,12 @@ fn encode_known(
     job: &ShardJob<'_>,
     chain: &KnownChain,
     source: &Source<'_>,
-    head: usize,
-    tail: usize,
+    room: Room<'_>,
 ) -> Result<EncodedShard, EngineError> {
     let Source { memory, scatter } = source;
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
-    let output = output(job, head, all, tail, false)?;
+    let output = output(job, room, all, false)?;
 
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
@@ -275,8 +286,10 @@ fn encode_known(
     let extents = aggregate.finish();
     let mut bytes = output.finish()?;
     // The reserved bound is nearly the decoded size. Keep only the pages that are used, and room for the
-    // tail.
-    bytes.shrink_to(bytes.len().saturating_add(tail));
+    // tail. The next shard needs the memory of a spare buffer.
+    if room.spares.is_none() {
+        bytes.shrink_to(bytes.len().saturating_add(room.tail));
+    }
     Ok(EncodedShard { bytes, extents })
 }
 
@@ -286,8 +299,7 @@ fn encode_foreign(
     job: &ShardJob<'_>,
     codec: &dyn SubchunkCodec,
     source: &Source<'_>,
-    head: usize,
-    tail: usize,
+    room: Room<'_>,
 ) -> Result<EncodedShard, EngineError> {
     let Source { memory, scatter } = source;
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
@@ -319,7 +331,7 @@ fn encode_foreign(
     let encoded = batches
         .iter()
         .try_fold(0_usize, |sum, batch| sum.checked_add(batch.len()));
-    let output = output(job, head, encoded, tail, false)?;
+    let output = output(job, room, encoded, false)?;
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     for (number, batch) in batches.into_iter().enumerate() {
         aggregate.push(number, batch)?;

@@ -23,6 +23,7 @@ use crate::contract::{
     ShardJob, SubchunkSink,
 };
 use crate::layout::Extent;
+use crate::memory::spares::Spares;
 
 /// The number of times that this engine encoded or decoded subchunks in this process.
 static CODINGS: AtomicU64 = AtomicU64::new(0);
@@ -50,7 +51,8 @@ pub fn coded_bytes() -> CodedBytes {
 pub struct HostEngine;
 
 impl HostEngine {
-    /// Encodes a shard like [`encode`](Engine::encode), from elements that may have strides.
+    /// Encodes a shard like [`encode`](Engine::encode), from elements that may have strides. With `spares`, the
+    /// encoded shard may be in one of these buffers, and have more capacity than it needs.
     ///
     /// # Errors
     /// The errors of [`encode`](Engine::encode), and [`EngineError::Strides`] if an element is not in the
@@ -60,11 +62,11 @@ impl HostEngine {
         self,
         job: &ShardJob<'_>,
         elements: &ShardElements<'_>,
-        head: usize,
-        tail: usize,
+        room: (usize, usize),
+        spares: Option<&Spares>,
     ) -> Result<EncodedShard, EngineError> {
         count_coding();
-        let shard = encode::encode(job, elements, head, tail)?;
+        let shard = encode::encode(job, elements, room, spares)?;
         BYTES.encoded(StoredBytes::of_extents(
             job.grid.subchunk_bytes(),
             &shard.extents,
@@ -157,7 +159,8 @@ impl Engine for HostEngine {
         head: usize,
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
-        self.encode_elements(job, &ShardElements::contiguous(decoded), head, tail)
+        let elements = ShardElements::contiguous(decoded);
+        self.encode_elements(job, &elements, (head, tail), None)
     }
 
     fn decode(

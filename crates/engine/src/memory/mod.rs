@@ -11,3 +11,4 @@ pub(crate) mod fill;
 pub mod fresh;
 pub mod pack;
 pub mod pieces;
+pub mod spares;

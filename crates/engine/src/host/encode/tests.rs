@@ -199,11 +199,18 @@ impl Case {
         let job = self.job();
         for (head, tail) in [(0, 0), (3, 5)] {
             let expected = HostEngine.encode(&job, &contiguous, head, tail).unwrap();
-            let found = HostEngine.encode_elements(&job, &elements, head, tail);
-            let found = found.unwrap();
-            assert_eq!(found.extents, expected.extents);
-            assert!(found.bytes == expected.bytes, "other bytes");
-            assert!(found.bytes.capacity() >= found.bytes.len() + tail);
+            let spares = Spares::default();
+            for spares in [None, Some(&spares), Some(&spares)] {
+                let found = HostEngine.encode_elements(&job, &elements, (head, tail), spares);
+                let mut found = found.unwrap();
+                assert_eq!(found.extents, expected.extents);
+                assert!(found.bytes == expected.bytes, "other bytes");
+                assert!(found.bytes.capacity() >= found.bytes.len() + tail);
+                if let Some(spares) = spares {
+                    found.bytes.fill(0xA5);
+                    spares.give(found.bytes);
+                }
+            }
         }
         let gathered = HostEngine.gather(&job, &elements).unwrap();
         assert!(gathered == contiguous, "other elements");
@@ -240,7 +247,7 @@ fn memory_that_is_too_short_is_an_error() {
         let elements = ShardElements::strided(&case.memory, &case.strides[..]);
         for error in [
             HostEngine
-                .encode_elements(&case.job(), &elements, 0, 0)
+                .encode_elements(&case.job(), &elements, (0, 0), None)
                 .unwrap_err(),
             HostEngine.gather(&case.job(), &elements).unwrap_err(),
             elements.as_contiguous(&case.grid).unwrap_err(),
