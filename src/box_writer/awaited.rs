@@ -208,7 +208,7 @@ where
     ) -> Result<(), Kind> {
         let Update {
             format,
-            boxes,
+            changes,
             options,
         } = update;
         let shards = format.shards();
@@ -225,8 +225,8 @@ where
                 options,
             );
             let encoder = encoder.await?;
-            for (subset, elements) in &boxes {
-                encoder.partial_encode(subset, elements, options).await?;
+            for (at, elements) in &changes {
+                encoder.partial_encode(&**at, elements, options).await?;
             }
             Ok(())
         });

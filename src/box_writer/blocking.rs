@@ -295,7 +295,7 @@ fn updated<S: ?Sized + ReadableWritableStorageTraits + 'static>(
 ) -> Result<(), Kind> {
     let Update {
         format,
-        boxes,
+        changes,
         options,
     } = update;
     let shards = format.shards();
@@ -310,8 +310,8 @@ fn updated<S: ?Sized + ReadableWritableStorageTraits + 'static>(
             &shards.fill_value,
             options,
         )?;
-        let mut boxes = boxes.iter();
-        boxes.try_for_each(|(subset, elements)| encoder.partial_encode(subset, elements, options))
+        let mut changes = changes.iter();
+        changes.try_for_each(|(at, elements)| encoder.partial_encode(&**at, elements, options))
     });
     updated.map_err(Kind::codec("update", key))
 }

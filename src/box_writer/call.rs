@@ -15,7 +15,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{Array, ArrayBytes, ArraySubset};
+use zarrs::array::{Array, ArrayBytes, ArraySubset, Indexer};
 use zarrs_codec::CodecOptions;
 
 use super::by_zarrs;
@@ -24,7 +24,7 @@ use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
 use super::pool::encoding;
 use super::report::BoxReport;
 use super::request::{self, BoxesInMemory, ShardToWrite};
-use super::target::{NewShard, Target, Update};
+use super::target::{Changes, NewShard, Target, Update};
 use super::{Settings, ShardUpdate};
 use crate::maintenance::ShardFormat;
 use crate::reader::DecodedBy;
@@ -160,23 +160,47 @@ impl<'c> Call<'c> {
         Ok(ArrayBytes::new_flen(elements))
     }
 
-    /// Returns the boxes of a shard, in elements of the shard from `origin` on, and their elements.
+    /// Returns the boxes of a shard, in elements of the array, whose shard begins at `origin`, and their elements.
     fn boxes(
         &self,
         shard: &ShardToWrite,
-        origin: Option<&[u64]>,
+        origin: &[u64],
     ) -> Result<Vec<(ArraySubset, ArrayBytes<'_>)>, Kind> {
         let boxes = shard.parts.iter().map(|one| {
-            let mut subset = ShardToWrite::subset(&one.1);
-            if let Some(origin) = origin {
-                let starts = subset.start().iter().zip(subset.shape()).zip(origin);
-                subset = ArraySubset::from(
-                    starts.map(|((start, len), origin)| start + origin..start + origin + len),
-                );
-            }
-            Ok((subset, self.elements(one)?))
+            let subset = ShardToWrite::subset(&one.1);
+            let starts = subset.start().iter().zip(subset.shape()).zip(origin);
+            let ranges = starts.map(|((start, len), origin)| start + origin..start + origin + len);
+            Ok((ArraySubset::from(ranges), self.elements(one)?))
         });
         boxes.collect()
+    }
+
+    /// Returns the changes of a shard. Many small boxes are one change, so that each subchunk is encoded once.
+    fn changes(&self, shard: &ShardToWrite) -> Result<Changes<'_>, Kind> {
+        /// The most elements of boxes that are one change: each of them takes some memory for its coordinates.
+        const TOGETHER: usize = 1 << 16;
+
+        let subset = |one: &(usize, WantedPart)| ShardToWrite::subset(&one.1);
+        let elements = shard
+            .parts
+            .iter()
+            .map(|(_, part)| part.shape.iter().product::<usize>());
+        if shard.parts.len() == 1 || elements.sum::<usize>() > TOGETHER {
+            let each = shard.parts.iter();
+            let each = each.map(|one| {
+                let at: Box<dyn Indexer> = Box::new(subset(one));
+                Ok((at, self.elements(one)?))
+            });
+            return each.collect();
+        }
+        let mut all = Vec::new();
+        for one in &shard.parts {
+            let source = &self.memories[one.0].source;
+            let elements = source.elements(&one.1.shape, one.1.offset, self.array.data_type())?;
+            all.extend_from_slice(&elements);
+        }
+        let at: Vec<ArraySubset> = shard.parts.iter().map(subset).collect();
+        Ok(vec![(Box::new(at), ArrayBytes::new_flen(all))])
     }
 
     async fn write<T: Target>(
@@ -271,7 +295,7 @@ impl<'c> Call<'c> {
             None if update == ShardUpdate::InPlace => {
                 let update = Update {
                     format,
-                    boxes: self.boxes(shard, None)?,
+                    changes: self.changes(shard)?,
                     options: &self.options(1),
                 };
                 target.update(&mut locked, key, update).await?;
@@ -280,8 +304,8 @@ impl<'c> Call<'c> {
             None => {
                 let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
                 let rewrite = |threads| {
-                    let boxes = self.boxes(shard, None)?;
-                    let rewritten = format.rewrite(stored, boxes, &self.options(threads));
+                    let changes = self.changes(shard)?;
+                    let rewritten = format.rewrite_indexed(stored, changes, &self.options(threads));
                     rewritten.map_err(|error| Kind::Shard {
                         doing: "change",
                         key: key.clone(),
@@ -306,7 +330,7 @@ impl<'c> Call<'c> {
         let origin = origin.map_err(|error| Kind::unsupported(error.to_string()))?;
         // zarrs reads and stores a subchunk that a box meets in part, in two steps.
         let _locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
-        let boxes = self.boxes(shard, Some(&origin))?;
+        let boxes = self.boxes(shard, &origin)?;
         target.share(shard, boxes, &self.options(1)).await?;
         self.done(shard, Some(0));
         Ok(())

@@ -57,8 +57,9 @@ pub enum ShardUpdate {
     #[default]
     Rewrite,
     /// The changed subchunks are written into the stored shard, as zarrs' partial encoder with this crate's codec
-    /// does. The [`WriteStrategy`](crate::WriteStrategy) says what an interrupted update leaves. Each box of a call
-    /// is an update of its own. The store must write parts of values.
+    /// does. The [`WriteStrategy`](crate::WriteStrategy) says what an interrupted update leaves. Small boxes of a
+    /// call are one update of the shard; boxes of more than 65,536 elements together are updates of their own. The
+    /// store must write parts of values.
     InPlace,
     /// The changed subchunks are stored beside the shard, as a
     /// [`SparseShardStore`](crate::storage::SparseShardStore) does, also if the box covers the shard. Several

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
 
-use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs::array::{ArrayBytes, ArraySubset, Indexer};
 use zarrs_codec::CodecOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
@@ -47,10 +47,13 @@ impl NewShard {
     }
 }
 
-/// Boxes of a shard with their new elements, which count in elements of the shard.
+/// Changes of a shard: the places of elements, which count from the origin of the shard, and the new elements.
+pub(super) type Changes<'u> = Vec<(Box<dyn Indexer>, ArrayBytes<'u>)>;
+
+/// Changes of a stored shard in place.
 pub(super) struct Update<'u> {
     pub(super) format: &'u ShardFormat,
-    pub(super) boxes: Vec<(ArraySubset, ArrayBytes<'u>)>,
+    pub(super) changes: Changes<'u>,
     pub(super) options: &'u CodecOptions,
 }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
-use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs::array::{ArrayBytes, ArraySubset, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::StoreKey;
 
@@ -221,6 +221,22 @@ impl ShardFormat {
         boxes: impl IntoIterator<Item = (ArraySubset, ArrayBytes<'e>)>,
         options: &CodecOptions,
     ) -> Result<Option<RewrittenShard>, Error> {
+        let boxes = boxes.into_iter();
+        let boxes =
+            boxes.map(|(subset, elements)| (Box::new(subset) as Box<dyn Indexer>, elements));
+        self.rewrite_indexed(stored, boxes, options)
+    }
+
+    /// Does the same as [`rewrite`](Self::rewrite) for elements at any places.
+    ///
+    /// # Errors
+    /// The errors of [`rewrite`](Self::rewrite).
+    pub(crate) fn rewrite_indexed<'e>(
+        &self,
+        stored: Option<StoredShard>,
+        changes: impl IntoIterator<Item = (Box<dyn Indexer>, ArrayBytes<'e>)>,
+        options: &CodecOptions,
+    ) -> Result<Option<RewrittenShard>, Error> {
         let shards = &**self.shards();
         shards.codec.check_trusted()?;
         let opened = stored.map(|stored| opened(shards, stored, options));
@@ -234,8 +250,8 @@ impl ShardFormat {
             Some(stored) => stored.read(&range),
             None => Err(ended(&range).into()),
         };
-        for (indexer, elements) in boxes {
-            changed.change((&indexer, &elements), &read, options)?;
+        for (indexer, elements) in changes {
+            changed.change((&*indexer, &elements), &read, options)?;
         }
         let rewritten = rewritten(shards, stored, changed, options)?;
         Ok(rewritten.map(|shard| RewrittenShard {
