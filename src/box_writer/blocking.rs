@@ -11,6 +11,7 @@ use zarrs_storage::{
 
 use super::call::Call;
 use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
+use super::pool::encoding;
 use super::request::{BoxesInMemory, ShardToWrite};
 use super::shared::{Shared, Subchunks, not_looked, not_opened};
 use super::target::{NewShard, Target, Update, check_parts, is_framed};
@@ -272,7 +273,8 @@ impl Target for Filed<'_> {
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
-        self.subchunks()?.write(shard, boxes, options)
+        let subchunks = self.subchunks()?;
+        encoding(1, |_| subchunks.write(shard, boxes, options))
     }
 }
 
@@ -302,7 +304,7 @@ fn updated<S: ?Sized + ReadableWritableStorageTraits + 'static>(
     let storage: ReadableWritableStorage = Arc::new(StorageHandle::new(store));
     let stored = Arc::new(StoragePartialEncoder::new(storage, key.clone()));
     let codec = format.codec().clone();
-    let updated = no_panic(|| {
+    let update = || {
         let encoder = codec.partial_encoder(
             stored,
             format.shape(),
@@ -312,7 +314,8 @@ fn updated<S: ?Sized + ReadableWritableStorageTraits + 'static>(
         )?;
         let mut changes = changes.iter();
         changes.try_for_each(|(at, elements)| encoder.partial_encode(&**at, elements, options))
-    });
+    };
+    let updated = encoding(1, |_| no_panic(update));
     updated.map_err(Kind::codec("update", key))
 }
 
@@ -393,6 +396,7 @@ where
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
-        self.subchunks()?.write(shard, boxes, options)
+        let subchunks = self.subchunks()?;
+        encoding(1, |_| subchunks.write(shard, boxes, options))
     }
 }

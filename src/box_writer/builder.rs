@@ -180,8 +180,9 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
     /// Builds the writer.
     ///
     /// # Errors
-    /// [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported), with the reason, if the array, its store or its grid does not fit the settings, or if
-    /// the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and no device is usable.
+    /// - [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported), with the reason, if the array, its store or its grid does not fit the settings.
+    /// - [`BoxWriterErrorKind::Backend`](crate::writer::BoxWriterErrorKind::Backend) if the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and no device
+    ///   is usable.
     pub fn build(self) -> Result<BoxWriter<TStorage>, BoxWriterError> {
         let Self {
             array,
@@ -207,7 +208,9 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
         match &encoded_by {
             DecodedBy::ThisCrate(codec) => {
                 let usable = codec.check_backend();
-                usable.map_err(|error| unsupported(error.to_string()))?;
+                usable.map_err(|error| Kind::Backend {
+                    error: error.into(),
+                })?;
                 settings.memory = memory.unwrap_or(codec.options().host_memory());
             }
             DecodedBy::Zarrs(why) if settings.update != ShardUpdate::Rewrite => {

@@ -1,6 +1,7 @@
 //! Writes the boxes of one call: each shard once, several shards at once.
 //!
 //! ```text
+//! look for subchunks beside the shards              if there are some, nothing is written
 //! for each shard
 //!     encode it, if a box covers it                from the caller's memory
 //!     lock its key                                  against other writers of boxes
@@ -101,6 +102,12 @@ impl<'c> Call<'c> {
             let looks = self.settings.update != ShardUpdate::Shared;
             let is_marked = looks && target.is_marked().await?;
             self.is_marked.store(is_marked, Ordering::Relaxed);
+            if is_marked && call.shards.len() > 1 {
+                let look = |number: usize| -> Task<'_, Kind> {
+                    Box::pin(call.look(target, &call.shards[number], "before"))
+                };
+                each(call.shards.len(), at_once, &look).await?;
+            }
             each(call.shards.len(), at_once, &one).await?;
             if looks && !is_marked && target.is_marked().await? {
                 self.is_marked.store(true, Ordering::Relaxed);
@@ -282,7 +289,14 @@ impl<'c> Call<'c> {
                 let options = self.options(threads);
                 encoded(format, (key, part, source), spares, &options)
             };
-            decoding(|| encoding(threads, encode))
+            // The engines call no rayon for one thread.
+            let is_alone = threads == 1 && format.shards().known().is_ok();
+            decoding(|| {
+                if is_alone {
+                    return encode(1);
+                }
+                encoding(threads, encode)
+            })
         });
         let covered = covered.transpose()?;
         let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;

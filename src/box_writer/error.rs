@@ -108,6 +108,12 @@ pub enum BoxWriterErrorKind {
         /// The reason, and advice.
         reason: String,
     },
+    /// The options of the array ask for a device, and none is usable.
+    #[error("cannot write boxes to the array: {error}")]
+    Backend {
+        /// The reason.
+        error: crate::Error,
+    },
     /// Subchunks are stored beside a shard, and would hide what is written to the shard.
     #[error(
         "subchunks are stored beside the shard {key}, {when} this call wrote the shard, and hide its elements: consolidate the array (`SparseShardStore::consolidate_all`, `zarrs-cuda consolidate`), or write with `ShardUpdate::Shared`"

@@ -20,9 +20,10 @@ pub(super) fn encoding<T: Send>(threads: usize, encode: impl FnOnce(usize) -> T 
     });
     // A thread of another pool would do other work of that pool while it waits for this pool. That work may
     // wait for the lock that this thread holds.
-    if threads == 1 || rayon::current_thread_index().is_some() {
+    if rayon::current_thread_index().is_some() {
         return encode(1);
     }
+    // Code of zarrs calls rayon for one thread, too. Rayon's global pool does not run in a forked child.
     match POOL.get() {
         Some(pool) => pool.install(|| encode(threads)),
         None => encode(1),

@@ -91,6 +91,31 @@ fn by_zarrs(shard: &ShardToWrite) -> impl Fn(ArrayError) -> Kind {
     }
 }
 
+impl<S: ?Sized> Subchunks<S> {
+    /// Checks that there is memory for a subchunk, and for its object. zarrs allocates both, and would abort the
+    /// process if it could not.
+    ///
+    /// # Errors
+    /// [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory)
+    fn check_memory(&self) -> Result<(), Kind> {
+        let array = &self.array;
+        let shape = array.chunk_shape(&vec![0; array.dimensionality()]);
+        let shape = shape.map_err(|error| Kind::unsupported(error.to_string()))?;
+        let size = array.data_type().fixed_size().unwrap_or(1);
+        let bytes = shape.iter().try_fold(size, |bytes, extent| {
+            bytes.checked_mul(usize::try_from(extent.get()).ok()?)
+        });
+        let bytes = bytes.unwrap_or(usize::MAX);
+        let mut memory = [Vec::<u8>::new(), Vec::new()];
+        let mut each = memory.iter_mut();
+        let found = each.all(|one| one.try_reserve_exact(bytes).is_ok());
+        // Without this, the compiler may remove allocations that nothing uses, and assume that they succeed.
+        std::hint::black_box(&memory);
+        let what = "a subchunk, and as many for its object beside the shard: make subchunks smaller, or write in another mode of shards";
+        found.then_some(()).ok_or(Kind::Memory { what, bytes })
+    }
+}
+
 impl<S> Subchunks<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized + 'static,
@@ -105,6 +130,7 @@ where
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
+        self.check_memory()?;
         let kept = Arc::new(self.sparse.batch());
         let subchunks = self.array.with_storage(kept.clone());
         for (subset, elements) in boxes {
@@ -134,6 +160,7 @@ where
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> Result<(), Kind> {
+        self.check_memory()?;
         let kept = Arc::new(self.sparse.batch());
         let subchunks = self.array.with_storage(kept.clone());
         for (subset, elements) in boxes {

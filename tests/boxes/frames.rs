@@ -40,6 +40,11 @@ fn check<S: ReadableWritableListableStorageTraits + 'static>(store: &Arc<S>) {
             assert_eq!((key.as_str(), *when), ("a/c/0/0", "before"));
             assert!(error.to_string().contains("consolidate"), "{error}");
         }
+        // None of several shards is written if one has subchunks beside it.
+        let error = writer.write(&[0..8, 0..8], &[9_u16; 64]).unwrap_err();
+        assert!(error.report.stored.is_empty(), "{error}");
+        let last: Vec<u16> = array.retrieve_array_subset(&[7..8, 7..8]).unwrap();
+        assert_eq!(last, [1]);
         // Other shards have no subchunks beside them.
         writer.write(&[4..7, 0..8], &[4_u16; 24]).unwrap();
     }
