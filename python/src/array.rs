@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::{ArrayMetadataV3, MetadataV3};
+use zarrs_codec::CodecOptions;
 use zarrs_cuda::maintenance::ShardFormat;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda::writer::{BoxWriter, ShardUpdate};
 use zarrs_cuda_engine::process::per_process::PerProcess;
 
 use crate::devices::DeviceSettings;
@@ -116,6 +118,8 @@ pub(crate) struct Opened {
     pub(crate) decodes_whole: bool,
     /// The reader of `array`, or `None` if zarrs decodes its chunks or the library cannot read its store.
     reader: Option<ArrayReader<Store>>,
+    /// The writers of `array`, once they are needed: the first erases empty shards, the second stores them.
+    writers: [OnceLock<BoxWriter<Store>>; 2],
 }
 
 /// The metadata and the store of a pipeline, and the arrays that were opened with them.
@@ -124,6 +128,8 @@ pub(crate) struct Opener {
     pub(crate) store: Store,
     devices: Option<DeviceSettings>,
     pub(crate) is_sharded: bool,
+    /// The way in which shards are written, which also decides where subchunks are read.
+    pub(crate) update: ShardUpdate,
     /// Whether elements have no fixed size.
     pub(crate) is_variable: bool,
     /// Whether chunks are always decoded whole, as in [`Opened`].
@@ -181,6 +187,7 @@ impl Opener {
             store,
             devices,
             is_sharded,
+            update: ShardUpdate::default(),
             is_variable: false,
             decodes_whole: false,
             opened: PerProcess::new(RwLock::default),
@@ -224,6 +231,7 @@ impl Opener {
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
             reader: None,
+            writers: Default::default(),
             subchunk: None,
             is_sharded: self.is_sharded,
             decodes_whole: element_size == 0 && has_codecs_around(&self.metadata.codecs),
@@ -242,6 +250,36 @@ impl Opener {
         cached_or_open(&self.opened, path, threads, || {
             self.open(path, threads.get())
         })
+    }
+
+    /// Returns a writer of the shards of `opened` in `store`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if the settings of devices ask for one, and none is usable.
+    pub(crate) fn writer(
+        &self,
+        opened: &Opened,
+        store: &Store,
+        store_empty: bool,
+        threads: NonZeroUsize,
+    ) -> Result<BoxWriter<Store>, Error> {
+        let build = |array: &Array<Store>| {
+            let options = CodecOptions::default().with_store_empty_chunks(store_empty);
+            let builder = BoxWriter::builder(array)
+                .with_update(self.update)
+                .with_codec_options(options);
+            let built = store.written_by(builder, threads.get()).build();
+            built.map_err(|error| Error::from(*error.kind))
+        };
+        if let Store::Given(_) = store {
+            return build(&opened.array.with_storage(Arc::new(store.clone())));
+        }
+        let kept = &opened.writers[usize::from(store_empty)];
+        if let Some(writer) = kept.get() {
+            return Ok(writer.clone());
+        }
+        let built = build(&opened.array)?;
+        Ok(kept.get_or_init(|| built).clone())
     }
 
     /// Returns the array at `path` with subchunks that are stored beside their shards. The library reads and

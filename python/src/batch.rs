@@ -3,6 +3,8 @@
 use numpy::PyUntypedArray;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice, PyTuple};
+use zarrs::array::ArraySubset;
+use zarrs_codec::CodecOptions;
 
 use crate::array::Keys;
 use crate::error::unsupported;
@@ -38,6 +40,14 @@ pub(crate) struct Batch {
     pub(crate) store_empty: bool,
 }
 
+impl Item {
+    /// Returns the box, in elements of the chunk.
+    pub(crate) fn in_chunk(&self) -> ArraySubset {
+        let ranges = self.start.iter().zip(&self.shape);
+        ArraySubset::from(ranges.map(|(&start, &len)| start as u64..(start + len) as u64))
+    }
+}
+
 impl Batch {
     /// Returns a batch with the given items.
     pub(crate) fn of<'i>(&self, items: impl Iterator<Item = &'i Item>) -> Self {
@@ -47,6 +57,13 @@ impl Batch {
             others: Vec::new(),
             store_empty: self.store_empty,
         }
+    }
+
+    /// Returns the options of zarrs for a chunk that `threads` threads encode.
+    pub(crate) fn options(&self, threads: usize) -> CodecOptions {
+        CodecOptions::default()
+            .with_store_empty_chunks(self.store_empty)
+            .with_concurrent_target(threads)
     }
 }
 

@@ -10,16 +10,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
 use zarrs::array::{ArrayBytes, ArrayBytesOffsets, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::storage::SparseShardStore;
 
-use crate::array::{Opened, Shared};
+use crate::array::{Opened, Shared, shard_format};
 use crate::batch::{Batch, Item};
 use crate::error::{Error, no_panic};
 use crate::files::Files;
-use crate::maintain;
 use crate::pool::{self, each};
 use crate::read::check_keys;
 use crate::store::Store;
-use crate::write::{Change, Value, check_frames, in_chunk, options, store_file};
 
 /// The elements of a box, in C order: their bytes, and the offset of each element, followed by the end of the
 /// last one.
@@ -133,12 +132,15 @@ pub(crate) fn read(
                         return Ok(decoded);
                     }
                     let shape: Vec<u64> = opened.chunk.iter().map(|extent| extent.get()).collect();
-                    let part =
-                        decoded.extract_array_subset(&in_chunk(item), &shape, array.data_type())?;
+                    let part = decoded.extract_array_subset(
+                        &item.in_chunk(),
+                        &shape,
+                        array.data_type(),
+                    )?;
                     return Ok(part.into_owned());
                 }
                 let decoder = array.partial_decoder_opt(&item.indices, &options)?;
-                let decoded = decoder.partial_decode(&in_chunk(item), &options)?;
+                let decoded = decoder.partial_decode(&item.in_chunk(), &options)?;
                 Ok(decoded.into_owned())
             };
             let damaged = |why: String| Error::Damaged {
@@ -157,20 +159,16 @@ pub(crate) fn read(
                 bytes: bytes.into_owned(),
                 offsets: offsets.to_vec(),
             };
-            let is_there = store.has(&item.key)?
-                || match (shared, store) {
-                    (Some(_), Store::Files(files)) => files
-                        .has_frame(&item.key)
-                        .map_err(|error| Error::store("list", &item.key, &error.into()))?,
-                    _ => false,
-                };
+            let may_have_frame = shared.is_some() && matches!(store, Store::Files(_));
+            let is_there =
+                store.has(&item.key)? || (may_have_frame && store.has_frame(&item.key)?);
             Ok((is_there, elements))
         })
     })?
 }
 
-/// Writes `elements` to the boxes of `batch`, which are whole chunks if the array has no shards. Returns the
-/// values that the caller must store; there are none if the store has files.
+/// Writes `elements` to the boxes of `batch`, which are whole chunks if the array has no shards. If Python writes
+/// the store, then `store` keeps the changes.
 pub(crate) fn write(
     opened: &Opened,
     store: &Store,
@@ -178,31 +176,49 @@ pub(crate) fn write(
     batch: &Batch,
     elements: &[Elements],
     threads: NonZeroUsize,
-) -> Result<Vec<Change>, Error> {
+) -> Result<(), Error> {
     check_keys(opened, batch)?;
-    check_frames(opened, store, batch)?;
-    let changes = pool::run(threads, || {
+    check_frames(opened, store, batch, store.waiting(threads))?;
+    pool::run(threads, || {
         each(&batch.items, threads, |item, share| {
-            let options = options(batch, share);
+            let options = batch.options(share);
             let elements = of_item(elements, item)?;
             if let Store::Files(files) = store
                 && in_place
                 && !opened.is_whole(item)
             {
-                change_in_place(opened, files, item, elements, &options)?;
-                return Ok(None);
+                return change_in_place(opened, files, item, elements, &options);
             }
             let value = encode(opened, store, item, elements, &options)?;
-            let Store::Files(files) = store else {
-                let value = value.map(Value::into_bytes).transpose();
-                let value = value.map_err(|error| Error::store("change", &item.key, &error.into()));
-                return Ok(Some((item.key.clone(), value?)));
-            };
-            store_file(files, &item.key, value.as_ref())?;
-            Ok(None)
+            store.change(&item.key, value.map(Cow::Owned))
         })
     })??;
-    Ok(changes.into_iter().flatten().collect())
+    Ok(())
+}
+
+/// Checks that no subchunks are stored beside the shards of `batch`, before the first shard is written: such
+/// subchunks would hide the written elements. For stores that Python uses, Python makes this check.
+fn check_frames(
+    opened: &Opened,
+    store: &Store,
+    batch: &Batch,
+    threads: NonZeroUsize,
+) -> Result<(), Error> {
+    let array = format!("/{}", batch.path);
+    if !opened.is_sharded
+        || !store.is_ours()
+        || !SparseShardStore::is_marked(store, &array).map_err(Error::from)?
+    {
+        return Ok(());
+    }
+    let check = |item: &Item, _| {
+        if store.has_frame(&item.key)? {
+            return Err(Error::Frames(item.key.clone()));
+        }
+        Ok(())
+    };
+    pool::run(threads, || each(&batch.items, threads, check))??;
+    Ok(())
 }
 
 /// Writes `elements` to the boxes of `batch` as [`write`] does, but stores subchunks beside their shards.
@@ -218,13 +234,13 @@ pub(crate) fn write_shared(
         each(&batch.items, threads, |item, share| {
             let elements = of_item(elements, item)?.as_array_bytes()?;
             // zarrs takes the elements ["aa", ""] for two fill values "a", and would not store them.
-            let options = options(batch, share).with_store_empty_chunks(true);
+            let options = batch.options(share).with_store_empty_chunks(true);
             let kept = Arc::new(shared.store.batch());
             let subchunks = shared.subchunks.with_storage(kept.clone());
             subchunks
                 .store_array_subset_opt(&opened.subset(item), elements, &options)
                 .map_err(|error| Error::array(&item.key, &error))?;
-            kept.write().map_err(maintain::failed)
+            kept.write().map_err(Error::from)
         })
     })??;
     Ok(())
@@ -263,23 +279,28 @@ fn change_in_place(
     let elements = elements.as_array_bytes()?;
     let array = opened.array.with_storage(files.clone());
     array
-        .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
+        .store_chunk_subset_opt(&item.indices, &item.in_chunk(), elements, &options)
         .map_err(|error| Error::writing(&item.key, &error))
 }
 
-/// Returns the new value of the chunk of `item`, or `None` if all of its elements are the fill value.
+/// Returns the new value of the chunk of `item`, or `None` if all of its elements are the fill value. Subchunks of a
+/// shard that the box does not meet are copied in encoded form.
 fn encode(
     opened: &Opened,
     store: &Store,
     item: &Item,
     elements: &Elements,
     options: &CodecOptions,
-) -> Result<Option<Value<'static>>, Error> {
+) -> Result<Option<Vec<u8>>, Error> {
+    let (array, key) = (&opened.array, &item.key);
     if !opened.is_whole(item) {
-        let one = elements.as_array_bytes().map(|elements| (item, elements));
-        return opened.change(store, &item.key, std::iter::once(one), options);
+        let boxes = [(item.in_chunk(), elements.as_array_bytes()?)];
+        let stored = store.stored(key)?;
+        let rewritten = shard_format(array).and_then(|f| f.rewrite(stored, boxes, options));
+        let rewritten = rewritten.map_err(|error| Error::changing(key, &error))?;
+        let bytes = rewritten.map(|shard| shard.to_bytes()).transpose();
+        return bytes.map_err(|error| Error::store("change", key, &error.into()));
     }
-    let array = &opened.array;
     if !options.store_empty_chunks() && elements.is_all(array.fill_value().as_ne_bytes()) {
         return Ok(None);
     }
@@ -291,6 +312,6 @@ fn encode(
         options,
     );
     encoded
-        .map(|value| Some(Value::Encoded(Cow::Owned(value.into_owned()))))
-        .map_err(|error| Error::encoding(&item.key, &error))
+        .map(|value| Some(value.into_owned()))
+        .map_err(|error| Error::encoding(key, &error))
 }

@@ -11,6 +11,7 @@ use zarrs::array::ArrayError;
 use zarrs_codec::CodecError;
 use zarrs_cuda::maintenance::is_damage;
 use zarrs_cuda::reader::ReaderError;
+use zarrs_cuda::writer::BoxWriterErrorKind as Kind;
 use zarrs_storage::StorageError;
 
 /// An error of a read or a write, before it becomes an exception of Python.
@@ -147,16 +148,21 @@ impl Error {
 
     /// Returns the error of zarrs when it updated part of the shard `key` where it is stored.
     pub(crate) fn writing(key: &str, error: &ArrayError) -> Self {
-        let ArrayError::CodecError(codec) = error else {
-            return Self::array(key, error);
-        };
+        match error {
+            ArrayError::CodecError(codec) => Self::updating(key, codec),
+            error => Self::array(key, error),
+        }
+    }
+
+    /// Returns the error of the codec when it updated part of the shard `key` where it is stored.
+    fn updating(key: &str, codec: &CodecError) -> Self {
         let message = format!("cannot write {key}: {codec}");
         match (codec, find_io(codec)) {
             (CodecError::IOError(io), _) if io.kind() == io::ErrorKind::ResourceBusy => {
                 Self::Io(message, Some(EBUSY))
             }
             (_, Some(io)) => Self::of_store(of_python(&message), Some(io)),
-            (_, None) => Self::array(key, error),
+            (_, None) => Self::decoding(key, codec),
         }
     }
 
@@ -235,6 +241,42 @@ impl From<ReaderError> for Error {
             },
             ReaderError::Changing { .. } => Self::Other(error.to_string()),
             _ => Self::Value(error.to_string()),
+        }
+    }
+}
+
+impl From<zarrs_cuda::Error> for Error {
+    fn from(error: zarrs_cuda::Error) -> Self {
+        match error {
+            zarrs_cuda::Error::Storage { doing, key, source } => {
+                Self::store(doing, key.as_str(), &source)
+            }
+            zarrs_cuda::Error::Undecided { key, source } => Self::undecided(key.as_str(), &source),
+            zarrs_cuda::Error::ShardChanged { key, reason } => Self::Changed {
+                key: key.to_string(),
+                why: reason,
+            },
+            zarrs_cuda::Error::NotShards { .. } => Self::Value(error.to_string()),
+            error => Self::Other(error.to_string()),
+        }
+    }
+}
+
+impl From<Kind> for Error {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::FramesPending { key, .. } => Self::Frames(key.to_string()),
+            Kind::Backend { .. } => Self::Backend(kind.to_string()),
+            Kind::Memory { .. } => Self::Memory(kind.to_string()),
+            Kind::Store { doing, key, error } => Self::store(doing, key.as_str(), &error),
+            Kind::Zarrs { key, error } => Self::array(key.as_str(), &error),
+            Kind::Shard { doing, key, error } => match (doing, error) {
+                ("update", zarrs_cuda::Error::Codec(codec)) => Self::updating(key.as_str(), &codec),
+                ("encode", error) => Self::encoding(key.as_str(), &error),
+                (_, error @ zarrs_cuda::Error::Codec(_)) => Self::changing(key.as_str(), &error),
+                (_, error) => error.into(),
+            },
+            _ => Self::Value(kind.to_string()),
         }
     }
 }

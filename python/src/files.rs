@@ -33,6 +33,10 @@ impl Files {
         Self { root, sync }
     }
 
+    pub(crate) fn syncs(&self) -> bool {
+        self.sync
+    }
+
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -91,21 +95,6 @@ impl Files {
             .map_err(|error| io::Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
         file.read_to_end(&mut value)?;
         Ok(Some(value))
-    }
-
-    /// Returns whether subchunks of the shard `key` are stored beside it.
-    pub(crate) fn has_frame(&self, key: &str) -> io::Result<bool> {
-        let entries = match fs::read_dir(self.path(&frame_directory(key))) {
-            Ok(entries) => entries,
-            Err(error) if is_missing(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            if entry?.file_name().as_encoded_bytes().ends_with(b".chunk") {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Returns the file of `key`, and its size in bytes, or `None` if the file does not exist.

@@ -5,11 +5,13 @@
 mod array;
 mod asked;
 mod batch;
+mod chunks;
 mod command;
 mod devices;
 mod elements;
 mod error;
 mod files;
+mod given;
 mod maintain;
 #[allow(unsafe_code)]
 mod memory;

@@ -20,21 +20,6 @@ use crate::store::{Store, StorePlace};
 /// objects, and shards outside of the array whose frames were erased.
 pub(crate) type Packed = (usize, usize, usize, usize, usize);
 
-pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
-    match error {
-        zarrs_cuda::Error::Storage { doing, key, source } => {
-            Error::store(doing, key.as_str(), &source)
-        }
-        zarrs_cuda::Error::Undecided { key, source } => Error::undecided(key.as_str(), &source),
-        zarrs_cuda::Error::ShardChanged { key, reason } => Error::Changed {
-            key: key.to_string(),
-            why: reason,
-        },
-        zarrs_cuda::Error::NotShards { .. } => Error::Value(error.to_string()),
-        error => Error::Other(error.to_string()),
-    }
-}
-
 /// The arguments of [`consolidate`].
 pub(crate) struct ConsolidateArguments {
     /// The shards that have frames.
@@ -78,7 +63,7 @@ pub(crate) fn consolidate(
     }
     if work.discard_invalid {
         for shard in &inside {
-            shared.store.discard_invalid(shard).map_err(failed)?;
+            shared.store.discard_invalid(shard).map_err(Error::from)?;
         }
     }
     let mut sparse = SparseShardStore::clone(&shared.store);
@@ -86,7 +71,7 @@ pub(crate) fn consolidate(
         sparse = sparse.over_changed_shards();
     }
     let packed = sparse.consolidate_shards(&inside, threads, &|_| ());
-    let packed = packed.map_err(failed)?;
+    let packed = packed.map_err(Error::from)?;
     let sum = packed.sum;
     Ok((
         packed.done,
@@ -99,7 +84,7 @@ pub(crate) fn consolidate(
 
 /// Packs the frame of one shard. Returns the number of subchunks in the frame.
 pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize, Error> {
-    let packed = shared.store.consolidate(shard).map_err(failed)?;
+    let packed = shared.store.consolidate(shard).map_err(Error::from)?;
     Ok(packed.map_or(0, |packed| packed.subchunks))
 }
 
@@ -113,14 +98,14 @@ pub(crate) fn frames(py: Python<'_>, place: StorePlace<'_>, path: &str) -> PyRes
             return Ok(0);
         }
         let node = format!("/{path}");
-        if !SparseShardStore::is_marked(&store, &node).map_err(failed)? {
+        if !SparseShardStore::is_marked(&store, &node).map_err(Error::from)? {
             return Ok(0);
         }
         match store.shared(&node).and_then(|shared| shared.pending()) {
             Ok(pending) => Ok(pending.len()),
             // The array was created again without shards after subchunks were stored beside shards.
             Err(zarrs_cuda::Error::NotShards { .. } | zarrs_cuda::Error::Create(_)) => Ok(0),
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(error.into()),
         }
     })
 }
@@ -206,20 +191,20 @@ pub(crate) struct Maintained(pub(crate) Array<Store>);
 
 impl Maintained {
     fn shards(&self) -> Result<Shards<'_, Store>, Error> {
-        Shards::of(&self.0).map_err(failed)
+        Shards::of(&self.0).map_err(Error::from)
     }
 
     /// Returns the stored shards within `grid`, in C order, by a listing. The shape of the array itself is
     /// unbounded.
     pub(crate) fn stored(&self, grid: &[u64]) -> Result<Vec<Vec<u64>>, Error> {
-        let stored = self.shards()?.stored().map_err(failed)?;
+        let stored = self.shards()?.stored().map_err(Error::from)?;
         let shards = stored.into_iter().map(|(shard, _)| shard);
         let is_within = |shard: &Vec<u64>| number(shard, grid).is_some();
         Ok(shards.filter(is_within).collect())
     }
 
     pub(crate) fn inspect(&self, shard: &[u64]) -> Result<Option<(String, String)>, Error> {
-        let found = self.shards()?.inspect(shard).map_err(failed)?;
+        let found = self.shards()?.inspect(shard).map_err(Error::from)?;
         Ok(found.map(|found| {
             let subchunks = found.subchunks.iter();
             let subchunks = subchunks
@@ -243,12 +228,12 @@ impl Maintained {
     }
 
     pub(crate) fn compact(&self, shard: &[u64]) -> Result<Option<(u64, u64)>, Error> {
-        let compacted = self.shards()?.compact(shard).map_err(failed)?;
+        let compacted = self.shards()?.compact(shard).map_err(Error::from)?;
         Ok(compacted.map(|compacted| (compacted.before, compacted.after)))
     }
 
     pub(crate) fn recover(&self, shard: &[u64]) -> Result<(&'static str, String), Error> {
-        let recovered = self.shards()?.recover(shard).map_err(failed)?;
+        let recovered = self.shards()?.recover(shard).map_err(Error::from)?;
         Ok((recovered.outcome.name(), recovered.to_string()))
     }
 }

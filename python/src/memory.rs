@@ -4,6 +4,7 @@ use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use zarrs_cuda::reader::Output;
+use zarrs_cuda::writer::Input;
 
 use crate::error::Error;
 
@@ -54,6 +55,30 @@ impl Memory {
         shape: &[usize],
         strides: &[isize],
     ) -> Option<Output<'_>> {
+        let (span, steps) = self.span(shape, strides)?;
+        // SAFETY: the box is inside the array, which was checked when the selection was read. No two boxes of
+        // a batch have the same elements.
+        Some(unsafe { Output::of_elements(self.start.wrapping_offset(offset), span, steps) })
+    }
+
+    /// Returns an input of the box of `shape` elements that begins `offset` bytes behind the first element, and
+    /// whose axes have `strides`. Returns `None` if an input cannot have such strides.
+    pub(crate) fn input(
+        &self,
+        offset: isize,
+        shape: &[usize],
+        strides: &[isize],
+    ) -> Option<Input<'_>> {
+        let (span, steps) = self.span(shape, strides)?;
+        // SAFETY: the box is inside the array, which was checked when the selection was read, and the memory between
+        // its elements is the array's, too.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.wrapping_offset(offset), span) };
+        Some(Input::strided(bytes, &steps))
+    }
+
+    /// Returns the number of bytes from the first element of a box to the end of the last one, and the strides of
+    /// the box. Returns `None` if a stride is negative.
+    fn span(&self, shape: &[usize], strides: &[isize]) -> Option<(usize, Vec<usize>)> {
         let mut steps = Vec::with_capacity(strides.len());
         let mut span = self.element_size;
         for (&stride, &extent) in strides.iter().zip(shape) {
@@ -65,9 +90,7 @@ impl Memory {
             span = span.checked_add(step.checked_mul(extent.saturating_sub(1))?)?;
             steps.push(step);
         }
-        // SAFETY: the box is inside the array, which was checked when the selection was read. No two boxes of
-        // a batch have the same elements.
-        Some(unsafe { Output::of_elements(self.start.wrapping_offset(offset), span, steps) })
+        Some((if shape.contains(&0) { 0 } else { span }, steps))
     }
 
     /// Returns the bytes of the box of `shape` elements at `offset`, if they are contiguous and in C order.

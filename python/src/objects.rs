@@ -5,22 +5,16 @@
 //! Python, except to get the settings.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
 use object_store::ObjectStore;
 use pyo3::prelude::*;
 use pyo3_object_store::PyExternalObjectStore;
 use zarrs_cuda::objects::BlockingObjectStore;
-use zarrs_storage::{
-    ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
-    WritableStorageTraits,
-};
+use zarrs_storage::{ReadableStorageTraits, StorageError, StoreKey, StorePrefix};
 
 use crate::error::Error;
-use crate::files::frame_directory;
 use crate::pool::{self, each};
 use crate::value::Value;
 
@@ -92,25 +86,6 @@ impl Objects {
         let value = value.and_then(|key| self.store.get(&key));
         let value = value.map_err(|error| Error::store("read", key, &error))?;
         Ok(value.map(Value::Whole))
-    }
-
-    /// Stores `value` under `key`, or erases the object if `value` is `None`.
-    pub(crate) fn change(&self, key: &str, value: Option<Bytes>) -> Result<(), Error> {
-        let doing = if value.is_some() { "write" } else { "erase" };
-        let done = StoreKey::new(key).map_err(Into::into);
-        let done = done.and_then(|key| match value {
-            Some(value) => self.store.set(&key, value),
-            None => self.store.erase(&key),
-        });
-        done.map_err(|error| Error::store(doing, key, &error))
-    }
-
-    /// Returns whether subchunks of the shard `key` are stored beside it. Makes one request.
-    pub(crate) fn has_frame(&self, key: &str) -> Result<bool, StorageError> {
-        let frame = StorePrefix::new(format!("{}/", frame_directory(key)))?;
-        let stored = self.store.list_prefix(&frame)?;
-        let mut names = stored.iter().map(|key| Path::new(key.as_str()));
-        Ok(names.any(|name| name.extension().is_some_and(|kind| kind == "chunk")))
     }
 
     /// Returns the times at which the object `key` and the objects below `prefix` were stored. Objects that

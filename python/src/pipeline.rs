@@ -11,12 +11,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs_cuda::writer::ShardUpdate;
 
 use crate::array::{Keys, Opener, shard_format};
 use crate::batch::{self, Batch};
 use crate::devices::DeviceSettings;
 use crate::elements::{self, Elements};
 use crate::error::{Error, detached, no_panic, of_python, unsupported};
+use crate::given::Given;
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
@@ -30,15 +32,6 @@ use crate::write;
 pub(crate) struct Native {
     keys: Keys,
     opener: Opener,
-    mode: Mode,
-}
-
-/// The way in which shards are written, which also decides where subchunks are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Rewrite,
-    InPlace,
-    Shared,
 }
 
 #[pymethods]
@@ -59,36 +52,41 @@ impl Native {
         let keys = Keys::new(&metadata).map_err(unsupported)?;
         let mut codecs = metadata.codecs.iter();
         let has_shards = codecs.any(|codec| codec.name() == "sharding_indexed");
-        let opener = no_panic(|| Opener::new(metadata, Store::at(place, sync), devices))
+        let mut opener = no_panic(|| Opener::new(metadata, Store::at(place, sync), devices))
             .unwrap_or_else(|| Err("zarrs does not know a parameter of a codec".to_owned()))
             .map_err(unsupported)?;
         let mode = match mode {
-            "rewrite" => Mode::Rewrite,
-            "in_place" => Mode::InPlace,
-            "shared" => Mode::Shared,
+            "rewrite" => ShardUpdate::Rewrite,
+            "in_place" => ShardUpdate::InPlace,
+            "shared" => ShardUpdate::Shared,
             other => return Err(unsupported(format!("there is no mode {other:?}"))),
         };
-        if mode != Mode::Rewrite && has_shards && !opener.is_sharded {
+        if mode != ShardUpdate::Rewrite && has_shards && !opener.is_sharded {
             return Err(unsupported(
                 "its shards are encoded by other codecs, too, and have no parts that can be written",
             ));
         }
         // Chunks that are not shards have no parts that could be updated.
-        let mode = if has_shards { mode } else { Mode::Rewrite };
+        let mode = if has_shards {
+            mode
+        } else {
+            ShardUpdate::Rewrite
+        };
         let why = match (mode, &opener.store) {
-            (Mode::Rewrite, _) | (_, Store::Files(_)) => None,
-            (Mode::Shared, Store::Objects(objects)) if objects.are_listed => None,
-            (Mode::InPlace, _) => {
+            (ShardUpdate::Rewrite, _) | (_, Store::Files(_)) => None,
+            (ShardUpdate::Shared, Store::Objects(objects)) if objects.are_listed => None,
+            (ShardUpdate::InPlace, _) => {
                 Some("files alone are updated where they are: use a `zarr.storage.LocalStore`")
             }
-            (Mode::Shared, _) => Some(
+            _ => Some(
                 "the library itself must list and write the store: use a `zarr.storage.LocalStore`, or a `zarr.storage.ObjectStore` of a store that others can open, too",
             ),
         };
         if let Some(why) = why {
             return Err(unsupported(why));
         }
-        Ok(Self { keys, opener, mode })
+        opener.update = mode;
+        Ok(Self { keys, opener })
     }
 
     /// Returns whether parts of a chunk can be read and written without the whole chunk.
@@ -100,10 +98,10 @@ impl Native {
     /// Returns the way in which shards are written. For arrays without shards it is always `"rewrite"`.
     #[getter]
     fn mode(&self) -> &'static str {
-        match self.mode {
-            Mode::Rewrite => "rewrite",
-            Mode::InPlace => "in_place",
-            Mode::Shared => "shared",
+        match self.opener.update {
+            ShardUpdate::InPlace => "in_place",
+            ShardUpdate::Shared => "shared",
+            _ => "rewrite",
         }
     }
 
@@ -201,7 +199,7 @@ impl Native {
     /// shard.
     #[getter]
     fn is_shared(&self) -> bool {
-        self.mode == Mode::Shared
+        self.opener.update == ShardUpdate::Shared
     }
 
     /// Reads subchunks of chunks into `out`, one after the other along its first axis. `subchunks` has the
@@ -225,7 +223,7 @@ impl Native {
         let store = self.store(values)?;
         detached(py, &path, || {
             let opened = self.opener.at(&path, threads)?;
-            if self.mode == Mode::Shared {
+            if self.opener.update == ShardUpdate::Shared {
                 let shared = self.opener.shared_at(&path, threads)?;
                 return read::read_subchunks(&opened, shared.reader()?, &parsed, &memory);
             }
@@ -276,7 +274,7 @@ impl Native {
         let store = self.store(values)?;
         let found = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
-            if self.mode == Mode::Shared {
+            if self.opener.update == ShardUpdate::Shared {
                 let shared = self.opener.shared_at(&parsed.path, threads)?;
                 let threads = store.waiting(threads);
                 return read::read_shared(&opened, &shared, &parsed, &memory, threads);
@@ -309,27 +307,10 @@ impl Native {
         let parsed = batch::parse(batch, &self.keys, &memory, &drop_axes, boxes)?;
         self.check(&memory, &parsed)?;
         let store = self.store(values)?;
-        let done = detached(py, &parsed.path, || {
-            let opened = self.opener.at(&parsed.path, threads)?;
-            match (self.mode, &store) {
-                (Mode::InPlace, Store::Files(files)) => {
-                    write::write_in_place(&opened, files, &parsed, &memory, threads)?;
-                    Ok(Vec::new())
-                }
-                (Mode::Shared, Store::Files(_) | Store::Objects(_)) => {
-                    let shared = self.opener.shared_at(&parsed.path, threads)?;
-                    let threads = store.waiting(threads);
-                    write::write_shared(&opened, &shared, &parsed, &memory, threads)?;
-                    Ok(Vec::new())
-                }
-                (_, Store::Objects(objects)) => {
-                    write::write_objects(&opened, objects, &parsed, &memory, threads)?;
-                    Ok(Vec::new())
-                }
-                _ => write::write(&opened, &store, &parsed, &memory, threads),
-            }
+        detached(py, &parsed.path, || {
+            write::write(&self.opener, &store, &parsed, &memory, threads)
         })?;
-        Ok((to_store(py, done)?, parsed.others))
+        Ok((to_store(py, &store)?, parsed.others))
     }
 
     /// Reads the items of `batch`, which are boxes, of elements of variable length. Returns, for each item,
@@ -346,8 +327,8 @@ impl Native {
         let store = self.store(values)?;
         let read = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
-            let shared = match self.mode {
-                Mode::Shared => Some(self.opener.shared_at(&parsed.path, threads)?),
+            let shared = match self.opener.update {
+                ShardUpdate::Shared => Some(self.opener.shared_at(&parsed.path, threads)?),
                 _ => None,
             };
             elements::read(&opened, shared.as_deref(), &store, &parsed, threads)
@@ -374,24 +355,23 @@ impl Native {
         let parsed = self.boxes(batch)?;
         let elements: Vec<Elements> = elements.iter().map(Elements::of).collect::<PyResult<_>>()?;
         let store = self.store(values)?;
-        let done = detached(py, &parsed.path, || {
+        detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
-            if self.mode == Mode::Shared {
+            if self.opener.update == ShardUpdate::Shared {
                 let shared = self.opener.shared_at(&parsed.path, threads)?;
-                elements::write_shared(&opened, &shared, &parsed, &elements, threads)?;
-                return Ok(Vec::new());
+                return elements::write_shared(&opened, &shared, &parsed, &elements, threads);
             }
-            let in_place = self.mode == Mode::InPlace;
+            let in_place = self.opener.update == ShardUpdate::InPlace;
             elements::write(&opened, &store, in_place, &parsed, &elements, threads)
         })?;
-        to_store(py, done)
+        to_store(py, &store)
     }
 
     /// Returns the shards that have subchunks stored beside them.
     fn pending(&self, py: Python<'_>, path: &str) -> PyResult<Vec<Vec<u64>>> {
         detached(py, path, || {
             let shared = self.opener.shared_at(path, NonZeroUsize::MIN)?;
-            shared.store.pending().map_err(maintain::failed)
+            shared.store.pending().map_err(Error::from)
         })
     }
 
@@ -482,11 +462,14 @@ impl Native {
     }
 }
 
-/// Returns the new values as a dictionary, by their keys.
-fn to_store(py: Python<'_>, changes: Vec<write::Change>) -> PyResult<Bound<'_, PyDict>> {
+/// Returns the changes that Python must store as a dictionary, by their keys; it is empty if the library has stored
+/// them.
+fn to_store<'py>(py: Python<'py>, store: &Store) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    for (key, value) in changes {
-        dict.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
+    if let Store::Given(given) = store {
+        for (key, value) in given.take_changes() {
+            dict.set_item(key, value.map(|value| PyArray1::from_vec(py, value.into())))?;
+        }
     }
     Ok(dict)
 }
@@ -550,6 +533,6 @@ impl Native {
             };
             given.insert(key.extract()?, value);
         }
-        Ok(Store::Given(Arc::new(given)))
+        Ok(Store::Given(Arc::new(Given::new(given))))
     }
 }

@@ -17,6 +17,7 @@ use zarrs_storage::StoreKey;
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
 use crate::error::{Error, no_panic};
+use crate::given::Given;
 use crate::memory::Memory;
 use crate::objects::Objects;
 use crate::pool::{self, each};
@@ -68,7 +69,7 @@ fn read_objects(
         let batch = some(numbers);
         let value = |item: &Item| Ok((item.key.clone(), objects.value(&item.key)?));
         let values = objects.each(&batch.items, value)?;
-        let given = Store::Given(Arc::new(values.into_iter().collect()));
+        let given = Store::Given(Arc::new(Given::new(values.into_iter().collect())));
         let read = read(opened, &given, &batch, memory, threads)?;
         numbers
             .iter()
@@ -213,6 +214,12 @@ fn decode(
 }
 
 impl Opened {
+    /// Returns whether the box of `item` is the whole chunk.
+    pub(crate) fn is_whole(&self, item: &Item) -> bool {
+        let mut extents = self.chunk.iter().zip(&item.shape);
+        extents.all(|(extent, len)| extent.get() == *len as u64)
+    }
+
     /// Decodes `value`, the value of the chunk `key`.
     pub(crate) fn decode<'v>(
         &self,

@@ -1,8 +1,9 @@
 //! The stores from which a call reads the values of an array, and to which it writes them.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use zarrs_cuda::maintenance::StoredShard;
 use zarrs_cuda::reader::ArrayReaderBuilder;
 use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda::writer::BoxWriterBuilder;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
@@ -19,7 +21,8 @@ use zarrs_storage::{
 
 use crate::asked::Asked;
 use crate::error::Error;
-use crate::files::Files;
+use crate::files::{Files, frame_directory};
+use crate::given::Given;
 use crate::objects::{Objects, PyObjects};
 use crate::value::Value;
 
@@ -34,8 +37,8 @@ pub(crate) enum Store {
     Objects(Arc<Objects>),
     /// A store of Python, which writers of slices use through Python.
     Asked(Arc<Asked>),
-    /// The values that Python got from its store before the call. All keys that the call needs are there.
-    Given(Arc<HashMap<String, Option<Value>>>),
+    /// The values that Python got from its store before the call, and the changes that it stores afterwards.
+    Given(Arc<Given>),
 }
 
 /// The place of a store's values: files below a directory, objects, or a store that only Python can use.
@@ -90,6 +93,23 @@ impl Store {
         }
     }
 
+    /// Sets up `builder` for a writer of this store, which uses up to `threads` threads.
+    pub(crate) fn written_by(
+        &self,
+        builder: BoxWriterBuilder<Self>,
+        threads: usize,
+    ) -> BoxWriterBuilder<Self> {
+        match self {
+            Self::Files(files) => {
+                let builder = builder.on_directory(files.root().to_owned());
+                builder.with_sync(files.syncs()).with_threads(threads)
+            }
+            // Each request has a thread, which waits most of the time.
+            Self::Objects(objects) => builder.with_requests(objects.requests.get()),
+            Self::Asked(_) | Self::Given(_) => builder.with_requests(threads).with_threads(threads),
+        }
+    }
+
     /// Returns the store of the shared shards of the array at `path`.
     pub(crate) fn shared(&self, path: &str) -> Result<SparseShardStore<Self>, zarrs_cuda::Error> {
         let store = Arc::new(self.clone());
@@ -115,22 +135,49 @@ impl Store {
         }
     }
 
-    fn writable(&self) -> Result<&dyn WritableStorageTraits, StorageError> {
+    fn writable(&self) -> &dyn WritableStorageTraits {
         match self {
-            Self::Files(files) => Ok(files),
-            Self::Objects(objects) => Ok(&objects.store),
-            Self::Asked(asked) => Ok(asked),
-            Self::Given(_) => Err(not_ours()),
+            Self::Files(files) => files,
+            Self::Objects(objects) => &objects.store,
+            Self::Asked(asked) => asked,
+            Self::Given(given) => given,
         }
     }
 
-    fn listable(&self) -> Result<&dyn ListableStorageTraits, StorageError> {
+    fn listable(&self) -> &dyn ListableStorageTraits {
         match self {
-            Self::Files(files) => Ok(files),
-            Self::Objects(objects) => Ok(&objects.store),
-            Self::Asked(asked) => Ok(asked),
-            Self::Given(_) => Err(not_ours()),
+            Self::Files(files) => files,
+            Self::Objects(objects) => &objects.store,
+            Self::Asked(asked) => asked,
+            Self::Given(given) => given,
         }
+    }
+
+    /// Stores `value` under `key`, or erases the value if `value` is `None`.
+    pub(crate) fn change(&self, key: &str, value: Option<Cow<'_, [u8]>>) -> Result<(), Error> {
+        let doing = if value.is_some() { "write" } else { "erase" };
+        let to_key = || StoreKey::new(key).map_err(StorageError::from);
+        let done = match (self, value) {
+            (Self::Files(files), Some(value)) => {
+                let replaced = files.replace(key, |file| file.write_all(&value));
+                replaced.map_err(Into::into)
+            }
+            (_, Some(value)) => to_key().and_then(|key| self.set(&key, value.into_owned().into())),
+            (_, None) => to_key().and_then(|key| self.erase(&key)),
+        };
+        done.map_err(|error| Error::store(doing, key, &error))
+    }
+
+    /// Returns whether subchunks of the shard `key` are stored beside it. Makes one request.
+    pub(crate) fn has_frame(&self, key: &str) -> Result<bool, Error> {
+        let frame = StorePrefix::new(frame_directory(key) + "/");
+        let listed = frame
+            .map_err(Into::into)
+            .and_then(|frame| self.list_dir(&frame));
+        let listed =
+            listed.map_err(|error| Error::store("look for subchunks beside", key, &error))?;
+        let mut names = listed.keys().iter().map(|key| Path::new(key.as_str()));
+        Ok(names.any(|name| name.extension().is_some_and(|kind| kind == "chunk")))
     }
 
     /// Returns the value of `key`, to be changed in part, or `None` if there is no value.
@@ -150,7 +197,7 @@ impl Store {
     /// Returns whether the store has a value of `key`.
     pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
         let found = match self {
-            Self::Given(values) => given(values, key).map(|value| value.is_some()),
+            Self::Given(given) => given.value(key).map(|value| value.is_some()),
             Self::Files(_) | Self::Objects(_) | Self::Asked(_) => StoreKey::new(key)
                 .map_err(Into::into)
                 .and_then(|key| self.size_key(&key))
@@ -163,7 +210,7 @@ impl Store {
     /// of it only.
     pub(crate) fn has_whole(&self, key: &str) -> bool {
         match self {
-            Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
+            Self::Given(given) => given.has_whole(key),
             Self::Files(_) | Self::Objects(_) | Self::Asked(_) => true,
         }
     }
@@ -184,7 +231,7 @@ impl Store {
                 let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
                 asked.get(&key).map_err(failed)
             }
-            Self::Given(values) => match given(values, key).map_err(failed)? {
+            Self::Given(given) => match given.value(key).map_err(failed)? {
                 Some(Value::Whole(value)) => Ok(Some(value)),
                 Some(Value::Parts(_)) => {
                     Err(Error::Other(format!("only parts of {key} were read")))
@@ -193,20 +240,6 @@ impl Store {
             },
         }
     }
-}
-
-fn given(
-    values: &HashMap<String, Option<Value>>,
-    key: &str,
-) -> Result<Option<Value>, StorageError> {
-    let value = values.get(key).ok_or_else(|| {
-        StorageError::Other(format!("{key} was not read from the store before the call"))
-    })?;
-    Ok(value.clone())
-}
-
-fn not_ours() -> StorageError {
-    StorageError::Unsupported("Python writes and lists this store".to_owned())
 }
 
 impl ReadableStorageTraits for Store {
@@ -227,14 +260,7 @@ impl ReadableStorageTraits for Store {
             Self::Files(files) => files.get_partial_many(key, byte_ranges),
             Self::Objects(objects) => objects.store.get_partial_many(key, byte_ranges),
             Self::Asked(asked) => asked.get_partial_many(key, byte_ranges),
-            Self::Given(values) => {
-                let Some(value) = given(values, key.as_str())? else {
-                    return Ok(None);
-                };
-                Ok(Some(Box::new(
-                    byte_ranges.map(move |range| value.part(range)),
-                )))
-            }
+            Self::Given(given) => given.get_partial_many(key, byte_ranges),
         }
     }
 
@@ -243,11 +269,7 @@ impl ReadableStorageTraits for Store {
             Self::Files(files) => files.size_key(key),
             Self::Objects(objects) => objects.store.size_key(key),
             Self::Asked(asked) => asked.size_key(key),
-            Self::Given(values) => match given(values, key.as_str())? {
-                Some(Value::Whole(value)) => Ok(Some(value.len() as u64)),
-                Some(Value::Parts(_)) => Err(StorageError::UnknownKeySize(key.clone())),
-                None => Ok(None),
-            },
+            Self::Given(given) => given.size_key(key),
         }
     }
 
@@ -258,7 +280,7 @@ impl ReadableStorageTraits for Store {
 
 impl WritableStorageTraits for Store {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        self.writable()?.set(key, value)
+        self.writable().set(key, value)
     }
 
     fn set_partial_many(
@@ -266,42 +288,41 @@ impl WritableStorageTraits for Store {
         key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
-        self.writable()?.set_partial_many(key, offset_values)
+        self.writable().set_partial_many(key, offset_values)
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.writable()?.erase(key)
+        self.writable().erase(key)
     }
 
     fn erase_many(&self, keys: &[StoreKey]) -> Result<(), StorageError> {
-        self.writable()?.erase_many(keys)
+        self.writable().erase_many(keys)
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.writable()?.erase_prefix(prefix)
+        self.writable().erase_prefix(prefix)
     }
 
     fn supports_set_partial(&self) -> bool {
-        self.writable()
-            .is_ok_and(WritableStorageTraits::supports_set_partial)
+        self.writable().supports_set_partial()
     }
 }
 
 impl ListableStorageTraits for Store {
     fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.listable()?.list()
+        self.listable().list()
     }
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        self.listable()?.list_prefix(prefix)
+        self.listable().list_prefix(prefix)
     }
 
     fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        self.listable()?.list_dir(prefix)
+        self.listable().list_dir(prefix)
     }
 
     fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        self.listable()?.size_prefix(prefix)
+        self.listable().size_prefix(prefix)
     }
 }
 

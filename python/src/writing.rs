@@ -14,7 +14,6 @@ use zarrs_cuda::writer::{Appending, Progress, Start, Writer, WriterBuilder, Writ
 
 use crate::devices::DeviceSettings;
 use crate::error::{Error, detached};
-use crate::maintain;
 use crate::memory::Memory;
 use crate::store::Store;
 use crate::tensor::Tensor;
@@ -254,7 +253,7 @@ pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> R
     let pending = store
         .shared(array.path().as_str())
         .and_then(|shared| shared.pending())
-        .map_err(maintain::failed)?;
+        .map_err(Error::from)?;
     let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
         // The writer returns the error of the chunk shape.
         return Ok(());

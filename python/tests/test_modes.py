@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from zarr.codecs import (
     VLenUTF8Codec,
     ZstdCodec,
 )
+from zarr.core.array import _get_chunk_spec
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.sync import sync as finished
 from zarr.dtype import VariableLengthBytes
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
 
@@ -756,6 +760,7 @@ array = zarr.open_array({str(root)!r})
 def test_want_of_memory_is_no_damage(mode: str, tmp_path: Path) -> None:
     code = f"""
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np, zarr, zarrs_cuda
 zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
@@ -787,3 +792,76 @@ assert Path({str(tmp_path)!r}, "c/0").read_bytes() == before
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared", "memory", "wrapped"])
+def test_values_in_any_order_are_written(mode: str, tmp_path: Path) -> None:
+    """Values that numpy has backwards, transposed, with steps, or repeated."""
+    store = {"memory": MemoryStore(), "wrapped": LoggingStore(LocalStore(tmp_path))}.get(mode, tmp_path)
+    create(store, **KIND)
+    array = opened(store, OURS, shards=mode if mode in ("rewrite", "in_place", "shared") else "rewrite")
+    expected = np.full((16, 16), 7, "uint16")
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2**16, (32, 32), "uint16")
+    for box, of_values in [
+        ((slice(0, 16), slice(0, 16)), values[15::-1, :16]),
+        ((slice(0, 16), slice(0, 16)), values[:16, 31:15:-1]),
+        ((slice(1, 15), slice(3, 11)), values[3:11, 1:15].T),
+        ((slice(1, 15), slice(3, 11)), values[::-2, ::-4][:14, :8]),
+        ((slice(0, 8), slice(0, 8)), np.broadcast_to(values[:1, :8], (8, 8))),
+        ((slice(0, 16), slice(0, 16)), np.broadcast_to(values[:16, 3:4], (16, 16))),
+        ((slice(0, 16), slice(0, 16)), values[:16, :16].astype(">u2")),
+        ((slice(5, 6), slice(0, 16)), values[4:5, ::2]),
+        ((slice(0, 16), 5), values[::2, 4]),
+    ]:
+        array[box], expected[box] = of_values, of_values
+        np.testing.assert_array_equal(array[...], expected)
+    if mode == "shared":
+        zarrs_cuda.consolidate(array)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+@pytest.mark.parametrize("kind", ["files", "memory"])
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
+def test_the_last_of_several_values_for_one_place_is_kept(mode: str, kind: str, tmp_path: Path) -> None:
+    if kind == "memory" and mode != "rewrite":
+        pytest.skip("only files are written like this")
+    store = MemoryStore() if kind == "memory" else LocalStore(tmp_path)
+    create(store, **KIND)[...] = 1
+    array = opened(store, OURS, shards=mode)
+    expected = np.ones((16, 16), "uint16")
+    inner = array.async_array
+    spec = _get_chunk_spec(
+        inner.metadata, inner._chunk_grid, (0, 0), inner.config, default_buffer_prototype()
+    )
+    values = np.arange(3 * 36, dtype="uint16").reshape(3, 6, 6)
+    batch = []
+    for number, start in enumerate((0, 2, 1)):
+        box = (slice(start, start + 6), slice(start, start + 6))
+        batch.append((inner.store_path / "c/0/0", spec, box, number, False))
+        expected[box] = values[number]
+    finished(inner.codec_pipeline.write(batch, cpu.NDBuffer.from_numpy_array(values)))
+    np.testing.assert_array_equal(array[...], expected)
+    if mode == "shared":
+        zarrs_cuda.consolidate(array)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
+def test_threads_that_write_parts_of_one_shard_lose_nothing(mode: str, tmp_path: Path) -> None:
+    create(tmp_path, **KIND)
+    # Arrays that were opened apart, as by threads that know nothing of each other.
+    arrays = [opened(tmp_path, OURS, shards=mode) for _ in range(4)]
+
+    def write(number: int) -> None:
+        for value in range(10):
+            arrays[number][2 * number : 2 * number + 2, :] = 100 * number + value
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    if mode == "shared":
+        zarrs_cuda.consolidate(arrays[0])
+    expected = np.full((16, 16), 7, "uint16")
+    for number in range(4):
+        expected[2 * number : 2 * number + 2] = 100 * number + 9
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], expected)

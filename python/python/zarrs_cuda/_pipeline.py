@@ -807,6 +807,9 @@ def _write(
     threads = _settings.threads()
     # zarr-python converts no fields, and no byte order.
     value = value.astype(batch[0][1].dtype.to_native_dtype().newbyteorder("="), copy=False)
+    # The library reads memory forwards.
+    if any(stride < 0 for stride in value.strides):
+        value = np.ascontiguousarray(value)
     changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
