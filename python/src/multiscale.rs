@@ -146,7 +146,7 @@ impl MultiscaleWriter {
         settings: Settings,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
-        let (writer, paths) = detached(py, &path, || {
+        let (writer, paths, array) = detached(py, &path, || {
             let array = settings.opened(&store, &path)?;
             let mut builder = settings.apply(pyramid.builder(&store, &array)?)?;
             if let Some(progress) = progress {
@@ -158,10 +158,10 @@ impl MultiscaleWriter {
             let path = |level: &Array<_>| level.path().as_str()[1..].to_owned();
             let paths = levels.iter().map(path).collect();
             let writer = unless_raised(builder.build().map_err(failed))?;
-            Ok((writer, paths))
+            Ok((writer, paths, array))
         })?;
         Ok(Self {
-            held: Held::new(path, writer),
+            held: Held::new(path, &array, writer),
             paths,
         })
     }
@@ -180,15 +180,19 @@ impl MultiscaleWriter {
         })
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
-    /// slice.
-    fn append_tensor(
-        &self,
-        py: Python<'_>,
-        capsule: &Bound<'_, PyAny>,
-        of_slice: Vec<i64>,
-    ) -> PyResult<()> {
-        self.held.append_tensor(py, capsule, &of_slice)
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`.
+    fn append_tensor(&self, py: Python<'_>, capsule: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.held.append_tensor(py, capsule)
+    }
+
+    /// Returns the index in its slice of the next element to append, along each axis.
+    fn position(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.held.position(py)
+    }
+
+    /// Forgets the appended elements of an incomplete slice. Returns their number.
+    fn discard_partial_slice(&self, py: Python<'_>) -> PyResult<usize> {
+        self.held.discard_partial_slice(py)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
@@ -198,7 +202,7 @@ impl MultiscaleWriter {
     /// Stores all elements that were appended. Returns a report as text.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.held
-            .with(py, |writer| Ok(told(&writer.finish().map_err(failed)?, 0)))
+            .finish(py, |writer| Ok(told(&writer.finish()?, 0)))
     }
 
     /// Discards the slices that are not stored. Returns the number of stored slices of level 0.

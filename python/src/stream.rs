@@ -36,7 +36,7 @@ impl Writer {
         settings: Settings,
     ) -> PyResult<Self> {
         let store = Store::at(Some(place), sync);
-        let writer = detached(py, &path, || {
+        let (writer, array) = detached(py, &path, || {
             let array = settings.opened(&store, &path)?;
             let first = match start {
                 Some(Start::Slice(slice)) => slice,
@@ -53,9 +53,10 @@ impl Writer {
                     tell(&progress, |py| Ok((progress_of(py, now)?.unbind(),)));
                 });
             }
-            unless_raised(builder.build().map_err(failed))
+            let writer = unless_raised(builder.build().map_err(failed))?;
+            Ok((writer, array))
         })?;
-        Ok(Self(Held::new(path, writer)))
+        Ok(Self(Held::new(path, &array, writer)))
     }
 
     /// Appends the elements of `array`, which is contiguous. If a shard took long to fill, returns a shard
@@ -65,15 +66,19 @@ impl Writer {
             .append(py, array, |writer| writer.progress().slow_shard)
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
-    /// slice.
-    fn append_tensor(
-        &self,
-        py: Python<'_>,
-        capsule: &Bound<'_, PyAny>,
-        of_slice: Vec<i64>,
-    ) -> PyResult<()> {
-        self.0.append_tensor(py, capsule, &of_slice)
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`.
+    fn append_tensor(&self, py: Python<'_>, capsule: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.0.append_tensor(py, capsule)
+    }
+
+    /// Returns the index in its slice of the next element to append, along each axis.
+    fn position(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.0.position(py)
+    }
+
+    /// Forgets the appended elements of an incomplete slice. Returns their number.
+    fn discard_partial_slice(&self, py: Python<'_>) -> PyResult<usize> {
+        self.0.discard_partial_slice(py)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
@@ -82,9 +87,7 @@ impl Writer {
 
     /// Stores all elements that were appended. Returns a report as text.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
-        self.0.with(py, |writer| {
-            Ok(writer.finish().map_err(failed)?.to_string())
-        })
+        self.0.finish(py, |writer| Ok(writer.finish()?.to_string()))
     }
 
     /// Discards the slices that are not stored. Returns the number of stored slices.

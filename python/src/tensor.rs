@@ -12,8 +12,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use zarrs_cuda::writer::{Appending, Writer, WriterError};
 
-use crate::error::Error;
-
 /// The name of a capsule that has a tensor, and the name of one whose tensor was taken.
 const NAME: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
@@ -69,26 +67,17 @@ impl Tensor {
         }
     }
 
-    /// Checks that the tensor has the shape of one or several slices. `of_slice` is the shape of a slice.
-    ///
-    /// # Errors
-    /// `ValueError` with both shapes.
-    pub(crate) fn check(&self, of_slice: &[i64]) -> Result<(), Error> {
+    /// Returns the shape of the tensor.
+    pub(crate) fn shape(&self) -> Vec<usize> {
         // The pointer to the shape may be null if the tensor has no axes.
         let shape = if self.0.dl_tensor().ndim <= 0 {
             &[]
         } else {
             self.0.shape()
         };
-        let is_several = shape
-            .split_first()
-            .is_some_and(|(_, rest)| rest == of_slice);
-        if shape == of_slice || is_several {
-            return Ok(());
-        }
-        Err(Error::Value(format!(
-            "slices have the shape {of_slice:?}, and this tensor {shape:?}"
-        )))
+        // No array has the extent of a number that is no extent.
+        let extents = shape.iter().map(|&extent| usize::try_from(extent));
+        extents.map(|extent| extent.unwrap_or(usize::MAX)).collect()
     }
 
     /// Appends the elements of the tensor to the array, or to level 0 of the image, that `writer` writes.

@@ -28,6 +28,13 @@ pub(crate) fn failed(error: WriterError) -> Error {
     because_of(error, message)
 }
 
+/// Forgets the incomplete slice of `writer`, so that the next call begins with a whole slice, and returns `error` as
+/// an error of this package.
+fn not_appended<W: Appending>(writer: &mut Writer<W>, error: WriterError) -> Error {
+    writer.discard_partial_slice();
+    failed(error)
+}
+
 /// Returns an error with `message`, of the same kind as its cause.
 fn because_of(error: WriterError, message: String) -> Error {
     let as_store = |error| match error {
@@ -266,16 +273,52 @@ pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> R
     })
 }
 
+/// Returns whether elements of `shape` continue a slice of shape `of_slice` in C order, of which `at` elements were
+/// appended. Returns `None` if the elements are neither slices nor a part of one.
+///
+/// A part is some elements of a row, some rows of a plane, and so on: it ends where its plane ends.
+fn continues(of_slice: &[usize], shape: &[usize], at: usize) -> Option<bool> {
+    let Some((&count, inner)) = shape.split_first() else {
+        return of_slice.is_empty().then_some(true);
+    };
+    // The axes of a slice that the elements do not have, and the axis that `count` counts. Several slices have
+    // one axis more.
+    let outer = (of_slice.len() + 1).checked_sub(shape.len())?;
+    if *inner != of_slice[outer..] {
+        return None;
+    }
+    let step = inner.iter().product::<usize>();
+    if count == 0 || step == 0 {
+        return Some(true);
+    }
+    let Some(extent) = outer.checked_sub(1).map(|axis| of_slice[axis]) else {
+        return Some(at == 0);
+    };
+    let left = extent.checked_sub(at / step % extent.max(1))?;
+    (count <= extent).then_some(at.is_multiple_of(step) && count <= left)
+}
+
 /// A writer to the array at `path`, or `None` after it was closed.
 pub(crate) struct Held<W: Send> {
     path: String,
+    /// The shape of a slice of the array.
+    of_slice: Vec<usize>,
+    element_size: usize,
     writer: Mutex<Option<W>>,
 }
 
 impl<W: Send> Held<W> {
-    pub(crate) fn new(path: String, writer: W) -> Self {
-        let writer = Mutex::new(Some(writer));
-        Self { path, writer }
+    /// Holds a writer to `array`, which is at `path`.
+    pub(crate) fn new(path: String, array: &Array<Store>, writer: W) -> Self {
+        let of_slice = array.shape().iter().skip(1);
+        Self {
+            path,
+            of_slice: of_slice
+                .map(|&extent| usize::try_from(extent).unwrap_or(usize::MAX))
+                .collect(),
+            element_size: array.data_type().fixed_size().unwrap_or(1).max(1),
+            writer: Mutex::new(Some(writer)),
+        }
     }
 
     pub(crate) fn with<T: Send>(
@@ -327,37 +370,96 @@ where
     ) -> PyResult<T> {
         let memory = Memory::of(array);
         self.with(py, |writer| {
+            self.check_shape(writer, &memory.shape)?;
             let appended = writer.append_bytes(memory.bytes()?);
-            if appended.is_err() {
-                // The incomplete slice is discarded, so that the next call begins with a whole slice.
-                writer.discard_partial_slice();
-            }
-            appended.map_err(failed)?;
+            appended.map_err(|error| not_appended(writer, error))?;
             Ok(also(writer))
         })
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`. `of_slice` is the shape of a
-    /// slice.
-    pub(crate) fn append_tensor(
-        &self,
-        py: Python<'_>,
-        capsule: &Bound<'_, PyAny>,
-        of_slice: &[i64],
-    ) -> PyResult<()> {
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`.
+    pub(crate) fn append_tensor(&self, py: Python<'_>, capsule: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = Tensor::take(capsule)?;
         let mut may_be_read = false;
         let appended = self.with(py, |writer| {
-            tensor.check(of_slice)?;
+            self.check_shape(writer, &tensor.shape())?;
             let appended = tensor.append_to(writer);
             may_be_read = matches!(&appended, Err(error) if error.device_may_read());
-            appended.map_err(failed)
+            appended.map_err(|error| not_appended(writer, error))
         });
         if may_be_read {
             // Freeing the tensor would let its library give the memory to other tensors.
             std::mem::forget(tensor);
         }
         appended
+    }
+
+    /// Returns the number of elements of an incomplete slice that were appended.
+    fn appended(&self, writer: &Writer<W>) -> usize {
+        writer.partial_slice() / self.element_size
+    }
+
+    /// Checks that elements of `shape` continue the slice in C order.
+    ///
+    /// # Errors
+    /// [`Error::Value`] with the shapes, and the number of elements that the slice lacks.
+    fn check_shape(&self, writer: &Writer<W>, shape: &[usize]) -> Result<(), Error> {
+        let (of_slice, at) = (&self.of_slice, self.appended(writer));
+        match continues(of_slice, shape, at) {
+            Some(true) => Ok(()),
+            Some(false) => {
+                let all: usize = of_slice.iter().product();
+                let position = self.position_of(at);
+                Err(Error::Value(format!(
+                    "elements of the shape {shape:?} do not continue the incomplete slice of shape {of_slice:?}, whose next element is at {position:?}: {} of its {all} elements are missing; append those first, or call `discard_partial_slice`",
+                    all - at
+                )))
+            }
+            None => Err(Error::Value(format!(
+                "slices have the shape {of_slice:?}, and these elements {shape:?}: append slices, or planes and rows of one, or a part of a row"
+            ))),
+        }
+    }
+
+    /// Returns the index in a slice of the element behind `at` elements, along each axis.
+    fn position_of(&self, mut at: usize) -> Vec<usize> {
+        let mut position = vec![0; self.of_slice.len()];
+        for (index, &extent) in position.iter_mut().zip(&self.of_slice).rev() {
+            *index = at % extent.max(1);
+            at /= extent.max(1);
+        }
+        position
+    }
+
+    /// Returns the index in its slice of the next element to append, along each axis.
+    pub(crate) fn position(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.with(py, |writer| Ok(self.position_of(self.appended(writer))))
+    }
+
+    /// Forgets the appended elements of an incomplete slice, and returns their number.
+    pub(crate) fn discard_partial_slice(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |writer| {
+            Ok(writer.discard_partial_slice() / self.element_size)
+        })
+    }
+
+    /// Calls `finish`, which stores all elements.
+    pub(crate) fn finish<T: Send>(
+        &self,
+        py: Python<'_>,
+        finish: impl FnOnce(&mut Writer<W>) -> Result<T, WriterError> + Send,
+    ) -> PyResult<T> {
+        self.with(py, |writer| {
+            let at = self.appended(writer);
+            finish(writer).map_err(|error| match error {
+                WriterError::IncompleteSlice { slice, .. } => Error::Value(format!(
+                    "slice {slice} has {at} of its {} elements, and the next one is at {:?} of the slice: append the rest, or call `discard_partial_slice`, and finish again",
+                    self.of_slice.iter().product::<usize>(),
+                    self.position_of(at)
+                )),
+                error => failed(error),
+            })
+        })
     }
 
     /// Stores all complete shards.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import subprocess
 import sys
 import threading
@@ -108,6 +109,121 @@ def test_tensors_with_dlpack(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(4))
 
 
+OF_PARTS = {"chunks": (1, 1, 2, 3), "shards": (2, 2, 4, 6), "dtype": "uint16"}
+
+
+def parts_of(slices: np.ndarray[Any, Any], random: np.random.Generator) -> Iterator[np.ndarray[Any, Any]]:
+    """Cut slices into arrays that a writer takes, one after the other."""
+    of_slice, flat = slices.shape[1:], slices.ravel()
+    at = 0
+    while at < flat.size:
+        # The number of elements that one step along each axis has, from the axis of slices on.
+        steps = [math.prod(slices.shape[axis:]) for axis in range(1, slices.ndim + 1)]
+        axis = random.choice([axis for axis, step in enumerate(steps) if at % step == 0])
+        left = slices.shape[axis] - at // steps[axis] % slices.shape[axis]
+        some = int(random.integers(1, left + 1))
+        end = at + some * steps[axis]
+        part = flat[at:end].reshape(some, *of_slice[axis:])
+        yield part[0] if some == 1 and axis < len(of_slice) else part
+        at = end
+
+
+@pytest.mark.parametrize("kind", [zarrs_cuda.ArrayWriter, zarrs_cuda.MultiscaleWriter])
+def test_parts_of_slices_are_taken_in_c_order(kind: type[Any], tmp_path: Path) -> None:
+    class Tensor:
+        def __init__(self, values: Any) -> None:
+            self.values = values
+
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            return self.values.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self) -> Any:
+            return self.values.__dlpack_device__()
+
+    seed = time.time_ns() % 2**32
+    print(f"seed {seed}")
+    random = np.random.default_rng(seed)
+    for case in range(20):
+        shape = tuple(int(extent) for extent in random.integers(1, 6, 4))
+        slices = random.integers(0, 2**16, shape, "uint16")
+        zarr.create_group(tmp_path / f"{case}")
+        place = tmp_path / f"{case}" / "0"
+        names = ["t", "c", "y", "x"]
+        array = create(place, shape=(0, *shape[1:]), dimension_names=names, **OF_PARTS)
+        appended = 0
+        with kind(array) as writer:
+            for part in parts_of(slices, random):
+                how = random.integers(3)
+                writer.append(np.asfortranarray(part) if how == 0 else Tensor(part) if how == 1 else part)
+                appended += part.size
+                expected = np.unravel_index(appended % slices[0].size, shape[1:])
+                assert writer.position == tuple(int(index) for index in expected)
+        assert writer.position == (0, 0, 0)
+        np.testing.assert_array_equal(opened(place, THEIRS)[...], slices)
+
+
+@pytest.mark.parametrize("kind", [zarrs_cuda.ArrayWriter, zarrs_cuda.MultiscaleWriter])
+def test_parts_that_do_not_continue_a_slice_are_refused(kind: type[Any], tmp_path: Path) -> None:
+    zarr.create_group(tmp_path)
+    place = tmp_path / "0"
+    array = create(place, shape=(0, 2, 5, 3), dimension_names=["t", "c", "y", "x"], **OF_PARTS)
+    slices = np.arange(60, dtype="uint16").reshape(2, 2, 5, 3)
+    writer = kind(array)
+    for wrong in (np.zeros((6, 3)), np.zeros(4), np.zeros((3, 5, 3)), np.zeros((5, 2)), np.zeros(())):
+        with pytest.raises(ValueError, match="slices have the shape"):
+            writer.append(wrong.astype("uint16"))
+    writer.append(slices[0, 0])
+    writer.append(slices[0, 1, :2])
+    assert writer.position == (1, 2, 0)
+    # A slice, slices, a plane, more rows than the plane lacks.
+    for wrong in (slices[0], slices, slices[0, 0], slices[0, :1], slices[0, 0, :4]):
+        with pytest.raises(ValueError, match="9 of its 30 elements are missing"):
+            writer.append(wrong)
+    writer.append(slices[0, 1, 2, :1])
+    with pytest.raises(ValueError, match="8 of its 30 elements are missing"):
+        writer.append(slices[0, 1, 3])
+    with pytest.raises(ValueError, match="8 of its 30 elements are missing"):
+        writer.append(slices[0, 1, 2])
+    writer.append(slices[0, 1, :0])
+    assert writer.position == (1, 2, 1)
+    assert writer.progress() is not None
+    with pytest.raises(
+        ValueError, match=r"slice 0 has 22 of its 30 elements.*\[1, 2, 1\].*discard_partial_slice"
+    ):
+        writer.finish()
+    # The writer takes the rest.
+    writer.append(slices[0, 1, 2, 1:])
+    writer.append(slices[0, 1, 3:])
+    writer.append(slices[1, 0, 0])
+    assert writer.discard_partial_slice() == 3
+    assert writer.discard_partial_slice() == 0
+    assert writer.position == (0, 0, 0)
+    writer.append(slices[1])
+    writer.append(slices[1, 0])
+    writer.discard_partial_slice()
+    writer.finish()
+    with pytest.raises(ValueError, match="finished"):
+        writer.append(slices[0, 0])
+    np.testing.assert_array_equal(opened(place, THEIRS)[...], slices)
+
+
+def test_a_block_that_ends_within_a_slice_is_an_error(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    values = frames(5)
+    writer = zarrs_cuda.ArrayWriter(array)
+
+    def record() -> None:
+        with writer:
+            writer.append(values[:4])
+            writer.append(values[4, :7])
+
+    with pytest.raises(ValueError, match="slice 4 has 70 of its 120 elements"):
+        record()
+    writer.append(values[4, 7:])
+    writer.finish()
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], values)
+
+
 @pytest.mark.parametrize("kind", [zarrs_cuda.ArrayWriter, zarrs_cuda.MultiscaleWriter])
 def test_tensors_on_a_device_are_not_touched_by_the_host(kind: type[Any], tmp_path: Path) -> None:
     """A tensor of a library for devices, as far as there is one without a device."""
@@ -162,6 +278,7 @@ def test_tensors_on_a_device_are_not_touched_by_the_host(kind: type[Any], tmp_pa
             with pytest.raises(ValueError, match="shape"):
                 writer.append(tensor)
         assert len(freed) == 5
+        assert writer.position == (0, 0)
         # The capsule keeps what is not taken.
         for tensor in (Tensor(12, 10, device=99), Tensor(12, 10, code=77)):
             with pytest.raises(BufferError, match="host"):
@@ -198,7 +315,12 @@ def test_a_block_that_raises_abandons(tmp_path: Path) -> None:
 def test_what_does_not_fit_a_writer(tmp_path: Path) -> None:
     array = create(tmp_path / "a", **KIND)
     with zarrs_cuda.ArrayWriter(array) as writer:
-        for wrong in (frames(1)[:, :, :3], frames(1)[0, 0], np.zeros((1, 1, 12, 10), "uint16")):
+        for wrong in (
+            frames(1)[:, :, :3],
+            frames(2)[:, 0, :3],
+            np.zeros((1, 1, 12, 10), "uint16"),
+            np.uint16(5),
+        ):
             with pytest.raises(ValueError, match="shape"):
                 writer.append(wrong)
         with pytest.raises(TypeError):

@@ -118,6 +118,14 @@ impl<W: Appending> Writer<W> {
         })
     }
 
+    /// Returns the number of bytes of an incomplete slice that were appended; 0 between two slices.
+    #[must_use]
+    pub fn partial_slice(&self) -> usize {
+        let partial = self.with(|writer| Ok(writer.top().partial_slice()));
+        // A forked child may not use the writer.
+        partial.unwrap_or(0)
+    }
+
     /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub fn discard_partial_slice(&mut self) -> usize {
         let discarded = self.with(|writer| Ok(writer.top_mut().discard_partial_slice()));

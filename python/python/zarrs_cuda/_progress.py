@@ -62,10 +62,10 @@ class Telling:
         self.check()
         return slow
 
-    def append_tensor(self, capsule: Any, of_slice: Any) -> None:
+    def append_tensor(self, capsule: Any) -> None:
         """Append a tensor, unless the function raised."""
         self.check()
-        self._writer.append_tensor(capsule, of_slice)
+        self._writer.append_tensor(capsule)
         self.check()
 
     def flush(self) -> None:

@@ -132,8 +132,10 @@ class SliceWriter:
         Parameters
         ----------
         frames
-            One slice, or several with an axis for them in front: a numpy array, what numpy makes an
-            array of, or a tensor that has ``__dlpack__``. Elements are converted to the type of the
+            One slice, or several with an axis for them in front, or a part of a slice in C order: a numpy
+            array, what numpy makes an array of, or a tensor that has ``__dlpack__``. For slices of the
+            shape ``(c, y, x)``, parts are planes ``(y, x)`` and ``(n, y, x)``, rows ``(x,)`` and ``(n, x)``
+            of one plane, and elements ``(n,)`` of one row. Elements are converted to the type of the
             array if numpy calls that safe. A tensor on a CUDA device is copied there: the writer must
             encode on that device, and the tensor be contiguous and of the type of the array.
 
@@ -142,10 +144,11 @@ class SliceWriter:
         TypeError
             If the elements cannot be converted.
         ValueError
-            If their shape is not one of slices, or elements are masked, or the writer was finished, or
-            cannot take a tensor from its device.
+            If their shape is not one of slices or parts, or does not continue the slice at
+            :attr:`position`, or elements are masked, or the writer was finished, or cannot take a tensor
+            from its device.
         OSError
-            If a file cannot be written.
+            If a file cannot be written. The incomplete slice is forgotten then: append it from its start.
         """
         if not isinstance(frames, np.ndarray) and hasattr(frames, "__dlpack__"):
             if int(frames.__dlpack_device__()[0]) == _CUDA:
@@ -154,15 +157,9 @@ class SliceWriter:
             frames = np.from_dlpack(frames)
         check_mask(frames)
         frames = np.asarray(frames)
-        if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
-            len(self._slice),
-            len(self._slice) + 1,
-        ):
-            msg = f"slices have the shape {self._slice}, and these elements {frames.shape}"
-            raise ValueError(msg)
         if frames.dtype != self._dtype:
             frames = frames.astype(self._dtype, casting="safe")
-        slow = self._writer.append(np.ascontiguousarray(frames))
+        slow = self._writer.append(np.asarray(frames, order="C"))
         if slow is not None and not self._told_slow:
             self._told_slow = True
             msg = (
@@ -174,7 +171,34 @@ class SliceWriter:
     def _append_tensor(self, tensor: Any) -> None:
         # The default stream, for which the library makes its own wait.
         capsule = tensor.__dlpack__(stream=1)
-        self._writer.append_tensor(capsule, self._slice)
+        self._writer.append_tensor(capsule)
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """Where the next element goes in its slice, along each axis of a slice.
+
+        All are 0 between two slices. For slices of the shape ``(2, 480, 640)``, ``(1, 20, 0)`` says that 460
+        of the 480 rows of the last plane are missing.
+        """
+        if not self._is_open:
+            return (0,) * len(self._slice)
+        return tuple(self._writer.position())
+
+    def discard_partial_slice(self) -> int:
+        """Forget the elements of an incomplete slice.
+
+        Returns
+        -------
+        int
+            How many elements there were.
+
+        Raises
+        ------
+        ValueError
+            If the writer was closed.
+        """
+        discarded: int = self._writer.discard_partial_slice()
+        return discarded
 
     def flush(self) -> None:
         """Store every whole shard that was appended, and the new shape."""
@@ -188,6 +212,14 @@ class SliceWriter:
         -------
         str
             What was done, for people.
+
+        Raises
+        ------
+        ValueError
+            If the last slice is incomplete. The writer stays open: append the rest, or call
+            :meth:`discard_partial_slice`.
+        OSError
+            If a file cannot be written.
         """
         done: str = self._writer.finish()
         self._closed()
