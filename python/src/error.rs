@@ -270,7 +270,7 @@ impl From<Kind> for Error {
             Kind::Memory { .. } => Self::Memory(kind.to_string()),
             Kind::Store { doing, key, error } => Self::store(doing, key.as_str(), &error),
             Kind::Zarrs { key, error } => Self::array(key.as_str(), &error),
-            Kind::Shard { doing, key, error } => match (doing, error) {
+            Kind::Shard { doing, key, error } => match (doing, *error) {
                 ("update", zarrs_cuda::Error::Codec(codec)) => Self::updating(key.as_str(), &codec),
                 ("encode", error) => Self::encoding(key.as_str(), &error),
                 (_, error @ zarrs_cuda::Error::Codec(_)) => Self::changing(key.as_str(), &error),

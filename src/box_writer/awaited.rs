@@ -13,12 +13,12 @@ use super::call::Call;
 use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
 use super::request::{BoxesInMemory, ShardToWrite};
 use super::shared::{Shared, Subchunks, not_looked, not_opened};
-use super::target::{NewShard, Target, Update, check_parts, is_framed};
+use super::target::{NewShard, Target, Update, check_parts};
 use super::{BoxReport, BoxWriter, Inner, Input, Place, ShardUpdate};
 use crate::maintenance::StoredShard;
 use crate::panics::async_no_panic;
 use crate::reader::threads::{self, Each};
-use crate::storage::SparseShardStore;
+use crate::storage::{SparseShardStore, is_framed};
 use crate::store::Awaited;
 use crate::store::shard_locks::{ShardLock, ShardLocks};
 

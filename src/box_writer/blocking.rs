@@ -14,12 +14,12 @@ use super::error::{BoxWriterError, BoxWriterErrorKind as Kind};
 use super::pool::encoding;
 use super::request::{BoxesInMemory, ShardToWrite};
 use super::shared::{Shared, Subchunks, not_looked, not_opened};
-use super::target::{NewShard, Target, Update, check_parts, is_framed};
+use super::target::{NewShard, Target, Update, check_parts};
 use super::{BoxReport, BoxWriter, FilesOfArray, Inner, Input, Place, ShardUpdate};
 use crate::maintenance::StoredShard;
 use crate::panics::no_panic;
 use crate::reader::threads::{self, Each};
-use crate::storage::SparseShardStore;
+use crate::storage::{SparseShardStore, is_framed};
 use crate::store::file_store::FileStore;
 use crate::store::lock_files::LockFile;
 use crate::store::shard_locks::{ShardLock, ShardLocks};
@@ -222,10 +222,11 @@ impl Target for Filed<'_> {
         if let NewShard::Encoded(bytes) = value {
             self.spares.give(bytes);
         }
-        Ok(match &mut locked.file {
+        match &mut locked.file {
             Some(file) => file.replace(new, store.durable())?,
             None => new.rename_to(&store.path(key), store.durable())?,
-        })
+        }
+        Ok(())
     }
 
     fn spares(&self) -> Option<&Spares> {

@@ -209,7 +209,7 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
             DecodedBy::ThisCrate(codec) => {
                 let usable = codec.check_backend();
                 usable.map_err(|error| Kind::Backend {
-                    error: error.into(),
+                    error: Box::new(error.into()),
                 })?;
                 settings.memory = memory.unwrap_or(codec.options().host_memory());
             }
@@ -240,7 +240,7 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
                     check_files(&array, &files).map_err(Kind::from)?;
                 }
                 let store = Arc::new(FileStore::new(root.clone(), syncs));
-                Place::Files(FilesOfArray {
+                Place::Files(Box::new(FilesOfArray {
                     locks: [
                         ShardLocks::of(&array.storage()),
                         ShardLocks::of_files(&root),
@@ -248,7 +248,7 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
                     array: array.with_storage(store),
                     files,
                     shared: Shared::default(),
-                })
+                }))
             }
             None if settings.lock_limit.is_some() => {
                 let reason = "`with_locks` locks files, and its store is not known to be one of files: use `on_filesystem` or `on_directory`, or `ShardUpdate::Shared`";

@@ -46,7 +46,7 @@ pub(super) fn encoded(
                     error: error.into(),
                 })?;
                 let decode = || {
-                    let bytes = Cow::Owned(bytes.into());
+                    let bytes = Cow::Owned(bytes);
                     let decoded = array
                         .codecs()
                         .decode(bytes, &shape, data_type, fill_value, options);

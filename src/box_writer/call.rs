@@ -224,7 +224,7 @@ impl<'c> Call<'c> {
                 let format = format.map_err(|error| Kind::Shard {
                     doing: "encode",
                     key: shard.key.clone(),
-                    error,
+                    error: Box::new(error),
                 })?;
                 self.write_shard(target, (shard, &format, update), threads)
                     .await
@@ -304,7 +304,7 @@ impl<'c> Call<'c> {
         match covered {
             Some(value) => {
                 self.put((target, &mut locked), shard, value.map(NewShard::Encoded))
-                    .await?
+                    .await?;
             }
             None if update == ShardUpdate::InPlace => {
                 let update = Update {
@@ -323,7 +323,7 @@ impl<'c> Call<'c> {
                     rewritten.map_err(|error| Kind::Shard {
                         doing: "change",
                         key: key.clone(),
-                        error,
+                        error: Box::new(error),
                     })
                 };
                 let rewritten = decoding(|| encoding(threads, rewrite))?;
@@ -332,9 +332,9 @@ impl<'c> Call<'c> {
                     shard,
                     rewritten.map(NewShard::Rewritten),
                 )
-                .await?
+                .await?;
             }
-        };
+        }
         self.look(target, shard, "after").await
     }
 

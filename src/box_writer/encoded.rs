@@ -25,11 +25,10 @@ pub(super) fn encoded(
         let encoded = encode_elements(shards, elements, spares, options);
         encoded.map_err(Kind::codec("encode", key))
     };
-    match source.native_from(part.offset) {
-        Some(bytes) => encode(&ShardElements::strided(bytes, &source.strides[..])),
-        None => {
-            let elements = source.elements(&part.shape, part.offset, &shards.data_type)?;
-            encode(&ShardElements::contiguous(&elements))
-        }
+    if let Some(bytes) = source.native_from(part.offset) {
+        encode(&ShardElements::strided(bytes, &source.strides[..]))
+    } else {
+        let elements = source.elements(&part.shape, part.offset, &shards.data_type)?;
+        encode(&ShardElements::contiguous(&elements))
     }
 }

@@ -70,7 +70,7 @@ pub enum BoxWriterErrorKind {
     #[error("{error}{advice}")]
     OutOfBounds {
         /// The box, and the shape of the array.
-        error: ReaderError,
+        error: Box<ReaderError>,
         /// The advice, if the array could grow; otherwise empty.
         advice: &'static str,
     },
@@ -112,7 +112,7 @@ pub enum BoxWriterErrorKind {
     #[error("cannot write boxes to the array: {error}")]
     Backend {
         /// The reason.
-        error: crate::Error,
+        error: Box<crate::Error>,
     },
     /// Subchunks are stored beside a shard, and would hide what is written to the shard.
     #[error(
@@ -140,7 +140,7 @@ pub enum BoxWriterErrorKind {
         /// The key of the shard.
         key: StoreKey,
         /// The reason.
-        error: crate::Error,
+        error: Box<crate::Error>,
     },
     /// A store failed.
     #[error("cannot {doing} {key}: {error}")]
@@ -158,7 +158,7 @@ pub enum BoxWriterErrorKind {
         /// The key of the shard.
         key: StoreKey,
         /// The error of zarrs.
-        error: ArrayError,
+        error: Box<ArrayError>,
     },
     /// The application cancelled the call.
     #[error("cancelled")]
@@ -178,7 +178,7 @@ impl BoxWriterErrorKind {
         move |error| Self::Shard {
             doing,
             key: key.clone(),
-            error: error.into(),
+            error: Box::new(error.into()),
         }
     }
 
@@ -194,7 +194,10 @@ impl From<ReaderError> for BoxWriterErrorKind {
         match error {
             ReaderError::Unsupported { reason } => Self::Unsupported { reason },
             ReaderError::Memory { what, bytes } => Self::Memory { what, bytes },
-            ReaderError::OutOfBounds { .. } => Self::OutOfBounds { error, advice: "" },
+            ReaderError::OutOfBounds { .. } => Self::OutOfBounds {
+                error: Box::new(error),
+                advice: "",
+            },
             error => Self::Unsupported {
                 reason: error.to_string(),
             },

@@ -131,7 +131,7 @@ struct Inner<TStorage: ?Sized> {
 
 /// The place where shards are stored.
 enum Place {
-    Files(FilesOfArray),
+    Files(Box<FilesOfArray>),
     /// The store of the array, and the locks of its keys.
     Store(ShardLocks),
 }
@@ -373,6 +373,7 @@ impl<TStorage: ?Sized> BoxWriter<TStorage> {
         } else {
             ""
         };
+        let error = Box::new(error);
         Err(Kind::OutOfBounds { error, advice })
     }
 

@@ -79,7 +79,7 @@ fn not_written(shard: &ShardToWrite) -> impl Fn(Error) -> Kind {
     move |error| Kind::Shard {
         doing: "store subchunks beside",
         key: key.clone(),
-        error,
+        error: Box::new(error),
     }
 }
 
@@ -87,7 +87,7 @@ fn by_zarrs(shard: &ShardToWrite) -> impl Fn(ArrayError) -> Kind {
     let key = shard.key.clone();
     move |error| Kind::Zarrs {
         key: key.clone(),
-        error,
+        error: Box::new(error),
     }
 }
 

@@ -12,8 +12,6 @@ use super::ShardUpdate;
 use super::error::BoxWriterErrorKind as Kind;
 use super::request::ShardToWrite;
 use crate::maintenance::{RewrittenShard, ShardFormat, StoredShard};
-use crate::storage::frame_of;
-use crate::store::Lists;
 use zarrs_cuda_engine::memory::spares::Spares;
 
 /// The new value of a shard.
@@ -118,13 +116,6 @@ pub(super) trait Target: Sync {
         boxes: Vec<(ArraySubset, ArrayBytes<'_>)>,
         options: &CodecOptions,
     ) -> impl Future<Output = Result<(), Kind>> + Send;
-}
-
-/// Returns whether `store` has subchunks beside the shard `key`.
-pub(super) async fn is_framed<O: Lists>(store: &O, key: &StoreKey) -> Result<bool, StorageError> {
-    let (frame, is_version) = frame_of(key)?;
-    let listed = store.list_dir(&frame).await?;
-    Ok(listed.keys().iter().any(|key| is_version(key.as_str())))
 }
 
 /// Checks that a store can update shards in place, which it `can` if it writes parts of values.

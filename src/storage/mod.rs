@@ -32,7 +32,7 @@ pub use crate::store::ranges::{slice, within};
 pub use crate::store::replace::{Durable, NewFile, Unfinished, replace};
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};
-pub(crate) use sparse::frame_of;
+pub(crate) use sparse::is_framed;
 pub use sparse::{
     Consolidation, ConsolidationProgress, FRAMES_MARKER, SparseShardStore, SubchunkBatch,
 };

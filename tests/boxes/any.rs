@@ -28,7 +28,7 @@ fn elements(rng: &mut Rng) -> Vec<u8> {
 /// Boxes of one shape that do not overlap, or that do.
 fn origins(shape: &[u64], rng: &mut Rng) -> (Vec<Vec<u64>>, Vec<u64>, bool) {
     let extents: Vec<u64> = shape.iter().map(|d| 1 + rng.below(*d)).collect();
-    let origins: Vec<Vec<u64>> = (0..1 + rng.below(4))
+    let origins: Vec<Vec<u64>> = (0..=rng.below(4))
         .map(|_| {
             std::iter::zip(shape, &extents)
                 .map(|(array, extent)| rng.below(array - extent + 1))
@@ -95,21 +95,15 @@ fn check(case: &Case) {
         of_all.extend(&extents);
         let memory = Memory::new(&of_all, 4, &mut rng, elements);
         let written = writer.write_boxes_bytes(&origins, &extents, memory.input());
-        match written {
-            Err(error) => {
-                assert!(
-                    matches!(*error.kind, BoxWriterErrorKind::Overlap { .. }),
-                    "{error}"
-                );
-                assert!(overlap, "{error}");
-            }
-            Ok(_) => {
-                assert!(!overlap, "{origins:?} of {extents:?} overlap");
-                let each = extents.iter().product::<u64>() as usize * 4;
-                for (origin, elements) in origins.iter().zip(memory.elements.chunks(each)) {
-                    let subset = ArraySubset::new_with_start_shape(origin.clone(), extents.clone());
-                    naive.write(&subset.unwrap(), elements);
-                }
+        if let Err(error) = written {
+            let is_overlap = matches!(*error.kind, BoxWriterErrorKind::Overlap { .. });
+            assert!(is_overlap && overlap, "{error}");
+        } else {
+            assert!(!overlap, "{origins:?} of {extents:?} overlap");
+            let each = extents.iter().product::<u64>() as usize * 4;
+            for (origin, elements) in origins.iter().zip(memory.elements.chunks(each)) {
+                let subset = ArraySubset::new_with_start_shape(origin.clone(), extents.clone());
+                naive.write(&subset.unwrap(), elements);
             }
         }
         let found: Vec<u32> = array.retrieve_array_subset(&array.subset_all()).unwrap();

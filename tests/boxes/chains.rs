@@ -19,7 +19,7 @@ use super::naive::{Memory, Naive};
 use crate::writer::case::{Case, Place, case};
 
 /// An element that is often the fill value.
-fn element<'c>(case: &'c Case) -> impl FnMut(&mut Rng) -> Vec<u8> + 'c {
+fn element(case: &Case) -> impl FnMut(&mut Rng) -> Vec<u8> {
     let data_type = Type::of(&case.shards.data_type);
     let mut run = (0, true);
     move |rng| {

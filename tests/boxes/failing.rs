@@ -8,7 +8,7 @@ use zarrs::array::{Array, ArrayBuilder, data_type};
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 use zarrs_cuda::reader::Cancel;
-use zarrs_cuda::writer::{BoxWriter, BoxWriterErrorKind, Input, ShardUpdate};
+use zarrs_cuda::writer::{BoxReport, BoxWriter, BoxWriterErrorKind, Input, ShardUpdate};
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation};
 
 fn array<S: ?Sized>(store: &Arc<S>) -> Array<S> {
@@ -202,7 +202,7 @@ fn refused_calls() {
     );
     let locks = BoxWriter::builder(&array).with_locks(std::time::Duration::ZERO);
     refused(
-        locks.build().map(|_| Default::default()),
+        locks.build().map(|_| BoxReport::default()),
         &["with_locks", "on_filesystem"],
     );
     let asked = store.requests();

@@ -35,7 +35,12 @@ fn tensors_with_any_strides() {
         write(&array, &tensor).unwrap();
         let expected =
             (0..3).flat_map(|i| (0..6).map(move |j| 2 + i * strides[0] + j * strides[1]));
-        assert_eq!(read(), expected.map(|n| n as u16).collect::<Vec<_>>());
+        assert_eq!(
+            read(),
+            expected
+                .map(|n: i64| u16::try_from(n).unwrap())
+                .collect::<Vec<_>>()
+        );
     }
     let refused = |tensor: &Tensor, part: &str| {
         let text = write(&array, tensor).unwrap_err().to_string();

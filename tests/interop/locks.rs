@@ -107,12 +107,12 @@ fn tensorstore_and_a_writer_of_boxes_lose_nothing_of_each_other() {
         let writer = BoxWriter::builder(&array)
             .with_update(update)
             .with_sync(false)
-            .with_locks(Duration::from_secs(60))
+            .with_locks(Duration::from_mins(1))
             .build()
             .unwrap();
         let count = beside_tensorstore(&path, |number, rng| {
             let end = 2 + rng.below(10);
-            let elements = vec![number; end as usize - 1];
+            let elements = vec![number; usize::try_from(end).unwrap() - 1];
             writer.write(&[1..end], &elements).unwrap();
         });
         let array = Array::open(store, "/").unwrap();

@@ -35,6 +35,7 @@ use bytes::Bytes;
 use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use crate::storage::chunk_keys::ChunkKeys;
+use crate::store::Lists;
 use crate::store::files::NOT_UTF_8;
 
 /// The suffix that makes the name of a frame's directory from the key of its shard.
@@ -55,17 +56,17 @@ pub(super) fn prefix_of(shard: &StoreKey) -> Result<StorePrefix, StorageError> {
         .map_err(|error| StorageError::Other(error.to_string()))
 }
 
-/// Returns the prefix of the frame of `shard`, and a function that tells whether a key in the frame is a version of
-/// a subchunk.
+/// Returns whether `store` has versions of subchunks in the frame of `shard`.
 ///
 /// # Errors
-/// The errors of [`prefix_of`].
-pub(crate) fn frame_of(shard: &StoreKey) -> Result<(StorePrefix, fn(&str) -> bool), StorageError> {
-    let is_version = |key: &str| {
-        key.rsplit_once('.')
-            .is_some_and(|(_, suffix)| suffix == CHUNK)
+/// The errors of the store.
+pub(crate) async fn is_framed<O: Lists>(store: &O, shard: &StoreKey) -> Result<bool, StorageError> {
+    let listed = store.list_dir(&prefix_of(shard)?).await?;
+    let is_version = |key: &StoreKey| {
+        let suffix = key.as_str().rsplit_once('.').map(|(_, suffix)| suffix);
+        suffix == Some(CHUNK)
     };
-    Ok((prefix_of(shard)?, is_version))
+    Ok(listed.keys().iter().any(is_version))
 }
 
 /// Returns the key of the shard whose frame contains `path`, or is the directory `path`; `None` if there is

@@ -35,7 +35,7 @@ use zarrs_storage::{
 
 pub use batch::SubchunkBatch;
 use changed::Watch;
-pub(crate) use frame::frame_of;
+pub(crate) use frame::is_framed;
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
 pub use marker::FRAMES_MARKER;

@@ -133,15 +133,14 @@ fn output(
     let capacity = encoded
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
         .ok_or_else(too_large)?;
-    let output = match spares.and_then(|spares| spares.take(capacity)) {
-        Some(spare) => spare,
-        None => {
-            let mut new = allocate::with_capacity(capacity, OUTPUT, job.huge_pages)?;
-            if is_fixed_size {
-                make_pages(&mut new, capacity, job.threads)?;
-            }
-            new
+    let output = if let Some(spare) = spares.and_then(|spares| spares.take(capacity)) {
+        spare
+    } else {
+        let mut new = allocate::with_capacity(capacity, OUTPUT, job.huge_pages)?;
+        if is_fixed_size {
+            make_pages(&mut new, capacity, job.threads)?;
         }
+        new
     };
     let output = Segments::new(output);
     output.reserve(head)?.append(&vec![0; head])?;
