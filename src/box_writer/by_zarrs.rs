@@ -4,10 +4,9 @@
 use std::borrow::Cow;
 use std::num::NonZeroU64;
 
-use zarrs::array::ArrayBytes;
+use zarrs::array::{Array, ArrayBytes};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
-use super::call::Call;
 use super::error::BoxWriterErrorKind as Kind;
 use super::request::ShardToWrite;
 use crate::maintenance::StoredShard;
@@ -16,14 +15,18 @@ use crate::reader::request::WantedPart;
 use zarrs_cuda_engine::layout::strides;
 use zarrs_cuda_engine::memory::allocate;
 
-/// Returns the encoded chunk with its new elements, or `None` if all of them are the fill value.
+/// Returns the elements of a part of a box, in C order.
+type ElementsOf<'e> = dyn Fn(&(usize, WantedPart)) -> Result<ArrayBytes<'e>, Kind> + 'e;
+
+/// Returns the encoded chunk of `array` with new elements, which `elements_of` returns for each part, or `None` if all
+/// of them are the fill value.
 pub(super) fn encoded(
-    call: &Call<'_>,
-    shard: &ShardToWrite,
-    stored: Option<StoredShard>,
+    array: &Array<()>,
+    (shard, stored): (&ShardToWrite, Option<StoredShard>),
+    elements_of: &ElementsOf<'_>,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, Kind> {
-    let (array, key) = (call.array, &shard.key);
+    let key = &shard.key;
     let shape = array.chunk_shape(&shard.indices);
     let shape: Vec<NonZeroU64> = shape.map_err(|error| Kind::unsupported(error.to_string()))?;
     let extents: Vec<u64> = shape.iter().map(|extent| extent.get()).collect();
@@ -36,7 +39,7 @@ pub(super) fn encoded(
         )));
     }
     let elements = if let Some(covering) = shard.covering(&extents) {
-        call.elements(covering)?
+        elements_of(covering)?
     } else {
         let mut elements = match stored {
             Some(stored) => {
@@ -57,7 +60,7 @@ pub(super) fn encoded(
             None => filled(&extents, fill)?,
         };
         for one in &shard.parts {
-            let new = call.elements(one)?;
+            let new = elements_of(one)?;
             let new = new
                 .into_fixed()
                 .map_err(|error| Kind::unsupported(error.to_string()))?;

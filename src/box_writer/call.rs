@@ -34,7 +34,7 @@ use crate::reader::threads::{Each, Task, decoding};
 
 /// One call of a writer.
 pub(super) struct Call<'c> {
-    pub(super) array: &'c Array<()>,
+    array: &'c Array<()>,
     encoded_by: &'c DecodedBy,
     settings: &'c Settings,
     memories: Vec<BoxesInMemory<'c>>,
@@ -158,10 +158,7 @@ impl<'c> Call<'c> {
     }
 
     /// Returns the elements of a part, in C order.
-    pub(super) fn elements(
-        &self,
-        (memory, part): &(usize, WantedPart),
-    ) -> Result<ArrayBytes<'_>, Kind> {
+    fn elements(&self, (memory, part): &(usize, WantedPart)) -> Result<ArrayBytes<'_>, Kind> {
         let source = &self.memories[*memory].source;
         let elements = source.elements(&part.shape, part.offset, self.array.data_type())?;
         Ok(ArrayBytes::new_flen(elements))
@@ -360,7 +357,10 @@ impl<'c> Call<'c> {
         let key = &shard.key;
         let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
         let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
-        let encode = |threads| by_zarrs::encoded(self, shard, stored, &self.options(threads));
+        let encode = |threads| {
+            let (of_part, options) = (|one: &_| self.elements(one), self.options(threads));
+            by_zarrs::encoded(self.array, (shard, stored), &of_part, &options)
+        };
         let value = decoding(|| encoding(threads, encode))?;
         self.put((target, &mut locked), shard, value.map(NewShard::Encoded))
             .await
