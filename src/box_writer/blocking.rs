@@ -226,7 +226,7 @@ impl Target for Filed<'_> {
             Some(file) => file.replace(new, store.durable())?,
             None => new.rename_to(&store.path(key), store.durable())?,
         }
-        Ok(())
+        Ok(store.sync_directories(key)?)
     }
 
     fn spares(&self) -> Option<&Spares> {

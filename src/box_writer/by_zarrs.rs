@@ -22,13 +22,11 @@ type ElementsOf<'e> = dyn Fn(&(usize, WantedPart)) -> Result<ArrayBytes<'e>, Kin
 /// of them are the fill value.
 pub(super) fn encoded(
     array: &Array<()>,
-    (shard, stored): (&ShardToWrite, Option<StoredShard>),
+    (shard, shape, stored): (&ShardToWrite, &[NonZeroU64], Option<StoredShard>),
     elements_of: &ElementsOf<'_>,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, Kind> {
     let key = &shard.key;
-    let shape = array.chunk_shape(&shard.indices);
-    let shape: Vec<NonZeroU64> = shape.map_err(|error| Kind::unsupported(error.to_string()))?;
     let extents: Vec<u64> = shape.iter().map(|extent| extent.get()).collect();
     let (data_type, fill_value) = (array.data_type(), array.fill_value());
     let fill = fill_value.as_ne_bytes();
@@ -52,8 +50,10 @@ pub(super) fn encoded(
                     let bytes = Cow::Owned(bytes);
                     let decoded = array
                         .codecs()
-                        .decode(bytes, &shape, data_type, fill_value, options);
-                    Ok(decoded?.into_fixed()?.into_owned())
+                        .decode(bytes, shape, data_type, fill_value, options);
+                    let decoded = decoded?;
+                    decoded.validate(extents.iter().product(), data_type)?;
+                    Ok(decoded.into_fixed()?.into_owned())
                 };
                 no_panic(decode).map_err(Kind::codec("decode", key))?
             }
@@ -78,7 +78,7 @@ pub(super) fn encoded(
     let encode = || {
         array
             .codecs()
-            .encode(elements, &shape, data_type, fill_value, options)
+            .encode(elements, shape, data_type, fill_value, options)
     };
     let encoded = no_panic(encode).map_err(Kind::codec("encode", key))?;
     Ok(Some(encoded.into_owned()))

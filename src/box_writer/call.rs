@@ -355,11 +355,17 @@ impl<'c> Call<'c> {
         threads: usize,
     ) -> Result<(), Kind> {
         let key = &shard.key;
+        let shape = self.array.chunk_shape(&shard.indices);
+        let shape = shape.map_err(|error| Kind::unsupported(error.to_string()))?;
+        let extents: Vec<u64> = shape.iter().map(|extent| extent.get()).collect();
         let mut locked = target.lock(key).await.map_err(Kind::store("lock", key))?;
-        let stored = target.stored(key).await.map_err(Kind::store("read", key))?;
+        let stored = match shard.covering(&extents) {
+            Some(_) => None,
+            None => target.stored(key).await.map_err(Kind::store("read", key))?,
+        };
         let encode = |threads| {
             let (of_part, options) = (|one: &_| self.elements(one), self.options(threads));
-            by_zarrs::encoded(self.array, (shard, stored), &of_part, &options)
+            by_zarrs::encoded(self.array, (shard, &shape, stored), &of_part, &options)
         };
         let value = decoding(|| encoding(threads, encode))?;
         self.put((target, &mut locked), shard, value.map(NewShard::Encoded))

@@ -186,6 +186,14 @@ impl Image {
         S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
     {
         let builder = self.builder(store);
+        let resume = || {
+            let resumed = self.builder(store).with_start(Resume).build();
+            // If no shard is stored, all elements may be missing.
+            resumed.unwrap_or_else(|error| {
+                assert!(error.to_string().contains("none of them is stored"));
+                self.builder(store).with_start(0).build().unwrap()
+            })
+        };
         let mut writer = builder.build().unwrap();
         let slice = self.slice();
         let mut at = 0;
@@ -215,20 +223,24 @@ impl Image {
                 Step::Again if again > 0 => {
                     again -= 1;
                     writer.abort().unwrap();
-                    writer = builder.build().unwrap();
+                    // A session may have ended within a shard.
+                    let resumed = |error: WriterError| {
+                        let text = error.to_string();
+                        let is_within = matches!(error, WriterError::Start { .. });
+                        assert!(
+                            is_within || text.contains("none of them is stored"),
+                            "{text}"
+                        );
+                        resume()
+                    };
+                    writer = builder.build().unwrap_or_else(resumed);
                     at = writer.start() as usize * slice;
                 }
                 Step::Session if again > 0 => {
                     again -= 1;
                     writer.discard_partial_slice();
                     writer.finish().unwrap();
-                    let resumed = self.builder(store).with_start(Resume).build();
-                    // If no shard is stored, all elements may be missing.
-                    let again = |error: WriterError| {
-                        assert!(error.to_string().contains("none of them is stored"));
-                        self.builder(store).with_start(0).build().unwrap()
-                    };
-                    writer = resumed.unwrap_or_else(again);
+                    writer = resume();
                     at = writer.start() as usize * slice;
                 }
                 Step::Again | Step::Session => {}

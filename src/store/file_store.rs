@@ -4,9 +4,11 @@
 //! each key. This store replaces a file at once ([`NewFile`]), and updates parts of it in place
 //! ([`in_place`](super::in_place)). It syncs if it is told to.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
@@ -28,12 +30,19 @@ pub(crate) struct FileStore {
     files: Files,
     /// Whether each change is on the disk when a call returns.
     syncs: bool,
+    /// The directories below the root whose names this store has synced.
+    synced: Mutex<HashSet<PathBuf>>,
 }
 
 impl FileStore {
     pub(crate) fn new(root: PathBuf, syncs: bool) -> Self {
         let files = Files::new(root.clone());
-        Self { root, files, syncs }
+        Self {
+            root,
+            files,
+            syncs,
+            synced: Mutex::default(),
+        }
     }
 
     /// Returns the directory of the store.
@@ -73,6 +82,29 @@ impl FileStore {
         } else {
             Durable::No
         }
+    }
+
+    /// Syncs the names of the directories above `key` that this store has not synced yet. Another thread or process
+    /// may have made them, and not have synced them yet.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub(crate) fn sync_directories(&self, key: &StoreKey) -> io::Result<()> {
+        if !self.syncs {
+            return Ok(());
+        }
+        let path = self.path(key);
+        let above = path.ancestors().skip(1);
+        for directory in
+            above.take_while(|above| above.starts_with(&self.root) && *above != self.root)
+        {
+            let synced = || self.synced.lock().unwrap_or_else(PoisonError::into_inner);
+            if !synced().contains(directory) {
+                sync_names_beside(directory)?;
+                synced().insert(directory.to_path_buf());
+            }
+        }
+        Ok(())
     }
 
     /// Opens the file of `key`; `None` if there is no file.
@@ -132,7 +164,8 @@ impl ReadableStorageTraits for FileStore {
 impl WritableStorageTraits for FileStore {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let new = self.new_file(key, |file| file.write_all(&value))?;
-        Ok(new.rename_to(&self.path(key), self.durable())?)
+        new.rename_to(&self.path(key), self.durable())?;
+        Ok(self.sync_directories(key)?)
     }
 
     fn set_partial_many(
@@ -169,13 +202,14 @@ impl WritableStorageTraits for FileStore {
 }
 
 impl AtomicRenameStorageTraits for FileStore {
-    fn rename(&self, source: &StoreKey, destination: &StoreKey) -> Result<(), StorageError> {
-        let (source, destination) = (self.path(source), self.path(destination));
+    fn rename(&self, source: &StoreKey, to: &StoreKey) -> Result<(), StorageError> {
+        let (source, destination) = (self.path(source), self.path(to));
         if self.syncs {
             fs::File::open(&source)?.sync_all()?;
         }
         fs::rename(source, &destination)?;
-        Ok(self.sync_names(&destination)?)
+        self.sync_names(&destination)?;
+        Ok(self.sync_directories(to)?)
     }
 }
 

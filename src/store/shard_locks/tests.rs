@@ -202,20 +202,6 @@ fn files_are_known_by_their_real_path() {
 }
 
 #[test]
-fn zarrs_stores_of_files_are_known_by_their_directory() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = || Arc::new(zarrs_filesystem::FilesystemStore::new(folder.path()).unwrap());
-    let [one, two] = [store(), store()].map(|store| ShardLocks::of(&store));
-    assert!(share(&one, "c/0", &two, "c/0"));
-    assert!(share(
-        &one,
-        "c/0",
-        &ShardLocks::of_files(folder.path()),
-        "c/0"
-    ));
-}
-
-#[test]
 fn relative_paths_are_those_of_this_process() {
     let here = std::env::current_dir().unwrap();
     for path in ["", ".", "none/.."] {
