@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tempfile::TempDir;
+use zarrs::array::codec::{Crc32cCodec, ShardingCodecBuilder};
 use zarrs::array::{Array, ArrayBuilder, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::ReadableWritableListableStorageTraits;
@@ -132,10 +133,18 @@ fn a_store_of_files_behind_a_trait() {
 /// Chunks that zarrs encodes, in tasks of rayon's global pool: no task waits for another one that waits for it.
 #[test]
 fn chunks_of_zarrs_in_rayon() {
-    let shape = vec![THREADS, ROUNDS];
-    let mut builder = ArrayBuilder::new(shape, vec![4, 10], data_type::uint16(), 0_u16);
-    builder.subchunk_shape(vec![4, 5]);
-    builder.bytes_to_bytes_codecs(vec![Arc::new(zarrs::array::codec::Crc32cCodec::new())]);
+    let mut builder = ArrayBuilder::new(
+        vec![THREADS, ROUNDS],
+        vec![4, 10],
+        data_type::uint16(),
+        0_u16,
+    );
+    let shards = ShardingCodecBuilder::new(
+        vec![4.try_into().unwrap(), 5.try_into().unwrap()],
+        &data_type::uint16(),
+    );
+    builder.array_to_bytes_codec(shards.build_arc());
+    builder.bytes_to_bytes_codecs(vec![Arc::new(Crc32cCodec::new())]);
     let array = builder.build(Arc::new(MemoryStore::new()), "/a").unwrap();
     let writer = BoxWriter::builder(&array).build().unwrap();
     assert!(writer.is_by_zarrs());
