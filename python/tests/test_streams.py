@@ -71,7 +71,9 @@ def test_sessions_go_on_inside_a_shard(tmp_path: Path, session: int) -> None:
         np.testing.assert_array_equal(opened(tmp_path / "sessions", pipeline)[...], values)
 
     def stored(path: Path) -> dict[str, bytes]:
-        return {str(file.relative_to(path)): file.read_bytes() for file in path.glob("c/**/*") if file.is_file()}
+        return {
+            str(file.relative_to(path)): file.read_bytes() for file in path.glob("c/**/*") if file.is_file()
+        }
 
     assert stored(tmp_path / "sessions") == stored(tmp_path / "whole")
     # Without a frame, nothing is stored.
