@@ -368,7 +368,8 @@ def test_threads_are_those_of_the_settings(tmp_path: Path) -> None:
         array[:] = np.arange(64 * 64).reshape(64, 64)
         array[:]
         names = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
-        assert len([name for name in names if name.startswith("zarrs_cuda")]) == 1, names
+        # One thread may do all of the work: that of the caller.
+        assert len([name for name in names if name.startswith("zarrs_cuda")]) <= 1, names
         """
     )
 
