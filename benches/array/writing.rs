@@ -45,7 +45,7 @@ const PARTS: [(&str, [u64; 3], [u64; 3]); 3] = [
     ("a quarter of a shard", [SHARD, 128, 128], [SHARD, 128, 128]),
 ];
 
-/// What is measured, and where.
+/// A run of the benchmark: the elements to write, the peers, the folder for files, and the wanted rows.
 pub(crate) struct Run<'r> {
     pub(crate) elements: &'r [u16],
     pub(crate) peers: &'r mut [Peer],

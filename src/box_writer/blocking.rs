@@ -33,7 +33,8 @@ where
     /// Writes `elements`, in C order, to the box `subset`.
     ///
     /// # Errors
-    /// The errors of [`write_bytes`](Self::write_bytes), and [`BoxWriterErrorKind::Element`](crate::writer::BoxWriterErrorKind::Element) if `T` is not the array's data
+    /// The errors of [`write_bytes`](Self::write_bytes), and
+    /// [`BoxWriterErrorKind::Element`](crate::writer::BoxWriterErrorKind::Element) if `T` is not the array's data
     /// type.
     pub fn write<T: Element>(
         &self,
@@ -49,10 +50,17 @@ where
     /// A range that ends before it starts is empty, as everywhere in zarrs.
     ///
     /// # Errors
-    /// - [`BoxWriterErrorKind::OutOfBounds`](crate::writer::BoxWriterErrorKind::OutOfBounds) if `subset` is not in the array, [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if `input` does not fit it,
-    ///   [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if elements have no fixed size. Nothing was written.
-    /// - [`BoxWriterErrorKind::Shard`](crate::writer::BoxWriterErrorKind::Shard), [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store), [`BoxWriterErrorKind::Zarrs`](crate::writer::BoxWriterErrorKind::Zarrs), [`BoxWriterErrorKind::FramesPending`](crate::writer::BoxWriterErrorKind::FramesPending) and [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory) if a shard
-    ///   cannot be written, and [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled). The report of the error lists the shards that are written.
+    /// - [`BoxWriterErrorKind::OutOfBounds`](crate::writer::BoxWriterErrorKind::OutOfBounds) if `subset` is not in
+    ///   the array, [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if `input` does not fit
+    ///   it, [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if elements have no
+    ///   fixed size. Nothing was written.
+    /// - [`BoxWriterErrorKind::Shard`](crate::writer::BoxWriterErrorKind::Shard),
+    ///   [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store),
+    ///   [`BoxWriterErrorKind::Zarrs`](crate::writer::BoxWriterErrorKind::Zarrs),
+    ///   [`BoxWriterErrorKind::FramesPending`](crate::writer::BoxWriterErrorKind::FramesPending) and
+    ///   [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory) if a shard cannot be written, and
+    ///   [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled). The report of the error
+    ///   lists the shards that are written.
     pub fn write_bytes(
         &self,
         subset: &dyn ArraySubsetTraits,
@@ -66,7 +74,9 @@ where
     /// Each shard is written once, whatever boxes it has elements of.
     ///
     /// # Errors
-    /// The errors of [`write`](Self::write), and [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in common.
+    /// The errors of [`write`](Self::write), and
+    /// [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in
+    /// common.
     pub fn write_boxes<T: Element>(
         &self,
         origins: &[impl AsRef<[u64]>],
@@ -81,7 +91,8 @@ where
     /// counts the boxes.
     ///
     /// # Errors
-    /// The errors of [`write_bytes`](Self::write_bytes), and [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in
+    /// The errors of [`write_bytes`](Self::write_bytes), and
+    /// [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in
     /// common.
     pub fn write_boxes_bytes(
         &self,
@@ -142,7 +153,7 @@ where
     }
 }
 
-/// Opens the subchunks of `array`, which are stored beside their shards by `sparse`.
+/// Opens the subchunks of the array of `grid` in the adapter that `sparse` opens, unless `shared` has them.
 fn opened<S>(
     shared: &Shared<S>,
     grid: &Array<()>,
@@ -222,10 +233,10 @@ impl Target for Filed<'_> {
         if let NewShard::Encoded(bytes) = value {
             self.spares.give(bytes);
         }
-        match &mut locked.file {
-            Some(file) => file.replace(new, store.durable())?,
-            None => new.rename_to(&store.path(key), store.durable())?,
-        }
+        let Some(file) = &mut locked.file else {
+            return Ok(store.rename_new(key, new)?);
+        };
+        file.replace(new, store.durable())?;
         Ok(store.sync_directories(key)?)
     }
 

@@ -160,7 +160,8 @@ impl<TStorage: ?Sized> BoxWriterBuilder<TStorage> {
         self
     }
 
-    /// Lets `cancel` end calls with [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled). Shards that were begun are completed.
+    /// Lets `cancel` end calls with [`BoxWriterErrorKind::Cancelled`](crate::writer::BoxWriterErrorKind::Cancelled).
+    /// Shards that were begun are completed.
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.settings.cancel = Some(cancel);
         self
@@ -180,8 +181,10 @@ impl<TStorage: ?Sized + Send + Sync + 'static> BoxWriterBuilder<TStorage> {
     /// Builds the writer.
     ///
     /// # Errors
-    /// - [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported), with the reason, if the array, its store or its grid does not fit the settings.
-    /// - [`BoxWriterErrorKind::Backend`](crate::writer::BoxWriterErrorKind::Backend) if the options of the array ask for [`Backend::Cuda`](crate::Backend::Cuda) and no device
+    /// - [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported), with the reason, if the
+    ///   array, its store or its grid does not fit the settings.
+    /// - [`BoxWriterErrorKind::Backend`](crate::writer::BoxWriterErrorKind::Backend) if the options of the array ask
+    ///   for [`Backend::Cuda`](crate::Backend::Cuda) and no device
     ///   is usable.
     pub fn build(self) -> Result<BoxWriter<TStorage>, BoxWriterError> {
         let Self {

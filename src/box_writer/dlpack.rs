@@ -17,7 +17,8 @@ where
     /// may be any that are not negative. Elements on a device have to be copied to the host first.
     ///
     /// # Errors
-    /// The errors of [`write_bytes`](Self::write_bytes), and [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if the tensor is of another shape or
+    /// The errors of [`write_bytes`](Self::write_bytes), and
+    /// [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if the tensor is of another shape or
     /// data type, has an axis in reverse, or is in memory that the host does not read.
     ///
     /// # Safety

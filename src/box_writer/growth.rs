@@ -63,7 +63,8 @@ impl Growth {
     /// Checks, before shards are stored, that the stored array can have `wanted` elements along its first axis.
     ///
     /// # Errors
-    /// [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store) if the metadata are missing, invalid, or those of another array, or if the store with
+    /// [`BoxWriterErrorKind::Store`](crate::writer::BoxWriterErrorKind::Store) if the metadata are missing, invalid,
+    /// or those of another array, or if the store with
     /// conditional writes has other metadata; the errors of the store.
     pub(super) async fn check<T: Target>(
         &self,

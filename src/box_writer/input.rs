@@ -146,7 +146,9 @@ impl<'a> Source<'a> {
     /// the byte order of this machine. They are borrowed if the memory has them like this.
     ///
     /// # Errors
-    /// [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory); [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if elements of `data_type` have no such byte order.
+    /// [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory);
+    /// [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if elements of `data_type` have no
+    /// such byte order.
     pub(super) fn elements(
         &self,
         shape: &[usize],

@@ -140,7 +140,7 @@ enum Place {
 struct FilesOfArray {
     files: Files,
     array: Array<FileStore>,
-    /// The locks of the array's store, and those of the files.
+    /// The locks of the values of the array's store, and the locks of the files.
     locks: [ShardLocks; 2],
     shared: Shared<FileStore>,
 }

@@ -17,7 +17,8 @@ where
     /// Another view is copied first.
     ///
     /// # Errors
-    /// The errors of [`write`](Self::write), and [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if `elements` has another shape.
+    /// The errors of [`write`](Self::write), and
+    /// [`BoxWriterErrorKind::Input`](crate::writer::BoxWriterErrorKind::Input) if `elements` has another shape.
     pub fn write_ndarray<S, D>(
         &self,
         subset: &dyn ArraySubsetTraits,

@@ -50,7 +50,9 @@ impl ShardToWrite {
 /// Returns the shards that have elements of the boxes, in C order.
 ///
 /// # Errors
-/// [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in common; [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if the grid has no chunks for a box.
+/// [`BoxWriterErrorKind::Overlap`](crate::writer::BoxWriterErrorKind::Overlap) if two boxes have elements in common;
+/// [`BoxWriterErrorKind::Unsupported`](crate::writer::BoxWriterErrorKind::Unsupported) if the grid has no chunks for
+/// a box.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
     memories: &[BoxesInMemory<'_>],

@@ -96,7 +96,7 @@ impl<S: ?Sized> Subchunks<S> {
     /// process if it could not.
     ///
     /// # Errors
-    /// [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory)
+    /// [`BoxWriterErrorKind::Memory`](crate::writer::BoxWriterErrorKind::Memory), with the size of a subchunk.
     fn check_memory(&self) -> Result<(), Kind> {
         let array = &self.array;
         let shape = array.chunk_shape(&vec![0; array.dimensionality()]);

@@ -84,6 +84,15 @@ impl FileStore {
         }
     }
 
+    /// Gives `new`, which was made for `key`, its name, and syncs the names above it if this store syncs.
+    ///
+    /// # Errors
+    /// The error of the file system.
+    pub(crate) fn rename_new(&self, key: &StoreKey, new: NewFile) -> io::Result<()> {
+        new.rename_to(&self.path(key), self.durable())?;
+        self.sync_directories(key)
+    }
+
     /// Syncs the names of the directories above `key` that this store has not synced yet. Another thread or process
     /// may have made them, and not have synced them yet.
     ///
@@ -164,8 +173,7 @@ impl ReadableStorageTraits for FileStore {
 impl WritableStorageTraits for FileStore {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let new = self.new_file(key, |file| file.write_all(&value))?;
-        new.rename_to(&self.path(key), self.durable())?;
-        Ok(self.sync_directories(key)?)
+        Ok(self.rename_new(key, new)?)
     }
 
     fn set_partial_many(

@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// The bytes of covered shards are those of the codec.
+/// A covered shard has the same bytes as a shard that the codec encodes.
 #[test]
 fn covered_shards_are_as_the_codec_stores_them() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
