@@ -296,35 +296,37 @@ fn a_killed_process_has_no_lock() {
     assert_eq!(names(&folder.path().join("c")), [""; 0]);
 }
 
+/// The first two of four processes never end by themselves.
 #[test]
 fn processes_that_are_killed_lose_nothing_of_others() {
     const TIMES: usize = 300;
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("c/0");
     let mut rng = Rng(effort::seed());
-    let mut children = [0, 1, 2, 3].map(|number| begin(&path, number, TIMES));
-    for (number, (child, said)) in children.iter_mut().enumerate().take(2) {
-        for _ in 0..10 + rng.below(50) {
-            wait_for(said, "counted");
+    let mut children = [(0, usize::MAX), (1, usize::MAX), (2, TIMES), (3, TIMES)]
+        .map(|(number, times)| begin(&path, number, times));
+    let mut said = [0; 4];
+    for (said, (child, output)) in said.iter_mut().zip(&mut children).take(2) {
+        *said = 10 + rng.below(50);
+        for _ in 0..*said {
+            wait_for(output, "counted");
         }
         thread::sleep(Duration::from_micros(rng.below(2000)));
         child.kill().unwrap();
-        assert!(!child.wait().unwrap().success(), "{number} ended before");
     }
-    let mut expected = Vec::new();
-    for (child, said) in &mut children {
+    for (said, (child, output)) in said.iter_mut().zip(&mut children) {
         let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-        expected.push(rest.lines().filter(|line| *line == "counted").count() as u64);
+        output.read_to_string(&mut rest).unwrap();
+        *said += rest.lines().filter(|line| *line == "counted").count() as u64;
         child.wait().unwrap();
     }
     let found = counters(&path);
-    assert_eq!(found[2..], [TIMES as u64; 2]);
-    assert_eq!(expected[2..], [TIMES as u64; 2]);
-    assert!(
-        found[..2].iter().all(|&n| 10 <= n && n < TIMES as u64),
-        "{found:?}"
-    );
+    assert_eq!(said[2..], [TIMES as u64; 2]);
+    assert_eq!(found[2..], said[2..]);
+    // A process may be killed between an increment and its word.
+    for (found, said) in found.iter().zip(said).take(2) {
+        assert!((said..=said + 1).contains(found), "{found} of {said}");
+    }
     drop(LockFile::take(&path, LONG).unwrap());
     let left = names(&folder.path().join("c"));
     let is_temporary = |name: &String| super::super::replace::Unfinished::of(name).is_some();
