@@ -21,6 +21,7 @@ use crate::reader::threads::{self, Each};
 use crate::storage::{SparseShardStore, is_framed};
 use crate::store::Awaited;
 use crate::store::shard_locks::{ShardLock, ShardLocks};
+use zarrs_cuda_engine::memory::spares::Spares;
 
 /// Writes to a store that is awaited. Shards are encoded by the thread that polls the future, and by threads that
 /// help it; encoding ends inside the poll that began it.
@@ -122,6 +123,7 @@ where
             grid,
             locks,
             shared,
+            spares: Arc::default(),
         };
         let each = threads::awaited as Each<Kind>;
         call.run(&target, self.at_once(), each).await
@@ -134,6 +136,8 @@ struct Stored<'w, S: ?Sized> {
     grid: &'w Array<()>,
     locks: &'w ShardLocks,
     shared: &'w Shared<S>,
+    /// The memory of shards that the store has copied, for the next shards of the call.
+    spares: Arc<Spares>,
 }
 
 impl<S> Stored<'_, S>
@@ -160,6 +164,8 @@ where
 {
     type Guard = ShardLock;
 
+    const IS_POLLED: bool = true;
+
     async fn check(&self, update: ShardUpdate) -> Result<(), Kind> {
         if update == ShardUpdate::Shared {
             self.subchunks().await?;
@@ -182,8 +188,12 @@ where
         key: &StoreKey,
         value: NewShard,
     ) -> Result<(), StorageError> {
-        let bytes = value.into_bytes()?.into();
+        let bytes = value.into_bytes(&self.spares)?;
         self.array.storage().set(key, bytes).await
+    }
+
+    fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     async fn erase(&self, _locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {

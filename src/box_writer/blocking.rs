@@ -146,6 +146,7 @@ where
                     grid,
                     locks,
                     shared,
+                    spares: Arc::default(),
                 };
                 now(call.run(&target, self.at_once(), threads::blocking as Each<Kind>))
             }
@@ -240,8 +241,8 @@ impl Target for Filed<'_> {
         Ok(store.sync_directories(key)?)
     }
 
-    fn spares(&self) -> Option<&Spares> {
-        Some(&self.spares)
+    fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     async fn erase(&self, locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {
@@ -337,6 +338,8 @@ struct Stored<'w, S: ?Sized> {
     grid: &'w Array<()>,
     locks: &'w ShardLocks,
     shared: &'w Shared<S>,
+    /// The memory of shards that the store has copied, for the next shards of the call.
+    spares: Arc<Spares>,
 }
 
 impl<S> Stored<'_, S>
@@ -377,7 +380,12 @@ where
         key: &StoreKey,
         value: NewShard,
     ) -> Result<(), StorageError> {
-        self.array.storage().set(key, value.into_bytes()?.into())
+        let bytes = value.into_bytes(&self.spares)?;
+        self.array.storage().set(key, bytes)
+    }
+
+    fn spares(&self) -> &Spares {
+        &self.spares
     }
 
     async fn erase(&self, _locked: &mut Self::Guard, key: &StoreKey) -> Result<(), StorageError> {

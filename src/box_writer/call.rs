@@ -82,7 +82,10 @@ impl<'c> Call<'c> {
     ) -> Result<BoxReport, BoxWriterError> {
         let call = &self;
         let at_once = call.settings.shards_at_once(at_once);
-        let threads = call.settings.threads().get() / at_once.get().min(call.shards.len().max(1));
+        let mut threads = call.settings.threads().get();
+        if !T::IS_POLLED {
+            threads /= at_once.get().min(call.shards.len().max(1));
+        }
         let one = |number: usize| -> Task<'_, Kind> {
             Box::pin(async move {
                 if call.settings.is_cancelled() {

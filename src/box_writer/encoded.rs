@@ -17,12 +17,12 @@ use zarrs_cuda_engine::memory::spares::Spares;
 pub(super) fn encoded(
     format: &ShardFormat,
     (key, part, source): (&StoreKey, &WantedPart, &Source<'_>),
-    spares: Option<&Spares>,
+    spares: &Spares,
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, Kind> {
     let shards = format.shards();
     let encode = |elements: &ShardElements<'_>| {
-        let encoded = encode_elements(shards, elements, spares, options);
+        let encoded = encode_elements(shards, elements, Some(spares), options);
         encoded.map_err(Kind::codec("encode", key))
     };
     if let Some(bytes) = source.native_from(part.offset) {

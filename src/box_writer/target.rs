@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
+use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use zarrs::array::{ArrayBytes, ArraySubset, Indexer};
 use zarrs_codec::CodecOptions;
 use zarrs_storage::{StorageError, StoreKey};
@@ -37,10 +39,36 @@ impl NewShard {
         }
     }
 
-    pub(super) fn into_bytes(self) -> io::Result<Vec<u8>> {
+    /// Returns the value for a store. A store that copies the value gives the memory of an encoded shard back to
+    /// `spares`.
+    pub(super) fn into_bytes(self, spares: &Arc<Spares>) -> io::Result<Bytes> {
         match self {
-            Self::Encoded(bytes) => Ok(bytes),
-            Self::Rewritten(shard) => shard.to_bytes(),
+            Self::Encoded(bytes) => Ok(Bytes::from_owner(LentShard {
+                bytes,
+                spares: Arc::downgrade(spares),
+            })),
+            Self::Rewritten(shard) => Ok(shard.to_bytes()?.into()),
+        }
+    }
+}
+
+/// An encoded shard that a store has. It may outlive the call that encoded it.
+struct LentShard {
+    bytes: Vec<u8>,
+    /// The call's buffers, where the memory returns to, unless the call has ended.
+    spares: Weak<Spares>,
+}
+
+impl AsRef<[u8]> for LentShard {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LentShard {
+    fn drop(&mut self) {
+        if let Some(spares) = self.spares.upgrade() {
+            spares.give(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -59,6 +87,9 @@ pub(super) struct Update<'u> {
 pub(super) trait Target: Sync {
     /// A lock of a key, until the value is dropped.
     type Guard: Send;
+
+    /// Whether one thread polls all shards of a call, so that one shard is encoded at a time.
+    const IS_POLLED: bool = false;
 
     /// Checks, before the first shard is written, that shards can be changed by `update`.
     fn check(&self, update: ShardUpdate) -> impl Future<Output = Result<(), Kind>> + Send;
@@ -83,10 +114,8 @@ pub(super) trait Target: Sync {
         value: NewShard,
     ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
-    /// Returns memory in which shards are encoded, if a replaced value leaves its memory there.
-    fn spares(&self) -> Option<&Spares> {
-        None
-    }
+    /// Returns the memory of stored shards, in which other shards may be encoded.
+    fn spares(&self) -> &Spares;
 
     /// Erases the value of `key`, which is locked.
     fn erase(
