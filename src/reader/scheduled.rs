@@ -28,7 +28,9 @@ impl<R: Reads> ShardSource for Opened<R> {
 
     const STAYS: bool = true;
 
-    const REQUEST_BYTES: usize = 1;
+    fn request_bytes(_range_cost: RangeCost) -> usize {
+        1
+    }
 
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<Bytes>>> {
         Box::pin(self.0.get(key))

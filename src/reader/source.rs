@@ -36,8 +36,8 @@ pub(super) trait ShardSource: Sync {
     /// Whether an open shard keeps its content when another shard replaces it.
     const STAYS: bool;
 
-    /// About how many bytes of a shard one request should read.
-    const REQUEST_BYTES: usize;
+    /// Returns about how many bytes of a shard one request should read, where one more range costs `range_cost`.
+    fn request_bytes(range_cost: RangeCost) -> usize;
 
     /// Begins to read a shard. Returns `None` if the shard does not exist; a store may return a shard even
     /// then.
@@ -69,7 +69,10 @@ impl<R: Reads> ShardSource for Store<R> {
     type Shard = StoreKey;
 
     const STAYS: bool = false;
-    const REQUEST_BYTES: usize = 64 << 20;
+
+    fn request_bytes(_range_cost: RangeCost) -> usize {
+        64 << 20
+    }
 
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<StoreKey>>> {
         Box::pin(async { Ok(Some(key.clone())) })
@@ -101,8 +104,16 @@ impl ShardSource for Files {
     type Shard = File;
 
     const STAYS: bool = true;
-    // The bytes that a thread reads should still be in its cache when it decodes them.
-    const REQUEST_BYTES: usize = 1 << 20;
+
+    /// The bytes that a thread copies from the cache of the system should still be in its own cache when it decodes
+    /// them. A disk is faster by long requests.
+    fn request_bytes(range_cost: RangeCost) -> usize {
+        if range_cost < RangeCost::DISK {
+            256 << 10
+        } else {
+            1 << 20
+        }
+    }
 
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<File>>> {
         Box::pin(async { Files::open(self, key) })

@@ -11,7 +11,7 @@ use super::ranges::Merged;
 use zarrs_cuda_engine::layout::ByteRows;
 
 /// The time that one more range of a request takes, as the number of bytes that are read in this time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RangeCost(pub(crate) u64);
 
 impl RangeCost {

@@ -101,7 +101,8 @@ impl<S: ShardSource> Indexed<'_, S> {
         } = self.attempt.call;
         let share = settings.memory / *requests;
         let first = stored.first().map_or(0, |first| first.part.extent().start);
-        let groups = groups(stored, S::REQUEST_BYTES.min(share), self.range_cost(first));
+        let cost = self.range_cost(first);
+        let groups = groups(stored, S::request_bytes(cost).min(share), cost);
         let is_strict = self.attempt.call.is_strict();
         if let [group] = &*groups
             && !is_strict
