@@ -1,6 +1,9 @@
 //! Writers of boxes that are killed at random moments: each shard is old or new, and the shape covers nothing that
 //! is not stored.
 //!
+//! Covered subchunks that are stored beside shards are old or new, each for itself. A killed process has no lock file:
+//! the next one writes at once.
+//!
 //! A process writes boxes in rounds, and all elements of a round are its number. So a shard that is not torn has, in
 //! each box of the round, one number alone.
 
@@ -15,6 +18,7 @@ use tempfile::TempDir;
 use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::Shards;
+use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::writer::{BoxWriter, ShardUpdate};
 use zarrs_cuda_testing::{Rng, effort, processes};
 
@@ -23,8 +27,16 @@ const SHARD: u64 = 8;
 /// The number of shards along the second axis.
 const WIDE: u64 = 3;
 
-/// The task of the process: the update, the first round, and the folder.
+/// The task of the process: the number of the case, the first round, and the folder.
 const TASK: &str = "ZARRS_CUDA_TEST_BOXES";
+
+/// The ways to write: the update, and whether with lock files.
+const CASES: [(ShardUpdate, bool); 4] = [
+    (ShardUpdate::Rewrite, false),
+    (ShardUpdate::InPlace, false),
+    (ShardUpdate::Shared, false),
+    (ShardUpdate::Rewrite, true),
+];
 
 fn array(directory: &Path, slices: u64) -> Array<FilesystemStore> {
     let store = Arc::new(FilesystemStore::new(directory).unwrap());
@@ -54,13 +66,14 @@ fn writing_process() {
         return;
     };
     let task: Vec<&str> = task.splitn(3, ' ').collect();
-    let update = match task[0] {
-        "rewrite" => ShardUpdate::Rewrite,
-        _ => ShardUpdate::InPlace,
-    };
+    let (update, is_locked) = CASES[task[0].parse::<usize>().unwrap()];
     let array = array(Path::new(task[2]), 0);
     let writer = BoxWriter::builder(&array).with_update(update).with_growth();
-    let writer = writer.with_sync(false).build().unwrap();
+    let mut writer = writer.with_sync(false);
+    if is_locked {
+        writer = writer.with_locks(Duration::from_secs(1));
+    }
+    let writer = writer.build().unwrap();
     println!("begun");
     std::io::stdout().flush().unwrap();
     for round in task[1].parse::<u64>().unwrap().. {
@@ -81,6 +94,10 @@ fn check(directory: &Path, update: ShardUpdate) -> u64 {
         0,
         "a shape of {slices} rows covers a part of a round"
     );
+    if update == ShardUpdate::Shared {
+        let sparse = SparseShardStore::open(opened.storage(), "/a").unwrap();
+        sparse.consolidate_all(&|_| {}).unwrap();
+    }
     if update == ShardUpdate::InPlace {
         let shards = Shards::of(&opened).unwrap();
         for (shard, _) in shards.stored().unwrap() {
@@ -115,8 +132,8 @@ fn check(directory: &Path, update: ShardUpdate) -> u64 {
             });
             assert!(known, "round {round}, column {column}: {inside:?}");
             let is_torn = inside.windows(2).any(|pair| pair[0] != pair[1]);
-            // Subchunks that are written in place may be old and new side by side.
-            assert!(!is_torn || update == ShardUpdate::InPlace, "{inside:?}");
+            // Subchunks that are written for themselves may be old and new side by side.
+            assert!(!is_torn || update != ShardUpdate::Rewrite, "{inside:?}");
         }
     }
     rounds
@@ -126,19 +143,15 @@ fn check(directory: &Path, update: ShardUpdate) -> u64 {
 fn killed_at_any_moment() {
     let _alone = crate::alone();
     let mut random = Rng(effort::seed());
-    for (update, name) in [
-        (ShardUpdate::Rewrite, "rewrite"),
-        (ShardUpdate::InPlace, "in place"),
-    ] {
+    for (case, (update, _)) in CASES.into_iter().enumerate() {
         let directory = TempDir::new().unwrap();
         array(directory.path(), 0).store_metadata().unwrap();
         let mut rounds = 0;
         for _ in 0..effort::times(KILLS) / 2 {
-            let name = name.split(' ').next().unwrap();
             let mut command = processes::again(module_path!(), "writing_process", true);
             command.env(
                 TASK,
-                format!("{name} {rounds} {}", directory.path().display()),
+                format!("{case} {rounds} {}", directory.path().display()),
             );
             let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
             let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -151,6 +164,6 @@ fn killed_at_any_moment() {
             assert!(now >= rounds, "{now} rounds after {rounds}");
             rounds = now;
         }
-        assert!(rounds > 10, "{rounds} rounds");
+        assert!(rounds > 10, "{rounds} rounds of case {case}");
     }
 }
